@@ -1,10 +1,10 @@
-"""What checkpoints cost a training: the share of its time that it is held up, and the work of the thread beside it.
+"""Measure what checkpoints cost a training: the share of its time that they hold it up, and the writing thread's work.
 
 usage: checkpointing.py [--seconds 200] [--every 60] [--out FILE]
 
-PPO on CartPole-v1, DQN on CartPole-v1 and SAC on Pendulum-v1, natively; the replay memories hold a million transitions
-from the start, of which the first checkpoint writes all, and each further one what is new. Saves come at the default
-interval, and one at the end, which is waited for.
+It trains PPO on CartPole-v1, DQN on CartPole-v1 and SAC on Pendulum-v1, natively. The replay memories contain a million
+transitions from the start: the first checkpoint writes all of them, and each further one only the new ones. Checkpoints
+are saved at the default interval, and once at the end, where the training waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MILLION = 1_000_000
 
 
 def filled(algorithm):
-    """The algorithm with a full memory of random transitions."""
+    """Return the algorithm with its memory full of random transitions."""
     rng = np.random.default_rng(0)
     spec, n = algorithm.spec, 10_000
     for _ in range(MILLION // n):
@@ -46,7 +46,7 @@ MAKERS = {
 
 
 class Saves(Callback):
-    """How many there were."""
+    """Counts the checkpoints."""
 
     def __init__(self):
         self.n = 0

@@ -1,12 +1,12 @@
-"""What evaluations cost a run: whole `rlox train` commands, with evaluations in place and beside training, in turns.
+"""Measure what evaluations cost a run, with whole `rlox train` commands: in place and beside training, in turns.
 
 usage: evaluation.py [--rounds 3] [--only halfcheetah,lunarlander,atari] [--before RLOX] [--scale 1.0] [--out FILE]
 
-Each round trains every task with each system, one after the other: `in place` (eval.workers=0), `beside`
-(eval.workers=-1), and with --before the rlox command of another installation. Seconds by the clock and of CPU, of the
-command and all that it started; how busy the machine was before and during each run is written beside them. A
-difference in an evaluation, or in the weights of the best checkpoint, ends the measurement. FILE keeps the results of
-tasks that were measured before.
+Each round trains every task with each system, one after the other: `in place` (eval.workers=0, in the training
+process), `beside` (eval.workers=-1, in another process), and with --before the rlox command of another installation. It
+measures wall and CPU seconds of the command and everything that it starts, and how busy the machine was before and
+during each run. A difference in an evaluation, or in the weights of the best checkpoint, stops the measurement. FILE
+keeps the results of tasks that were measured before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlox.checkpoint import load_checkpoint, versions
 from rlox.tracking import durable_rows
 from rlox_cli.bench.machine import provenance
 
-# Words of `rlox train`, and environment steps.
+# Arguments of `rlox train`, and environment steps.
 TASKS = {
     "halfcheetah": (["algo=ppo", "env=HalfCheetah-v5"], 60_000),
     "lunarlander": (["algo=ppo", "env=LunarLander-v3"], 200_000),
@@ -35,7 +35,7 @@ SYSTEMS = {"in place": ["eval.workers=0"], "beside": ["eval.workers=-1"]}
 
 
 def train(command: list[str], words: list[str], folder: Path) -> dict[str, float]:
-    """Seconds of one run, by the clock and of CPU, and the share of its cores' time that others took."""
+    """Return the wall and CPU seconds of one run, the load before it, and the CPU seconds of other processes."""
     before, load = os.times(), os.getloadavg()[0]
     idle, started = _idle_s(), time.perf_counter()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -51,13 +51,13 @@ def train(command: list[str], words: list[str], folder: Path) -> dict[str, float
 
 
 def _idle_s() -> float:
-    """Seconds that the cores have been idle, together."""
+    """Return how many seconds the cores have been idle, summed over the cores."""
     with open("/proc/stat") as file:
         return sum(map(int, file.readline().split()[4:6])) / os.sysconf("SC_CLK_TCK")
 
 
 def result(folder: Path) -> tuple[list[tuple[int, float]], dict[str, bytes]]:
-    """What a run has come to: its evaluations, and the weights of its best checkpoint."""
+    """Return the outcome of a run: its evaluations, and the weights of its best checkpoint."""
     rows = [(row["step"], row["eval/mean_return"]) for row in durable_rows(folder) if "eval/mean_return" in row]
     best = load_checkpoint(folder / "checkpoints" / "best.safetensors").tensors["policy"]
     return rows, {name: array.tobytes() for name, array in best.items()}
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--before", help="the rlox command of an earlier version")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the steps")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     here = [sys.executable, "-m", "rlox_cli.main"]
@@ -87,9 +87,9 @@ def main() -> None:
                     folder = Path(scratch, "run")
                     took = train(command, [*words, *more], folder)
                     outcome = result(folder)
-                # An earlier version may learn otherwise; this one must not, wherever its evaluations are made.
+                # An earlier version may learn differently; this version must not, wherever its evaluations run.
                 if firsts.setdefault(system == "before", outcome) != outcome:
-                    raise SystemExit(f"{name}, {system}: evaluations or best weights are not those of the first run")
+                    raise SystemExit(f"{name}, {system}: evaluations or best weights differ from the first run")
                 found[name][system].append(took)
                 print(name, system, json.dumps({k: round(v, 2) for k, v in took.items()}), flush=True)
     medians = {

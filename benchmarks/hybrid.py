@@ -1,9 +1,10 @@
-"""Does HybridPPO, which learns from rollouts that are one update old, reach the scores of PPO by PyTorch?
+"""Does HybridPPO, which learns from rollouts that are one update old, reach the scores of PPO with PyTorch?
 
 usage: hybrid.py [--seeds 100 101 102 103 104] [--out FILE]
 
-Tuned settings of PPO (without the normalisation of observations and rewards, which HybridPPO does not have) for both,
-judged as benchmarks/learning.py judges: deterministic evaluation after training, 20 episodes, IQM over seeds.
+Both use the tuned settings of PPO (without the normalisation of observations and rewards, which HybridPPO does not
+have), and are scored as in benchmarks/learning.py: deterministic evaluation after training, 20 episodes, IQM over
+seeds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The cells that are reported, with tuned settings, against Stable-Baselines3: `rlox bench learn` over all of them.
+"""Compare the reported cells, with tuned settings, with Stable-Baselines3: `rlox bench learn` over all of them.
 
 usage: learning.py --reference FOLDER [--cells CELL ...] [--seeds 100 101 102 103 104] [--runs DIR] [--out FILE]
-       FOLDER holds one JSON a run of Stable-Baselines3, CELL-sSEED.json
+       FOLDER contains one JSON file for each run of Stable-Baselines3, CELL-sSEED.json
 
-`rlox_cli.bench.learn` says what is judged. ``passes`` is MEASURING's rule alone: the interval of (our IQM - theirs) is
-not wholly below 0.
+`rlox_cli.bench.learn` documents how the cells are judged. ``passes`` only means that the interval of (our IQM - theirs)
+is not wholly below 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CELLS = [
     *("dqn-CartPole-v1", "dqn-Acrobot-v1", "sac-Pendulum-v1", "td3-Pendulum-v1"),
     "sac-HalfCheetah-v5",
 ]
-# Where the reference differs from the tuned settings.
+# Settings in which the reference differs from the tuned ones.
 ARGUMENTS = {"td3-Pendulum-v1": ["total_timesteps=15_000", "algo.learning_starts=5_000"]}
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=Path("outputs/learning"), help="run folders; finished ones are kept"
     )
-    parser.add_argument("--out", type=Path, help="JSON; the curves go beside it as a PNG")
+    parser.add_argument("--out", type=Path, help="JSON file; the curves go next to it as a PNG")
     args = parser.parse_args()
     console = Console(stderr=True, highlight=False)
     jobs = {}

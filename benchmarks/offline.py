@@ -1,18 +1,20 @@
-"""What offline algorithms learn from datasets of our own policies: BC, TD3+BC, IQL and CQL on four sets of each task.
+"""Measure what BC, TD3+BC, IQL and CQL learn from datasets of rlox's own policies, four datasets for each task.
 
 usage: offline.py [--envs ENV ...] [--sets SET ...] [--algos ALGO ...] [--seeds 100 101 102] [--updates N] [--runs DIR]
                   [--datasets-only] [--out FILE]
 
-The sets are named as D4RL's (Fu et al. 2020, arXiv:2004.07219): ``random`` has uniform actions; ``medium`` those of a
-SAC that was stopped at a third of the way from random to good, or after its steps; ``medium-replay`` that SAC's memory;
-``medium-expert`` half medium, half a SAC trained to its end. ``sac`` among the algorithms is CQL without its penalty:
-what an online algorithm makes of the same data. Everything is made by the command line; finished parts are kept.
+The datasets are named like D4RL's (Fu et al. 2020, arXiv:2004.07219): ``random`` has uniform actions; ``medium`` the
+actions of a SAC that was stopped a third of the way from random to good, or after its steps; ``medium-replay`` is the
+replay memory of that SAC; ``medium-expert`` is half medium, half from a SAC trained to its end. The algorithm ``sac``
+is CQL without its penalty: it shows what an online algorithm learns from the same data. Everything is made with the
+command line; finished parts are kept.
 
-Printed are the final deterministic return (20 episodes; the mean over seeds with a 95 % interval of Student's t), the
-mean return of the dataset's episodes, and the critics' mean value of 500 of its actions beside the discounted
-returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.training.offline`). Where a simulator can
-be put into a state of the dataset, ``policy/q`` and ``policy/return`` are what the critics say of the learned policy's
-own actions in 200 such states, and the discounted sum of the 500 rewards that it then gets there.
+The script prints the final deterministic return (20 episodes; the mean over seeds with a 95 % interval of Student's t),
+the mean return of the dataset's episodes, and the critics' mean value of 500 of the dataset's actions with the
+discounted returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.training.offline`). If the
+simulator can be put into a state of the dataset, it also prints the critics' value of the learned policy's own actions
+in 200 such states (``policy/q``), and the discounted sum of the 500 rewards that the policy then gets
+(``policy/return``).
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from rlox_cli.bench.machine import provenance
 
 
 class Task(NamedTuple):
-    """How the datasets of an environment are made, and where its simulator can be put."""
+    """How the datasets of an environment are made, and how its simulator is put into a state."""
 
-    medium: float  # evaluation return at which the medium policy is stopped, if it comes there
-    behaviour: tuple[str, ...]  # settings of the SAC that makes them
-    n_steps: int  # transitions of a dataset, but for the replay memory's
-    place: Callable[[gymnasium.Env, np.ndarray], None] | None = None  # puts the environment where it is seen so
+    medium: float  # evaluation return at which the medium policy is stopped, if it is reached
+    behaviour: tuple[str, ...]  # settings of the SAC that makes the datasets
+    n_steps: int  # transitions of a dataset, except medium-replay
+    place: Callable[[gymnasium.Env, np.ndarray], None] | None = None  # puts the environment into the state
 
 
 def place_pendulum(env: gymnasium.Env, obs: np.ndarray) -> None:
@@ -55,7 +57,7 @@ TASKS = {
     "Hopper-v5": Task(1_000.0, ("total_timesteps=200_000",), 200_000),
 }
 SETS = ("random", "medium", "medium-replay", "medium-expert")
-# CQL's weight of 5 is the papers' for D4RL's rewards of about 1 a step; so it is here.
+# CQL's weight is 5, as in the papers for D4RL, where rewards are about 1 per step.
 ALGOS = {
     "bc": ("algo=bc",),
     "td3_bc": ("algo=td3_bc",),
@@ -76,14 +78,14 @@ def finished(folder: Path) -> bool:
 
 
 def train(folder: Path, *overrides: str) -> Path:
-    """A run in `folder`, unless it is there."""
+    """Train a run in `folder`, unless it is finished, and return the folder."""
     if not finished(folder):
         command("train", *overrides, "logger=none", f"hydra.run.dir={folder}")
     return folder
 
 
 def datasets(env: str, sets: list[str], runs: Path) -> dict[str, Path]:
-    """The files of `sets`, made from two trainings of SAC where they are missing."""
+    """Return the files of `sets`; missing ones are made from two trainings of SAC."""
     task, folder = TASKS[env], runs / env
     often = ("eval.n_points=200", "eval.n_episodes=5")
     sac = ("algo=sac", f"env={env}", "seed=0", *task.behaviour)
@@ -109,7 +111,7 @@ def datasets(env: str, sets: list[str], runs: Path) -> dict[str, Path]:
 
 
 def outcome(folder: Path) -> dict[str, float]:
-    """The last evaluation of a run and its updates until then, and what its last update says of values."""
+    """Return the last evaluation of a run, its updates until then, and the values in its last report."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in rows if "eval/mean_return" in row][-1]
     found = {"updates": evaluated["step"], "return": evaluated["eval/mean_return"]}
@@ -120,7 +122,7 @@ def outcome(folder: Path) -> dict[str, float]:
 
 
 def judged(folder: Path, env: str, dataset: Path, place: Callable[..., None]) -> dict[str, float]:
-    """What the critics of a run say of its policy in states of the dataset, and what the policy gets there."""
+    """Return the critics' values of a run's policy in states of the dataset, and the returns of the policy there."""
     n_states, n_steps = 200, 500
     path = folder / "checkpoints" / "last.safetensors"
     algorithm = LEARNERS[load_checkpoint(path).header["algorithm"]].from_checkpoint(path)
@@ -146,7 +148,7 @@ def judged(folder: Path, env: str, dataset: Path, place: Callable[..., None]) ->
 
 
 def interval(values: list[float]) -> dict[str, float]:
-    """Mean, and half the width of its 95 % interval by Student's t; NaN for a single value."""
+    """Return the mean, and half the width of its 95 % interval of Student's t; NaN for a single value."""
     n = len(values)
     half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
     return {"mean": float(np.mean(values)), "half": float(half)}
@@ -161,7 +163,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="updates of each training; by default as tuned")
     parser.add_argument("--runs", type=Path, default=Path("outputs/offline"), help="datasets and run folders")
     parser.add_argument("--datasets-only", action="store_true", help="make the datasets and stop")
-    parser.add_argument("--out", type=Path, help="JSON; what it holds of other environments stays")
+    parser.add_argument("--out", type=Path, help="JSON file; its results of other environments are kept")
     args = parser.parse_args()
     cells: list[dict[str, Any]] = []
     for env in args.envs:

@@ -1,12 +1,13 @@
-"""A dataset of ten million transitions: how long it takes to open, what memory sampling takes, and how fast that is.
+"""Measure a dataset of ten million transitions: the time to open it, and the memory and speed of sampling.
 
     python benchmarks/offline_data.py --original ~/venvs/original/bin/python --out benchmarks/offline_data.json
 
-Hopper's sizes (11 observations, 3 actions), rows of random numbers, 1.06 GB; the file is removed afterwards. Systems
-take turns, each in a process of its own with one thread: ours on the mapped file, NumPy indexing as Stable-Baselines3's
-ReplayBuffer samples (arrays in memory), and the original's OfflineDatasetBuffer, where an interpreter that has it is
-given. Memory is "Anonymous" of /proc/self/smaps_rollup, what no file backs, beyond what it was after the imports.
-Of a mapped file the first batches touch most pages for the first time; speeds are of ten thousand batches after them.
+The dataset has Hopper's sizes (11 observations, 3 actions) and rows of random numbers, 1.06 GB; the file is removed
+afterwards. The systems take turns, each in its own process with one thread: rlox on the mapped file; NumPy indexing of
+arrays in memory, as Stable-Baselines3's ReplayBuffer samples; and the original's OfflineDatasetBuffer, if an
+interpreter with the original is given. Memory is "Anonymous" of /proc/self/smaps_rollup, which no file backs, minus its
+value after the imports. The first batches of a mapped file touch most pages for the first time; speeds are those of ten
+thousand batches after them.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def anonymous_mb() -> float:
 
 
 def write(path: Path, n: int) -> float:
-    """Write the file; seconds."""
+    """Write the file, and return the seconds it took."""
     from rlox.offline.dataset import convert
     from rlox.offline.sources import Source
 
@@ -54,7 +55,7 @@ def write(path: Path, n: int) -> float:
 
 
 def columns(path: Path, where: dict) -> dict:
-    """The file's columns by their places in it, for interpreters without pyarrow; copies, in memory."""
+    """Read the columns from their places in the file into memory, for interpreters without pyarrow."""
     return {
         name: np.array(np.memmap(path, dtype, "r", offset, tuple(shape)))
         for name, (dtype, offset, shape) in where.items()
@@ -79,7 +80,7 @@ def original(path: Path, where: dict):
 
 
 class Indexed:
-    """What Stable-Baselines3's ReplayBuffer does for a sample, normalisation included."""
+    """Sampling as in Stable-Baselines3's ReplayBuffer, including normalisation."""
 
     def __init__(self, data: dict):
         self.data = data
@@ -98,7 +99,7 @@ def numpy_indexing(path: Path, where: dict):
 
 
 def measure(system: str, path: Path, where: dict) -> dict[str, float]:
-    """One process's part."""
+    """Measure one system in this process."""
     load = {"rlox": ours, "original": original, "numpy": numpy_indexing}[system](path, where)
     if system == "rlox":
         from rlox.offline.dataset import dataset_metadata
@@ -122,7 +123,7 @@ def measure(system: str, path: Path, where: dict) -> dict[str, float]:
 
 
 def sampled(data, first: int) -> tuple[float, float]:
-    """CPU and wall seconds of drawing `BATCHES` batches."""
+    """Return the CPU and wall seconds of drawing `BATCHES` batches."""
     wall, cpu = time.perf_counter(), time.process_time()
     for seed in range(first, first + BATCHES):
         data.sample(batch_size=BATCH, seed=seed)
@@ -130,7 +131,7 @@ def sampled(data, first: int) -> tuple[float, float]:
 
 
 def places(path: Path) -> dict:
-    """Where the columns lie in the file."""
+    """Return where the columns are in the file."""
     import pyarrow as pa
 
     from rlox.offline.arrow import NUMPY_NAMES
@@ -160,7 +161,7 @@ def forget(path: Path) -> None:
 
 
 def child(python: str, system: str, path: Path, where: dict) -> dict[str, float]:
-    # The original has our import name: its process must not find ours beside this file's folder.
+    # The original has the same import name: its process must not find this rlox next to this file's folder.
     words = [python, "-P" if system == "original" else "-u", str(Path(__file__).resolve()), "--child", system]
     done = subprocess.run(
         [*words, "--path", str(path), "--where", json.dumps(where)],
@@ -176,7 +177,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--original", help="an interpreter that has the original rlox")
-    parser.add_argument("--folder", help="where the file is written meanwhile")
+    parser.add_argument("--folder", help="folder of the temporary file")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)

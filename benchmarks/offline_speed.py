@@ -1,14 +1,14 @@
-"""Updates per CPU second of offline algorithms: rlox, the original of that name, and SB3's TD3 and SAC beside them.
+"""Measure updates per CPU second of offline algorithms: rlox, the original of that name, and SB3's TD3 and SAC.
 
 usage: offline_speed.py --original PYTHON --sb3 PYTHON [--rounds N] [--out FILE]
-       offline_speed.py --one SYSTEM CASE UPDATES     (what the interpreters are called with)
+       offline_speed.py --one SYSTEM CASE UPDATES     (how the interpreters are called)
 
-Each system is called in turn, in a process of its own with one thread, on the same 20,000 random transitions (11
-numbers an observation, 3 an action), with two layers of 256 units and batches of 256. SB3 has no offline algorithms:
-its TD3 and SAC do the half of TD3+BC's and IQL's work that is theirs, and a twentieth of CQL's: for every pair of state
-and action that SAC's critics learn from, the penalty takes CQL's through 20 more, so that no CQL comes near. Of rlox
-the updates alone are timed, without the hundred reports of a training, and by the backend that ``auto`` means,
-beside them (``pytorch``) by PyTorch; medians of the rounds are compared.
+The systems are called in turn, each in its own process with one thread, on the same 20,000 random transitions (11
+numbers per observation, 3 per action), with two layers of 256 units and batches of 256. SB3 has no offline algorithms.
+Its TD3 and SAC do the half of the work of TD3+BC and IQL that they share, and a twentieth of CQL's: for every pair of
+state and action that SAC's critics learn from, CQL's penalty evaluates 20 more, so no CQL can come near. For rlox, only
+the updates are timed, without the hundred reports of a training, with the backend that ``auto`` chooses and also with
+PyTorch (``pytorch``). The medians of the rounds are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-# Updates that are timed in a round.
+# Timed updates per round.
 CASES = {"bc": 1500, "td3_bc": 600, "iql": 500, "cql": 60}
 SB3 = {"td3_bc": "td3", "cql": "sac", "iql": "sac"}
 N, OBS_DIM, ACT_DIM, BATCH = 20_000, 11, 3, 256
@@ -39,7 +39,7 @@ def transitions():
 
 
 def offline(system, case):
-    """The function that makes so many updates, of rlox or the original."""
+    """Return a function that runs a number of updates, in rlox or in the original."""
     import numpy as np
 
     import rlox
@@ -120,7 +120,7 @@ def main():
     for _ in range(args.rounds):
         for system, python, case, theirs in calls:
             words = [python, script, "--one", system, theirs, str(CASES[case])]
-            # Elsewhere: a checkout in the working folder would stand before what the interpreter has.
+            # Run elsewhere: a checkout in the working folder would hide the interpreter's own rlox.
             done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet, cwd="/")
             found[case, system].append(json.loads(done.stdout.splitlines()[-1]))
     result = {}

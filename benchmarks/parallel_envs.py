@@ -1,9 +1,10 @@
-"""Environment steps per second of worker processes: ours against gymnasium's AsyncVectorEnv, in alternation.
+"""Measure environment steps per second of worker processes: rlox's and gymnasium's AsyncVectorEnv, in turns.
 
 usage: parallel_envs.py [--env HalfCheetah-v5] [--envs 1 2 4 8] [--rounds 3] [--seconds 2] [--out FILE]
 
-N environments on N workers each, random actions drawn beforehand, one thread a worker; medians over the rounds. Beside
-them the same N stepped in this process, which is what workers must beat to be worth their while.
+N environments run on N workers each, with random actions drawn beforehand and one thread per worker; results are
+medians over the rounds. For comparison, the same N environments are stepped in this process: workers pay off only if
+they are faster than that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rlox_cli.bench.machine import provenance
 
 
 def speed(step, actions: np.ndarray, seconds: float) -> float:
-    """Steps per second of `step(actions)`, all environments together."""
+    """Return the steps per second of `step(actions)`, over all environments together."""
     done, until, started = 0, time.perf_counter() + seconds, time.perf_counter()
     while time.perf_counter() < until:
         for action in actions:

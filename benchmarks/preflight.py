@@ -1,11 +1,11 @@
-"""What `rlox train … --check` predicts beside what the run then takes, in pairs, one right after the other.
+"""Compare what `rlox train … --check` predicts with what the run then takes, in pairs, one right after the other.
 
 usage: preflight.py [CASE …] [--rounds 1] [--out FILE]
 
-Each is a command in a process of its own. CPU seconds are those of the whole command with all it starts, the mirrors
-that outlive it included; memory is the peak of the resident set of the training process, as ``/usr/bin/time -v`` has
-it. Linux only. `--out` adds to what the file holds. The case `refusals` is the CPU time in which --check refuses each
-bad configuration of tests/test_check.py.
+Each command runs in its own process. CPU seconds are those of the command and everything that it starts, including the
+mirrors that outlive it; memory is the peak resident set of the training process, as in ``/usr/bin/time -v``. Linux
+only. `--out` adds to the results in the file. The case `refusals` is the CPU time in which --check rejects each bad
+configuration of tests/test_check.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
 def run(args: list[str], cwd: str) -> dict[str, float | str]:
-    """CPU seconds of a command and of what outlives it, its peak of memory, MiB, and what it printed."""
+    """Return CPU seconds of a command and of what outlives it, its peak memory in MiB, its exit code and its output."""
     with tempfile.TemporaryFile("w+") as out:
         child = subprocess.Popen([*RLOX, *args], cwd=cwd, stdout=out, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(child.pid, 0)
@@ -85,7 +85,7 @@ def pair(args: list[str]) -> dict[str, float]:
 
 
 def refusals() -> dict[str, float | int]:
-    """CPU seconds of the commands that the test's table holds, each in its process."""
+    """Return the CPU seconds of the commands in the test's table, each in its own process."""
     tests = Path(__file__).parent.parent / "tests"
     sys.path.insert(0, str(tests))
     from test_check import BAD, prepare
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    # Mirrors that outlive a run become children of this process, which sees what they took.
+    # Mirrors that outlive a run become children of this process, which then sees their CPU time.
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     names = args.cases or [*CASES, "refusals"]
@@ -117,7 +117,7 @@ def main() -> None:
             print(name, json.dumps(rows[-1]), flush=True)
     found = {"pairs": pairs} | ({"refusals": refusals()} if "refusals" in names else {})
     if args.out:
-        # Imported last: what is started is measured from the memory that this process has.
+        # Imported last, because the measured memory of a child starts at the memory of this process.
         from rlox.checkpoint import versions
         from rlox_cli.bench.machine import provenance
 

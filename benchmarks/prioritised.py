@@ -1,20 +1,20 @@
-"""How prioritised replay learns beside uniform replay: smallest priorities, and what importance weights are divided by.
+"""Compare prioritised with uniform replay: smallest priorities, and what importance weights are divided by.
 
 usage: prioritised.py [--cells CELL ...] [--variants NAME ...] [--seeds 100 101 102 103 104] [--scale 1.0] [--out FILE]
 
-DQN, natively; nothing but the memory differs within a cell. A variant is ``uniform``, or EPS-NORM: the memory's ``eps``
-and ``weight_norm``. ``0-memory`` is what rlox 0.6.0 did. Settings are the library's defaults on GridWorld-v0 and those
-of conf/tuned elsewhere, with two layers of 64 units and fewer steps. Each number is the mean return of 20 deterministic
-episodes after training. ``--scale`` shortens all trainings, to try the script out.
+It trains DQN natively; within a cell, only the memory differs. A variant is ``uniform``, or EPS-NORM for the memory's
+``eps`` and ``weight_norm``. ``0-memory`` is the behaviour of rlox 0.6.0. Settings are the library's defaults on
+GridWorld-v0 and those of conf/tuned elsewhere, with two layers of 64 units and fewer steps. Each number is the mean
+return of 20 deterministic episodes after training. ``--scale`` shortens all trainings, to try out the script.
 
-What it found (prioritised.json): on GridWorld-v0 0.6.0 failed in three of five development seeds (mean 0.20, uniform
-0.89); every variant with a smallest priority learned it. What weights are divided by counts as a step size does: the
-memory's largest shrinks late steps, which cost CartPole-v1 and helped Acrobot-v1; the batch's largest was the worst on
-Acrobot-v1. Weights as they are did at least as well as uniform replay in all three development cells, so they are the
-default. Seeds 100 to 104, run once: 0.97, 227 and -267, beside uniform's 0.95, 211 and -288 and 0.6.0's 0.95, 204 and
--362. Five seeds of such short trainings scatter by more than these differences: they show that nothing was lost, not
-that one is better; on these seeds 0.6.0 learned GridWorld-v0 too. MountainCar-v0 was left out: in 40,000 steps even
-uniform replay did not reach the goal.
+Results (prioritised.json): on GridWorld-v0, rlox 0.6.0 failed with three of five development seeds (mean 0.20, uniform
+0.89); every variant with a smallest priority learned the task. The divisor of the weights acts like a step size: the
+largest weight of the memory shrinks late steps, which hurt CartPole-v1 and helped Acrobot-v1; the largest weight of the
+batch was the worst on Acrobot-v1. Undivided weights did at least as well as uniform replay in all three development
+cells, so they are the default. Seeds 100 to 104, run once, scored 0.97, 227 and -267, compared with 0.95, 211 and -288
+for uniform replay and 0.95, 204 and -362 for 0.6.0. Five seeds of such short trainings scatter by more than these
+differences: they show that nothing was lost, not that one variant is better; with these seeds, 0.6.0 learned
+GridWorld-v0, too. MountainCar-v0 was left out: in 40,000 steps even uniform replay did not reach the goal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlox import DQN
 from rlox.checkpoint import versions
 from rlox_cli.bench.machine import provenance
 
-# Environment, how many of it, steps.
+# Environment, number of environments, steps.
 CELLS = {
     "GridWorld-v0": ("GridWorld-v0", 1, 12_000),
     "CartPole-v1": ("CartPole-v1", 1, 20_000),

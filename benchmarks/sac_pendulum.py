@@ -1,15 +1,15 @@
-"""How often SAC ends badly on Pendulum-v1 after 10,000 steps: ours natively, ours by PyTorch, and Stable-Baselines3.
+"""Count how often SAC ends badly on Pendulum-v1 after 10,000 steps: natively, with PyTorch, and in Stable-Baselines3.
 
 usage: sac_pendulum.py train SIDE FIRST N FOLDER     SIDE: native, torch or sb3
        sac_pendulum.py report FOLDER [--out FILE]
 
-`train` makes one JSON file for each of the seeds FIRST to FIRST + N - 1, and keeps those that are there; `train sb3`
-needs Stable-Baselines3 and nothing of rlox. `report` prints intervals and tests, and counts the runs below -250.
+`train` makes one JSON file for each of the seeds FIRST to FIRST + N - 1, and keeps existing files; `train sb3` needs
+Stable-Baselines3 and nothing of rlox. `report` prints intervals and tests, and counts the runs below -250.
 
-All sides have the tuned settings, which are Stable-Baselines3's defaults with learning_rate 1e-3. A run is scored by
-its final deterministic evaluation: 20 episodes of one fresh environment seeded 10,000 + seed. The study's seeds are 300
-to 339. The folder sac_pendulum holds its runs, and sac_pendulum.json what `report` makes of them; `train SIDE 300 40
-benchmarks/sac_pendulum` makes the seeds that are missing there.
+All sides use the tuned settings, which are Stable-Baselines3's defaults with learning_rate 1e-3. A run is scored by its
+final deterministic evaluation: 20 episodes of one fresh environment seeded 10,000 + seed. The study's seeds are 300 to
+339. The folder sac_pendulum contains its runs, and sac_pendulum.json the output of `report`;
+`train SIDE 300 40 benchmarks/sac_pendulum` makes the seeds that are missing there.
 """
 
 from __future__ import annotations

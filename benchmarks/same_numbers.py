@@ -1,13 +1,14 @@
 """Is PPO the same algorithm as Stable-Baselines3's? Both train from the same parameters with the same random numbers.
 
 usage: same_numbers.py --peer-python PYTHON [--rollouts 8] [--out FILE]
-       PYTHON is an interpreter that has stable_baselines3 and gymnasium[mujoco], of the versions that are here.
+       PYTHON is an interpreter with stable_baselines3 and gymnasium[mujoco], in the versions that are used here.
 
-HalfCheetah-v5 with the tuned settings (normalised observations and rewards, an episode in one environment that is cut
-at 200 steps), but for minibatches of a whole rollout, so that their order does not count. rlox trains first and keeps
-its initial parameters and the normal deviates behind its actions; SB3 gets both. Printed is, for each rollout, the
-largest difference in what the update is given and in the parameters, beside how far these have moved. What is left
-are rounding errors, which grow from rollout to rollout, through the contacts of the simulation most of all.
+It uses HalfCheetah-v5 with the tuned settings (normalised observations and rewards, one environment whose episode is
+cut off at 200 steps), except that a minibatch is a whole rollout, so that the order of minibatches does not matter.
+rlox trains first and records its initial parameters and the normal deviates behind its actions; SB3 gets both. For each
+rollout, the script prints the largest difference in the inputs of the update and in the parameters, and how far the
+parameters have moved. The remaining differences are rounding errors, which grow from rollout to rollout, most of all
+through the contacts of the simulation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
 ENV = "SameNumbersHalfCheetah-v5"
 COLUMNS = ("obs", "actions", "values", "log_probs", "advantages", "returns")
-# Of the parameters, by the names that SB3 has for them.
+# SB3's names of the layers.
 LAYERS = {
     "actor.0": "mlp_extractor.policy_net.0",
     "actor.2": "mlp_extractor.policy_net.2",
@@ -37,7 +38,7 @@ LAYERS = {
 
 
 class Cheetah(HalfCheetahEnv):
-    """Episode k starts the same whoever asks for it."""
+    """HalfCheetah whose episode k always starts the same, whichever library resets it."""
 
     n_episodes = 0
 
@@ -50,7 +51,7 @@ gymnasium.register(ENV, entry_point=Cheetah, max_episode_steps=200)
 
 
 def ours(n_rollouts: int, seed: int) -> dict[str, np.ndarray]:
-    """What rlox collected, rollout by rollout, and the parameters it collected it with."""
+    """Return what rlox collected, rollout by rollout, and the parameters it collected it with."""
     import torch
 
     import rlox
@@ -80,7 +81,7 @@ def ours(n_rollouts: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def theirs(path: Path) -> list[dict[str, float]]:
-    """SB3 with the numbers in `path`; the largest differences, a row for each rollout."""
+    """Train SB3 with the numbers in `path`, and return the largest differences, a row for each rollout."""
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback

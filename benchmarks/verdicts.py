@@ -1,13 +1,13 @@
-"""Does `rlox bench learn` say FAIL where a bug hides? Six bugs, planted in code that runs, and judged by the command.
+"""Does `rlox bench learn` report FAIL if there is a bug? Six bugs are planted into running code and judged by it.
 
 usage: verdicts.py nominal [--runs DIR]            60 runs of each cell, into rlox_cli/bench/nominal
-       verdicts.py pilot [--runs DIR] [BUG ...]    power by the number of seeds, on seeds of its own
+       verdicts.py pilot [--runs DIR] [BUG ...]    power by the number of seeds, on separate seeds
        verdicts.py judge [--runs DIR] [BUG ...]    false alarms, then each bug with the seeds named below: verdicts.json
 
-A bug is planted into the imported classes by this script, in a process of its own which then runs the command; nothing
-of it is in the library. The cells and numbers of seeds in `BUGS` were named after the pilot and before the judging.
-Nominal runs have the seeds 1000-1059, the pilot's 2000 and on, those that are judged 3000 and on, and runs with nothing
-planted 4000 and on.
+This script plants a bug into the imported classes, in a separate process which then runs the command; the library
+contains none of it. The cells and numbers of seeds in `BUGS` were chosen after the pilot and before the judging.
+Nominal runs use the seeds 1000-1059, the pilot seeds from 2000 on, judged runs seeds from 3000 on, and runs without a
+bug seeds from 4000 on.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from rlox_cli.bench.machine import provenance
 
 N_NOMINAL, NOMINAL_SEED, PILOT_SEED, JUDGED_SEED, SOUND_SEED = 60, 1000, 2000, 3000, 4000
 N_PILOT = 8
-SETS = 5  # judged by the command, each of seeds of its own
-N_SOUND, SOUND_SETS = 5, 2  # of runs with nothing planted
-RESAMPLED = 100  # sets drawn from runs that are there
+SETS = 5  # sets judged by the command, each with its own seeds
+N_SOUND, SOUND_SETS = 5, 2  # seeds and sets of runs without a bug
+RESAMPLED = 100  # sets drawn from existing runs
 SIZES = (2, 3, 4, 5, 6)
-# What each cell has beside its tuned settings: of DQN, a tenth of the steps will do, which cannot reach the reference.
+# Settings in addition to the tuned ones. For DQN, a tenth of the steps is enough, but cannot reach the reference.
 CELLS = {"ppo-CartPole-v1": [], "ppo-Pendulum-v1": [], "dqn-CartPole-v1": ["total_timesteps=5_000", "~reference"]}
 
 
 def change_config(cls: type, methods: tuple[str, ...], change: Callable[[object], dict]) -> None:
-    """Let `methods` of `cls` see another configuration than the one that was asked for."""
+    """Let `methods` of `cls` see another configuration than the requested one."""
 
     def plant(original: Callable) -> Callable:
         def planted(self, *args, **kwargs):
@@ -112,7 +112,7 @@ def last_episode_dropped() -> None:
 
 @dataclass(frozen=True)
 class Bug:
-    """What is planted, where it is looked for, and with how many seeds it is found four times of five, or oftener."""
+    """A planted bug, the cell to look for it, and the number of seeds that finds it at least four times out of five."""
 
     title: str
     cell: str
@@ -128,19 +128,19 @@ BUGS = {
     "target": Bug("target network never updated", "dqn-CartPole-v1", 3, target_still),
     "dropped": Bug("last episode of each rollout dropped from statistics", "ppo-Pendulum-v1", 3, last_episode_dropped),
 }
-# Nothing planted, by the cells above.
+# Runs without a bug, for the cells above.
 SOUND = {f"nothing-{cell}": Bug("nothing", cell, N_SOUND, lambda: None) for cell in CELLS}
 
 
 def command(cell: str, n_seeds: int, first_seed: int, runs: Path, *more: str) -> list[str]:
-    """The words of `rlox bench learn`."""
+    """Return the arguments of `rlox bench learn`."""
     algo, env = cell.split("-", 1)
     words = ["bench", "learn", f"algo={algo}", f"env={env}", *CELLS[cell], "--seeds", str(n_seeds)]
     return [*words, "--first-seed", str(first_seed), "--runs", str(runs), "--json", *more]
 
 
 def run_command(words: list[str]) -> tuple[int, dict]:
-    """Exit code and result of the command, in this process."""
+    """Run the command in this process, and return its exit code and result."""
     from rlox_cli.main import app
 
     out, error = io.StringIO(), io.StringIO()
@@ -152,7 +152,7 @@ def run_command(words: list[str]) -> tuple[int, dict]:
 
 
 def planted(name: str, first_seed: int, n_seeds: int, sets: int, runs: Path, *more: str) -> list[tuple[int, dict]]:
-    """Exit code and cell of each set, from a process in which the bug is planted."""
+    """Return exit code and cell of each set, from a process in which the bug is planted."""
     words = [sys.executable, __file__, "child", name, str(first_seed), str(n_seeds), str(sets), str(runs), *more]
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -191,14 +191,14 @@ def nominal_runs(cell: str) -> list[dict[str, float]]:
 
 
 def power(ours: list[dict[str, float]], nominal: list[dict[str, float]], size: int) -> float:
-    """Share of sets of `size` drawn from `ours` whose fingerprint differs."""
+    """Return the share of sets of `size` runs drawn from `ours` whose fingerprint differs."""
     rng = np.random.default_rng(0)
     drawn = [rng.choice(len(ours), size, replace=False) for _ in range(RESAMPLED)]
     return float(np.mean([fingerprint.compare([ours[k] for k in rows], nominal).differs for rows in drawn]))
 
 
 def pilot(name: str, runs: Path) -> dict[int, float]:
-    """The power by the number of seeds."""
+    """Return the power by the number of seeds."""
     bug = BUGS[name]
     ((_, cell),) = planted(name, PILOT_SEED, N_PILOT, 1, runs / name, "--score-only")
     ours, found = list(fingerprint.from_table(cell["quantities"]).values()), {}
@@ -211,7 +211,7 @@ def pilot(name: str, runs: Path) -> dict[int, float]:
 
 
 def false_alarms(cell: str, size: int) -> int:
-    """Of `RESAMPLED` sets drawn from the nominal runs, how many differ from the nominal runs that are left."""
+    """Return how many of `RESAMPLED` sets drawn from the nominal runs differ from the remaining nominal runs."""
     runs, rng = nominal_runs(cell), np.random.default_rng(1)
     wrong = 0
     for _ in range(RESAMPLED):
@@ -222,7 +222,7 @@ def false_alarms(cell: str, size: int) -> int:
 
 
 def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict:
-    """What the command said of each set."""
+    """Return the verdicts of the command on the sets of a bug."""
     sets = planted(name, first_seed, bug.n_seeds, n_sets, runs / name)
     said = [{one["by"]: one["verdict"] for one in cell["verdicts"]} for _, cell in sets]
     first = sets[0][1]["fingerprint"]["differing"]

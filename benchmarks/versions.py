@@ -1,12 +1,12 @@
-"""An older rlox beside this one: every operation of `rlox bench data`, and the trainings of `rlox bench train`.
+"""Compare an older rlox with this one: every operation of `rlox bench data`, and trainings of `rlox bench train`.
 
 usage: versions.py BEFORE [--only REGEX] [--cases ppo a2c dqn sac custom] [--pairs 3] [--again 9] [--out FILE]
 
 BEFORE is an interpreter that has the older version. Both run the programs of this checkout (benchmarks/peers), each in
-a process of its own with one thread. A figure is the older version's time over ours: below 1, we are slower. It is the
-median over ``--pairs`` pairs of new processes, each in an order of its own, for where an operation's arrays happen to
-lie in memory moves a figure by more than its noise. Figures below 0.97 are measured again with ``--again`` pairs, and
-that is what counts then; both are kept.
+its own process with one thread. A figure is the older version's time over this version's: below 1, this version is
+slower. It is the median over ``--pairs`` pairs of new processes, each with its own order of operations, because the
+place of an operation's arrays in memory moves a figure by more than its noise. Figures below 0.97 are measured again
+with ``--again`` pairs, and the second measurement counts; both are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = {"ppo": 400_000, "a2c": 400_000, "dqn": 20_000, "sac": 5_000, "custom": 
 
 
 def quotient(before: Worker, after: Worker, operation: Operation, size: Size) -> float | None:
-    """The older version's median time over ours, in turns A B B A; None where one lacks the operation."""
+    """Return the older version's median time over this version's, in turns A B B A; None if one lacks the operation."""
     first = [one.ask(operation, size, 3) for one in (before, after)]
     if any("absent" in answer or "error" in answer for answer in first):
         return None
@@ -44,7 +44,7 @@ def quotient(before: Worker, after: Worker, operation: Operation, size: Size) ->
 
 
 def operations(python: str, wanted: list[tuple[Operation, Size]], pairs: int) -> dict[tuple[str, Size], list[float]]:
-    """The quotients of each operation and size, one for every pair of new processes."""
+    """Return the quotients of each operation and size, one for every pair of new processes."""
     found: dict[tuple[str, Size], list[float]] = {}
     for k in range(pairs):
         before, after = Worker("rlox", python), Worker("rlox", sys.executable)
@@ -61,7 +61,7 @@ def operations(python: str, wanted: list[tuple[Operation, Size]], pairs: int) ->
 
 
 def training(python: str, case: str, seeds: range) -> list[float]:
-    """The quotients of the CPU seconds of whole trainings, one a seed; who goes first alternates."""
+    """Return the quotients of the CPU seconds of whole trainings, one per seed; the order alternates."""
     system, found = "rlox torch" if case == "custom" else "rlox", []
     for seed in seeds:
         cpu = {}
@@ -73,7 +73,7 @@ def training(python: str, case: str, seeds: range) -> list[float]:
 
 
 def summary(quotients: list[float]) -> dict[str, Any]:
-    """Median, least and largest."""
+    """Return median, least and largest."""
     digits = (round(f(quotients), 3) for f in (statistics.median, min, max))
     return dict(zip(("median", "least", "largest"), digits, strict=True)) | {"pairs": len(quotients)}
 

@@ -17,7 +17,7 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 smartquotes = False
 
-# Docstrings: NumPy style. Types are written for people ("Tensor (B,)"), so only our own names must resolve.
+# Docstrings: NumPy style. Types are written for people ("Tensor (B,)"), so only rlox's own names must resolve.
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_default_options = {"members": True, "member-order": "bysource"}

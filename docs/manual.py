@@ -1,8 +1,8 @@
-"""The parts of the manual that are generated from the code, the tuned settings and the committed results.
+"""Generate the parts of the manual that come from the code, the tuned settings and the committed results.
 
-Directives write Markdown, which is parsed in their place, so that no page holds a copy of a default or a score. The
-build warns of an algorithm without a page and of a public name without an entry in the reference; ``-W`` makes both an
-error.
+The directives return Markdown, which is parsed where they stand, so no page contains a copy of a default or a score.
+The build warns about an algorithm without a page and a public name without an entry in the reference; ``-W`` turns both
+warnings into errors.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |" for row in lines)
 
 
 def code(value: Any) -> str:
-    """`value` as a person would type it in YAML."""
+    """Return `value` as a person would type it in YAML."""
     if value is MISSING:
         return "required"
     return f"`{value if isinstance(value, str) and value else json.dumps(value)}`"
@@ -57,7 +57,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def fields_table(cls: type) -> str:
-    """The fields of a configuration: name, default, meaning, and the range that a search takes."""
+    """Return a table of the fields of a configuration: name, default, meaning, and search range."""
     meaning, hints = comments(cls), typing.get_type_hints(cls)
     searched = any("search" in item.metadata for item in fields(cls))
     rows = []
@@ -69,18 +69,18 @@ def fields_table(cls: type) -> str:
         row = [f"`{item.name}`", code(default), meaning.get(item.name, "")]
         space = item.metadata.get("search")
         rows.append([*row, *([f"`{space}`" if space else ""] if searched else [])])
-    return table(["key", "default", "meaning", *(["searched in"] if searched else [])], rows)
+    return table(["key", "default", "meaning", *(["search range"] if searched else [])], rows)
 
 
 def hyperparameters(name: str) -> str:
-    """The fields of an algorithm's configuration, or of the one that `name` names in `rlox.config`."""
+    """Return the fields of an algorithm's configuration, or of the configuration class `name`."""
     if ":" in name:
         return fields_table(resolve(name))
     return fields_table(resolve(ALGORITHMS[name].config) if name in ALGORITHMS else getattr(config, name))
 
 
 def tuned_settings(algo: str) -> str:
-    """All tuned settings of an algorithm, a column each, and the scores they must reach."""
+    """Return all tuned settings of an algorithm, a column for each environment, and the scores they must reach."""
     settings = {env: tuned(algo, env) for name, env in tuned_pairs() if name == algo}
     keys = dict.fromkeys(key for values in settings.values() for key in values.get("algo", {}))
     rows = [["`total_timesteps`", *(f"{values['total_timesteps']:,}" for values in settings.values())]]
@@ -107,7 +107,7 @@ def _results(file: str) -> Any:
 
 
 def made_by(found: dict[str, Any]) -> str:
-    """Where numbers come from: command, versions, machine and date."""
+    """Return where numbers come from: command, machine, versions and date."""
     versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
     return f"Command: `{found['command']}`. Machine: {found['machine']}. Versions: {versions}. Date: {found['date']}."
 
@@ -117,7 +117,7 @@ def _sentence(text: str) -> str:
 
 
 def learning(algo: str = "") -> str:
-    """Scores beside Stable-Baselines3's: of one algorithm, or of all."""
+    """Return the scores of one algorithm, or of all, next to those of Stable-Baselines3."""
     found, rows = _results("learning.json"), []
     for cell, values in found["cells"].items():
         name, env = cell.split("-", 1)
@@ -128,7 +128,7 @@ def learning(algo: str = "") -> str:
             title = env if algo else f"{TITLES[name]} {env}"
             rows.append([title, *sides, f"{number(values['difference'])} {interval}"])
     if not rows:
-        raise ValueError(f"learning: benchmarks/learning.json must hold a cell of {algo}, and has none")
+        raise ValueError(f"learning: benchmarks/learning.json must contain a cell of {algo}, got none")
     head = ["environment" if algo else "cell", "rlox, IQM (seeds)", "SB3, IQM (seeds)", "difference, 95 %"]
     return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
@@ -140,7 +140,7 @@ def _seeds(scores: typing.Collection[float]) -> str:
 
 
 def offline_scores(env: str, algo: str = "") -> str:
-    """What the offline algorithms learned from each dataset of an environment: of one algorithm, or of all."""
+    """Return the scores of one offline algorithm, or of all, on each dataset of an environment."""
     found = _results("offline.json")[env]
     cells = [cell for cell in found["cells"] if algo in ("", cell["algo"])]
     sets = {cell["set"]: cell["behaviour"] for cell in cells}
@@ -156,7 +156,7 @@ def _with_interval(score: dict[str, float] | None) -> str:
 
 
 def offline_values(env: str) -> str:
-    """What critics say of their policies' actions, and the discounted returns that follow."""
+    """Return the critics' values of their policies' actions, and the discounted returns that followed."""
     found = _results("offline.json")[env]
     cells = [cell for cell in found["cells"] if "policy/q" in cell["summary"]]
     sets = list(dict.fromkeys(cell["set"] for cell in cells))
@@ -169,7 +169,7 @@ def offline_values(env: str) -> str:
 
 
 def worker_speed() -> str:
-    """Steps per second of environments in worker processes."""
+    """Return the steps per second of environments in worker processes."""
     found = _results("parallel_envs.json")
     rows = [
         [n, *(f"{speeds[key]:,}" for key in ("rlox", "gymnasium", "in_process")), f"{speeds['ratio']:.1f}×"]
@@ -180,7 +180,7 @@ def worker_speed() -> str:
 
 
 def evaluation_speed() -> str:
-    """Seconds of trainings with evaluations in the training process and in another."""
+    """Return the seconds of trainings with evaluations in the training process and in another process."""
     rows, sources = [], []
     for case, found in _results("evaluation.json").items():
         times = [f"{found['medians'][name]['wall_s']:.1f} s" for name in ("in place", "beside")]
@@ -191,7 +191,7 @@ def evaluation_speed() -> str:
 
 
 def offline_speed() -> str:
-    """Updates per CPU second of the offline algorithms."""
+    """Return the updates per CPU second of the offline algorithms."""
     found = _results("offline_speed.json")
     systems = {"rlox": "rlox, native", "pytorch": "rlox, PyTorch", "original": "Rust rlox", "sb3": "SB3's nearest"}
     rows = []
@@ -202,7 +202,7 @@ def offline_speed() -> str:
 
 
 def train_speed() -> str:
-    """CPU seconds of whole trainings, and how many times longer the others take."""
+    """Return the CPU seconds of whole trainings, and how many times longer the other systems take."""
     found = _results("train.json")
     systems = list(dict.fromkeys(name for result in found["results"] for name in result["median"]))
     systems.remove("control")
@@ -220,7 +220,7 @@ def train_speed() -> str:
 
 
 def data_speed() -> str:
-    """Microseconds of the data plane's operations at their middle size, and how many times longer the others take."""
+    """Return the microseconds of data operations at their middle size, and how many times longer other systems take."""
     found = _results("data.json")
     by_operation: dict[str, list[dict[str, Any]]] = {}
     for result in found["results"]:
@@ -248,7 +248,7 @@ def _size(size: int | list[int]) -> str:
 
 
 def pipeline_scores() -> str:
-    """Held-out scores after each stage of examples/post_training_pipeline.py, seed by seed."""
+    """Return the held-out scores after each stage of examples/post_training_pipeline.py, seed by seed."""
     found = _results("llm_pipeline.json")
     columns = {
         "SFT, greedy": ("sft", "greedy"), "SFT, sampled": ("sft", "sampled"),
@@ -264,7 +264,7 @@ def pipeline_scores() -> str:
 
 
 def actor_learning(algo: str = "") -> str:
-    """Scores of IMPALA and APPO with each kind of actor: of one algorithm, or of all."""
+    """Return the scores of IMPALA and APPO with each kind of actor, for one algorithm or for all."""
     found, rows = _results("distributed_learn.json"), []
     for cell, values in found["cells"].items():
         name, rest = cell.split("-", 1)
@@ -278,33 +278,33 @@ def actor_learning(algo: str = "") -> str:
 
 
 def _rate(value: float) -> str:
-    """Three digits are what such a measurement is good for."""
+    """Round to three digits: such a measurement is not more precise."""
     return f"{float(f'{value:.3g}'):,.0f}"
 
 
 def actor_speed() -> str:
-    """Frames per second of IMPALA with each kind of actor, learning included."""
+    """Return the frames per second of IMPALA with each kind of actor, learning included."""
     found, rows = _results("distributed_speed.json"), []
     for cell, speed in found["speeds"].items():
         kind, n, backend = cell.split(", ")
         rates = [_rate(speed[key]) for key in ("frames_per_s", "frames_per_cpu_s")]
         rows.append([f"`{kind}`", n, backend, *rates, f"{speed['learner_idle']:.0%}", number(speed["lag_mean"])])
-    head = ["actors", "how many", "environments", "frames/s", "frames per CPU second", "learner waits", "lag"]
+    head = ["actors", "number", "environments", "frames/s", "frames per CPU second", "learner waits", "lag"]
     return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
 
 def actor_hosts() -> str:
-    """Frames per second of IMPALA with workers on another host, over mTLS."""
+    """Return the frames per second of IMPALA with workers on another host, over mTLS."""
     found, rows = _results("distributed_hosts.json"), []
     for cell, speed in found["speeds"].items():
-        lag = f"{number(speed['lag_mean'])} (most {speed['lag_max']:.0f})"
+        lag = f"{number(speed['lag_mean'])} (max {speed['lag_max']:.0f})"
         rows.append([*cell.split(", "), _rate(speed["frames_per_s"]), f"{speed['learner_idle']:.0%}", lag])
-    head = ["workers, an actor each", "`rollouts_ahead`", "frames/s", "learner waits", "lag"]
+    head = ["workers, one actor each", "`rollouts_ahead`", "frames/s", "learner waits", "lag"]
     return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
 
 def actor_scaling() -> str:
-    """What the model of benchmarks/distributed/simulate.py says of 10, 100 and 1,000 workers."""
+    """Return what the model of benchmarks/distributed/simulate.py predicts for 10, 100 and 1,000 workers."""
     found, rows = _results("distributed_simulation.json"), []
     for case, values in found["cases"].items():
         for row in values["rows"]:
@@ -312,12 +312,12 @@ def actor_scaling() -> str:
                 lag = f"{row['lag_p50']:,} / {row['lag_p95']:,} / {row['lag_max']:,}"
                 rate = _rate(row["frames_per_s"])
                 rows.append([case, f"{row['workers']:,}", row["variant"], rate, f"{row['learner_idle']:.0%}", lag])
-    head = ["environments", "workers", "settings", "frames/s", "learner waits", "lag, median / 95 % / most"]
+    head = ["environments", "workers", "settings", "frames/s", "learner waits", "lag, median / 95 % / max"]
     return f"{table(head, rows)}\n\n{made_by(found)}"
 
 
 def actor_model() -> str:
-    """The model beside trainings with real actors."""
+    """Return the predictions of the model next to trainings with real actors."""
     found, rows = _results("distributed_simulation.json"), []
     for row in found["check"]:
         seen, model = row["measured"], row["model"]
@@ -331,7 +331,7 @@ def actor_model() -> str:
 
 
 def verdicts() -> str:
-    """Which planted bugs `rlox bench learn` finds."""
+    """Return how often `rlox bench learn` finds each planted bug."""
     found, rows = _results("verdicts.json"), []
     for bug in found["bugs"].values():
         rows.append([bug["bug"], bug["cell"], bug["n_seeds"], f"{bug['fails']} of {bug['sets']}"])
@@ -339,7 +339,7 @@ def verdicts() -> str:
 
 
 def commands() -> str:
-    """The help of every command."""
+    """Return the help of every command."""
     root = get_command(command_line)
     return "\n\n".join(_command(root, root.make_context("rlox", [], resilient_parsing=True)))
 
@@ -363,7 +363,7 @@ def _command(command: Any, context: Any) -> list[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Help as Markdown; paragraphs that must keep their lines begin with a line of \\b."""
+    """Return help as Markdown; a paragraph that starts with a line of \\b keeps its lines."""
     found = []
     for part in inspect.cleandoc(text).replace("\\[", "[").split("\n\n"):
         kept = part.removeprefix("\b\n")
@@ -372,7 +372,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 class Generated(SphinxDirective):
-    """A directive whose content a function of its arguments writes."""
+    """A directive whose content is the result of a function of its arguments."""
 
     optional_arguments = 2
     text: typing.ClassVar[typing.Callable[..., str]]
@@ -382,7 +382,7 @@ class Generated(SphinxDirective):
 
 
 def check(app: Sphinx, env: BuildEnvironment) -> None:
-    """Warn of what the manual lacks."""
+    """Warn about missing pages and missing entries in the reference."""
     for name in ALGORITHMS:
         if f"algorithms/{name}" not in env.found_docs:
             logger.warning("docs: there must be a page algorithms/%s.md", name)
@@ -415,9 +415,9 @@ def add_arguments(app: Sphinx, what: str, name: str, thing: Any, options: Any, l
 def find_reference(
     app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, content: nodes.Node
 ) -> nodes.Node | None:
-    """A name in a docstring, by whichever module it is written: linked where the reference has its public name.
+    """Link a name in a docstring to its public name in the reference, whichever module it is written with.
 
-    What is not public is shown without a link. A name that does not exist is left to be warned of.
+    Names that are not public are shown without a link. Names that do not exist cause a warning.
     """
     target = node.get("reftarget", "")
     if not target.startswith("rlox.") or node.get("refdomain") != "py":

@@ -1,11 +1,11 @@
 """Compiled kernels, and the choice of the CPU level they run at.
 
 Every kernel is built once for x86-64-v2 (any current x86-64 machine) and again for x86-64-v3 (AVX2) and
-x86-64-v4 (AVX-512) into the folders ``_v3`` and ``_v4``; a build from source leaves out the levels that are not
-this machine's (``RLOX_CPU_LEVELS=all`` builds them). The choice is made here, at import, by putting the
-level's folder first on the package's search path: a module is then found in it under its normal name.
+x86-64-v4 (AVX-512), into the folders ``_v3`` and ``_v4``. A build from source builds only the baseline and the level
+of the build machine, unless ``RLOX_CPU_LEVELS=all`` is set. The level is chosen here, at import: its folder goes first
+on the package's search path, so that modules are found in it under their normal names.
 
-``RLOX_CPU_LEVEL=2``, ``3`` or ``4`` forces a level, for instance to get the same bits on two machines.
+``RLOX_CPU_LEVEL=2``, ``3`` or ``4`` forces a level, for instance to get identical bits on two machines.
 """
 
 # Everything is guarded: with the repository root on sys.path this folder is importable as plain `kernels`,
@@ -21,7 +21,7 @@ if __name__ == "rlox.kernels":
     _HERE = Path(__file__).parent
 
     def _choose_level() -> int:
-        """Return the forced level if there is one, else the best that the CPU runs and the build has."""
+        """Return the forced level if there is one, else the best one that was built and that the CPU supports."""
         cpu = _cpu_level()
         built = [2] + [
             level for level in (3, 4) if any((_HERE / f"_v{level}" / f"rng{s}").is_file() for s in EXTENSION_SUFFIXES)
@@ -31,8 +31,9 @@ if __name__ == "rlox.kernels":
             best = max(level for level in built if level <= cpu)
             if best == 2 and len(built) == 2:  # the level of the machine that built them, and an unoptimised baseline
                 warnings.warn(
-                    f"rlox.kernels: these kernels were built on a CPU of x86-64-v{built[1]}; on this one, of a "
-                    "lower level, they are many times slower. Install rlox here, or with RLOX_CPU_LEVELS=all",
+                    f"rlox.kernels: these kernels were built for x86-64-v{built[1]}; on this CPU, which has a "
+                    "lower level, they are many times slower. Install rlox on this machine, or build it with "
+                    "RLOX_CPU_LEVELS=all",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -45,13 +46,14 @@ if __name__ == "rlox.kernels":
         level = int(forced)
         if level > cpu:
             raise ValueError(
-                f"rlox.kernels: RLOX_CPU_LEVEL must be at most what this CPU runs ({cpu}), got {level}; "
+                f"rlox.kernels: RLOX_CPU_LEVEL must be at most the level of this CPU ({cpu}), got {level}; "
                 "unset it to use the best level of this machine"
             )
         if level not in built:
             raise ValueError(
                 f"rlox.kernels: RLOX_CPU_LEVEL must be a level that was built {built}, got {level}; unset "
-                "it, or reinstall with RLOX_CPU_LEVELS=all, without RLOX_CYTHON_DEBUG, by a compiler that knows it"
+                "it, or reinstall with RLOX_CPU_LEVELS=all, without RLOX_CYTHON_DEBUG and with a compiler that "
+                "supports the level"
             )
         return level
 

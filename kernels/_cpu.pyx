@@ -3,7 +3,7 @@
 cdef extern from *:
     """
     #if (defined(__x86_64__) || defined(_M_X64)) && defined(__GNUC__)
-    /* libgcc and compiler-rt also ask the OS (XGETBV) whether it saves the wide registers. */
+    /* libgcc and compiler-rt also check (XGETBV) whether the operating system saves the wide registers. */
     static int rlox_cpu_level(void) {
         __builtin_cpu_init();
         if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
@@ -23,5 +23,5 @@ cdef extern from *:
 
 
 def cpu_level() -> int:
-    """Return N of the highest x86-64-vN this machine runs, from 2 to 4 (2 elsewhere)."""
+    """Return N of the highest x86-64-vN level that this machine supports, 2 to 4 (2 on other architectures)."""
     return rlox_cpu_level()

@@ -1,6 +1,6 @@
-"""Argument checks that several kernels' wrappers share; they raise the house's error messages.
+"""Argument checks shared by the wrappers of several kernels, with error messages in rlox's format.
 
-A .pxd has no module of its own, so `import numpy` stands where a slow path needs it.
+A .pxd has no module of its own, so each slow path that needs NumPy imports it itself.
 """
 
 cimport numpy as cnp
@@ -9,19 +9,19 @@ from rlox.kernels.types cimport f32, f64, i64, real, u8, u64
 
 
 cdef inline object as_index(object value, str where, str name):
-    """Return `value` as a Python int; TypeError for what is no integer (bool included)."""
+    """Return `value` as a Python int. Raise TypeError for anything that is not an integer, bools included."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
     try:
         return value.__index__()
-    except TypeError as e:  # an array has the method, whatever it holds
+    except TypeError as e:  # arrays of every dtype have the method
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}") from e
 
 
 cdef inline u64 as_seed(object seed, str where, str name) except? 0:
-    """Return a seed as 64 bits; ValueError outside [0, 2**64)."""
+    """Return a seed as 64 bits. Raise ValueError outside [0, 2**64)."""
     value = as_index(seed, where, name)
     if value < 0 or value >= 1 << 64:
         raise ValueError(
@@ -54,7 +54,7 @@ cdef inline int check_out(object array, int type_num, object dtype, tuple shape,
 
 
 cdef inline bint to_flags(const real* source, Py_ssize_t n, u8* flags) noexcept nogil:
-    """Write source != 0; False if an entry is neither 0 nor 1."""
+    """Write source != 0 to `flags`; return False if an entry is neither 0 nor 1."""
     cdef Py_ssize_t i
     cdef int bad = 0
     for i in range(n):
@@ -64,7 +64,7 @@ cdef inline bint to_flags(const real* source, Py_ssize_t n, u8* flags) noexcept 
 
 
 cdef inline cnp.ndarray as_real(object value, int type_num, str where, str name):
-    """Return `value` as a C-contiguous array of the type, itself where it already is one."""
+    """Return `value` as a C-contiguous array of this type; `value` itself if it already is one."""
     cdef cnp.ndarray array
     if isinstance(value, cnp.ndarray):
         array = value
@@ -75,7 +75,7 @@ cdef inline cnp.ndarray as_real(object value, int type_num, str where, str name)
     try:
         array = np.asarray(value)
         if array.dtype.kind in "biuf":
-            # Not ascontiguousarray, which would make a 1-D array of a scalar.
+            # Not ascontiguousarray, which would turn a scalar into a 1-D array.
             dtype = np.float32 if type_num == cnp.NPY_FLOAT32 else np.float64
             return np.asarray(array, dtype, order="C")
     except ValueError as e:
@@ -84,7 +84,7 @@ cdef inline cnp.ndarray as_real(object value, int type_num, str where, str name)
 
 
 cdef inline cnp.ndarray as_flags(object value, str where, str name):
-    """Return `value` as a C-contiguous array of bytes 0 and 1, itself where it already is one."""
+    """Return `value` as a C-contiguous array of bytes 0 and 1; `value` itself if it already is one."""
     cdef cnp.ndarray array, given
     cdef cnp.ndarray flags
     cdef Py_ssize_t n, i
@@ -131,7 +131,7 @@ cdef inline cnp.ndarray as_flags(object value, str where, str name):
 
 
 cdef inline f64 as_number(object value, str where, str name) except? -1:
-    """Return `value` as a float (NaN and infinity included); TypeError for what is no number, or several."""
+    """Return `value` as a float (NaN and infinity included). Raise TypeError unless it is a single number."""
     if isinstance(value, float):
         return value
     if isinstance(value, (str, bytes)):
@@ -147,7 +147,7 @@ cdef inline f64 as_number(object value, str where, str name) except? -1:
 
 
 cdef inline int as_flag(object value, str where, str name) except -1:
-    """Return True, False, or a number that is 0 or 1 (an array of one too), as 1 or 0."""
+    """Return a flag as 1 or 0: True, False, the numbers 1 and 0, or an array of one such number."""
     cdef f64 number
     if value is True:
         return 1
@@ -163,7 +163,7 @@ cdef inline int as_flag(object value, str where, str name) except -1:
 
 
 cdef inline f64 as_fraction(object value, str where, str name) except -1:
-    """Return a number in [0, 1]; ValueError outside and for NaN, TypeError for what is no number."""
+    """Return a number in [0, 1]. Raise ValueError for NaN and other numbers, TypeError for anything else."""
     cdef f64 number = as_number(value, where, name)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{where}: {name} must lie in [0, 1], got {number}")
@@ -171,7 +171,7 @@ cdef inline f64 as_fraction(object value, str where, str name) except -1:
 
 
 cdef inline bint share_memory(cnp.ndarray a, cnp.ndarray b) noexcept:
-    """True if two C-contiguous arrays overlap; NumPy's test costs more than a short trajectory."""
+    """Return whether two C-contiguous arrays overlap. NumPy's test takes longer than a short trajectory."""
     cdef const char* first = <const char*>cnp.PyArray_DATA(a)
     cdef const char* second = <const char*>cnp.PyArray_DATA(b)
     return first < second + cnp.PyArray_NBYTES(b) and second < first + cnp.PyArray_NBYTES(a)
@@ -191,7 +191,7 @@ cdef inline int same_shape(cnp.ndarray array, cnp.ndarray model, str where, str 
 
 
 cdef inline int check_apart(cnp.ndarray first, cnp.ndarray second, tuple inputs, str where) except -1:
-    """Raise if two outputs overlap each other or one of the inputs (None where there is none)."""
+    """Raise if two outputs overlap each other or one of the inputs (None for absent inputs)."""
     overlap = share_memory(first, second)
     for array in inputs:
         if array is not None:

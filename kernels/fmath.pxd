@@ -1,8 +1,8 @@
 """Branch-free sin, cos and log in plain IEEE arithmetic.
 
-The C library's versions differ from machine to machine (glibc picks FMA variants by CPU) and stop the
-vectoriser. These use only +, -, *, / and bit operations, so they vectorise and give the same bits at
-every CPU level and on every IEEE machine, provided that the build contracts no multiply-adds
+The C library's versions differ from machine to machine (glibc picks FMA variants by CPU) and prevent
+vectorisation. These use only +, -, *, / and bit operations, so they vectorise and give the same bits at
+every CPU level and on every IEEE machine, provided that the build does not fuse multiply-adds
 (`-ffp-contract=off`, set in setup.py). Polynomials: Sun's fdlibm (k_sin.c, k_cos.c, e_log.c).
 """
 
@@ -26,8 +26,8 @@ cdef inline f64 from_bits(u64 bits) noexcept nogil:
 cdef inline void sincos(f64 x, f64* sin_x, f64* cos_x) noexcept nogil:
     """Sine and cosine of `x` radians, absolute error <= 2.3e-16 for |x| <= 1e6.
 
-    Cody-Waite reduction by pi/2 = P1 + P2 + P3 with 33-bit heads: n * P1 and n * P2 are exact below
-    |n| = 2**20, which is where the range comes from.
+    Cody-Waite reduction by pi/2 = P1 + P2 + P3 with 33-bit heads: n * P1 and n * P2 are exact for
+    |n| < 2**20, which limits the range of `x`.
     """
     cdef f64 magic = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to the nearest integer
     cdef f64 shifted = x * 6.36619772367581382433e-01 + magic
@@ -47,8 +47,8 @@ cdef inline void sincos(f64 x, f64* sin_x, f64* cos_x) noexcept nogil:
         4.16666666666666019037e-02 + z * (-1.38888888888741095749e-03
         + z * (2.48015872894767294178e-05 + z * (-2.75573143513906633035e-07
         + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11))))))
-    # Odd quadrants swap the two; the signs follow the quadrant. Masks, because a branch would keep
-    # the loop scalar.
+    # Odd quadrants swap sine and cosine, and the quadrant determines the signs. Uses masks, because
+    # branches would keep the loop scalar.
     cdef u64 swap = -(quadrant & 1)
     cdef u64 bits_s = bits_of(s)
     cdef u64 bits_c = bits_of(c)

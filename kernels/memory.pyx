@@ -1,13 +1,13 @@
-"""Memory of large results, used again once no one holds the result.
+"""Reuse of the memory of large results that are no longer referenced.
 
-A fresh array of some hundred kilobytes costs more than what most kernels do with it: the C library gives
-such memory back to the system when it is freed, and the next array gets it page by page, each by a fault and
-filled with zeros. A training loop makes results of the same few sizes again and again, so their memory is
-kept here instead, at most 32 MiB in all.
+Allocating an array of a few hundred kilobytes takes longer than most kernels need to fill it: the C library returns
+such memory to the system when it is freed, and the next array gets it page by page, each with a page fault and filled
+with zeros. A training loop creates results of the same few sizes again and again, so this module keeps their memory
+instead, at most 32 MiB in total.
 
-An array from `empty` has a `Block` as its base; views of it, and what other libraries make from it without
-copying, hold that base. The block puts its memory back when its reference count reaches zero, so memory
-that anyone can still reach is never given out again. All of it happens under the GIL.
+The base of an array from `empty` is a `Block`. Views of the array, and objects that other libraries create from it
+without copying, refer to that block. It returns its memory to this module when its reference count reaches zero, so
+memory that is still reachable is never handed out again. All of this happens under the GIL.
 """
 
 cimport cython
@@ -15,16 +15,16 @@ cimport numpy as cnp
 
 cnp.import_array()
 
-cdef Py_ssize_t LIMIT = 32 << 20  # bytes kept in all
-cdef list free = []  # uint8 arrays that no result uses, the last one given back at the end
-cdef Py_ssize_t kept = 0  # their bytes
+cdef Py_ssize_t LIMIT = 32 << 20  # bytes kept in total
+cdef list free = []  # uint8 arrays that no result uses, the most recently returned one last
+cdef Py_ssize_t kept = 0  # total size of `free` in bytes
 
 
 @cython.final
 @cython.no_gc
 @cython.freelist(8)
 cdef class Block:
-    """The base of one result: owns its memory, and gives it back at the end."""
+    """The base of one result: owns its memory and returns it when the result is freed."""
 
     cdef cnp.ndarray memory
 
@@ -51,9 +51,9 @@ def empty(length: int, width: int, type_num: int) -> cnp.ndarray:
     Parameters
     ----------
     length, width
-        The shape (length, width), or (length,) where width is -1; neither is checked.
+        The shape (length, width), or (length,) if width is -1. Neither is checked.
     type_num
-        NumPy's number of float32 or float64.
+        NumPy's type number of float32 or float64.
     """
     global kept
     cdef Py_ssize_t i

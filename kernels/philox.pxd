@@ -1,8 +1,8 @@
-"""The numbers that decide a run: Philox4x32-10 and how its words become floats.
+"""Random numbers: the generator Philox4x32-10, and the conversion of its words to floats.
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A block is a pure
 function of a 64-bit key and a 128-bit counter, so nothing has to be stored to draw it again. The high
-half of the counter says who draws, so that equal keys in two places never share numbers.
+half of the counter is the domain of the draw, so that equal keys in two places never share numbers.
 """
 
 from libc.math cimport sqrt
@@ -67,8 +67,9 @@ cdef inline Block philox(u64 key, u64 counter, u64 domain) noexcept nogil:
 
 
 cdef inline void philox_lanes(u64 key, u64 counter, u64 domain, int n, u32* a, u32* b, u32* c, u32* d) noexcept nogil:
-    """Blocks counter ... counter + n - 1, word by word. `n` is a literal and the arrays are local, so that it vectorises:
-    the ten rounds of one block are a chain that the processor can only wait for.
+    """Compute blocks counter ... counter + n - 1, with one array per word.
+
+    Pass a literal `n` and local arrays, so that the loops vectorise: the ten rounds of one block depend on each other.
     """
     cdef u32 k0 = <u32>key
     cdef u32 k1 = <u32>(key >> 32)
@@ -98,17 +99,17 @@ cdef inline u64 join(u32 low, u32 high) noexcept nogil:
 
 
 cdef inline f32 unit_f32(u32 x) noexcept nogil:
-    """[0, 1) on a grid of 2**-24: f32's mantissa, so 1.0 cannot come out by rounding."""
+    """Number in [0, 1) on a grid of 2**-24, the precision of f32, so that rounding cannot give 1.0."""
     return <f32>(x >> 8) * <f32>5.9604644775390625e-08
 
 
 cdef inline f64 unit_f64(u64 x) noexcept nogil:
-    """[0, 1) on a grid of 2**-53."""
+    """Number in [0, 1) on a grid of 2**-53."""
     return <f64>(x >> 11) * 1.1102230246251565e-16
 
 
 cdef inline f64 open_unit(u32 x) noexcept nogil:
-    """(0, 1), symmetric about 1/2, on a grid of 2**-32."""
+    """Number in (0, 1), symmetric about 1/2, on a grid of 2**-32."""
     return (<f64>x + 0.5) * 2.3283064365386963e-10
 
 
@@ -140,8 +141,8 @@ cdef inline u64 below(u64 x, u64 high) noexcept nogil:
     return x1 * h1 + (middle >> 32) + (carry >> 32)
 
 
-# Each writes n numbers from `position` on and draws whole blocks, of which what is left is dropped: (n + 3) // 4,
-# of integers (n + 1) // 2.
+# Each function writes n numbers, starting at block `position`. It draws whole blocks, (n + 3) // 4 of them
+# ((n + 1) // 2 for integers), and drops the unused words.
 
 cdef inline void fill_uniform_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
     cdef Py_ssize_t i

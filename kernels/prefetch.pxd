@@ -1,4 +1,4 @@
-"""Asking for memory that will be read a few records later."""
+"""Prefetching of memory that will be read a few records later."""
 
 cdef extern from *:
     """

@@ -1,4 +1,4 @@
-"""Reward functions from outside: one call of C over the whole batch, by the contract of rlox_native.h."""
+"""Native reward functions of other packages: one C call for the whole batch, as declared in rlox_native.h."""
 
 import numpy as np
 
@@ -22,35 +22,35 @@ cdef extern from "rlox_native.h":
         void (*reward_n)(const void* params, int64_t n, int64_t obs_dim, const float* obs, int64_t act_dim,
                          const void* actions, double* rewards) noexcept nogil
 
-# As in envs/vec_env.pyx: a smaller batch is over before another thread could use the time.
+# As in envs/vec_env.pyx: a smaller batch finishes before another thread could use the time.
 cdef Py_ssize_t RELEASE_GIL_FROM = 256
 
 
 cdef class NativeReward:
-    """A native reward function: what ``reward_fn=capsule`` becomes, and a way to try one out.
+    """A native reward function, which ``reward_fn=capsule`` creates. Also a way to try one out.
 
-    Calling it does what the collector does, on arrays of one's own: ``NativeReward(capsule)(obs, actions, raw_rewards)``
-    gives the new rewards.
+    Calling it does what the collector does, on any arrays: ``NativeReward(capsule)(obs, actions, raw_rewards)``
+    returns the new rewards.
 
     Parameters
     ----------
     capsule
-        A PyCapsule named ``rlox.reward.v1`` that holds the address of a `rlox_reward_v1` (rlox_native.h). It is
-        kept; the struct must live as long.
+        A PyCapsule named ``rlox.reward.v1`` that contains the address of an `rlox_reward_v1` (see rlox_native.h). This
+        object keeps the capsule; the struct must live as long.
 
     Attributes
     ----------
     name
-        As the struct has it; recorded with a run.
+        The name in the struct; recorded with a run.
     obs_dim
-        The length D of the observations that it is written for, or None for any.
+        Length D of the observations that the function expects, or None for any length.
 
     Raises
     ------
     TypeError
-        If `capsule` is no PyCapsule.
+        If `capsule` is not a PyCapsule.
     ValueError
-        For a capsule of another name, a struct from another version of the header, or one without name or function.
+        For a capsule with another name, and for a struct that is too small or has invalid fields.
     """
 
     cdef object capsule
@@ -100,26 +100,26 @@ cdef class NativeReward:
         return self.given.obs_dim or None
 
     def __call__(self, obs, actions, raw_rewards) -> np.ndarray:
-        """The new rewards; what is given stays as it is.
+        """Return the new rewards; the arguments stay unchanged.
 
         Parameters
         ----------
         obs
-            (N, D) real numbers, taken as float32: what was acted on.
+            (N, D) real numbers, converted to float32: the observations before the step.
         actions
-            (N,) integers, or (N, A) floats, taken as int64 or float32.
+            (N,) integers, converted to int64, or (N, A) floats, converted to float32.
         raw_rewards
-            (N,) real numbers, taken as float64.
+            (N,) real numbers, converted to float64.
 
         Returns
         -------
         rewards
-            (N,) float64. What NaN does is the function's own affair.
+            (N,) float64. How NaN is treated is up to the function.
 
         Raises
         ------
         ValueError, TypeError
-            For another shape or kind of array.
+            For an array of another shape or kind.
         """
         rewards = np.array(_real(raw_rewards, "raw_rewards"), np.float64)
         if rewards.ndim != 1:
@@ -128,12 +128,12 @@ cdef class NativeReward:
         return rewards
 
     def apply_(self, obs, actions, rewards) -> None:
-        """Change `rewards`, (N,) float64 and contiguous, in place; else as the call.
+        """Change `rewards`, (N,) float64 and C-contiguous, in place. Otherwise like a call of this object.
 
         Raises
         ------
         ValueError, TypeError
-            For another shape or kind of array.
+            For an array of another shape or kind.
         """
         cdef cnp.ndarray seen, taken, changed
         cdef Py_ssize_t n, obs_dim, act_dim = 1
@@ -145,12 +145,12 @@ cdef class NativeReward:
         seen = np.ascontiguousarray(_real(obs, "obs"), np.float32)
         if cnp.PyArray_NDIM(seen) != 2 or cnp.PyArray_DIM(seen, 0) != n:
             raise ValueError(
-                f"NativeReward: obs must have shape (N, D) with N = {n} as rewards have, got {(<object>seen).shape}"
+                f"NativeReward: obs must have shape (N, D) with N = {n}, as rewards, got {(<object>seen).shape}"
             )
         obs_dim = cnp.PyArray_DIM(seen, 1)
         if self.given.obs_dim != 0 and obs_dim != self.given.obs_dim:
             raise ValueError(
-                f"NativeReward: obs must have shape (N, {self.given.obs_dim}), which {self.name} is written for, got "
+                f"NativeReward: obs must have shape (N, {self.given.obs_dim}), which {self.name} expects, got "
                 f"{(<object>seen).shape}"
             )
         held = np.asarray(actions)
@@ -165,7 +165,7 @@ cdef class NativeReward:
             )
         if cnp.PyArray_DIM(taken, 0) != n:
             raise ValueError(
-                f"NativeReward: actions must have {n} rows as rewards have, got {(<object>taken).shape}"
+                f"NativeReward: actions must have {n} rows, as rewards, got {(<object>taken).shape}"
             )
         if n == 0:
             return

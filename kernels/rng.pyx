@@ -1,4 +1,4 @@
-"""The generator that decides a run: counter-based, so that its whole state is two integers."""
+"""A counter-based random number generator, whose whole state is two integers."""
 
 
 import numpy as np
@@ -25,8 +25,8 @@ def _philox_block(key: int, counter: int = 0, domain: int = 0) -> tuple[int, int
     return x.a, x.b, x.c, x.d
 
 
-# One loop per distribution. Each writes n numbers from `position` on and draws only whole blocks: what is
-# left of the last block is dropped, so that a result depends on (key, position) and its own length alone.
+# One loop per distribution. Each writes n numbers, starting at block `position`, and draws only whole blocks: the
+# unused words of the last block are dropped, so that a result depends only on (key, position) and its own length.
 
 cdef void fill_uniform_f64(f64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
     cdef Py_ssize_t i
@@ -48,7 +48,7 @@ cdef void fill_normal_f64(f64* out, Py_ssize_t n, u64 key, u64 position) noexcep
     for i in range(0, n, 2):
         x = philox(key, position, DOMAIN_RNG)
         position += 1
-        # 1 - [0, 1) is (0, 1]: the logarithm stays finite.
+        # 1 - [0, 1) is (0, 1], so that the logarithm stays finite.
         box_muller(1.0 - unit_f64(join(x.a, x.b)), unit_f64(join(x.c, x.d)), &p, &q)
         out[i] = p
         if i + 1 < n:
@@ -73,16 +73,16 @@ cdef void fill_gumbel_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcep
 cdef class Rng:
     """Counter-based random numbers (Philox4x32-10): the same key and position give the same numbers.
 
-    Every call draws a whole number of 128-bit blocks and moves `position` by it, so what a call returns
-    depends only on (key, position) and the call itself, never on how earlier numbers were asked for. The
-    arithmetic is our own (no C library), so the numbers are the same on every machine and CPU level.
+    Every call draws a whole number of 128-bit blocks and advances `position` by that number. Its result therefore
+    depends only on (key, position) and the call itself, never on how earlier numbers were requested. The
+    arithmetic does not use the C library, so the numbers are the same on every machine and CPU level.
 
     Parameters
     ----------
     seed
         0 <= seed < 2**64.
     stream
-        0 <= stream < 2**64. Streams of one seed are independent generators; name them by constants.
+        0 <= stream < 2**64. Different streams of one seed are independent generators; use constants for them.
 
     Attributes
     ----------
@@ -92,9 +92,9 @@ cdef class Rng:
     Raises
     ------
     ValueError
-        Seed or stream outside [0, 2**64).
+        If `seed` or `stream` lies outside [0, 2**64).
     TypeError
-        Seed or stream is no integer.
+        If `seed` or `stream` is not an integer.
     """
 
     cdef readonly u64 key
@@ -114,11 +114,11 @@ cdef class Rng:
         self.set_state(state)
 
     def get_state(self) -> dict[str, int]:
-        """Return ``{"key", "position"}``, two ints below 2**64."""
+        """Return a dict with the keys ``key`` and ``position``, two ints below 2**64."""
         return {"key": self.key, "position": self.position}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Continue from what `get_state` returned; raises ValueError for other keys or values."""
+        """Restore a state from `get_state`. Raises ValueError for other keys or values."""
         if set(state) != {"key", "position"}:
             raise ValueError(
                 f"Rng.set_state: state must have the keys 'key' and 'position', got {sorted(state)}; "
@@ -130,7 +130,7 @@ cdef class Rng:
         self.position = position
 
     def skip(self, blocks: int) -> None:
-        """Move `blocks` >= 0 blocks ahead, as if they had been drawn."""
+        """Advance by `blocks` >= 0 blocks, as if they had been drawn."""
         self.position += as_seed(blocks, "Rng.skip", "blocks")
 
     def uniform(self, size=None, out=None, dtype=np.float32):
@@ -141,7 +141,7 @@ cdef class Rng:
         size
             Int or tuple of ints; None for one Python float (or, with `out`, for the shape of `out`).
         out
-            C-contiguous array of `dtype` to write into, and the return value then.
+            C-contiguous array of `dtype` to write to; it is then also the return value.
         dtype
             float32 (a grid of 2**-24, four numbers per block) or float64 (2**-53, two per block).
 
@@ -152,7 +152,7 @@ cdef class Rng:
         Raises
         ------
         ValueError, TypeError
-            Size negative; dtype neither float32 nor float64; `out` of another dtype, shape or layout.
+            If `size` is negative, `dtype` is neither float32 nor float64, or `out` has another dtype, shape or layout.
         """
         cdef cnp.ndarray array = self._array(size, out, dtype, "Rng.uniform")
         cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
@@ -203,8 +203,8 @@ cdef class Rng:
     def integers(self, high: int, size=None, out=None):
         """Draw int64 numbers in [0, high), 1 <= high <= 2**63, two per block.
 
-        Multiply-shift on 64 bits; the bias of at most high / 2**64 is beyond what any run can see. Other
-        arguments, result (an int for size None) and errors as for `uniform`.
+        Uses multiply-shift on 64 bits, with a bias of at most high / 2**64, which no run can detect. The other
+        arguments, the result (an int for size None) and errors are as for `uniform`.
         """
         bound = as_index(high, "Rng.integers", "high")
         if not 1 <= bound <= 1 << 63:
@@ -219,7 +219,7 @@ cdef class Rng:
         return self._result(array, size, out)
 
     def permutation(self, n: int, out=None) -> np.ndarray:
-        """Return a random order of 0 ... n-1, int64 (n,); two elements per block.
+        """Return a random permutation of 0 ... n - 1, int64 (n,); two elements per block.
 
         Raises ValueError for n < 0 and for an `out` of another dtype, shape or layout.
         """
@@ -235,7 +235,7 @@ cdef class Rng:
         return array
 
     cdef cnp.ndarray _array(self, object size, object out, object dtype, str where):
-        """Return the array to fill: `out` after its checks, or a fresh one."""
+        """Return the array to fill: a new one, or `out` after checking it."""
         cdef int type_num
         if dtype is np.float32:
             type_num = cnp.NPY_FLOAT32

@@ -1,4 +1,4 @@
-"""Long work looks every few milliseconds whether a signal is pending, so that Ctrl-C and SIGTERM need not wait for it."""
+"""Checks for pending signals every few milliseconds, so that Ctrl-C and SIGTERM need not wait until long work ends."""
 
 from cpython.exc cimport PyErr_CheckSignals
 
@@ -13,8 +13,8 @@ cdef extern from "<time.h>":
 
 
 cdef struct Watch:
-    bint off        # handlers run in the main thread only, and work in others need not wait for the GIL
-    f64 looked      # seconds
+    bint off        # True outside the main thread, where handlers never run and waiting for the GIL is pointless
+    f64 looked      # time of the last check, in seconds
 
 
 cdef inline f64 now() noexcept nogil:
@@ -24,7 +24,7 @@ cdef inline f64 now() noexcept nogil:
 
 
 cdef inline Watch watching() noexcept nogil:
-    """To be passed to `look` by the work that begins now."""
+    """Return a watch for work that starts now, to be passed to `look`."""
     return Watch(off=False, looked=now())
 
 
@@ -38,9 +38,9 @@ cdef inline int handle(Watch* watch) except -1:
 
 
 cdef inline int look(Watch* watch) except -1 nogil:
-    """Raise what the handler of a pending signal raises; 30 ns, but for once in 5 ms.
+    """Run the handlers of pending signals and raise what they raise. Takes 30 ns, except once every 5 ms.
 
-    To be called where all that others can see is whole: what calls it ends there.
+    Call it only while everything that other code can see is consistent, since the caller may be aborted here.
     """
     cdef f64 time
     if watch.off:

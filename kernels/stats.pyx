@@ -1,7 +1,7 @@
 """Running mean and variance (Welford 1962; merging: Chan, Golub, LeVeque 1979, eq. 2.1).
 
-Only the count, the mean and the sum of squared deviations are kept, so nothing cancels however far the mean
-is from zero, and two halves of the data merge into the whole. Variances are population variances.
+Only the count, the mean and the sum of squared deviations are kept. Nothing cancels, however far the mean is from
+zero, and the statistics of two parts of the data can be merged. Variances are population variances.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ cdef extern from *:
     static inline double rlox_lanes(const rlox_s64 x) {
         return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
     }
-    /* sum(x) and sum((x - mean)**2), with as many chains of additions as the processor can run at once. */
+    /* sum(x) and sum((x - mean)**2), in as many independent chains of additions as the processor can run at once. */
     static double rlox_sum(ptrdiff_t n, const double *x) {
         rlox_s64 a = {0}, b = {0}, c = {0}, d = {0};
         double total = 0;
@@ -68,7 +68,7 @@ cdef struct Moments:
 
 
 cdef inline Moments merged(Moments a, Moments b) noexcept nogil:
-    """Chan et al., eq. 2.1."""
+    """Merge two sets of moments (Chan et al., eq. 2.1)."""
     cdef Moments all_
     cdef f64 delta = b.mean - a.mean
     if a.count == 0.0:
@@ -82,7 +82,7 @@ cdef inline Moments merged(Moments a, Moments b) noexcept nogil:
 
 
 cdef Moments with_values(Moments moments, Py_ssize_t n, const f64* x) noexcept nogil:
-    """By chunks that stay in the first-level cache for the second pass."""
+    """Add n values, in chunks that stay in the first-level cache for the second pass."""
     cdef Moments chunk
     cdef Py_ssize_t i, length
     for i in range(0, n, 2048):
@@ -96,12 +96,12 @@ cdef Moments with_values(Moments moments, Py_ssize_t n, const f64* x) noexcept n
 
 
 cdef object not_finite(str where, str name, object values):
-    """Return the error for values that would spoil the statistics for ever."""
+    """Return the error for values that would make the statistics non-finite from then on."""
     bad = np.asarray(values)[~np.isfinite(values)]
     if bad.size:
         return ValueError(f"{where}: {name} must be finite, got {bad.flat[0]}; the statistics are unchanged")
     return ValueError(
-        f"{where}: {name} must be below 1e150 in size, so that variances are finite, got "
+        f"{where}: {name} must be below 1e150 in magnitude, so that variances are finite, got "
         f"{np.abs(values).max()}; the statistics are unchanged"
     )
 
@@ -138,7 +138,7 @@ cdef class RunningStats:
         self.set_state(state)
 
     def update(self, value) -> None:
-        """Add one number below 1e150 in size; ValueError (and no change) for others, NaN and inf."""
+        """Add one number below 1e150 in magnitude. Others, NaN and inf raise ValueError and change nothing."""
         cdef f64 x = as_number(value, "RunningStats.update", "value")
         if not -1e150 < x < 1e150:
             raise not_finite("RunningStats.update", "value", x)
@@ -153,15 +153,15 @@ cdef class RunningStats:
         Raises
         ------
         ValueError
-            A value is NaN or inf; nothing is added then.
+            If a value is NaN or inf; nothing is added then.
         TypeError
-            What cannot be read as numbers.
+            If the values cannot be converted to numbers.
         """
         cdef cnp.ndarray array = as_real(values, cnp.NPY_FLOAT64, "RunningStats.batch_update", "values")
         cdef const f64* x = <const f64*>cnp.PyArray_DATA(array)
         cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
         cdef Moments moments = self.moments
-        if n <= 8192:  # giving up the GIL would cost more than it gains
+        if n <= 8192:  # releasing the GIL would cost more than it gains
             moments = with_values(moments, n, x)
         else:
             with nogil:
@@ -177,7 +177,7 @@ cdef class RunningStats:
         self.moments = merged(self.moments, (<RunningStats>other).moments)
 
     def count(self) -> int:
-        """Return how many numbers were added."""
+        """Return the number of values added."""
         return <u64>self.moments.count
 
     def mean(self) -> float:
@@ -193,7 +193,7 @@ cdef class RunningStats:
         return sqrt(self.moments.m2 / self.moments.count) if self.moments.count > 0.0 else 0.0
 
     def normalize(self, value) -> float:
-        """Return ``(value - mean) / std``; 0.0 where std is below 1e-8. NaN stays NaN otherwise."""
+        """Return ``(value - mean) / std``, or 0.0 if std is below 1e-8. Otherwise NaN stays NaN."""
         cdef f64 x = as_number(value, "RunningStats.normalize", "value")
         cdef f64 std = sqrt(self.moments.m2 / self.moments.count) if self.moments.count > 0.0 else 0.0
         return 0.0 if std < 1e-8 else (x - self.moments.mean) / std
@@ -203,11 +203,11 @@ cdef class RunningStats:
         memset(&self.moments, 0, sizeof(self.moments))
 
     def get_state(self) -> dict:
-        """Return ``{"count": int, "mean": float, "m2": float}``, m2 the sum of squared deviations."""
+        """Return ``{"count": int, "mean": float, "m2": float}``, where m2 is the sum of squared deviations."""
         return {"count": self.count(), "mean": self.moments.mean, "m2": self.moments.m2}
 
     def set_state(self, state) -> None:
-        """Continue from what `get_state` returned; ValueError for anything else."""
+        """Restore a state from `get_state`. Raises ValueError for anything else."""
         cdef str where = "RunningStats.set_state"
         cdef Moments moments
         state = checked_state(state, where)
@@ -221,10 +221,10 @@ cdef class RunningStats:
         self.moments = moments
 
 
-# Per dimension. A state is three rows of D numbers: mean, m2, and a row to work in.
+# Statistics per dimension, in rows of D numbers.
 
 cdef inline void add_one(Py_ssize_t d, f64 count, cf64_r x, f64_r mean, f64_r m2) noexcept nogil:
-    """Welford, with `count` the new count."""
+    """Add one sample (Welford); `count` includes it."""
     cdef Py_ssize_t j
     cdef f64 delta
     cdef f64 part = 1.0 / count
@@ -256,12 +256,12 @@ cdef inline void standardise(Py_ssize_t d, cf64_r x, cf64_r mean, cf64_r factor,
 
 cdef void add_batch(Py_ssize_t n, Py_ssize_t d, const f64* x, f64* count, f64* mean, f64* m2, f64* chunk_mean,
                     f64* chunk_m2) noexcept nogil:
-    """Rows in chunks of about 16 KiB, which stay in the first-level cache for the second pass."""
+    """Add rows, in chunks of about 16 KiB, which stay in the first-level cache for the second pass."""
     cdef Py_ssize_t step = max(1, 2048 // d)
     cdef Py_ssize_t i, j, k, length
     cdef f64 total, delta, share
     i = 0
-    while i < n:  # not range: with a step that is no constant, it would be Python's
+    while i < n:  # not range(): without a constant step, Cython would use Python's
         length = min(n - i, step)
         memset(chunk_mean, 0, d * sizeof(f64))
         memset(chunk_m2, 0, d * sizeof(f64))
@@ -282,7 +282,7 @@ cdef void add_batch(Py_ssize_t n, Py_ssize_t d, const f64* x, f64* count, f64* m
 
 
 cdef inline bint all_usual(Py_ssize_t n, const f64* x) noexcept nogil:
-    """Whether every |x| < 1e150. On the bits, in lanes as wide as the numbers, so that it runs at memory speed."""
+    """Return whether every |x| < 1e150. Compares bits, in lanes as wide as the numbers, and so runs at memory speed."""
     cdef Py_ssize_t j
     cdef i64 limit = <i64>bits_of(1e150) - 1
     cdef i64 beyond = 0
@@ -300,7 +300,7 @@ cdef inline bint finite(Py_ssize_t n, const real* x) noexcept nogil:
 
 
 def all_finite(numbers) -> bool:
-    """Return whether an array of any shape holds neither NaN nor infinity; one of integers or bools holds none."""
+    """Return whether an array of any shape is free of NaN and infinity; always True for integers and bools."""
     cdef cnp.ndarray array = np.ascontiguousarray(numbers)
     cdef int kind = cnp.PyArray_TYPE(array)
     cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
@@ -322,7 +322,7 @@ cdef class RunningStatsVec:
 
     cdef Py_ssize_t d
     cdef f64 n
-    cdef cnp.ndarray memory  # (6, D): mean, m2, and four rows to work in
+    cdef cnp.ndarray memory  # (6, D): mean, m2, and four scratch rows
     cdef f64* rows
 
     def __init__(self, dim: int) -> None:
@@ -376,12 +376,12 @@ cdef class RunningStatsVec:
         return array
 
     cdef void _commit(self, f64 n) noexcept:
-        """Take over the mean and m2 that were worked out in rows 2 and 3."""
+        """Take over the mean and m2 that were computed in rows 2 and 3."""
         memcpy(self.rows, self.rows + 2 * self.d, 2 * self.d * sizeof(f64))
         self.n = n
 
     def update(self, values) -> None:
-        """Add one sample, values (D,) below 1e150 in size; ValueError (and no change) for others and NaN."""
+        """Add one sample (D,), below 1e150 in magnitude. Other values and NaN raise ValueError and change nothing."""
         cdef cnp.ndarray array = self._one(values, "RunningStatsVec.update")
         if not all_usual(self.d, <const f64*>cnp.PyArray_DATA(array)):
             raise not_finite("RunningStatsVec.update", "values", array)
@@ -396,14 +396,14 @@ cdef class RunningStatsVec:
         data
             (B * D,), one sample after the other, or (B, D).
         batch_size
-            B; may be left out for (B, D).
+            B; optional for (B, D).
 
         Raises
         ------
         ValueError
-            Lengths that do not fit; a value that is NaN or inf (nothing is added then).
+            If lengths do not match, or a value is NaN or inf; nothing is added then.
         TypeError
-            What cannot be read as numbers.
+            If the data cannot be converted to numbers.
         """
         cdef cnp.ndarray array = self._batch(data, batch_size, "RunningStatsVec.batch_update")
         cdef Py_ssize_t d = self.d
@@ -413,7 +413,7 @@ cdef class RunningStatsVec:
             self.n += <f64>(as_index(batch_size, "RunningStatsVec.batch_update", "batch_size")
                             if cnp.PyArray_NDIM(array) == 1 else cnp.PyArray_DIM(array, 0))
             return
-        # The GIL stays: the rows to work in belong to the object.
+        # The GIL is not released, because the scratch rows belong to the object.
         memcpy(work, self.rows, 2 * d * sizeof(f64))
         add_batch(cnp.PyArray_SIZE(array) // d, d, <const f64*>cnp.PyArray_DATA(array), &n, work, work + d,
                   work + 2 * d, work + 3 * d)
@@ -443,7 +443,7 @@ cdef class RunningStatsVec:
         return self.d
 
     def count(self) -> int:
-        """Return how many samples were added."""
+        """Return the number of samples added."""
         return <u64>self.n
 
     cdef cnp.ndarray _row(self):
@@ -451,13 +451,13 @@ cdef class RunningStatsVec:
         return cnp.PyArray_EMPTY(1, &d, cnp.NPY_FLOAT64, 0)
 
     def mean(self) -> np.ndarray:
-        """Return the means, a fresh (D,); 0 before the first sample."""
+        """Return the means as a new array (D,); 0 before the first sample."""
         cdef cnp.ndarray result = self._row()
         memcpy(cnp.PyArray_DATA(result), self.rows, self.d * sizeof(f64))
         return result
 
     def var(self) -> np.ndarray:
-        """Return the population variances, a fresh (D,); 0 before the second sample."""
+        """Return the population variances as a new array (D,); 0 before the second sample."""
         cdef cnp.ndarray result = self._row()
         cdef f64* out = <f64*>cnp.PyArray_DATA(result)
         cdef Py_ssize_t j
@@ -467,7 +467,7 @@ cdef class RunningStatsVec:
         return result
 
     def std(self) -> np.ndarray:
-        """Return the population standard deviations, a fresh (D,); 0 before the second sample."""
+        """Return the population standard deviations as a new array (D,); 0 before the second sample."""
         cdef cnp.ndarray result = self._row()
         cdef f64* out = <f64*>cnp.PyArray_DATA(result)
         cdef Py_ssize_t j
@@ -484,7 +484,7 @@ cdef class RunningStatsVec:
             self.rows[2 * self.d + j] = 1.0 / max(sqrt(self.rows[self.d + j] / n), 1e-8)
 
     def normalize(self, values) -> np.ndarray:
-        """Return ``(values - mean) / max(std, 1e-8)`` of one sample (D,), fresh. NaN stays NaN."""
+        """Return ``(values - mean) / max(std, 1e-8)`` of one sample (D,) as a new array. NaN stays NaN."""
         cdef cnp.ndarray array = self._one(values, "RunningStatsVec.normalize")
         cdef cnp.ndarray result = self._row()
         self._factors()
@@ -493,7 +493,7 @@ cdef class RunningStatsVec:
         return result
 
     def normalize_batch(self, data, batch_size=None) -> np.ndarray:
-        """Return `normalize` of B samples, in the shape of `data`; arguments as for `batch_update`."""
+        """Normalize B samples as `normalize` does, in the shape of `data`. Arguments as for `batch_update`."""
         cdef cnp.ndarray array = self._batch(data, batch_size, "RunningStatsVec.normalize_batch")
         cdef cnp.ndarray result = fresh(empty, cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_FLOAT64)
         cdef Py_ssize_t i
@@ -514,11 +514,11 @@ cdef class RunningStatsVec:
         self.n = 0.0
 
     def get_state(self) -> dict:
-        """Return ``{"count": int, "mean": (D,), "m2": (D,)}``, m2 the sums of squared deviations."""
+        """Return ``{"count": int, "mean": (D,), "m2": (D,)}``, where m2 are the sums of squared deviations."""
         return {"count": self.count(), "mean": self.memory[0].copy(), "m2": self.memory[1].copy()}
 
     def set_state(self, state) -> None:
-        """Continue from what `get_state` of the same dim returned; ValueError for anything else."""
+        """Restore a state from `get_state` of the same dim. Raises ValueError for anything else."""
         cdef str where = "RunningStatsVec.set_state"
         state = checked_state(state, where)
         count = as_seed(state["count"], where, "count")

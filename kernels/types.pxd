@@ -1,4 +1,4 @@
-"""Names for the C types of arrays that cross the boundary, and pointers that promise not to alias."""
+"""Names for the C types of arrays passed between Python and C, and pointer types that promise not to alias."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

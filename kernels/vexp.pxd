@@ -1,15 +1,14 @@
-"""exp over whole vectors, in our own arithmetic.
+"""exp of whole vectors, without the C library.
 
     x = k log 2 + r,  |r| <= log(2) / 2,   exp(x) = 2**k (1 + r + r**2 g(r))
 
 `g` is the minimax polynomial of degree 9 (float64, 4e-18) or 4 (float32, 3e-9) for the relative error of exp;
-what is left is rounding, about 1 unit in the last place. `fast` is for lanes that all lie in
-[-RLOX_EXP_RANGE, RLOX_EXP_RANGE], where 2**k is a normal number; `full` is for every x: below the smallest
-number 0 (gradually), above the largest inf, NaN stays NaN. The C library's exp differs from machine to
-machine and stops the vectoriser.
+the remaining error is rounding, about 1 unit in the last place. `fast` requires all lanes to lie in
+[-RLOX_EXP_RANGE, RLOX_EXP_RANGE], where 2**k is a normal number. `full` accepts every x: it underflows gradually
+to 0, overflows to inf and keeps NaN. The C library's exp differs from machine to machine and prevents vectorisation.
 
-The vectors are as wide as the CPU level's registers: of longer ones compilers spill the pieces. Multiply-adds
-are fused where the level has them, so levels differ in last bits.
+Vectors are as wide as the registers of the CPU level, because compilers spill parts of wider ones. Multiply-adds are
+fused where the level supports it, so results differ between levels in the last bits.
 """
 
 from rlox.kernels.types cimport f32, f64
@@ -62,8 +61,8 @@ cdef extern from *:
             + 0.16666520398731471f) * r + 0.49999993431811696f;
     }
 
-    /* MAGIC (1.5 * 2**52 or 2**23) rounds to the nearest integer, whose bits then are the lowest of the sum;
-       shifted into the exponent they wrap as they should, so that no integer is ever converted. */
+    /* Adding MAGIC (1.5 * 2**52 or 1.5 * 2**23) rounds to the nearest integer, whose bits are then the lowest bits of
+       the sum. Shifted into the exponent they wrap as needed, so no conversion to an integer is required. */
     #define RLOX_VEXP_FOR(S, IS, REAL, MAGIC, LOG2E, LN2_HIGH, LN2_LOW, MANTISSA, ONE, LOW, HIGH)          \\
     static inline __attribute__((always_inline)) void                                                     \\
     rlox_exp_reduce_##S(rlox_x##S x, rlox_x##S *shifted, rlox_x##S *r) {                                  \\

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
+# In a checkout, `python -m …` puts ./rlox before the installed package, but only the installed one maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
 __version__ = "0.12.0"
@@ -139,7 +139,7 @@ _EXPORTS = {
     "VideoCallback": "rlox.callbacks",
 }
 
-# Names of the library's first layout, under which its documents import: the modules that answer them.
+# Module names of the library's first layout, which its documents import, and the modules that provide them now.
 _ALIASES = {
     "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
     "rlox.llm.reward_models": ["rlox.llm.rewards.models", "rlox.llm.rewards.http"],
@@ -151,7 +151,7 @@ _ALIASES = {
 
 
 def lazy(package: str, exports: dict[str, str]):
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports a name's module when it is first used.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports a name's module on first use.
 
     `exports` maps names to modules.
     """
@@ -168,7 +168,7 @@ def lazy(package: str, exports: dict[str, str]):
 
 
 class _Alias(ModuleType):
-    """Another name of modules, which are imported when an attribute is first asked for. Setting one sets theirs."""
+    """Alias of one or more modules, imported on first attribute access. Setting an attribute sets it there."""
 
     def _modules(self) -> list[ModuleType]:
         return [import_module(module) for module in _ALIASES[self.__name__]]
@@ -179,7 +179,7 @@ class _Alias(ModuleType):
 
     @property
     def __dict__(self):  # type: ignore[override]
-        # Who patches a name, as tests do, looks here for what to restore.
+        # Code that patches a name, such as a test, looks here for the value to restore.
         return {name: value for module in reversed(self._modules()) for name, value in vars(module).items()}
 
     def __getattr__(self, name: str):
@@ -201,7 +201,7 @@ class _Alias(ModuleType):
 
 
 def _alias(name: str) -> ModuleType:
-    module = _Alias(name, f"Another name of {', '.join(_ALIASES[name])}.")
+    module = _Alias(name, f"Alias of {', '.join(_ALIASES[name])}.")
     module.__spec__ = ModuleSpec(name, None)
     return module
 
@@ -210,7 +210,7 @@ __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)
 __all__ += ["__version__"]
 for _name in _ALIASES:
     sys.modules[_name] = _alias(_name)
-    if _name.count(".") == 1:  # of a deeper one, `import` finds it in sys.modules
+    if _name.count(".") == 1:  # `import` finds deeper modules in sys.modules
         globals()[_name.partition(".")[2]] = sys.modules[_name]
 
 if "gymnasium" in sys.modules:

@@ -1,4 +1,4 @@
-"""An environment whose observations mix an image with numbers; import it and the environment is there."""
+"""Environments whose observations mix an image with numbers; importing this module registers them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 
 class CameraWorld(gymnasium.Env):
-    """A light moves over a picture; its place is shown in the picture, and its speed as a number beside it."""
+    """A light moves over a picture: its position is visible in the picture, and its speed is given as numbers."""
 
     observation_space = spaces.Dict(
         {"camera": spaces.Box(0, 255, (8, 8, 1), np.uint8), "speed": spaces.Box(-2, 2, (2,), np.float32)}
@@ -44,7 +44,7 @@ gymnasium.register("CameraWorld-v0", CameraWorld)
 
 
 class Heights(gymnasium.Env):
-    """One number of up to 100,000 that says how far an episode is."""
+    """One number of up to 100,000 that shows the progress of an episode."""
 
     observation_space = spaces.Box(0, 1e5, (1,), np.float32)
     action_space = spaces.Discrete(2)

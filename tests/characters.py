@@ -1,4 +1,4 @@
-"""A tokenizer of transformers with one token a character, made here rather than downloaded."""
+"""A tokenizer of transformers with one token per character, created here instead of downloaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
-# As ChatML: a white space behind the EOS, and a header that opens the assistant's answer.
+# Like ChatML: white space after the EOS, and a header that starts the assistant's answer.
 CHATML = (
     "{% for m in messages %}@{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}@assistant\n{% endif %}"
@@ -18,7 +18,7 @@ CHATML = (
 def character_tokenizer(
     *, bos: bool = False, appends_eos: bool = False, eos: str | None = "</s>", template: str | None = None
 ) -> PreTrainedTokenizerFast:
-    """One token for each printable ASCII character; `bos` and `appends_eos` say what special tokens it adds."""
+    """One token for each printable ASCII character; `bos` and `appends_eos` select the special tokens that it adds."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *string.printable])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

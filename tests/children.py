@@ -1,4 +1,4 @@
-"""What tests run in other processes; a spawned one must be able to import it by name."""
+"""Functions that tests run in other processes; spawned processes must be able to import them by name."""
 
 import os
 
@@ -7,7 +7,7 @@ from rlox.kernels.rng import Rng
 
 
 def digest(thing):
-    """Numbers that depend on everything `thing` is: a hundred samples, or a hundred steps."""
+    """Numbers that depend on the whole state of `thing`: a hundred samples or steps."""
     if isinstance(thing, rlox.VecEnv):
         actions = Rng(5).integers(2, size=(100, thing.n_envs))
         return [float(thing.step_all(row)["obs"].sum()) for row in actions]
@@ -21,8 +21,8 @@ def child(queue, thing):
 
 
 def trained_and_threads():
-    """Weights of a short native training, as bytes, and how many threads this process has after it that are new."""
-    before = set(os.listdir("/proc/self/task"))  # some may end meanwhile, such as those of a pool that was closed
+    """Return the weights of a short native training as bytes, and how many new threads this process has after it."""
+    before = set(os.listdir("/proc/self/task"))  # some may end meanwhile, such as those of a closed pool
     algorithm = rlox.PPO("CartPole-v1", 4, 0, n_steps=16, hidden_sizes=[16], backend="native")
     algorithm.train(256)
     algorithm.evaluate(1)

@@ -7,36 +7,36 @@ import pytest
 
 from rlox.envs.registry import worker_imports
 
-# `import probes` from any test, whatever the import mode.
+# Lets any test `import probes`, whatever the import mode.
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Here and in every process a test starts: OpenMP threads that spin while another process wants the core make a test ten
-# times slower. What is said of threads is tested by setting them.
+# For this process and all that tests start: OpenMP threads that spin while another process needs the core make a test
+# ten times slower. Tests about threads set their number themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Where Python is to write no bytecode, each of the many starts would compile all that it imports, PyTorch above
-# all, whose modules `pip install --no-compile` has left as they are. So the bytecode goes to a folder of the tests.
+# If Python must not write bytecode, each of the many starts would compile all imported modules, above all those of
+# PyTorch after `pip install --no-compile`. So the bytecode is written to a folder of the tests.
 if sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
     sys.dont_write_bytecode = False
 
-# No test needs a download; one that looks for what is not there would try again and again without a network.
+# No test needs a download; without a network, a test that looks for a missing model would retry many times.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A shell that runs the tests in the background has Ctrl-C ignored, and so would be every process that a test starts.
+# A shell that runs the tests in the background ignores Ctrl-C, and all processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker more than there are cores for ``-n auto``: many tests wait, for a process, a port or a timeout."""
+    """For ``-n auto``, use one worker more than cores: many tests wait for a process, a port or a timeout."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores + 1, config.option.maxprocesses or cores + 1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """What is exhaustive is slow, and left out by `-m "not slow"`; so is the contract of a world model."""
+    """Mark exhaustive tests and the contract of a world model as slow, so that `-m "not slow"` leaves them out."""
     for item in items:
         of_a_world = item.path.name == "test_contract.py" and "[dreamer" in item.name
         if of_a_world or item.get_closest_marker("exhaustive"):
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _own_worker_imports():
-    """What one test's --import named is unknown to the next one's workers."""
+    """Forget the modules of --import after each test, so that workers of later tests do not import them."""
     before = [*worker_imports]
     yield
     worker_imports[:] = before
@@ -53,7 +53,7 @@ def _own_worker_imports():
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capfd):
-    """The command in this process, since a start of Python for each would take minutes."""
+    """Runs the command in this process, since starting Python each time would take minutes."""
     from rlox_cli.main import app
 
     monkeypatch.chdir(tmp_path)

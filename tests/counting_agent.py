@@ -1,10 +1,10 @@
-"""An agent without networks, whose state says what it has seen."""
+"""An agent without networks, whose state shows what it has observed."""
 
 import numpy as np
 
 
 class Counting:
-    """Draws actions; its state is [steps in this episode, the sum of the observation before | the action before]."""
+    """Random actions; the state is [steps in this episode, sum of the previous observation | previous action]."""
 
     def __init__(self, spec):
         self.spec, self.width = spec, spec.model_width
@@ -28,7 +28,7 @@ class Counting:
 
 
 class Foreseeing(Counting):
-    """Predicts that the last observation it saw stays, but for 1 more in each step."""
+    """Predicts that observations increase by 1 in each step after the last one it observed."""
 
     def open_loop(self, carry, obs, actions, context, rng):
         assert actions.shape == (*obs.shape[:2], self.width)

@@ -1,4 +1,4 @@
-"""Environments that are wrong in one way each, as packages outside have them; import it and they are registered."""
+"""Environments with one mistake each, as in other packages; importing this module registers them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 
 class Good(gymnasium.Env):
-    """Counts to ten; the base of all that follow, each of which changes one thing."""
+    """Counts to ten. The base class of all others, each of which changes one thing."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = spaces.Discrete(2)
@@ -54,7 +54,7 @@ class WrongShape(Good):
 
 
 class Bytes(Good):
-    """A picture of greys without an axis for its channel."""
+    """A greyscale image without an axis for the channel."""
 
     observation_space = spaces.Box(0, 255, (40, 36), np.uint8)
 
@@ -103,7 +103,7 @@ class Endless(Good):
 
 
 class Terminates(Good):
-    """Its time limit says that the task has ended."""
+    """Reports a time limit as a termination."""
 
     def step(self, action):
         obs, reward, _, truncated, info = super().step(action)
@@ -161,14 +161,14 @@ class NoConstructor(Good):
 
 
 class Draws(Good):
-    """Takes numbers from the generators that all share."""
+    """Draws numbers from the global generators."""
 
     def __init__(self):
         self.drawn = np.random.uniform(), random.random()  # noqa: NPY002
 
 
 class Locked(Good):
-    """Refuses to be in two processes, or two copies."""
+    """Fails if it is created in a second process or a second time."""
 
     made = 0
 
@@ -186,7 +186,7 @@ NOT_A_REWARD = 3
 
 
 def holding(lock):
-    """A constructor that no other process can be sent."""
+    """A constructor that cannot be sent to another process."""
     return lambda: Good() if lock else None
 
 

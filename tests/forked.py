@@ -1,7 +1,7 @@
-"""Commands of `rlox` in processes that are forked from one with everything imported.
+"""Commands of `rlox` in processes forked from one that has already imported everything.
 
-A start of Python with PyTorch and Hydra takes a second of CPU more. What a test says of the start itself (encodings,
-closed streams, what is imported) needs a real one: ``python -m rlox_cli.main``.
+Starting Python with PyTorch and Hydra takes another second of CPU. Tests of the start itself (encodings, closed
+streams, imports) must use a real one: ``python -m rlox_cli.main``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TESTS = str(Path(__file__).parent)
 
 @functools.cache
 def _parent() -> socket.socket:
-    """To the process that forks. It ends when this one does, or closes the socket."""
+    """A socket to the process that forks. That process ends when this one ends or closes the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno())],
@@ -43,19 +43,19 @@ def _parent() -> socket.socket:
 
 
 class Rlox:
-    """`rlox *words` in a process and a session of its own, with the methods of `subprocess.Popen` that tests use.
+    """`rlox *words` in its own process and session, with the methods of `subprocess.Popen` that tests use.
 
     Parameters
     ----------
     words : str
-        What is typed after ``rlox``.
+        The arguments of ``rlox``.
     cwd : Path
-        Working directory, which is also the first to import from.
+        Working directory, which is also the first entry of the import path.
     env : mapping, optional
-        The whole environment, as `subprocess.Popen` takes it.
+        The complete environment, as in `subprocess.Popen`.
     stdin, stdout, stderr : file or int, optional
-        Files; `subprocess.PIPE` for a pipe (text) behind `stdout`, `subprocess.DEVNULL`; standard error goes where
-        standard output goes unless it is given.
+        Files, `subprocess.DEVNULL`, or `subprocess.PIPE` for a text pipe in the attribute `stdout`. Standard error
+        goes where standard output goes unless it is given.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Rlox:
 
             if stdout == subprocess.PIPE:
                 reading, stdout = os.pipe()
-                self.stdout = open(reading)  # noqa: SIM115 (the test's, as Popen's is)
+                self.stdout = open(reading)  # noqa: SIM115 (the test closes it, as with Popen)
                 open_here.callback(os.close, stdout)
             out = descriptor(stdout)
             err = out if stderr == subprocess.STDOUT else descriptor(stderr)
@@ -84,7 +84,7 @@ class Rlox:
             }
             rights = array.array("i", [descriptor(stdin), out, err, reporting])
             _parent().sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        self._results = open(results, "rb", buffering=0)  # noqa: SIM115 (until the command has ended)
+        self._results = open(results, "rb", buffering=0)  # noqa: SIM115 (open until the command ends)
         self.pid = int(self._results.readline())
 
     def _ended(self, timeout):
@@ -103,7 +103,7 @@ class Rlox:
         return self.returncode
 
     def communicate(self, timeout=600):
-        """What it prints from now on, and None."""
+        """Return the remaining output, and None."""
         printed = self.stdout.read() if self.stdout else None
         self.wait(timeout)
         return printed, None
@@ -120,7 +120,7 @@ class Rlox:
 
 
 def run(*words, cwd=".", env=None, timeout=300) -> subprocess.CompletedProcess[str]:
-    """`rlox *words` to its end, as `subprocess.run` with captured text."""
+    """Run `rlox *words` to its end, as `subprocess.run` with captured text."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = Rlox(*words, cwd=cwd, env=env, stdout=out, stderr=err)
         try:
@@ -136,9 +136,9 @@ def run(*words, cwd=".", env=None, timeout=300) -> subprocess.CompletedProcess[s
 
 
 def _serve(server: socket.socket) -> list[str]:
-    """Fork a process for each request; returns in these, with the words of their command."""
+    """Fork a process for each request; return in the forked processes with the words of the command."""
     while True:
-        with contextlib.suppress(ChildProcessError):  # of keepers (below) that have ended, or of none
+        with contextlib.suppress(ChildProcessError):  # collect keepers (below) that have ended, if any
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         data, ancillary, _, _ = server.recvmsg(1 << 20, socket.CMSG_SPACE(4 * array.array("i").itemsize))
@@ -151,7 +151,7 @@ def _serve(server: socket.socket) -> list[str]:
             break
         for file in files:
             os.close(file)
-    # The keeper, which reports the command's process number and exit code.
+    # The keeper: it reports the process id and the exit code of the command.
     server.close()
     if pid := os.fork():
         for file in files[:3]:
@@ -173,14 +173,14 @@ def _serve(server: socket.socket) -> list[str]:
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     from rlox.envs import registry
 
-    registry.offers.cache_clear()  # what is installed there may offer more
+    registry.offers.cache_clear()  # packages in that folder may provide more
     if request["env"].get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True, line_buffering=True)
     return request["words"]
 
 
 def _import() -> None:
-    """What a command imports sooner or later, but for trackers, whose modules start threads."""
+    """Import everything that commands import, except trackers, whose modules start threads."""
     import torch
 
     import rlox_cli.run.resume  # noqa: F401
@@ -191,16 +191,16 @@ def _import() -> None:
     for entry in ALGORITHMS.values():
         resolve(entry.cls)
     with contextlib.redirect_stdout(io.StringIO()):
-        # The tables of Typer, Hydra and its parser; environments, networks and one update.
+        # Warm up the caches of Typer, Hydra and its parser, environments, networks and one update.
         for words in (["ls", "envs"], ["train", "--check", "env=CartPole-v1", "total_timesteps=512", "backend=torch"]):
             app(words, prog_name="rlox", standalone_mode=False)
     gc.collect()
-    gc.freeze()  # or a collection in a child would copy every page
+    gc.freeze()  # otherwise a collection in a child would copy every page
 
 
 @functools.cache
 def _import_reports() -> None:
-    """What draws and judges runs: SciPy and Matplotlib, which take four seconds of CPU."""
+    """Import the modules that plot and compare runs, with SciPy and Matplotlib, which take four seconds of CPU."""
     from matplotlib.backends import backend_agg  # noqa: F401
 
     from rlox_cli.bench import learn  # noqa: F401
@@ -210,11 +210,11 @@ def _import_reports() -> None:
     gc.freeze()
 
 
-_code: int | None = None  # of a command that has ended
+_code: int | None = None  # exit code of a command that has ended
 
 
 def _leave() -> None:
-    """The last of what is done at exit: end without taking the interpreter apart, which copies every page it has."""
+    """Exit without tearing down the interpreter, which would copy all of its pages. Runs as the last exit handler."""
     if _code is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -224,12 +224,12 @@ def _leave() -> None:
 
 if __name__ == "__main__":
     _server = socket.socket(fileno=int(sys.argv[1]))
-    os.environ["OMP_NUM_THREADS"] = "1"  # threads do not outlive a fork
+    os.environ["OMP_NUM_THREADS"] = "1"  # threads do not survive a fork
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit.register(_leave)  # before any import does, so that it is called last
+    atexit.register(_leave)  # registered before all imports, so that it is called last
     _import()
     sys.argv[:] = ["rlox", *_serve(_server)]
-    # To processes that are spawned this is ``python -m rlox_cli.main``.
+    # For spawned processes, this process is ``python -m rlox_cli.main``.
     __spec__ = importlib.util.find_spec("rlox_cli.main")
     from rlox_cli.main import main
 

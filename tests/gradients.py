@@ -1,4 +1,4 @@
-"""How native learners are held against PyTorch: the networks drawn, what is left out, and what counts as equal."""
+"""Comparison of native learners with PyTorch: random networks, excluded cases and tolerances."""
 
 import math
 
@@ -13,14 +13,14 @@ PERCEPTRONS = {
     "activation": st.sampled_from(["relu", "tanh"]),
     "seed": st.integers(0, 1000),
 }
-BATCHES = st.one_of(st.integers(1, 40), st.integers(200, 600))  # within a block of the kernels, and over several
+BATCHES = st.one_of(st.integers(1, 40), st.integers(200, 600))  # within one block of the kernels, and across several
 
 
 class NearestKink(TorchDispatchMode):
-    """Notes in `distance` how near the inputs of ReLUs came to 0, and the two of a minimum to each other.
+    """Records in `distance` how close inputs of ReLUs came to 0, and the two arguments of a minimum to each other.
 
-    There a gradient jumps: nearer than rounding, it is one for one and another for the other, and both are right. Two
-    that are the same number count as one: PPO's clipped and unclipped objectives mostly are.
+    The gradient jumps at these points: within rounding, the two implementations may be on different sides, and both are
+    right. Equal arguments of a minimum are ignored: PPO's clipped and unclipped objectives are mostly equal.
     """
 
     def __init__(self) -> None:
@@ -39,16 +39,16 @@ class NearestKink(TorchDispatchMode):
         self.distance = min(self.distance, x.abs().min().item() if x.numel() else math.inf)
 
 
-ROUNDINGS = 8 * float(np.finfo(np.float32).eps)  # of a few sums in a row, as a share of what is summed
+ROUNDINGS = 8 * float(np.finfo(np.float32).eps)  # rounding of a few successive sums, relative to the summands
 
 
 def assert_equal_gradients(ours, theirs, what="", apart=1e-7, share=1e-5, errors=None, rounded=None):
-    """The flat `ours` against PyTorch's tensors in double precision: to `share` of each largest entry, and where sums
-    cancel to `apart`, or to roundings of the network's largest entry.
+    """Compare the flat `ours` with PyTorch's tensors in double precision. The tolerance is `share` of the largest entry
+    of each tensor, plus `apart` and rounding of the largest entry of the network for sums that cancel.
 
-    Gradients that are proportional to `errors`, differences of numbers of about 1, may have what rounding these is as a
-    share of them. `rounded` are PyTorch's tensors in single precision: thrice their distance from `theirs` is allowed,
-    for where logarithms are subtracted and exponentiated again.
+    For gradients proportional to `errors`, which are differences of numbers of about 1, the relative rounding of these
+    is added. `rounded` are PyTorch's tensors in single precision: three times their distance from `theirs` is added,
+    for differences of logarithms that are exponentiated again.
     """
     theirs = [np.asarray(grad).ravel() for grad in theirs]
     apart += ROUNDINGS * max(np.abs(grad).max() for grad in theirs)

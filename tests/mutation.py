@@ -1,5 +1,5 @@
-"""A pytest plugin for mutation runs (``-p tests.mutation``): a kernel is run whatever became of the functions it stands
-for, so that a mutant is found by what it computes and not by its fingerprint. See benchmarks/mutation.md."""
+"""A pytest plugin for mutation runs (``-p tests.mutation``): kernels run even if the functions they replace were
+changed, so that mutants are found by their results and not by their fingerprints. See benchmarks/mutation.md."""
 
 from rlox.native import shadows
 

@@ -1,4 +1,4 @@
-"""What a run has come to, for tests that ask whether two runs are the same, one of them killed."""
+"""The results of runs, for tests that compare a killed and resumed run with an uninterrupted one."""
 
 import hashlib
 import time
@@ -12,13 +12,13 @@ from rlox.tracking import durable_rows
 
 
 def outcome(run):
-    """SHA-256 of everything the run has come to, section by section, and its metrics without times."""
+    """SHA-256 of each section of the checkpoint and the memory, and the metrics without times."""
     path = run / "checkpoints/last.safetensors"
     checkpoint = load_checkpoint(path)
     header = checkpoint.header
     sections = {name: arrays for name, arrays in checkpoint.tensors.items() if name != "memory"}
     if "memory" in header:
-        # Which files hold it depends on when it was saved, what it holds does not.
+        # The division into files depends on when it was saved; the contents do not.
         algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(path)
         sections["memory"] = {name: x for name, x in algorithm.buffer.get_state().items() if isinstance(x, np.ndarray)}
         algorithm.close()
@@ -40,7 +40,7 @@ def weights(path):
 
 
 def kill_when_there(path, words, cwd):
-    """Start `rlox *words`, and kill it as soon as the file `path` is there."""
+    """Start `rlox *words`, and kill it as soon as the file `path` exists."""
     running = forked.Rlox(*words, cwd=cwd)
     try:
         deadline = time.monotonic() + 200

@@ -1,4 +1,4 @@
-"""A replay memory as a package outside would write it: plain Python, only what `rlox.buffers.Buffer` asks for."""
+"""A replay memory as another package would write it: plain Python, only the methods of `rlox.buffers.Buffer`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
 class NewestBuffer:
     """A list of transitions; only the newest `window` of them are drawn.
 
-    Made with whatever arguments its configuration has, which it keeps in ``given``.
+    It accepts all arguments of its configuration and keeps them in ``given``.
     """
 
     def __init__(self, capacity, obs_dim, act_dim, window=None, **given):

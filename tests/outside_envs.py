@@ -1,4 +1,4 @@
-"""The C structs of rlox_native.h in ctypes, so that tests make environments from outside without a compiler."""
+"""The C structs of rlox_native.h in ctypes, so that tests can define external environments without a compiler."""
 
 import ctypes as c
 
@@ -22,7 +22,7 @@ OBSERVE = c.CFUNCTYPE(None, c.c_void_p, P(Batch), P(c.c_float))
 
 
 class Spec(c.Structure):
-    """As it was before there were several agents."""
+    """The struct of versions without multi-agent environments."""
 
     _fields_ = [
         ("struct_size", c.c_uint32),
@@ -48,11 +48,11 @@ class AgentSpec(Spec):
 
 new_capsule = c.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = c.py_object, [c.c_void_p, c.c_char_p, c.c_void_p]
-_ALIVE = []  # ctypes objects whose addresses C holds
+_ALIVE = []  # ctypes objects whose addresses C keeps
 
 
 def capsule_of(spec):
-    """The capsule of an environment; its struct lives as long as the process."""
+    """The capsule of an environment. Its struct is kept alive until the process ends."""
     _ALIVE.append(spec)
     return new_capsule(c.addressof(spec), NAME, None)
 

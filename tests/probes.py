@@ -1,4 +1,4 @@
-"""Environments whose right answer is known on paper."""
+"""Environments whose solution is known analytically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONTINUOUS = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 class ConstantReward(gymnasium.Env):
-    """Reward 1 for ever, one observation, cut by a time limit only: V = 1 / (1 - gamma), every advantage is 0."""
+    """Reward 1, one observation, ended only by a time limit: V = 1 / (1 - gamma), every advantage is 0."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -62,7 +62,7 @@ class Countdown(gymnasium.Env):
 
 
 class MatchTheSign(gymnasium.Env):
-    """One step; the observation is -1 or +1 and the action with the same sign earns 1, the other 0."""
+    """One step; the observation is -1 or +1, and the action with the same sign earns 1, the other 0."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -92,7 +92,7 @@ class ReachTheTarget(gymnasium.Env):
 
 
 class ExplodingReward(gymnasium.Env):
-    """The reward becomes NaN after `after` steps: what a broken simulator does."""
+    """The reward becomes NaN after `after` steps, as in a broken simulator."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -119,7 +119,7 @@ class ExplodingReward(gymnasium.Env):
 
 
 class TwoSwitches(gymnasium.Env):
-    """One step, two choices: the first must be the sign's, the second (of three) must be 2; half a point each."""
+    """One step, two choices: the first must match the sign, the second (of three) must be 2; each earns 0.5."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.MultiDiscrete([2, 3])
@@ -152,9 +152,9 @@ class BrightSide(gymnasium.Env):
 
 
 class NoisyArms(gymnasium.Env):
-    """Two steps: any of ten actions leads on for nothing, then any pays N(0, 1). Every value is 0.
+    """Two steps: all ten actions first earn 0, then N(0, 1). Every value is 0.
 
-    The greatest of ten noisy estimates is not: it is what Q-learning bootstraps from.
+    The maximum of ten noisy estimates, from which Q-learning bootstraps, is greater.
     """
 
     observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -172,7 +172,7 @@ class NoisyArms(gymnasium.Env):
 
 
 class Levers(gymnasium.Env):
-    """Two levers of unlike range; the reward is -|distance| to (1, 0.2), so that both must be moved, for 5 steps."""
+    """Two levers of different ranges, 5 steps; the reward is -|distance| to (1, 0.2), so both must be moved."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))

@@ -1,8 +1,8 @@
-"""Compare every kernel with the Python functions it stands for, and record these: ``python tests/record_kernels.py``.
+"""Compare each kernel with the Python functions it replaces, and record these: ``python tests/record_kernels.py``.
 
-Run it after an edit of a function that `rlox.native.shadows.KERNELS` names, once the kernel computes the same again.
-It writes `rlox/native/fingerprints.py` if the tests below pass; otherwise that file stays as it was. Run it again
-to resolve a conflict in that file.
+Run it after an edit of a function that `rlox.native.shadows.KERNELS` names, when the kernel computes the same again.
+It writes `rlox/native/fingerprints.py` if the tests below pass; otherwise that file is not changed. Run it again to
+resolve a conflict in that file.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ Written by ``python tests/record_kernels.py``; see `rlox.native.shadows`.
 
 COMPARED: dict[str, str] = {
 '''
-# Those that hold a kernel's numbers against PyTorch's, or its rounds against the loop's.
+# Tests that compare the numbers of a kernel with PyTorch, or its rounds with the loop in Python.
 TESTS = (
     "tests/kernels/test_policy_gradient.py",
     "tests/kernels/test_native_dqn.py",
@@ -30,9 +30,9 @@ TESTS = (
 
 
 def record() -> int:
-    """Returns the exit code."""
+    """Run the comparison, write the record and return the exit code."""
     before = RECORD.read_text(encoding="utf-8") if RECORD.exists() else ""
-    # A record with conflict markers is no module.
+    # A record with conflict markers cannot be imported.
     RECORD.write_text(HEAD + "}\n", encoding="utf-8")
     try:
         from rlox.native.shadows import present
@@ -47,7 +47,7 @@ def record() -> int:
         return 0
     code = 1
     try:
-        # Kernels run only where the record says that they may.
+        # Kernels run only if the record allows it.
         code = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *TESTS], cwd=ROOT, check=False).returncode
     finally:
         if code:

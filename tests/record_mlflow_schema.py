@@ -1,7 +1,7 @@
 """Record the schema of MLflow's SQLite store: ``python tests/record_mlflow_schema.py``.
 
-Run it when `constraints.txt` names another MLflow. It writes `rlox/tracking/mlflow_schema.sql` from a store that the
-installed MLflow has made; tests/test_tracking.py compares the two.
+Run it when `constraints.txt` names another version of MLflow. It writes `rlox/tracking/mlflow_schema.sql` from a store
+that the installed MLflow has created; tests/test_tracking.py compares the two.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ def schema() -> str:
         MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
         connection = sqlite3.connect(database)
         (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        # MLflow makes indexes in an order that varies.
+        # MLflow creates indexes in varying order.
         order = "ORDER BY type = 'table' DESC, type, name"
         parts = [sql for (sql,) in connection.execute(f"SELECT sql FROM sqlite_master WHERE sql IS NOT NULL {order}")]
         connection.close()

@@ -1,7 +1,7 @@
 """Record the public names and their signatures: ``python tests/record_public_names.py``.
 
-It writes `tests/public_names.json`, which tests/test_architecture.py compares with the library. Name every change of it
-in CHANGELOG.
+It writes `tests/public_names.json`, which tests/test_architecture.py compares with the library. Describe each change of
+this file in CHANGELOG.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from pathlib import Path
 import rlox
 
 PATH = Path(__file__).with_name("public_names.json")
-# Where the documents import names from.
+# The modules from which the documents import names.
 MODULES = ("rlox.algorithms", "rlox.callbacks", "rlox.collectors", "rlox.config", "rlox.losses", "rlox.networks")
 MODULES += ("rlox.policies", "rlox.trainers", "rlox.gym_vec_env", "rlox.buffers", "rlox.checkpoint", "rlox.envs")
 
@@ -21,7 +21,7 @@ def _signature(thing):
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
-        return None  # a compiled class that takes what its `__init__` takes
+        return None  # a compiled class with the signature of its `__init__`
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     shown = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
     return shown if " at 0x" not in shown else None
@@ -30,7 +30,7 @@ def _signature(thing):
 def _described(thing):
     if not isinstance(thing, type):
         return _signature(thing) if callable(thing) else type(thing).__name__
-    # What rlox's own classes define: PyTorch's names are PyTorch's, and other libraries add to them.
+    # Only names that classes of rlox define: names of PyTorch are not ours, and other libraries add to them.
     own = {name for cls in thing.__mro__ if cls.__module__.startswith("rlox") for name in vars(cls)}
     members = {name: getattr(thing, name, None) for name in sorted(own) if not name.startswith("_")}
     methods = {name: _signature(member) for name, member in members.items() if callable(member)}
@@ -38,7 +38,7 @@ def _described(thing):
 
 
 def names():
-    """What ``import rlox`` offers, with signatures; by module, what else the documents import."""
+    """The names of ``import rlox`` with signatures, and by module the other names that the documents import."""
     found = {name: _described(getattr(rlox, name)) for name in sorted(set(rlox.__all__) - {"__version__"})}
     modules = {}
     for module_name in MODULES:
@@ -55,7 +55,7 @@ def names():
 
 
 def text():
-    """The record as it is kept, a line a name."""
+    """The record as text, with one line for each name."""
     found = names()
     lines = [f"  {json.dumps(name)}: {json.dumps(about, sort_keys=True)}" for name, about in found["rlox"].items()]
     return '{"rlox": {\n' + ",\n".join(lines) + '},\n"modules": ' + json.dumps(found["modules"], indent=1) + "}\n"

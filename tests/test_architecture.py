@@ -19,7 +19,7 @@ import rlox.kernels
 import rlox_cli
 
 ROOTS = {"rlox": Path(rlox.__file__).parent, "rlox_cli": Path(rlox_cli.__file__).parent}
-# The packages from the lowest to the highest; those of one row may not import each other.
+# The packages from the lowest to the highest; packages in the same row may not import each other.
 ROWS = (
     ("rlox", "rlox.kernels"),
     ("rlox.config",),
@@ -46,9 +46,9 @@ ROWS = (
 )
 FLOORS = {package: floor for floor, row in enumerate(ROWS) for package in row}
 CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
-MOST_ENTRIES = 12  # of a package: modules and packages, without __init__ and __main__
-LISTS = {"rlox", "rlox.algorithms"}  # that grow by design: a package for each family, a file for each algorithm
-MOST_LINES = 700  # of a kernel's file
+MOST_ENTRIES = 12  # modules and packages in a package, without __init__ and __main__
+LISTS = {"rlox", "rlox.algorithms"}  # these grow by design: a package for each family, a file for each algorithm
+MOST_LINES = 700  # in the file of a kernel
 
 
 def module_of(root, path):
@@ -66,12 +66,12 @@ def package_of(module):
 
 
 def exports(package):
-    """What the `__init__` of a package hands on: the module that each of its names is imported from."""
+    """The names that the `__init__` of a package exports, with the module that each is imported from."""
     return getattr(import_module(package), "_EXPORTS", {}) if MODULES[package].name == "__init__.py" else {}
 
 
 def imports(path):
-    """Every name that a file imports, wherever in it, and the line."""
+    """All names that a file imports anywhere in its code, with their lines."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -81,7 +81,7 @@ def imports(path):
 
 
 def target(name):
-    """The module of rlox that an imported name is found in; None for what is not rlox's."""
+    """The module of rlox that defines an imported name; None for names from other packages."""
     if name.partition(".")[0] not in ROOTS:
         return None
     if name in MODULES:
@@ -137,7 +137,7 @@ def test_no_two_files_import_each_other():
 
 
 @pytest.mark.parametrize("package", sorted(name for name, path in MODULES.items() if path.name == "__init__.py"))
-def test_a_package_says_what_it_answers_and_stays_small(package):
+def test_a_package_has_a_docstring_and_stays_small(package):
     path = MODULES[package]
     entries = [entry for entry in path.parent.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()]
     entries = [entry.name for entry in entries if not entry.name.startswith("__")]
@@ -152,7 +152,7 @@ def test_no_kernel_file_is_too_long_to_read():
     assert {path.name: n for path, n in lines.items() if n > MOST_LINES} == {}
 
 
-def test_only_the_command_line_imports_what_the_command_line_needs():
+def test_only_the_command_line_imports_its_dependencies():
     for module, path in MODULES.items():
         for name, line in imports(path):
             if name.partition(".")[0] in CLI_ONLY:
@@ -160,7 +160,7 @@ def test_only_the_command_line_imports_what_the_command_line_needs():
 
 
 @pytest.mark.parametrize("name", sorted(rlox._ALIASES))
-def test_the_first_layouts_names_import(name):
+def test_names_of_the_original_layout_can_be_imported(name):
     module = import_module(name)
     for target_name in rlox._ALIASES[name]:
         found = import_module(target_name)
@@ -181,7 +181,7 @@ def test_the_first_layouts_names_import(name):
         ("rlox.networks", "DeterministicPolicy", "rlox.nn.policies"),
     ],
 )
-def test_what_is_set_on_an_alias_is_set_on_its_module(alias, name, module, monkeypatch):
+def test_setting_an_attribute_of_an_alias_sets_it_on_its_module(alias, name, module, monkeypatch):
     alias, module = import_module(alias), import_module(module)
     before = getattr(module, name)
     monkeypatch.setattr(alias, name, len)
@@ -248,13 +248,13 @@ def test_every_export_exists():
 
 
 @pytest.mark.parametrize("init", sorted(ROOTS["rlox"].rglob("__init__.py")), ids=lambda path: path.parent.name)
-def test_no_lazy_name_is_that_of_a_module_beside_it(init):
-    # Importing the module sets the package's attribute, and the name would be a module from then on.
+def test_no_lazy_name_equals_the_name_of_a_sibling_module(init):
+    # Importing the module sets the attribute of the package, so the name would refer to the module afterwards.
     exports = re.findall(r'^    "(\w+)": "rlox', init.read_text(), re.MULTILINE)
     assert not {path.stem for path in init.parent.glob("*.py")} & set(exports)
 
 
-def test_names_are_where_the_documents_look_for_them():
+def test_names_are_importable_from_where_the_documents_import_them():
     from rlox import algorithms, callbacks, config, networks, policies
 
     shipped = [getattr(callbacks, name) for name in callbacks.__all__]
@@ -281,8 +281,8 @@ def test_python_m_rlox_is_the_command_line():
     assert said("nonsense").returncode == 2
 
 
-def test_the_public_names_are_those_that_were_recorded():
-    """Name a change in CHANGELOG, then run `python tests/record_public_names.py`."""
+def test_the_public_names_equal_the_recorded_ones():
+    """If this fails: describe the change in CHANGELOG, then run `python tests/record_public_names.py`."""
     kept, found = json.loads(record_public_names.PATH.read_text()), record_public_names.names()
     assert json.loads(record_public_names.text()) == found
     for name in kept["rlox"].keys() | found["rlox"].keys():
@@ -291,13 +291,13 @@ def test_the_public_names_are_those_that_were_recorded():
         assert found["modules"].get(module) == kept["modules"].get(module), module
 
 
-def test_algorithms_stand_on_a_family_and_write_their_update_out():
-    """Two steps of inheritance, and no helper of another class inside `update`."""
+def test_algorithms_inherit_from_a_family_and_write_out_their_update():
+    """Two levels of inheritance, and no helpers of another class inside `update`."""
     from rlox import algorithms
     from rlox.training import Algorithm, Learner, LLMAlgorithm, OfflineAlgorithm, OffPolicyAlgorithm, OnPolicyAlgorithm
 
     families = (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm, LLMAlgorithm)
-    # Objects and functions of the algorithm, not steps of its mathematics: passes over a language model, for example.
+    # Objects and functions of the algorithm, not steps of its mathematics, such as passes over a language model.
     allowed = {"cast", "compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
     for name, entry in algorithms.ALGORITHMS.items():
         cls = algorithms.resolve(entry.cls)

@@ -1,4 +1,4 @@
-"""Which path runs: the native one exactly where it is exact, and why not elsewhere."""
+"""The choice of the backend: native exactly where it is equivalent, otherwise PyTorch with a reason."""
 
 import multiprocessing
 import sys
@@ -76,26 +76,26 @@ class OwnDQN(DQN):
 CASES = {
     "frozen": (PPO, "CartPole-v1", {"policy": frozen}, "frozen"),
     "hooks": (PPO, "CartPole-v1", {"policy": hooked}, "hooks"),
-    "other layers": (A2C, "CartPole-v1", {"policy": changed}, "not those it was made with"),
-    "another class": (PPO, "CartPole-v1", {"policy": lambda: Other(4, 2)}, r"module of your own \(Other\)"),
+    "other layers": (A2C, "CartPole-v1", {"policy": changed}, "not those it was created with"),
+    "another class": (PPO, "CartPole-v1", {"policy": lambda: Other(4, 2)}, r"custom module \(Other\)"),
     "float64": (PPO, "CartPole-v1", {"policy": lambda: DiscretePolicy(4, 2).double()}, "float32"),
     "images": (PPO, probes.BrightSide, {"hidden_sizes": []}, "convolutional"),
     "multi-discrete": (PPO, probes.TwoSwitches, {}, "multi-discrete"),
     "depth": (PPO, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
-    "an update of one's own": (OwnUpdate, "CartPole-v1", {}, "OwnUpdate has an update of its own"),
+    "a custom update": (OwnUpdate, "CartPole-v1", {}, "OwnUpdate has an update of its own"),
     "a frozen Q-network": (DQN, "CartPole-v1", {"policy": frozen_q}, "frozen"),
-    "a Q-network of other layers": (DQN, "CartPole-v1", {"policy": changed_q}, "not those it was made with"),
-    "a Q-network of one's own": (DQN, "CartPole-v1", {"policy": OwnQ}, r"module of your own \(OwnQ\)"),
+    "a Q-network of other layers": (DQN, "CartPole-v1", {"policy": changed_q}, "not those it was created with"),
+    "a custom Q-network": (DQN, "CartPole-v1", {"policy": OwnQ}, r"custom module \(OwnQ\)"),
     "images for a Q-network": (DQN, probes.BrightSide, {"hidden_sizes": []}, "convolutional"),
     "depth of a Q-network": (DQN, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
-    "a DQN with an update of one's own": (OwnDQN, "CartPole-v1", {}, "OwnDQN has an update of its own"),
-    "a policy of one's own for SAC": (SAC, "Pendulum-v1", {"policy": lambda: nn.Linear(3, 2)}, r"your own \(Linear\)"),
+    "a DQN with a custom update": (OwnDQN, "CartPole-v1", {}, "OwnDQN has an update of its own"),
+    "a custom policy for SAC": (SAC, "Pendulum-v1", {"policy": lambda: nn.Linear(3, 2)}, r"custom module \(Linear\)"),
     "depth for TD3": (TD3, "Pendulum-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_auto_takes_torch_and_native_says_why_not(case):
+def test_auto_takes_torch_and_native_is_an_error_with_the_reason(case):
     kind, env, options, reason = CASES[case]
     options = {**(Q_SMALL if issubclass(kind, OffPolicyAlgorithm) else SMALL), **options}
     made = {**options, "policy": options["policy"]()} if "policy" in options else options
@@ -115,13 +115,13 @@ def test_unknown_backend():
 
 @pytest.mark.parametrize("kind", [PPO, A2C])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", probes.MatchTheSign])
-def test_auto_takes_native_whatever_watches(kind, env):
+def test_auto_takes_native_with_callbacks_and_rewards(kind, env):
     watched = kind(env, callbacks=[Callback(), EvalCallback(2, 2)], reward_fn=lambda o, a, r: 2 * r, **SMALL)
     assert watched.backend == "native"
     assert "perceptron" in watched.backend_reason
 
 
-def test_a_policy_of_ours_is_adopted_as_it_is():
+def test_a_built_in_policy_is_adopted_unchanged():
     torch.manual_seed(0)
     policy = ContinuousPolicy(3, 1, (16, 8), "relu", log_std_init=-0.5)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
@@ -133,7 +133,7 @@ def test_a_policy_of_ours_is_adopted_as_it_is():
     assert all(not torch.equal(value, before[key]) for key, value in policy.state_dict().items())
 
 
-def test_the_module_and_the_kernel_see_one_truth():
+def test_the_module_and_the_kernel_share_weights():
     ppo = PPO("CartPole-v1", **SMALL)
     obs = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
     with torch.no_grad():
@@ -158,8 +158,8 @@ def test_both_updates_from_one_state(kind):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"])
-def test_a_fused_rollout_is_the_step_by_step_one(env):
-    """A reward function that changes nothing makes the collector go through Python."""
+def test_a_fused_rollout_equals_a_stepwise_one(env):
+    """A reward function that changes nothing makes the collector step in Python."""
     fused = PPO(env, seed=3, n_envs=5, n_steps=230)
     stepped = PPO(env, seed=3, n_envs=5, n_steps=230, reward_fn=lambda obs, actions, rewards: rewards)
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_stochastic_prediction_and_evaluation_draw_the_same_numbers():
     np.testing.assert_array_equal(*returns)
 
 
-def test_initial_weights_are_the_modules():
+def test_initial_weights_equal_the_modules():
     from rlox.nn.policies import make_policy
 
     for ortho in (True, False):
@@ -211,7 +211,7 @@ def test_pytorchs_update_learns_from_the_kernels_rollouts():
     ppo, by_module = (PPO("CartPole-v1", seed=4, backend="torch", **SMALL) for _ in range(2))
     by_module._beside = None
     assert ppo.backend == "torch"
-    assert ppo.backend_reason == "as asked; a kernel collects"
+    assert ppo.backend_reason == "as requested; a kernel collects"
     assert isinstance(ppo.actor, NativePolicy)
     assert by_module.actor is by_module.policy
     for p in (ppo, by_module):
@@ -221,12 +221,12 @@ def test_pytorchs_update_learns_from_the_kernels_rollouts():
         torch.testing.assert_close(value, by_module.policy.state_dict()[name], rtol=0, atol=1e-4)
 
 
-def test_a_subclass_with_its_own_update_collects_by_the_kernel():
+def test_a_subclass_with_a_custom_update_collects_with_the_kernel():
     ppo = OwnUpdate("Pendulum-v1", **SMALL)
     assert (ppo.backend, isinstance(ppo.actor, NativePolicy)) == ("torch", True)
 
 
-def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
+def test_the_kernel_is_not_used_if_the_module_was_changed():
     ppo = PPO("CartPole-v1", backend="torch", **SMALL)
     calls = []
     handle = ppo.policy.critic.register_forward_hook(lambda *a: calls.append(1))
@@ -236,7 +236,7 @@ def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
     handle.remove()
     assert isinstance(ppo.actor, NativePolicy)
     bias = ppo.policy.actor[0].bias
-    bias.data = bias.data.clone()  # elsewhere now: the kernel would not see it change
+    bias.data = bias.data.clone()  # at another address, where the kernel would not see changes
     assert ppo.actor is ppo.policy
     for custom in (frozen(), hooked(), Other(4, 2)):
         ppo = PPO("CartPole-v1", policy=custom, **SMALL)
@@ -253,7 +253,7 @@ def test_a_native_training_starts_no_threads_and_is_the_same_in_a_child(method):
 
 
 @pytest.mark.parametrize("kind", [DiscreteQNetwork, lambda *a: QPolicy(DiscreteQNetwork(*a), 2)])
-def test_a_q_network_of_ours_is_adopted_as_it_is(kind):
+def test_a_built_in_q_network_is_adopted_unchanged(kind):
     torch.manual_seed(0)
     policy = kind(4, 2, (16, 8), "tanh", True)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
@@ -266,7 +266,7 @@ def test_a_q_network_of_ours_is_adopted_as_it_is(kind):
     assert all(not torch.equal(value, before[key]) for key, value in policy.state_dict().items())
 
 
-def test_q_modules_and_the_kernel_see_one_truth():
+def test_q_modules_and_the_kernel_share_weights():
     dqn = DQN("CartPole-v1", dueling=True, **Q_SMALL)
     obs = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
     with torch.no_grad():
@@ -282,7 +282,7 @@ def test_q_modules_and_the_kernel_see_one_truth():
 
 @pytest.mark.parametrize("hidden", [[], [16], [16, 8], [16, 8, 8]])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_initial_q_weights_are_the_modules(hidden, dueling):
+def test_initial_q_weights_equal_the_modules(hidden, dueling):
     dqn = DQN("Acrobot-v1", dueling=dueling, **{**Q_SMALL, "hidden_sizes": hidden})
     module = QPolicy(DiscreteQNetwork(6, 3, hidden, "relu", dueling, Rng(9)), 3)
     weights = NativeQPolicy.make(dqn.spec, dqn.config, Rng(9)).weights()
@@ -319,7 +319,7 @@ def test_both_q_updates_from_one_state(options):
 
 
 class Listener(Callback):
-    """What must see each round."""
+    """A callback that must see each round."""
 
     def __init__(self):
         self.steps = []
@@ -337,7 +337,7 @@ class Rows(Callback):
 
 
 def everything(dqn):
-    """All that a training changes, by name."""
+    """Everything that training changes, by name."""
     buffer, environment = dqn.buffer.get_state(), dqn.collector.state()
     return {
         "parameters": dqn.native.net.parameters, "target": dqn.native.net.target, **dqn.optimizer.state(),
@@ -371,7 +371,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
 @pytest.mark.parametrize("case", ROUNDS)
-def test_fused_rounds_are_the_single_steps(env, case):
+def test_fused_rounds_equal_single_steps(env, case):
     settings = {"seed": 1, **Q_SMALL, **ROUNDS[case]}
     rows, listener = (Rows(), Rows()), Listener()
     fused = DQN(env, callbacks=[rows[0]], **settings)
@@ -398,7 +398,7 @@ BOUNDED = {
 @pytest.mark.parametrize("kind", [SAC, TD3])
 @pytest.mark.parametrize("case", BOUNDED)
 @pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])
-def test_fused_rounds_of_bounded_policies_are_the_single_steps(kind, case, env):
+def test_fused_rounds_of_bounded_policies_equal_single_steps(kind, case, env):
     settings = {"seed": 1, "n_envs": 1, **Q_SMALL, "hidden_sizes": [16, 8], **BOUNDED[case]}
     rows, listener = (Rows(), Rows()), Listener()
     fused = kind(env, callbacks=[rows[0]], **settings)
@@ -420,14 +420,14 @@ def test_fused_rounds_of_bounded_policies_are_the_single_steps(kind, case, env):
 
 
 @pytest.mark.parametrize("kind", [SAC, TD3])
-def test_pytorchs_update_is_refused_where_the_kernel_learns(kind):
+def test_pytorchs_update_is_an_error_with_the_native_backend(kind):
     one = kind("Pendulum-v1", **Q_SMALL)
     one.train(40)
-    with pytest.raises(RuntimeError, match="must be called where the backend is torch, got native"):
+    with pytest.raises(RuntimeError, match="must be called with backend torch, got native"):
         one.update(one.sample())
 
 
-def test_rounds_may_be_cut_anywhere():
+def test_rounds_may_be_split_anywhere():
     one, other = (DQN("CartPole-v1", seed=2, n_envs=2, train_freq=4, **Q_SMALL) for _ in range(2))
     for dqn in (one, other):
         dqn.counters.horizon_steps = dqn.counters.schedule_steps = 1_000
@@ -446,16 +446,16 @@ STEP_BY_STEP = {
     "a foreign environment": (DQN, probes.MatchTheSign, {}, "the environment is not native"),
     "a reward": (DQN, "CartPole-v1", {"reward_fn": "sign"}, "there is a reward_fn"),
     "normalisation": (DQN, "CartPole-v1", {"normalize_obs": True}, "observations are normalised"),
-    "priorities": (DQN, "CartPole-v1", {"prioritized": True}, "the memory is not the uniform one"),
-    "files": (DQN, "CartPole-v1", {"buffer": {"name": "mmap", "hot_size": 200}}, "the memory is not the uniform one"),
+    "priorities": (DQN, "CartPole-v1", {"prioritized": True}, "the replay memory is not uniform"),
+    "files": (DQN, "CartPole-v1", {"buffer": {"name": "mmap", "hot_size": 200}}, "the replay memory is not uniform"),
     "noise for SAC": (SAC, "Pendulum-v1", {"exploration_noise": 0.3}, "Python adds the exploration noise"),
     "correlated noise": (TD3, "Pendulum-v1", {"noise_correlation": 0.9}, "Python adds the exploration noise"),
-    "a method of one's own": (Calm, "CartPole-v1", {}, "Calm changes explore"),
+    "a custom method": (Calm, "CartPole-v1", {}, "Calm changes explore"),
 }
 
 
 @pytest.mark.parametrize("case", STEP_BY_STEP)
-def test_what_python_must_see_goes_step_by_step(case):
+def test_features_in_python_go_step_by_step(case):
     kind, env, options, reason = STEP_BY_STEP[case]
     dqn = kind(env, **options, **Q_SMALL)
     assert (dqn.backend, dqn.fused()) == ("native", False)
@@ -465,14 +465,14 @@ def test_what_python_must_see_goes_step_by_step(case):
     assert DQN("CartPole-v1", **Q_SMALL).backend_reason.endswith("; whole rounds in one call")
 
 
-def test_watching_does_not_stop_the_rounds():
+def test_callbacks_do_not_prevent_fused_rounds():
     watched = DQN("CartPole-v1", callbacks=[Callback(), EvalCallback(2, 2)], **Q_SMALL)
     assert watched.fused()
     watched.callbacks.extend([Listener()])
     assert not watched.fused()
 
 
-def test_transitions_are_arrays_until_tensors_are_asked_for():
+def test_transitions_become_tensors_on_demand():
     dqn = DQN("CartPole-v1", **Q_SMALL)
     dqn.train(40)
     batch = dqn.sample()
@@ -494,7 +494,7 @@ def test_transitions_are_arrays_until_tensors_are_asked_for():
 
 @pytest.mark.parametrize("kind", [PPO, A2C, DQN])
 @pytest.mark.parametrize("forgets", ["zero_grad", "gradients of its own"])
-def test_pytorchs_update_has_gradients_whatever_was_done_to_them(kind, forgets):
+def test_pytorchs_update_restores_replaced_gradients(kind, forgets):
     def norm(forget):
         options = {"learning_starts": 8, "batch_size": 8} if kind is DQN else {"n_steps": 8}
         algorithm = kind("CartPole-v1", seed=3, backend="native", hidden_sizes=[8], **options)

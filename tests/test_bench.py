@@ -19,7 +19,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FEW = ("--samples", "3", "--rounds", "1")
 
 
-# Each script that is named asks for its help, in a fork of one fresh interpreter with what most of them import.
+# Each named script prints its help, in forks of one new interpreter with the most common imports.
 ASK_ALL = """
 import gc, os, runpy, sys
 import matplotlib.figure, scipy.stats, torch
@@ -60,7 +60,7 @@ def test_data_measures_prints_and_writes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "compute_token_kl f64" in done.stdout
     assert "numpy /rlox" in done.stdout
-    assert "(1 of " in done.stderr  # where no bar can be shown, a line for each part
+    assert "(1 of " in done.stderr  # without a progress bar, one line for each part
     result = json.loads((tmp_path / "data.json").read_text())
     assert result["command"] == "rlox bench data --only '^(token_kl|gae_batched)$' --samples 3 --rounds 1"
     assert {"date", "machine", "python", "versions"} <= set(result)
@@ -76,7 +76,7 @@ def test_data_measures_prints_and_writes(tmp_path):
 @pytest.mark.parametrize(
     "words", [("data", "--only", "^gae$", *FEW), ("train", "a2c", "--steps", "100", "--rounds", "1")]
 )
-def test_a_package_without_its_checkout_says_what_it_takes(words, tmp_path):
+def test_without_the_checkout_the_error_names_what_is_needed(words, tmp_path):
     shutil.copytree(BENCHMARKS.parent / "rlox_cli", tmp_path / "rlox_cli")
     command = [sys.executable, "-m", "rlox_cli.main", "bench", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -94,15 +94,15 @@ def test_a_package_without_its_checkout_says_what_it_takes(words, tmp_path):
         (["--peer-python", "/bin/false"], "--peer-python must be a Python interpreter"),
     ],
 )
-def test_data_refuses(words, said):
+def test_errors_of_data(words, said):
     done = bench("data", *words)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_system_that_computes_something_else_is_found_out(tmp_path):
-    # Python runs sitecustomize before anything else: here, in the processes that measure, exp is 1 % off in NumPy's.
+def test_a_system_with_wrong_results_is_detected(tmp_path):
+    # Python runs sitecustomize before anything else: here it makes NumPy's exp 1 % wrong in the measured processes.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if sys.orig_argv[-1] == 'numpy':\n"
@@ -120,7 +120,7 @@ def test_train_measures_what_each_system_learned(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "a2c, 3,000 steps (1 of 1)\n" in done.stderr
     assert "rlox torch" in done.stdout
-    # Not every system says what its training episodes returned, so that no column is of them.
+    # Not every system reports the returns of training episodes, so no column shows them.
     assert re.search(r"system +CPU s +ratio +wall s +evaluation", done.stdout)
     assert "last 100 episodes" not in done.stdout
     result = json.loads((tmp_path / "train.json").read_text())
@@ -140,11 +140,11 @@ def test_train_measures_what_each_system_learned(tmp_path):
     assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_train_times_the_command_with_all_that_it_starts(tmp_path):
+def test_train_times_the_command_and_its_children(tmp_path):
     child = "import time\nwhile time.process_time() < 1: pass"
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); print('started')"
     found = process_once([sys.executable, "-c", parent], str(tmp_path))
-    assert found["cpu_s"] >= 1  # of the child, which the command does not wait for
+    assert found["cpu_s"] >= 1  # of the child process, for which the command does not wait
     assert found["wall_s"] > 0
     assert found["said"] == "started\n"
     refused = [sys.executable, "-m", "rlox_cli.main", "train", "algo=ppo", "env=CartPole-v1", "total_timesteps=0"]
@@ -152,7 +152,7 @@ def test_train_times_the_command_with_all_that_it_starts(tmp_path):
         process_once(refused, str(tmp_path))
 
 
-def test_train_tells_of_a_peer_that_fails(tmp_path):
+def test_train_reports_a_peer_that_fails(tmp_path):
     package = tmp_path / "stable_baselines3"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
@@ -163,7 +163,7 @@ def test_train_tells_of_a_peer_that_fails(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_train_refuses_an_unknown_case():
+def test_train_rejects_an_unknown_case():
     done = bench("train", "pp")
     assert done.returncode != 0
     cases = "ppo, a2c, dqn, sac, custom, solve, process, busy, grpo, grpo-sum, grpo-large, dpo"

@@ -1,4 +1,4 @@
-"""`rlox bench learn` as a user runs it: verdicts, run folders that are used again, and bugs that the score hides."""
+"""`rlox bench learn` as a user runs it: verdicts, reused run folders, and bugs that the score does not show."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def learn(*words, **kwargs):
 
 
 def numbers(folder):
-    """What a run recorded, without its times."""
+    """The metrics that a run recorded, without times."""
     return [
         {key: value for key, value in row.items() if key != "time" and not key.startswith("time/")}
         for row in durable_rows(folder)
@@ -48,13 +48,13 @@ def numbers(folder):
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    """Eight short trainings with their result; nothing is judged that they could fail."""
+    """Eight short trainings and their result; nothing is judged, so they cannot fail."""
     folder = tmp_path_factory.mktemp("before")
     done = learn(*SHORT, "--seeds", 8, "--runs", folder / "runs", "--out", folder, "--score-only", "~reference")
     return folder, done
 
 
-def test_runs_are_those_of_rlox_train_and_the_result_says_what_they_did(before, tmp_path):
+def test_runs_equal_those_of_rlox_train_and_the_result_describes_them(before, tmp_path):
     folder, done = before
     assert done.returncode == 0, done.stderr
     assert "nothing to judge against" in done.stdout
@@ -80,7 +80,7 @@ def test_runs_are_those_of_rlox_train_and_the_result_says_what_they_did(before, 
     assert (folder / "learn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_finished_runs_are_kept_and_one_broken_off_is_resumed(before, tmp_path):
+def test_finished_runs_are_reused_and_interrupted_ones_resumed(before, tmp_path):
     folder, _ = before
     runs = tmp_path / "runs"
     shutil.copytree(folder / "runs", runs)
@@ -89,7 +89,7 @@ def test_finished_runs_are_kept_and_one_broken_off_is_resumed(before, tmp_path):
     shutil.rmtree(stopped)
     half = rlox("train", *SHORT, "~reference", "seed=101", "logger=none", "eval.stop_at=20", f"hydra.run.dir={stopped}")
     assert half.returncode == 0, half.stderr
-    # What a kill leaves: a checkpoint in the middle, and a record without end, under the settings asked for.
+    # The state after a kill: a checkpoint in the middle, and a record without an end, with the requested settings.
     config = (stopped / "config.yaml").read_text()
     assert "stop_at: 20.0" in config
     (stopped / "config.yaml").write_text(config.replace("stop_at: 20.0", "stop_at: null"))
@@ -106,7 +106,7 @@ def test_finished_runs_are_kept_and_one_broken_off_is_resumed(before, tmp_path):
     first = json.loads((folder / "learn.json").read_text())["cells"]["ppo-CartPole-v1"]
     again = json.loads(done.stdout)["cells"]["ppo-CartPole-v1"]
     assert again["final"] == {seed: first["final"][seed] for seed in ("100", "101")}
-    # Other settings are another run.
+    # A run with other settings is not reused.
     other = learn(*SHORT, "~reference", "--seeds", 1, "--runs", runs, "algo.gamma=0.9")
     assert other.returncode == 2
     assert "algo.gamma 0.98 -> 0.9" in other.stderr
@@ -124,13 +124,13 @@ def test_the_score_is_judged_by_the_reference(before, score, verdict, code):
     assert done.returncode == code, done.stderr
     assert f"reference         {verdict}: IQM" in done.stdout
     assert done.stdout.rstrip().endswith(verdict)
-    # The settings are not those of the nominal runs: the difference is reported, and decides nothing.
-    assert "no verdict, for the nominal runs had other settings: total_timesteps 100000 -> 12800" in done.stdout
+    # The settings differ from those of the nominal runs: this is reported and does not affect the verdict.
+    assert "no verdict, because the nominal runs had other settings: total_timesteps 100000 -> 12800" in done.stdout
 
 
-def test_a_bug_that_the_score_hides_is_found_beside_what_was_before(before, tmp_path):
+def test_a_bug_that_the_score_hides_is_found_by_comparison_with_an_earlier_result(before, tmp_path):
     folder, _ = before
-    # Python runs sitecustomize before anything else: here the value loss counts half of what it should.
+    # Python runs sitecustomize before anything else: here it halves the weight of the value loss.
     (tmp_path / "sitecustomize.py").write_text(
         "from dataclasses import replace\n"
         "from rlox.algorithms.ppo import PPO\n"
@@ -174,7 +174,7 @@ def test_recorded_curves_of_sb3(before, tmp_path):
     words = (*SHORT, "~reference", "--seeds", 8, "--runs", folder / "runs", "--against", "sb3")
     done = learn(*words, "--reference", tmp_path, "--out", tmp_path / "out", "--threshold", 30)
     assert done.returncode == 0, done.stderr
-    assert "others            PASS: IQM less that of Stable-Baselines3 2.9.9 +" in done.stdout
+    assert "others            PASS: IQM minus that of Stable-Baselines3 2.9.9 +" in done.stdout
     cell = json.loads((tmp_path / "out" / "learn.json").read_text())["cells"]["ppo-CartPole-v1"]
     assert cell["final_sb3"] == {"100": 30.0, "101": 31.0, "102": 32.0}
     assert cell["iqm_sb3"] == 31.0
@@ -192,8 +192,8 @@ def test_a_reference_does_not_judge_another_task(before):
     done = learn(*SHORT, "--seeds", 8, "--runs", folder / "runs")
     assert done.returncode == 0, done.stderr
     assert (
-        "reference         no verdict, for 475 is that of another task: total_timesteps 100000 -> 12800; "
-        "eval.n_episodes 20 -> 10; name another: --against, or reference={mean_return:SCORE}" in done.stdout
+        "reference         no verdict, because 475 is for another task: total_timesteps 100000 -> 12800; "
+        "eval.n_episodes 20 -> 10; use --against, or reference={mean_return:SCORE}" in done.stdout
     )
     assert "reference         FAIL" not in done.stdout
     assert done.stdout.rstrip().endswith("nothing to judge against")
@@ -212,7 +212,7 @@ def test_a_reference_does_not_judge_another_task(before):
         (["total_timesteps=50_000", "reference={mean_return:100}"], []),
     ],
 )
-def test_what_makes_it_another_task(words, changes):
+def test_changes_that_make_it_another_task(words, changes):
     (job,) = compose_cells(["algo=ppo", "env=CartPole-v1", *words]).values()
     found = tuned_task_changes(job, ())
     assert found == changes if changes is not None else len(found) == 1
@@ -249,13 +249,13 @@ def test_curves_of_different_lengths_are_drawn_whole():
     [
         (["seed=3"], "seed must be left out"),
         (["algo=pppo"], "did you mean 'ppo'?"),
-        (["--against", "sb3"], "must have either --reference FOLDER"),
+        (["--against", "sb3"], "must be used with either --reference FOLDER"),
         (["--against", "nothing.json"], "--against must be sb3 or the learn.json of an earlier --out"),
         (["--against", "sb3", "--reference", "."], "--reference . must hold ppo-CartPole-v1-s100.json"),
     ],
 )
-def test_refuses(words, said, tmp_path):
-    """Before anything is trained."""
+def test_errors_before_training(words, said, tmp_path):
+    """All of these are rejected before anything is trained."""
     done = learn(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
@@ -267,13 +267,13 @@ def test_refuses(words, said, tmp_path):
     ("cell", "said"),
     [
         ({}, "must be sb3 or the learn.json of an earlier --out"),
-        ({"curves": {}}, "must hold a curve of ppo-CartPole-v1, all its seeds diverged"),
+        ({"curves": {}}, "must hold a curve of ppo-CartPole-v1, but all its seeds diverged"),
         ({"curves": {"100": [{"mean": 1.0}]}}, "must be sb3 or the learn.json of an earlier --out"),
-        ({"curves": {"100": [{"step": 5, "mean": 1.0}]}}, "no fingerprint of ppo-CartPole-v1; --score-only"),
-        (None, "must hold ppo-CartPole-v1, it has a2c-CartPole-v1"),
+        ({"curves": {"100": [{"step": 5, "mean": 1.0}]}}, "no fingerprint of ppo-CartPole-v1; add --score-only"),
+        (None, "must hold ppo-CartPole-v1, but has a2c-CartPole-v1"),
     ],
 )
-def test_an_earlier_result_is_looked_through_before_anything_is_trained(cell, said, tmp_path):
+def test_an_earlier_result_is_checked_before_training(cell, said, tmp_path):
     earlier = {"a2c-CartPole-v1": {}} if cell is None else {"ppo-CartPole-v1": cell}
     (tmp_path / "learn.json").write_text(json.dumps({"cells": earlier}))
     done = learn("--against", "learn.json", cwd=tmp_path)
@@ -293,7 +293,7 @@ def test_a_score_is_compared_with_results_that_have_no_fingerprint(before, tmp_p
     assert "others            PASS" in done.stdout
 
 
-def test_the_number_of_seeds_that_is_asked_for_decides():
+def test_the_suggested_number_of_seeds_is_enough_for_a_verdict():
     rng = np.random.default_rng(0)
     few = rng.normal(101.0, 10.0, 5)
     verdict, why = judge_reference(few, 100.0)
@@ -310,7 +310,7 @@ def test_the_number_of_seeds_that_is_asked_for_decides():
     assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 0.5, "theirs")[0] == MORE
 
 
-def test_curves_are_summed_up():
+def test_summaries_of_curves():
     curve = [{"step": 10, "mean": 0.0}, {"step": 20, "mean": 10.0}, {"step": 50, "mean": 10.0, "cpu_s": 3.0}]
     assert area(curve) == pytest.approx((5 * 10 + 10 * 30) / 40)
     assert area(curve[:1]) == 0.0
@@ -320,11 +320,11 @@ def test_curves_are_summed_up():
     assert first_reach([curve, [{"step": 9, "mean": 1.0}]], 10.0)["steps"] is None
 
 
-def test_false_alarms_are_as_rare_as_promised_and_what_moves_is_named():
+def test_the_rate_of_false_alarms_is_as_documented_and_changes_are_named():
     rng = np.random.default_rng(0)
 
     def runs(n, shift=0.0):
-        # Sixty quantities that hang together, of which one is NaN in some runs and one never changes.
+        # Sixty correlated quantities: one is NaN in some runs, and one never changes.
         table = rng.normal(size=(n, 60)) + rng.normal(size=(n, 1))
         table[:, 7] += shift
         table[::5, 3] = np.nan
@@ -333,12 +333,12 @@ def test_false_alarms_are_as_rare_as_promised_and_what_moves_is_named():
 
     nominal = runs(60)
     alarms = sum(fingerprint.compare(runs(5), runs(60), level=0.1).differs for _ in range(60))
-    assert alarms <= 13  # of Binomial(60, 0.1), which is above that with probability 0.003
+    assert alarms <= 13  # Binomial(60, 0.1) is above this with probability 0.003
     found = fingerprint.compare(runs(5, shift=9.0), nominal)
     assert [one.name for one in found.differing] == ["q7"]
     assert "higher" in str(found.differing[0])
     assert found.n_quantities == 59
-    # Against every split there is: two runs of seven, one quantity.
+    # Compared with all possible splits: two runs of seven, one quantity.
     few = [{"q": float(k)} for k in (9, 8, 1, 2, 3, 4, 5)]
     assert fingerprint.compare(few[:2], few[2:]).smallest_p == pytest.approx(2 / 21, abs=0.01)
 
@@ -352,7 +352,7 @@ def test_the_settings_of_sb3():
     assert found["kw"]["clip_range"] == {"falls_from": 0.2}
     assert found["kw"]["learning_rate"] == {"falls_from": 0.001}
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "algo.double_dqn=true"])
-    with pytest.raises(UsageError, match=r"no counterpart of algo.double_dqn"):
+    with pytest.raises(UsageError, match=r"no counterpart for algo.double_dqn"):
         settings_of(job.config, job.algo)
 
 

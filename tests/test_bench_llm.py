@@ -1,4 +1,4 @@
-"""benchmarks/llm: the rewards that are compared, trainings of some updates, and `rlox bench train` of them."""
+"""benchmarks/llm: the rewards of the tasks, short trainings, and `rlox bench train` on them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_reward_is_half_for_the_beginning_and_half_for_the_end(load, answer,
     assert load("tasks").reward(answer, completion) == pytest.approx(expected)
 
 
-def test_every_token_but_the_end_can_be_seen_in_a_text(load):
+def test_every_token_except_the_end_is_visible_in_text(load):
     tasks = load("tasks")
     for task in tasks.TASKS:
         tokenizer = tasks.tokenizer(task)
@@ -45,7 +45,7 @@ def test_every_token_but_the_end_can_be_seen_in_a_text(load):
         assert [i for i in ids if not tokenizer.decode([i], skip_special_tokens=True)] == [tasks.EOS]
 
 
-def test_our_program_times_each_update_and_says_what_was_learned(load):
+def test_our_program_times_each_update_and_reports_scores(load):
     found = load("ours").train({"task": "dpo", "seed": 0, "steps": 3})
     assert found["steps"] == 3
     assert len(found["cpu_ms"]) == len(found["wall_ms"]) == 2
@@ -58,7 +58,7 @@ def test_bench_train_grpo_times_rlox_and_writes_what_it_learned(tmp_path):
     done = forked.run("bench", "train", "grpo", "--steps", "12", "--rounds", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "12 updates, rounds: 1" in done.stdout
-    assert "ms an update" in done.stdout
+    assert "ms per update" in done.stdout
     result = json.loads((tmp_path / "train.json").read_text())
     assert result["command"] == "rlox bench train grpo --steps 12 --rounds 1"
     ((case, runs),) = ((row["case"], row["runs"]) for row in result["results"])

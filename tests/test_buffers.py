@@ -1,4 +1,4 @@
-"""The table of replay memories: what ships, what is registered, what `buffer=` and the command line make of it."""
+"""The replay memories: built-in ones, registered ones, and how `buffer=` and the command line select them."""
 
 import json
 import sys
@@ -29,13 +29,13 @@ SMALL = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_fr
 
 @pytest.fixture
 def registered(monkeypatch):
-    """`register_buffer` on a table of its own."""
+    """`register_buffer` with a copy of the table, restored after the test."""
     monkeypatch.setattr("rlox.buffers.table.BUFFERS", dict(BUFFERS))
     return register_buffer
 
 
 @pytest.mark.parametrize("name", [name for name in BUFFERS if buffer_config_class(name).holds == "transitions"])
-def test_what_ships_is_there_and_trains(name, tmp_path):
+def test_each_built_in_buffer_exists_and_trains(name, tmp_path):
     assert buffer_config_class(name)().name == name
     dqn = DQN("CartPole-v1", buffer={"name": name, "size": 10_000}, **SMALL)
     assert isinstance(dqn.buffer, Buffer)
@@ -55,7 +55,7 @@ def test_what_ships_is_there_and_trains(name, tmp_path):
     again.close()
 
 
-def test_the_file_of_a_mapped_memory_goes_with_it(tmp_path):
+def test_the_file_of_a_mapped_memory_is_removed_with_it(tmp_path):
     settings = {"name": "mmap", "size": 20_000, "hot_size": 200}
     for folder in (tmp_path, None):
         dqn = DQN("CartPole-v1", buffer={**settings, "folder": folder and str(folder)}, **SMALL)
@@ -114,7 +114,7 @@ def test_rules(cls, wrong):
         cls(**wrong)
 
 
-def test_a_default_gives_way_to_a_size_that_is_typed(tmp_path):
+def test_the_default_hot_size_is_limited_by_size(tmp_path):
     assert MmapBufferConfig().n_hot == MmapBufferConfig(size=20_000).n_hot == 10_000
     assert MmapBufferConfig(size=4000).n_hot == 4000
     (job,) = compose_jobs([], ["algo=dqn", "buffer=mmap", "buffer.size=4000"])
@@ -126,7 +126,7 @@ def test_a_default_gives_way_to_a_size_that_is_typed(tmp_path):
     dqn.close()
     again = DQN.from_checkpoint(tmp_path / "a.safetensors")
     assert (again.buffer_config.size, again.buffer_config.hot_size) == (4000, None)
-    # Those of rlox 0.6.0 say how much that was.
+    # Checkpoints of rlox 0.6.0 contain the number instead of None.
     saved = {**again._own_state()[0]["buffer"], "hot_size": 4000}
     assert again._same_buffer(saved)
     assert not again._same_buffer({**saved, "hot_size": 3000})
@@ -135,11 +135,11 @@ def test_a_default_gives_way_to_a_size_that_is_typed(tmp_path):
 def test_the_short_forms_of_the_library():
     dqn = DQN("CartPole-v1", buffer_size=500, n_step=3, prioritized=True)
     assert dqn.buffer_config == PrioritizedBufferConfig(size=500, n_step=3)
-    with pytest.raises(ValueError, match="must not stand beside a buffer that is made already"):
+    with pytest.raises(ValueError, match="must not be given together with a buffer object"):
         DQN("CartPole-v1", buffer=NewestBuffer(500, 4, 1), n_step=3)
 
 
-def test_a_registered_class_is_given_what_its_configuration_holds(registered):
+def test_a_registered_class_receives_the_fields_of_its_configuration(registered):
     registered("newest", NewestBuffer, NewestConfig)
     dqn = DQN("CartPole-v1", n_envs=2, buffer={"name": "newest", "size": 600, "window": 50, "n_step": 2}, **SMALL)
     assert dqn.buffer.window == 50
@@ -164,17 +164,17 @@ def test_an_object_is_a_memory_too(tmp_path):
     DQN.from_checkpoint(tmp_path / "a.safetensors", buffer=NewestBuffer(500, 4, 1)).train(1)
 
 
-def test_what_is_registered_wrongly_is_told(registered):
-    with pytest.raises(ValueError, match="name must be of letters"):
+def test_errors_of_registration(registered):
+    with pytest.raises(ValueError, match="name must consist of letters"):
         registered("a/b", NewestBuffer)
     with pytest.raises(ValueError, match="name must be new, but 'uniform' is"):
         registered("uniform", NewestBuffer)
     registered("newest", NewestBuffer)
-    registered("newest", NewestBuffer)  # a module that is imported twice
+    registered("newest", NewestBuffer)  # as when a module is imported twice
     with pytest.raises(TypeError, match="cls must be a class or 'module:Class', got 'newest'"):
         registered("other", "newest")
     registered("odd", NewestBuffer, dict)
-    with pytest.raises(TypeError, match=r"must be .*below rlox\.config\.BufferConfig"):
+    with pytest.raises(TypeError, match=r"must be .*derived from rlox\.config\.BufferConfig"):
         buffer_config("odd")
 
     class Half:
@@ -189,7 +189,7 @@ def test_what_is_registered_wrongly_is_told(registered):
         _ = DQN("CartPole-v1", buffer="half").buffer
 
 
-def test_an_installed_package_is_asked_when_its_name_is_used(tmp_path, monkeypatch):
+def test_an_installed_package_is_imported_when_its_buffer_is_used(tmp_path, monkeypatch):
     (tmp_path / "their_buffers.py").write_text("from outside_buffer import NewestBuffer as Theirs\n")
     info = tmp_path / "their_buffers-1.0.dist-info"
     info.mkdir()
@@ -228,8 +228,8 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms keep none"),
-        (["algo=a2c", "buffer.size=5"], r"buffer\.size needs a replay memory; on-policy algorithms keep none"),
+        (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms have none"),
+        (["algo=a2c", "buffer.size=5"], r"buffer\.size needs a replay memory; on-policy algorithms have none"),
         (["algo=a2c", "++buffer.kwargs.a=5"], "buffer must be left out with algo=a2c, got its keys"),
         (["algo=dqn", "~buffer"], "~buffer must not delete a key"),
         (["algo=dqn", "buffer=prioritised"], "buffer=prioritised does not exist; did you mean 'prioritized'"),
@@ -237,7 +237,7 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
         (["algo=dqn", "buffer=prioritized", "buffer.eps=-1"], r"buffer\.eps must be >= 0 and finite, got -1"),
         (["algo=dqn", "buffer=prioritized", "buffer.weight_norm=max"], r"buffer\.weight_norm must be one of batch"),
         (["algo=dqn", "buffer=prioritized", "buffer.alfa=1"], "buffer.alfa is no key of .*; did you mean 'alpha'"),
-        (["algo=dqn", "buffer.name=mmap"], r"buffer\.name must be uniform, what buffer= chose, got 'mmap'"),
+        (["algo=dqn", "buffer.name=mmap"], r"buffer\.name must be uniform, as buffer= chose, got 'mmap'"),
         (["algo=dqn", "buffer.size=30"], r"buffer\.size must be at least .* \(64\), got 30"),
         (
             ["algo=dqn", "total_timesteps=900"],
@@ -248,7 +248,7 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
         (["algo=dqn", "n_step=3"], r"n_step is no key of RunConfig; did you mean buffer\.n_step"),
     ],
 )
-def test_what_is_typed_wrongly_is_told(typed, message):
+def test_errors_of_typed_buffer_settings(typed, message):
     with pytest.raises(UsageError, match=message):
         compose_jobs([], typed)
 
@@ -268,11 +268,11 @@ def test_a_preset_may_choose_the_memory(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
+def test_settings_that_dqn_cannot_use_are_rejected_before_anything_is_written(tmp_path):
     for typed, message in (
         (
             ["env=Pendulum-v1"],
-            "actions must be discrete, got 1 action component; continuous ones are for A2C, APPO, DREAMER, IMPALA, "
+            "actions must be discrete, got 1 action component; continuous actions are for A2C, APPO, DREAMER, IMPALA, "
             "MAPPO, PPO",
         ),
         (["buffer.size=63"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 63"),

@@ -1,4 +1,4 @@
-"""What setup.py compiles, and what it takes from an earlier build; on a copy of the project with two kernels."""
+"""What setup.py compiles and what it reuses from an earlier build, on a copy of the project with two kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def build(folder: Path, **variables: str) -> list[str]:
-    """Build in place with every check on, and return the names of the kernels that were compiled."""
+    """Build in place with all checks enabled, and return the names of the compiled kernels."""
     environment = {**os.environ, "RLOX_CYTHON_DEBUG": "1", **variables}
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
@@ -53,7 +53,7 @@ def test_only_what_changed_is_compiled(project):
     assert sorted(first) == ["_cpu", "reward"]
     assert build(project) == []
 
-    # An editable install builds in folders of its own, which are gone afterwards.
+    # An editable install builds in temporary folders, which are removed afterwards.
     for path in [*(project / "build").glob("lib*"), *(project / "build").glob("temp*")]:
         shutil.rmtree(path)
     for path in (project / "kernels").glob("*.so"):
@@ -61,7 +61,7 @@ def test_only_what_changed_is_compiled(project):
     assert build(project) == []
     assert built(project) == first
 
-    # Another build, and back.
+    # Build with other flags, and back.
     assert build(project, CFLAGS="-O0") == ["_cpu", "reward"]
     assert built(project)["reward"] != first["reward"]
     assert build(project) == []

@@ -67,7 +67,7 @@ def test_every_hook_is_called_in_order(tmp_path):
     assert {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "mean_length"} <= set(step["metrics"])
 
 
-def test_what_saves_comes_last_and_every_state_is_kept(tmp_path):
+def test_callbacks_that_save_run_last_and_all_states_are_saved(tmp_path):
     class Counting(Callback):
         n = 0
 
@@ -91,11 +91,11 @@ def test_what_saves_comes_last_and_every_state_is_kept(tmp_path):
     assert [one.n for one in found[1:]] == [3, 0]
     again.callbacks.extend(found[2:])
     assert [one.n for one in found[1:]] == [3, 3]
-    with pytest.raises(ValueError, match="Counting: the state that a checkpoint holds of it does not fit: KeyError"):
+    with pytest.raises(ValueError, match="Counting: its state in the checkpoint does not fit: KeyError"):
         again.callbacks.set_state({"Counting": {}})
 
 
-def test_a_snapshot_keeps_the_states_of_its_moment(tmp_path):
+def test_a_snapshot_keeps_the_states_at_its_creation(tmp_path):
     class Growing(Callback):
         def __init__(self):
             self.seen = {"steps": []}
@@ -131,9 +131,9 @@ def test_returning_false_stops():
 
 @pytest.mark.parametrize("answer", [0, 1, "stop", [], math.nan])
 @pytest.mark.parametrize("hook", ["on_step", "on_training_start"])
-def test_an_answer_that_says_neither_is_refused(hook, answer):
+def test_a_hook_that_returns_no_bool_or_none_is_an_error(hook, answer):
     odd = type("Odd", (Callback,), {hook: lambda self, **info: answer})
-    with pytest.raises(TypeError, match=rf"Odd\.{hook} must return False to stop, or True or nothing to go on, got"):
+    with pytest.raises(TypeError, match=rf"Odd\.{hook} must return False to stop, or True or nothing to continue, got"):
         small(callbacks=[odd()]).train(256)
 
 
@@ -163,7 +163,7 @@ def test_a_callback_does_not_train_within_a_training(kind):
         algorithm = rlox.DQN("CartPole-v1", learning_starts=32, batch_size=8, callbacks=[Trains()])
     else:
         algorithm = small(callbacks=[Trains()])
-    with pytest.raises(ValueError, match="train: it must not be called while this algorithm trains"):
+    with pytest.raises(ValueError, match="train must not be called by a callback or another thread while"):
         algorithm.train(256)
     algorithm.callbacks.callbacks.clear()
     algorithm.train(64)
@@ -201,7 +201,7 @@ def test_evaluation_stops_training_at_a_score():
     assert last.returns.mean() >= 20.0 > max(means[:-1], default=0.0)
     assert callback.best == max(means)
     assert "reached stop_at=20" in callback.stopped
-    ppo.train(128)  # a further training is not stopped by the last one's reason
+    ppo.train(128)  # the reason of the previous training does not stop the next one
     assert ppo.counters.env_steps == step + 128
 
 
@@ -217,7 +217,7 @@ def test_evaluation_stops_training_that_no_longer_improves():
         EvalCallback(patience=0)
 
 
-def test_time_limit_stops_and_has_the_end_evaluated():
+def test_time_limit_stops_training_and_evaluates_the_end():
     evaluations = EvalCallback(n_points=0, n_episodes=2)
     limit = TimeLimitCallback(0.3, evaluations)
     ppo = small(callbacks=[evaluations, limit])
@@ -264,7 +264,7 @@ def test_timing_shares_add_up_and_name_the_slow_part():
     assert logger.rows[-1]["time/other_share"] > 0.5
 
 
-def test_what_a_callback_sets_off_in_others_counts_as_theirs(tmp_path):
+def test_time_of_nested_callbacks_counts_for_the_inner_one(tmp_path):
     class SlowLogger(LoggerCallback):
         def log(self, step, metrics):
             time.sleep(0.05)
@@ -323,13 +323,13 @@ def test_video_of_evaluations(tmp_path, kind):
         with imageio.get_reader(callback.paths[-1]) as film:
             assert film.get_data(0).shape == (400, 600, 3)
             assert film.count_frames() == len(frames)
-            assert film.get_meta_data()["fps"] == 50  # CartPole's own
+            assert film.get_meta_data()["fps"] == 50  # CartPole's frame rate
     else:
         with Image.open(callback.paths[-1]) as film:
             assert film.size == (600, 400)
-            # Equal pictures become one that stands longer.
+            # Consecutive equal pictures are stored once, with a longer duration.
             assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(film)) == 20 * len(frames)
-    # The training is the same without a camera.
+    # Recording does not change the training.
     plain = small(callbacks=[EvalCallback(3, 2)])
     plain.train(384)
     for a, b in zip(ppo.policy.parameters(), plain.policy.parameters(), strict=True):
@@ -337,7 +337,7 @@ def test_video_of_evaluations(tmp_path, kind):
 
 
 @needs_video
-def test_videos_that_cannot_be(tmp_path):
+def test_errors_of_videos(tmp_path):
     with pytest.raises(ValueError, match=r"path must end in \.mp4 or \.gif"):
         VideoCallback(tmp_path, kind="avi")
     with pytest.raises(ValueError, match="every_evaluations must be >= 1"):
@@ -364,7 +364,7 @@ def test_advice_on_single_transitions_and_bytes_is_given_at_the_start():
     (line,) = planned(Bytes, **small)
     assert line == (
         "observations are bytes of shape (40, 36), 1,440 numbers from 0 to 255 that the network sees unscaled; for an "
-        "image take the wrapper {ReshapeObservation: {shape: [40, 36, 1]}}, else set normalize_obs=true"
+        "image use the wrapper {ReshapeObservation: {shape: [40, 36, 1]}}, else set normalize_obs=true"
     )
     assert planned(Bytes, **small, normalize_obs=True) == []
     assert planned(Bytes, **small, env_wrappers=[{"ReshapeObservation": {"shape": [40, 36, 1]}}]) == []
@@ -387,7 +387,7 @@ def advised(rows, discrete=True):
 ADVICE = [
     ("explained_variance", -0.1, 20, "the critic"),
     ("approx_kl", 0.2, 10, "target_kl=0.02"),
-    ("clip_fraction", 0.6, 10, "no gradient"),
+    ("clip_fraction", 0.6, 10, "contribute a gradient"),
     ("entropy", 0.001, 3, "stopped exploring"),
     ("grad_norm", 200.0, 3, "exploding"),
 ]
@@ -404,16 +404,16 @@ def test_advice_is_given_once_and_only_when_it_lasts(metric, value, updates, wor
     assert advised([*[{}] * 10, *([bad] * (updates - 1) + [{}]) * 5]) == []
 
 
-def test_advice_knows_what_is_not_a_symptom():
+def test_advice_is_not_given_for_normal_values():
     assert advised([{}] * 200) == []
-    # Continuous entropy is a differential one, which may be anything; equal returns have no explained variance.
+    # Differential entropy (continuous actions) may have any value; equal returns have no explained variance.
     assert advised([{"entropy": 3.0}, *[{"entropy": -9.0}] * 50], discrete=False) == []
     assert advised([{"explained_variance": math.nan}] * 100) == []
     assert len(advised([{"explained_variance": v} for v in [-1.0, math.nan] * 20])) == 1
     assert advised([{"grad_norm": 1e-3 * 1.2**i} for i in range(30)]) == []
 
 
-def test_advice_is_silent_on_a_healthy_run_and_heard_on_a_sick_one(capsys):
+def test_advice_is_given_for_a_bad_run_only(capsys):
     tuned = rlox.tuned("ppo", "CartPole-v1")
     PPO("CartPole-v1", tuned["env"]["n_envs"], 0, callbacks=[AdviceCallback()], **tuned["algo"]).train(15_000)
     assert capsys.readouterr().err == ""
@@ -423,7 +423,7 @@ def test_advice_is_silent_on_a_healthy_run_and_heard_on_a_sick_one(capsys):
     assert capsys.readouterr().err.count("advice: ") == len(sick.given)
 
 
-def test_evaluations_are_evenly_spaced_and_end_at_the_end():
+def test_evaluations_are_evenly_spaced_up_to_the_end():
     callback = EvalCallback(n_points=4, n_episodes=2)
     small(callbacks=[callback]).train(2_000)
     assert [step for step, _ in callback.evaluations] == [512, 1024, 1536, 2048]
@@ -460,8 +460,8 @@ def test_loggers_get_tracker_names():
     assert tracker_name("approx_kl") == "loss/approx_kl"
 
 
-def test_native_evaluation_equals_one_environment_played_through():
-    """Side by side or one after the other: the same starts, hence for a fixed action rule the same episodes."""
+def test_native_evaluation_equals_episodes_of_a_single_environment():
+    """In parallel or one after the other, the starts are the same, so a fixed rule plays the same episodes."""
 
     class Heuristic(nn.Module):
         def mode(self, obs):
@@ -490,7 +490,7 @@ def test_stochastic_evaluation_is_seeded():
 
 
 def test_gymnasium_evaluation_plays_whole_episodes():
-    # Its argument makes it gymnasium's; the native one takes none.
+    # The argument selects gymnasium's environment; the native one takes no arguments.
     ppo = PPO("MountainCarContinuous-v0", n_envs=2, n_steps=8, env_kwargs={"goal_velocity": 0.0})
     evaluation = ppo.evaluate(2)
     assert (evaluation.lengths == 999).all()

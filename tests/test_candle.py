@@ -1,4 +1,4 @@
-"""The collector in a thread: which weights each rollout is by, the documents' use of it, and HybridPPO on top."""
+"""The collector in a thread: the weights of each rollout, its documented use, and HybridPPO."""
 
 import gc
 import threading
@@ -28,8 +28,8 @@ def log_probs_by(weights, batch):
         return policy.get_logprob_and_entropy(obs, actions)[0].numpy(), policy.get_value(obs).numpy()
 
 
-def test_each_rollout_is_by_the_weights_synced_before_the_last_recv_but_one():
-    """Stale, early or mis-ordered weights give other log-probabilities."""
+def test_each_rollout_uses_the_weights_synced_before_the_previous_recv():
+    """Weights that are outdated, too new or in the wrong order give other log-probabilities."""
     rng = np.random.default_rng(0)
     with collector() as c:
         synced = [c.get_weights()]
@@ -47,7 +47,7 @@ def test_each_rollout_is_by_the_weights_synced_before_the_last_recv_but_one():
             synced.append(new)
 
 
-def test_weights_synced_before_the_first_recv_are_the_first_rollouts():
+def test_weights_synced_before_the_first_recv_are_used_for_the_first_rollouts():
     with collector() as c:
         weights = c.get_weights() + np.float32(0.1)
         c.sync_weights(weights.tolist())
@@ -57,7 +57,7 @@ def test_weights_synced_before_the_first_recv_are_the_first_rollouts():
 
 
 def test_permuted_layers_are_another_policy():
-    """What broke the original: the same numbers in another order act otherwise."""
+    """A bug of an earlier implementation: the same numbers in another order are another policy."""
     with collector() as c:
         weights = c.get_weights()
         half = len(weights) // 2
@@ -65,7 +65,7 @@ def test_permuted_layers_are_another_policy():
         assert abs(log_probs_by(np.roll(weights, half), batch)[0] - batch["log_probs"]).max() > 1e-3
 
 
-def test_what_a_rollout_holds():
+def test_contents_of_a_rollout():
     with collector(n_steps=64) as c:
         first, second = c.recv(), c.recv()
     for batch in (first, second):
@@ -76,7 +76,7 @@ def test_what_a_rollout_holds():
         assert batch["actions"].dtype == np.int64
         assert batch["dones"].sum() == len(batch["episode_returns"]) > 0
         np.testing.assert_allclose(batch["returns"], batch["advantages"] + batch["values"], atol=1e-4)
-    # Episodes go on from one rollout to the next.
+    # Episodes continue from one rollout to the next.
     going_on = ~first["dones"][-4:]
     assert abs(first["observations"][-4:] - second["observations"][:4])[going_on].max() < 0.5
 
@@ -144,7 +144,7 @@ def test_a_failure_in_the_thread_is_raised_by_recv(monkeypatch):
     c.stop()
 
 
-def test_the_layout_is_the_learners():
+def test_the_layout_of_weights_equals_the_learners():
     with collector() as c:
         weights = c.get_weights()
     net = NativeActorCritic(weights, 4, 2, [8, 8])
@@ -156,7 +156,7 @@ def test_the_layout_is_the_learners():
 
 @pytest.mark.slow
 def test_hybrid_ppo_learns_as_ppo_does(tmp_path):
-    """The original's stays at a random policy's 22."""
+    """An earlier implementation stayed at 22, the return of a random policy."""
     options = {"n_steps": 128, "learning_rate": 1e-3}
     scores = []
     for seed in range(3):
@@ -186,7 +186,7 @@ class Rollouts(Callback):
         self.batches.append(batch)
 
 
-def test_a_saved_hybrid_ppo_goes_on_with_numbers_that_it_has_not_learned_from(tmp_path):
+def test_a_saved_hybrid_ppo_continues_with_unused_random_numbers(tmp_path):
     seen, options = Rollouts(), {"n_envs": 3, "seed": 5, "n_steps": 16}
     hybrid = rlox.HybridPPO("CartPole-v1", hidden=8, callbacks=[seen], **options)
     plain = PPO("CartPole-v1", hidden_sizes=[8, 8], backend="native", **options)
@@ -199,7 +199,7 @@ def test_a_saved_hybrid_ppo_goes_on_with_numbers_that_it_has_not_learned_from(tm
     hybrid.save(path)
     again = PPO.from_checkpoint(path)
     assert again.collector.rng.get_state() == states[4]
-    # Where the fifth rollout has begun, whose observations the one that goes on sees.
+    # The resumed training starts with the fifth rollout and its observations.
     hybrid.train(48)
     hybrid.close()
     batch = again.collector.collect(again.actor, 16)
@@ -212,7 +212,7 @@ def test_a_saved_hybrid_ppo_goes_on_with_numbers_that_it_has_not_learned_from(tm
     assert PPO.from_checkpoint(path).collector.rng.get_state() == states[0]
 
 
-def test_defaults_are_as_they_are_documented():
+def test_defaults_equal_the_documented_ones():
     hybrid = rlox.HybridPPO()
     try:
         ppo = hybrid.algorithm
@@ -225,8 +225,8 @@ def test_defaults_are_as_they_are_documented():
         hybrid.close()
 
 
-def test_hybrid_ppo_collects_as_its_configuration_says():
-    """The first rollout is by the first weights, so that PPO's own collector has the same."""
+def test_hybrid_ppo_collects_with_its_configuration():
+    """The first rollout uses the initial weights, so PPO's own collector has the same rollout."""
     options = {"n_steps": 32, "gamma": 0.5, "gae_lambda": 0.3, "activation": "relu"}
     seen = []
 

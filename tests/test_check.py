@@ -1,4 +1,4 @@
-"""``rlox train … --check``: what it says of configurations that cannot work, and of those that can."""
+"""``rlox train … --check``: its output for configurations that cannot work and for those that can."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def own(env: str, *args: str) -> list[str]:
     return [*OWN, f"env={env}-v0", *args]
 
 
-# What is typed, and what stderr says; nothing may be trained.
+# The arguments, and the error on stderr; nothing may be trained.
 BAD = [
     (["algo.clip_epz=1"], "algo.clip_epz is no key of PPOConfig; did you mean 'clip_eps'?"),
     (["algo.gamma=high"], "algo.gamma must be a number, got 'high'"),
     (["algo.gamma=1.5"], "algo.gamma must be in [0, 1], got 1.5"),
-    (["algo.hidden_sizes=[0]"], "algo.hidden_sizes must hold widths >= 1, got [0]"),
+    (["algo.hidden_sizes=[0]"], "algo.hidden_sizes must contain widths >= 1, got [0]"),
     (["total_timesteps=0"], "total_timesteps must be >= 1, got 0"),
     (["max_time=30"], "max_time must be a time above 0 such as 90s, 30m, 2h or 1h30m, or null, got '30'"),
     (["algo=pppo"], "algo=pppo does not exist; did you mean 'ppo'?"),
@@ -50,63 +50,63 @@ BAD = [
     (["logger=tensorbored"], "logger=tensorbored does not exist; did you mean 'tensorboard'?"),
     (["-cd", "absent"], "--config-dir must be a folder of YAML, got absent"),
     (["--import", "absent_package"], "--import absent_package: there is no such module"),
-    (["--cfg", "job"], "--check must not stand beside a flag that only prints"),
+    (["--cfg", "job"], "--check must not be combined with a flag that only prints"),
     (["init_from=absent.safetensors"], "init_from=absent.safetensors must be a checkpoint that loads"),
     (["init_from=garbage.safetensors"], "init_from=garbage.safetensors must be a checkpoint that loads"),
     (["init_from=acrobot.safetensors"], "the policy does not fit the checkpoint"),
-    ([*DQN_ARGS, "init_from=acrobot.safetensors"], "the policy must have the networks of dqn, got that of ppo"),
+    ([*DQN_ARGS, "init_from=acrobot.safetensors"], "the policy must have the networks of dqn, got those of ppo"),
     (["resume=absent"], "resume=absent does not exist; name a run folder"),
-    (["algo=dqn", "env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C"),
-    (["algo=sac", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete ones are for A2C"),
+    (["algo=dqn", "env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous actions are for"),
+    (["algo=sac", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete actions are for"),
     (
         own("Choices", "algo=td3"),
-        "got 2 components of 2, 3 choices; multi-discrete ones are for A2C, APPO, DREAMER, IMPALA, MAPPO, PPO",
+        "got 2 components of 2, 3 choices; multi-discrete actions are for A2C, APPO, DREAMER, IMPALA, MAPPO, PPO",
     ),
     (own("Unbounded", "algo=sac"), "must be finite and apart, got [-inf, -inf] to [inf, inf]; wrap it"),
     (own("Picture", "algo=sac"), "observations must be vectors, got images of shape (3, 48, 48); take PPO"),
     (own("Picture", "algo.normalize_obs=true"), "normalize_obs must be false for images"),
-    (own("OddSpace"), "the observation space must be one that gymnasium.spaces.flatten makes a vector of"),
+    (own("OddSpace"), "the observation space must be one that gymnasium.spaces.flatten can flatten"),
     (own("OddActions"), "the action space must be Discrete, MultiDiscrete, MultiBinary or a Box of floats"),
     (own("Picture", "backend=native"), "backend must be auto or torch here, got 'native': "),
     (["env.workers=9"], "env.workers must be between 0 and n_envs, got 9"),
-    (own("Held", "env.workers=2"), "must be such that cloudpickle can send them to another process"),
-    (own("Good", "env.backend=envpool"), "EnvPool has" if find_spec("envpool") else "envpool is not available"),
+    (own("Held", "env.workers=2"), "must be picklable by cloudpickle, to be sent to another process"),
+    (own("Good", "env.backend=envpool"), "known EnvPool id" if find_spec("envpool") else "envpool is not available"),
     (own("Good", "env.wrappers=[FlattenObservatio]"), "did you mean 'FlattenObservation'?"),
-    (own("Good", "env.wrappers=[NormalizeReward]"), "wrappers must not hold NormalizeReward: episode returns would"),
+    (own("Good", "env.wrappers=[NormalizeReward]"), "wrappers must not contain NormalizeReward: episode returns would"),
     (own("Good", "env.kwargs.speed=2"), "does not take kwargs {'speed': 2}"),
-    (own("Good", "env.reward_fn=faulty_envs:scald"), "faulty_envs has none; did you mean 'scaled'?"),
+    (own("Good", "env.reward_fn=faulty_envs:scald"), "faulty_envs has no such name; did you mean 'scaled'?"),
     (own("Good", "env.reward_fn=faulty_envs:NOT_A_REWARD"), "must be a callable or a 'rlox.reward.v1' capsule"),
     (own("Good", "env.reward_fn=faulty_envs:scaled"), "reward_fn must return an array of shape (8,), got (7,)"),
-    (own("Nan"), "observations must be finite, got nan at step 7 of random actions; mend the environment"),
-    (own("NanReward"), "rewards must be finite, got nan; mend the environment, or set env.reward_fn"),
+    (own("Nan"), "observations must be finite, got nan at step 7 of random actions; fix the environment"),
+    (own("NanReward"), "rewards must be finite, got nan; fix the environment, or set env.reward_fn"),
     (own("NoReward"), "the reward must be a number, got NoneType"),
     (own("WrongShape"), "observations must have the shape of observation_space, (3,), got (4,)"),
     (own("NoInfo"), "reset must return (observation, info), got ndarray of shape (3,); return {} where"),
-    (own("OldStep"), "got a tuple of 4; that is old gym's form: part done into terminated"),
+    (own("OldStep"), "got a tuple of 4; this is the form of old gym: split done into terminated"),
     (own("OldReset"), "reset failed with TypeError: OldReset.reset() got an unexpected keyword argument 'seed'"),
     (own("Breaks"), "env=Breaks-v0: step failed with KeyError: \"the joint 'knee'\""),
     (own("NoConstructor"), "making environment NoConstructor-v0 failed with OSError: no such simulator: /opt/sim"),
     (own("Locked", "env.n_envs=1"), "the simulator runs only once"),
-    (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms keep none"),
+    (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms have none"),
     ([*DQN_ARGS, "buffer.size=32"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 32"),
     ([*DQN_ARGS, "algo.learning_starts=50_000"], "algo.learning_starts must be below total_timesteps (50000), or"),
-    ([*DQN_ARGS, "buffer.size=1_000_000_000_000"], "transitions of 64 bytes, 58 TiB, where there are"),
+    ([*DQN_ARGS, "buffer.size=1_000_000_000_000"], "transitions of 64 bytes, 58 TiB, but there are"),
     (["algo.n_steps=1_000_000_000"], "algo.n_steps must fit in memory, got 1,000,000,000 in 8 environments"),
     (
         [*DQN_ARGS, "buffer=mmap", "buffer.size=10_000_000_000_000", "total_timesteps=10_000_000_000_000"],
         "must have room for the replay memory's files, 582 TiB, but",
     ),
     (["hydra.run.dir=blocked/run"], "blocked; choose another"),
-    (["hydra.run.dir=done"], "output_dir=done must be a new folder, but holds a run; choose another, or go on"),
+    (["hydra.run.dir=done"], "output_dir=done must be a new folder, but contains a run; choose another, or resume it"),
     (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in"),
     (["-m", "algo=sac,dqn", "env=Pendulum-v1"], "job 1 of the sweep (algo=dqn env=Pendulum-v1): DQN: the environ"),
 ]
 
-# What is typed, and a warning; the job is well otherwise.
+# The arguments, and a warning; the job is otherwise valid.
 ODD = [
-    (own("Unseeded"), "env=Unseeded-v0 is not deterministic: under the same seed and actions observations differ"),
-    (own("UnseededReward"), "under the same seed and actions rewards differ, so that no run can be repeated"),
-    (own("Endless"), "no episode ended in 1,000 random steps, and without a time limit an evaluation may last long"),
+    (own("Unseeded"), "env=Unseeded-v0 is not deterministic: with the same seed and actions, observations differ"),
+    (own("UnseededReward"), "with the same seed and actions, rewards differ, so no run can be repeated"),
+    (own("Endless"), "no episode ended in 1,000 random steps, and without a time limit an evaluation may take long"),
     (
         own("Terminates"),
         "every episode terminated after exactly 10 steps; if that is a time limit, it must be",
@@ -117,25 +117,25 @@ ODD = [
     (
         own("Bytes"),
         "observations are bytes of shape (40, 36), 1,440 numbers from 0 to 255 that the network sees unscaled; for an "
-        "image take the wrapper {ReshapeObservation: {shape: [40, 36, 1]}}, else set normalize_obs=true",
+        "image use the wrapper {ReshapeObservation: {shape: [40, 36, 1]}}, else set normalize_obs=true",
     ),
     (own("Outside"), "gymnasium's checker says: The first element returned by `env.reset()` is not within"),
     (own("WrongType"), "was expecting numpy array dtype to be float32, actual type: float64"),
     (["total_timesteps=100"], "total_timesteps=100 is less than one rollout of env.n_envs x algo.n_steps, 256 steps"),
     ([*DQN_ARGS, "algo.train_freq=60_000"], "is less than one round of train_freq, 60,000 steps"),
-    (["algo.batch_size=1000"], "algo.batch_size=1,000 is more than a rollout holds, 256 transitions"),
+    (["algo.batch_size=1000"], "algo.batch_size=1,000 is more than a rollout has, 256 transitions"),
     (["algo.n_steps=1", "env.n_envs=1"], "a rollout is a single transition, whose advantage has no variance"),
-    (["eval.n_points=1000"], "eval.n_points=1,000 is more than the training has places for, 391"),
+    (["eval.n_points=1000"], "eval.n_points=1,000 is more than the training can evaluate: only 391"),
     (["schedule_timesteps=1000"], "takes algo.learning_rate to 0 before total_timesteps=100,000: nothing is learned"),
-    ([*DQN_ARGS, "algo.learning_starts=40_000"], "leaves 20% of total_timesteps=50,000 to learn in"),
-    ([*DQN_ARGS, "algo.target_update_freq=50_000"], "the target network never moves"),
+    ([*DQN_ARGS, "algo.learning_starts=40_000"], "leaves 20% of total_timesteps=50,000 for learning"),
+    ([*DQN_ARGS, "algo.target_update_freq=50_000"], "the target network is never updated"),
     (
         ["logger=mlflow", "logger.mlflow.tracking_uri=http://127.0.0.1:9"],
         "logger=mlflow: http://127.0.0.1:9 does not answer within 1 s; training does not wait for it",
     ),
 ]
 
-# The same of algorithms that learn from a dataset.
+# The same for algorithms that learn from a dataset.
 OFFLINE_BAD = [
     (["algo=td3_bc"], "dataset must be chosen for algo=td3_bc, got null; try dataset=data/medium.arrow"),
     (
@@ -144,8 +144,8 @@ OFFLINE_BAD = [
     ),
     (["algo=td3_bc", "dataset=cut.arrow", "env=Pendulum-v1"], "dataset cut.arrow: "),
     (["algo=iql", "dataset=pend.arrow", "env=MountainCarContinuous-v0"], "must have observations of shape (2,)"),
-    (["algo=td3_bc", "dataset=cart.arrow"], "actions must be continuous, got discrete ones; BC learns those"),
-    (["algo=ppo", "dataset=pend.arrow"], "dataset must be left out with algo=ppo, which learns from what it gathers"),
+    (["algo=td3_bc", "dataset=cart.arrow"], "actions must be continuous, got discrete actions; BC can learn"),
+    (["algo=ppo", "dataset=pend.arrow"], "dataset must be left out with algo=ppo, which collects its own data"),
     (["algo=bc", "dataset=pend.arrow", "env.backend=gymnasium"], "env.backend must be auto with algo=bc, which learns"),
     (
         ["-m", "algo=bc,td3_bc", "dataset=cart.arrow"],
@@ -153,26 +153,26 @@ OFFLINE_BAD = [
     ),
 ]
 OFFLINE_ODD = [
-    (["algo.batch_size=400"], "algo.batch_size=400 is more than the dataset holds, 300 transitions: batches repeat"),
-    (["eval.n_points=500"], "eval.n_points=500 is more than the training has places for, 100"),
+    (["algo.batch_size=400"], "algo.batch_size=400 is more than the dataset has, 300 transitions: batches repeat"),
+    (["eval.n_points=500"], "eval.n_points=500 is more than the training can evaluate: only 100"),
     (
         ["algo=iql", "algo.policy_schedule=cosine", "schedule_timesteps=50"],
-        "takes the policy's step size to 0 before total_timesteps=200: the policy stays as it is after it",
+        "takes the policy's step size to 0 before total_timesteps=200: the policy does not change after that",
     ),
     (
         own("Large", "algo=bc", "dataset=own.arrow"),
         "observations reach 1e+06; algo.normalize_obs=true brings them near 1",
     ),
-    (own("Endless", "algo=bc", "dataset=own.arrow"), "without a time limit an evaluation may last long"),
+    (own("Endless", "algo=bc", "dataset=own.arrow"), "without a time limit an evaluation may take long"),
     (
         own("Large", "algo=bc", "dataset=own.arrow"),
-        "the dataset was gathered in Good-v0, and what is learned from it is evaluated in Large-v0",
+        "the dataset was gathered in Good-v0, but the policy is evaluated in Large-v0",
     ),
 ]
 
 
 def prepare(cwd: Path) -> None:
-    """The files that the tables name."""
+    """Create the files that the tables above name."""
     (cwd / "blocked").touch()
     (cwd / "garbage.safetensors").write_bytes(b"no header")
     (cwd / "done").mkdir()
@@ -186,7 +186,7 @@ def listing(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def rlox(tmp_path, monkeypatch, capfd):
-    """The command in this process, since a start of Python for each would take minutes; probes are cut short."""
+    """Runs the command in this process, since starting Python each time would take minutes; probes are shortened."""
     prepare(tmp_path)
     scratch = tmp_path.parent / f"{tmp_path.name}-scratch"
     scratch.mkdir()
@@ -214,8 +214,8 @@ def rlox(tmp_path, monkeypatch, capfd):
     return run
 
 
-# tests/test_cli.py tries these without --check, and other tests the environments' mistakes in the library: here one of
-# each place that refuses.
+# tests/test_cli.py tests these without --check, and other tests cover mistakes of environments in the library: here, by
+# default, only one case for each place that raises.
 ELSEWHERE = {
     "algo.gamma=high", "algo.hidden_sizes=[0]", "algo=pppo", "experiment=smoke", "tuned=best", "logger=tensorbored",
     "-cd absent", "--import absent_package", "total_timesteps=0", "init_from=garbage.safetensors",
@@ -241,7 +241,7 @@ def test_what_cannot_work_is_refused_in_one_paragraph(args, message, rlox):
     assert err.startswith("rlox train: ")
     raised = any(f"env={name}-v0" in args for name in ("Breaks", "NoConstructor", "Locked", "OldReset"))
     assert code == (1 if raised else 2)
-    # What the environment itself has raised is followed by its place, and everything else is one paragraph.
+    # Exceptions of the environment are followed by their location; all other errors are one paragraph.
     assert all(line.startswith("  ") for line in err.splitlines()[1:])
     assert ('faulty_envs.py", line ' in err) == (raised and "env=OldReset-v0" not in args)
     assert err.count("\n") == 1 or raised
@@ -253,7 +253,7 @@ def test_what_is_odd_is_a_warning(args, message, rlox):
     code, out, err = rlox("logger=none", *args, "--check")
     assert not code, err
     assert any(line.startswith("  warning ") and message in line for line in out.splitlines())
-    assert out.endswith("nothing was trained or kept; without --check it is\n")
+    assert out.endswith("nothing was trained or saved; leave out --check to train\n")
     assert err == ""
 
 
@@ -270,7 +270,7 @@ def datasets(tmp_path_factory):
 
 @pytest.fixture
 def offline(datasets, rlox, tmp_path, monkeypatch):
-    """The command where the datasets are."""
+    """The command in the folder with the datasets."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
     shutil.copytree(datasets, tmp_path, dirs_exist_ok=True)
     return rlox
@@ -278,13 +278,13 @@ def offline(datasets, rlox, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), OFFLINE_BAD, ids=[" ".join(args) for args, _ in OFFLINE_BAD])
-def test_what_cannot_be_learned_from_a_dataset_is_refused(args, message, offline):
+def test_offline_configurations_that_cannot_work_are_errors(args, message, offline):
     test_what_cannot_work_is_refused_in_one_paragraph(args, message, offline)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), OFFLINE_ODD, ids=[" ".join(args) for args, _ in OFFLINE_ODD])
-def test_what_is_odd_of_a_dataset_is_a_warning(args, message, offline):
+def test_odd_offline_configurations_are_warnings(args, message, offline):
     small = ["algo=td3_bc", "dataset=pend.arrow", "tuned=off", "total_timesteps=200", "eval.n_episodes=2"]
     test_what_is_odd_is_a_warning([*small, "algo.hidden_sizes=[16]", "algo.batch_size=32", *args], message, offline)
 
@@ -311,18 +311,18 @@ def test_each_offline_algorithm_is_reported(offline):
 
 
 @pytest.mark.slow
-def test_a_good_environment_of_ones_own_gets_no_warning(rlox):
+def test_a_good_custom_environment_gives_no_warning(rlox):
     code, out, _ = rlox(*own("Good"), "logger=none", "--check")
     assert not code
     assert "warning" not in out
-    # gymnasium's checker dislikes what is usual: an action space without bounds, observations without them.
+    # gymnasium's checker warns about common cases: action spaces and observations without bounds.
     code, out, _ = rlox("env=Pendulum-v1", "env.backend=gymnasium", "logger=none", "--check")
     assert not code
     assert "warning" not in out
 
 
 @pytest.mark.slow
-def test_every_bad_job_of_a_sweep_is_told_and_the_good_ones_are_priced(rlox):
+def test_every_bad_job_of_a_sweep_is_reported_and_the_good_ones_are_estimated(rlox):
     code, out, err = rlox("-m", "algo=ppo,dqn,sac", "env=Pendulum-v1,CartPole-v1", "logger=none", "--check")
     assert code == 2
     assert [line.split(":")[1].split("(")[1] for line in err.splitlines()] == [
@@ -333,7 +333,7 @@ def test_every_bad_job_of_a_sweep_is_told_and_the_good_ones_are_priced(rlox):
     assert titles == ["ppo on Pendulum-v1", "ppo on CartPole-v1", "dqn on CartPole-v1", "sac on Pendulum-v1"]
 
 
-def test_a_sweep_is_summed_and_seeds_are_looked_at_once(rlox):
+def test_the_jobs_of_a_sweep_are_summed_and_seeds_are_checked_once(rlox):
     code, out, _ = rlox("-m", "seed=0,1,2", "env=CartPole-v1", "logger=none", "--check")
     assert not code
     assert out.count("ppo on CartPole-v1, 3 jobs\n") == 1
@@ -341,7 +341,7 @@ def test_a_sweep_is_summed_and_seeds_are_looked_at_once(rlox):
     assert "one after the other, the longest" in out
 
 
-def test_a_sweep_that_has_a_job_that_fits_nothing_does_not_start(rlox, tmp_path):
+def test_a_sweep_with_an_invalid_job_does_not_start(rlox, tmp_path):
     code, _, err = rlox("-m", "algo=ppo,dqn", "env=Pendulum-v1", "logger=none", "total_timesteps=2000")
     assert code == 2
     assert "job 1 of the sweep (algo=dqn env=Pendulum-v1 logger=none total_timesteps=2000): DQN: " in err
@@ -349,8 +349,8 @@ def test_a_sweep_that_has_a_job_that_fits_nothing_does_not_start(rlox, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_report_of_a_process_of_its_own(tmp_path):
-    # What it imports it counts: a run of kernels takes no PyTorch.
+def test_the_report_of_a_new_process(tmp_path):
+    # Check the imports: a native run does not import PyTorch.
     command = [sys.executable, "-X", "importtime", "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1"]
     words = ["max_time=1s", "--check"]
     done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -364,7 +364,7 @@ def test_the_report_of_a_process_of_its_own(tmp_path):
         "50,176 steps in 1 environment, learning every 256 in batches of 64; 10 evaluations of 20 episodes",
         "the replay memory takes 3.1 MiB",
         "mlflow",
-        "max_time=1s ends it before",
+        "max_time=1s ends it earlier",
         "outputs/",
     ):
         assert text in done.stdout
@@ -376,14 +376,14 @@ def test_the_report_of_a_process_of_its_own(tmp_path):
 
 
 def record(run: Path) -> list[dict]:
-    """A run's metrics without its clocks."""
+    """The metrics of a run without times."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows if "event" not in row]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("args", [["algo=ppo"], ["algo=dqn", "algo.learning_starts=100"], own("Good")])
-def test_looking_at_a_run_before_it_starts_changes_no_bit_of_it(args, rlox, tmp_path, monkeypatch):
+def test_checks_before_a_run_do_not_change_it(args, rlox, tmp_path, monkeypatch):
     common = ["logger=none", "total_timesteps=1000", "eval.n_points=2", "eval.n_episodes=2"]
     code, out, _ = rlox(*args, *common, "hydra.run.dir=one")
     assert not code
@@ -394,7 +394,7 @@ def test_looking_at_a_run_before_it_starts_changes_no_bit_of_it(args, rlox, tmp_
     assert ("warning: env=Good-v0 has no time limit" in out) == (args[0] == "--import")
 
 
-def test_checks_leave_the_generators_that_all_share(rlox):
+def test_checks_restore_global_generators(rlox):
     np.random.seed(3)  # noqa: NPY002
     random.seed(3)
     expected = np.random.RandomState(3).uniform(), random.Random(3).random()
@@ -410,7 +410,7 @@ def test_resume_is_checked_without_touching_the_run(rlox, tmp_path):
     code, out, _ = rlox("resume=run", "total_timesteps=2000", "--check")
     assert not code
     assert "resuming run at step 1,000 of 2,000" in out
-    assert out.endswith("it would go on; nothing was trained or written, without --check it does\n")
+    assert out.endswith("the run can be resumed; nothing was trained or written, leave out --check to resume it\n")
     for path in (tmp_path / "run" / "checkpoints" / "memory").iterdir():
         path.unlink()
     code, out, _ = rlox("resume=run", "total_timesteps=2000", "--check")
@@ -450,8 +450,8 @@ def test_a_memory_with_a_file_is_as_large_as_predicted(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_what_is_resident_is_what_the_process_grows_by():
-    """The prediction against the kernel's own account."""
+def test_predicted_resident_memory_equals_the_growth_of_the_process():
+    """The prediction, compared with the numbers of the operating system."""
     program = """
 import numpy as np
 from rlox.buffers import footprint, make_buffer
@@ -471,7 +471,7 @@ print((resident() - before) / footprint(config, spec, 1, 0.99, 60_000).resident)
     assert float(done.stdout) == pytest.approx(1.0, abs=0.1)
 
 
-def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
+def test_warnings_about_memory_and_disk(monkeypatch, tmp_path):
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "logger=none"])
     algorithm = DQN("CartPole-v1", buffer_size=100_000)
     needed = limits.replay_footprint(algorithm, job.config, 50_000).resident
@@ -484,21 +484,21 @@ def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "free_disk", lambda *_: 2**40)
     assert at("memory", 2 * needed) == []
     (warning,) = at("memory", needed + 1)
-    assert warning.startswith("memory is tight: 3.1 MiB of experience, where 3.1 MiB are free")
-    with pytest.raises(ValueError, match=r"of which the training fills 3\.1 MiB, where .* are free; lower it to"):
+    assert warning.startswith("memory is tight: 3.1 MiB of experience, and 3.1 MiB are free")
+    with pytest.raises(ValueError, match=r"of which the training fills 3\.1 MiB, but only .* are free; lower it to"):
         at("memory", needed - 1)
-    with pytest.raises(ValueError, match=r"got 100,000 transitions of 64 bytes, 6\.1 MiB, where there are"):
+    with pytest.raises(ValueError, match=r"got 100,000 transitions of 64 bytes, 6\.1 MiB, but there are"):
         at("memory", 2 * needed, total=needed)
     at("memory", 2 * needed)
     (warning,) = at("free_disk", needed + 100_000)
     assert warning.startswith("the disk is nearly full")
-    with pytest.raises(ValueError, match=r"or set checkpoint\.memory=false, or choose another folder by output_dir"):
+    with pytest.raises(ValueError, match=r"or set checkpoint\.memory=false, or choose another folder with output_dir"):
         at("free_disk", needed - 100_000)
     config = replace(job.config, checkpoint=replace(job.config.checkpoint, memory=False))
     assert limits.training_warnings(algorithm, config, tmp_path) == []
 
 
-def test_a_container_has_the_memory_of_its_limit(tmp_path):
+def test_the_memory_limit_of_a_container_is_used(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\nother 3\n")
@@ -509,9 +509,9 @@ def test_a_container_has_the_memory_of_its_limit(tmp_path):
     assert 0 < free <= total
 
 
-def test_costs_are_told_apart_by_when_they_come():
+def test_initial_costs_and_costs_per_step_are_separated():
     watch = estimate._Watch(1.0)
-    # (CPU, wall, steps): 5 s at first, then 2 s and 3 s for each 100 steps.
+    # (CPU, wall, steps): 5 s at first, then 2 s of CPU and 3 s of wall time for each 100 steps.
     watch.rows = [(0.0, 0.0, 0), (7.0, 8.0, 100), (9.0, 11.0, 200), (11.0, 14.0, 300)]
     once, each = watch.costs()
     np.testing.assert_allclose(once, [5.0, 5.0])
@@ -519,7 +519,7 @@ def test_costs_are_told_apart_by_when_they_come():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_cpu_seconds_hold_those_of_children_that_live():
+def test_cpu_seconds_include_running_children():
     before = machine.cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints: what they hold, that NumPy alone reads them, and what damage says."""
+"""Checkpoints: their contents, reading them with NumPy alone, and errors for damaged files."""
 
 import json
 import os
@@ -69,7 +69,7 @@ print(json.dumps([array.tolist(), json.loads(header["__metadata__"]["rlox"])["al
     np.testing.assert_array_equal(np.float32(out[0]), ppo.policy.actor[0].weight.detach())
 
 
-def test_damage_anywhere_is_noticed(saved, tmp_path):
+def test_any_damage_is_detected(saved, tmp_path):
     data = saved[0].read_bytes()
     path = tmp_path / "damaged.safetensors"
     rng = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_damage_anywhere_is_noticed(saved, tmp_path):
             load_checkpoint(path)
 
 
-def test_foreign_files_are_refused_and_nothing_runs(saved, tmp_path):
+def test_foreign_files_are_errors_and_no_code_runs(saved, tmp_path):
     marker = tmp_path / "ran"
 
     class Evil:
@@ -107,7 +107,7 @@ def test_foreign_files_are_refused_and_nothing_runs(saved, tmp_path):
         load_checkpoint(tmp_path)
 
 
-def test_newer_format_is_refused(saved, tmp_path, monkeypatch):
+def test_a_newer_format_is_an_error(saved, tmp_path, monkeypatch):
     monkeypatch.setattr("rlox.checkpoint.file.FORMAT_VERSION", 99)
     saved[1].save(tmp_path / "new.safetensors")
     monkeypatch.undo()
@@ -115,7 +115,7 @@ def test_newer_format_is_refused(saved, tmp_path, monkeypatch):
         load_checkpoint(tmp_path / "new.safetensors")
 
 
-def test_a_file_does_not_decide_what_is_imported(saved, tmp_path, monkeypatch):
+def test_a_file_cannot_import_a_module(saved, tmp_path, monkeypatch):
     _, ppo = saved
     monkeypatch.setattr(ppo, "env_id", "antigravity:CartPole-v1")
     ppo.save(tmp_path / "module.safetensors")
@@ -124,7 +124,7 @@ def test_a_file_does_not_decide_what_is_imported(saved, tmp_path, monkeypatch):
     assert "antigravity" not in sys.modules
 
 
-def test_failed_write_leaves_the_old_one(saved, tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(saved, tmp_path, monkeypatch):
     path = tmp_path / "c.safetensors"
     saved[1].save(path)
     before = path.read_bytes()
@@ -140,7 +140,7 @@ def test_failed_write_leaves_the_old_one(saved, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_checkpoint_that_a_training_replaces_is_read_whole(tmp_path, monkeypatch, mapped):
+def test_a_checkpoint_is_read_consistently_while_a_training_replaces_it(tmp_path, monkeypatch, mapped):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # more replacements a second
     path = tmp_path / "last.safetensors"
     agent = rlox.PPO("CartPole-v1", n_envs=2, seed=0)
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_a_training_replaces_is_read_whole(tmp_path, monkeypat
     assert len({float(next(iter(one.tensors["policy"].values())).flat[0]) for one in read}) > 5
 
 
-def test_a_folder_that_is_not_there_is_made(saved, tmp_path):
+def test_a_missing_folder_is_created(saved, tmp_path):
     saved[1].save(tmp_path / "run" / "checkpoints" / "last.safetensors")
     assert load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["algorithm"] == "ppo"
 
@@ -181,13 +181,13 @@ def test_an_array_without_numbers_is_kept(saved, tmp_path):
     assert {name: (x.dtype, x.shape) for name, x in found.items()} == {n: (x.dtype, x.shape) for n, x in arrays.items()}
 
 
-def test_a_header_that_could_not_be_read_again_is_not_written(saved, tmp_path):
+def test_an_invalid_header_is_not_written(saved, tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         saved[1].save(tmp_path / "nan.safetensors", note=float("nan"))
     assert not any(tmp_path.iterdir())
 
 
-def test_the_same_environment_goes_on_where_it_was_also_by_name(saved):
+def test_the_same_environment_continues_also_if_given_by_name(saved):
     by_file, by_name = PPO.from_checkpoint(saved[0]), PPO.from_checkpoint(saved[0], env_id="CartPole-v1")
     saved_state = load_checkpoint(saved[0]).tensors["environment"]
     for algorithm in (by_file, by_name):
@@ -226,7 +226,7 @@ COUNTERS = dict.fromkeys(("env_steps", "updates", "episodes", "horizon_start", "
         ("buffer", [{"name": "b"}], [{}, {"name": ""}, {"name": "b", "size": 2**63}]),
     ],
 )  # fmt: skip
-def test_the_rules_of_a_header_hold_up_to_their_edges(key, good, bad, tmp_path):
+def test_the_rules_of_a_header_hold_at_their_limits(key, good, bad, tmp_path):
     path = tmp_path / "a.safetensors"
     for value in good:
         save_checkpoint(path, Checkpoint({key: value}, {}))
@@ -237,7 +237,7 @@ def test_the_rules_of_a_header_hold_up_to_their_edges(key, good, bad, tmp_path):
             load_checkpoint(path, (key,))
 
 
-# What a file holds, by the names under which another version looks for it.
+# The sections of a file, with the names that other versions look for.
 OFF_POLICY = {"hidden_sizes": [8], "learning_starts": 8, "batch_size": 8}
 TWIN = {"policy", "optimizer", "critics", "target", "critic_optimizer"}
 SECTIONS = {
@@ -280,7 +280,7 @@ def test_a_section_that_is_lost_is_refused(backend, tmp_path):
         kept = load_checkpoint(tmp_path / "whole.safetensors")
         del kept.tensors[section], kept.header["sections"]
         save_checkpoint(tmp_path / "cut.safetensors", kept)
-        says = r"state must hold exp_avg|does not fit the checkpoint|must say which actions"
+        says = r"state must hold exp_avg|does not fit the checkpoint|must specify the actions"
         with pytest.raises(ValueError, match=says):
             rlox.CQL.from_checkpoint(tmp_path / "cut.safetensors", dataset, backend=backend)
 
@@ -293,20 +293,20 @@ def test_other_environment_and_other_algorithm(saved):
         PPO.from_checkpoint(path, env_id="Acrobot-v1")
 
 
-def test_a_path_that_is_no_files_is_refused_by_name(tmp_path):
+def test_a_path_that_is_not_a_file_is_an_error(tmp_path):
     ppo = PPO("CartPole-v1", hidden_sizes=[8])
     os.mkfifo(tmp_path / "pipe")
     for path in ("", ".", "/", f"{tmp_path}/x\0y", tmp_path / "pipe"):
         with pytest.raises(ValueError, match="save_checkpoint: path must name a file, got"):
             ppo.save(path)
-    assert (tmp_path / "pipe").is_fifo()  # and a device stays one
+    assert (tmp_path / "pipe").is_fifo()  # and a pipe is not replaced
     for path in (None, 3, b"abc"):
         for does in (ppo.save, load_checkpoint):
             with pytest.raises(TypeError, match="path must be a file's path, got"):
                 does(path)
 
 
-def test_what_the_environment_was_made_with_is_made_again(tmp_path):
+def test_env_kwargs_are_restored(tmp_path):
     kwargs = {"sutton_barto_reward": True}
     ppo = PPO("CartPole-v1", 1, 0, n_steps=16, hidden_sizes=[8], env_kwargs=kwargs)
     ppo.train(16)
@@ -314,7 +314,7 @@ def test_what_the_environment_was_made_with_is_made_again(tmp_path):
     again = PPO.from_checkpoint(tmp_path / "a.safetensors")
     assert again.env_kwargs == kwargs
     played = again.evaluate(1)
-    assert played.returns[0] == -1.0  # of a pole that falls, and nothing before
+    assert played.returns[0] == -1.0  # -1 when the pole falls, and 0 before
 
 
 def test_tensors_begin_at_a_multiple_of_eight_bytes(tmp_path):
@@ -323,7 +323,7 @@ def test_tensors_begin_at_a_multiple_of_eight_bytes(tmp_path):
         assert int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little") % 8 == 0
 
 
-def test_wrappers_with_arguments_are_made_again(tmp_path):
+def test_wrappers_with_arguments_are_restored(tmp_path):
     wrappers = [{"TimeLimit": {"max_episode_steps": 7}}]
     ppo = PPO("CartPole-v1", 1, 0, n_steps=16, hidden_sizes=[8], env_wrappers=wrappers)
     ppo.train(16)
@@ -333,13 +333,13 @@ def test_wrappers_with_arguments_are_made_again(tmp_path):
     assert again.evaluate(1).lengths[0] == 7
 
 
-def test_how_far_a_training_had_come_is_told_with_its_unit():
+def test_trained_for_has_a_unit():
     assert trained_for({"counters": {"env_steps": 0, "updates": 500}}) == (500, "updates")
     assert trained_for({"counters": {"env_steps": 700, "updates": 500}}) == (700, "steps")
     assert trained_for({"counters": {"env_steps": 0, "updates": 0}}) == (0, "steps")
 
 
-def test_widths_are_looked_at_where_the_policy_is_the_users(tmp_path):
+def test_hidden_sizes_are_checked_with_a_custom_policy(tmp_path):
     path = tmp_path / "a.safetensors"
     rlox.SAC("Pendulum-v1", policy=nn.Linear(3, 2), **OFF_POLICY).save(path)
     assert rlox.SAC.from_checkpoint(path, policy=nn.Linear(3, 2)).config.hidden_sizes == [8]
@@ -351,7 +351,7 @@ def test_widths_are_looked_at_where_the_policy_is_the_users(tmp_path):
 
 
 class OwnPolicy(nn.Module):
-    """A user's policy, which samples from PyTorch's generator."""
+    """A custom policy that samples from PyTorch's generator."""
 
     def __init__(self):
         super().__init__()
@@ -370,14 +370,14 @@ class OwnPolicy(nn.Module):
         return distribution.log_prob(actions), distribution.entropy()
 
 
-def test_torchs_generator_is_saved_where_a_policy_samples_from_it(tmp_path):
+def test_torchs_generator_is_saved_if_a_policy_samples_from_it(tmp_path):
     path = tmp_path / "a.safetensors"
     for kwargs, kept in (({}, set()), ({"backend": "torch"}, set()), ({"policy": OwnPolicy()}, {"torch"})):
         ppo = PPO("CartPole-v1", n_envs=2, seed=0, n_steps=8, **kwargs)
         ppo.train(32)
         ppo.save(path)
         assert set(load_checkpoint(path).tensors["generators"]) == kept
-    # The same actions again, whatever has drawn from the generator meanwhile.
+    # The same actions again, whatever was drawn from the generator meanwhile.
     ppo.train(until=64)
     torch.manual_seed(321)
     again = PPO.from_checkpoint(path, policy=OwnPolicy())
@@ -386,7 +386,7 @@ def test_torchs_generator_is_saved_where_a_policy_samples_from_it(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-def test_a_weight_that_was_fixed_may_be_learned_from_a_checkpoint_on(backend, tmp_path):
+def test_a_fixed_temperature_may_be_learned_after_loading(backend, tmp_path):
     sac = rlox.SAC("Pendulum-v1", hidden_sizes=[8], auto_entropy=False, ent_coef=0.5, backend=backend)
     sac.save(tmp_path / "fixed.safetensors")
     again = rlox.SAC.from_checkpoint(tmp_path / "fixed.safetensors", auto_entropy=True)

@@ -40,7 +40,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One run with the default logger, for every test that only looks."""
+    """One run with the default logger, shared by the tests that only read it."""
     cwd = tmp_path_factory.mktemp("trained")
     done = rlox("train", "algo=ppo", "env=CartPole-v1", *SMALL, cwd=cwd)
     (run,) = run_folders(cwd / "outputs")
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_train_leaves_a_complete_run_and_says_where(trained):
+def test_train_writes_a_complete_run_and_prints_its_folder(trained):
     cwd, run, done = trained
     for name in ("config.yaml", "metrics.jsonl", "checkpoints/last.safetensors", "checkpoints/best.safetensors"):
         assert (run / name).is_file()
@@ -73,10 +73,10 @@ def test_train_leaves_a_complete_run_and_says_where(trained):
 
 
 @pytest.mark.slow
-def test_the_backend_is_asked_for_recorded_and_refused(tmp_path):
+def test_the_chosen_backend_is_recorded_and_an_unknown_one_is_an_error(tmp_path):
     small = ("total_timesteps=128", "algo.n_steps=8", "eval.n_episodes=1", "logger=none", "tuned=off")
     done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=torch", *small, "hydra.run.dir=by_torch", cwd=tmp_path)
-    assert "backend: torch (as asked; a kernel collects)" in done.stdout
+    assert "backend: torch (as requested; a kernel collects)" in done.stdout
     assert yaml.safe_load((tmp_path / "by_torch/config.yaml").read_text())["backend"] == "torch"
     assert load_checkpoint(tmp_path / "by_torch/checkpoints/last.safetensors").header["backend"] == "torch"
     done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=numpy", *small, cwd=tmp_path, check=False)
@@ -130,7 +130,7 @@ def test_lists_and_explanations(trained):
     assert re.search(r"algo=ppo env=Pendulum-v1 +100,000 +-200", rlox("ls", "tuned", cwd=cwd).stdout)
     assert re.search(rf"{run.name} +ppo +CartPole-v1 +0 +1,536 +finished", rlox("ls", "runs", cwd=cwd).stdout)
     presets = rlox("ls", "experiments", cwd=cwd).stdout
-    assert re.search(r"^experiment=ppo-smoke +Does everything work\?", presets, re.MULTILINE)
+    assert re.search(r"^experiment=ppo-smoke +A quick test", presets, re.MULTILINE)
     shown = rlox("show", "algo=ppo", "env=CartPole-v1", cwd=cwd).stdout
     assert re.search(r"algo\.clip_eps_schedule +str +constant +linear +constant, or linear", shown)
     everything = rlox("show", cwd=cwd).stdout
@@ -176,7 +176,7 @@ def test_hydra_flags(tmp_path):
     job = rlox("train", "--cfg", "job", "env=Pendulum-v1", "seed=4", cwd=tmp_path).stdout
     plain = yaml.safe_load(job)
     assert (plain["seed"], plain["env"]["id"], plain["algo"]["gamma"]) == (4, "Pendulum-v1", 0.9)
-    # Flags before overrides, which Hydra alone refuses.
+    # Flags before overrides; Hydra itself rejects this order.
     part = yaml.safe_load(rlox("train", "--cfg", "job", "-p", "env", "tuned=off", cwd=tmp_path).stdout)
     assert part["n_envs"] == 8
     assert "Defaults Tree" in rlox("train", "--info", "defaults-tree", cwd=tmp_path).stdout
@@ -219,8 +219,8 @@ BAD_INPUT = [
     (["max_time=1h30", "--cfg", "job"], "max_time must be a time above 0"),
     (["eval.stop_at=high"], "eval.stop_at must be a number, got 'high'"),
     (["eval.patience=0"], "eval.patience must be >= 1 or null, got 0"),
-    (["eval.n_points=0", "eval.stop_at=9"], "eval.n_points must be >= 1 where stop_at or patience is set"),
-    (["eval.workers=1", "eval.stop_at=9"], "eval.workers must be 0 or -1 where stop_at or patience is set, got 1"),
+    (["eval.n_points=0", "eval.stop_at=9"], "eval.n_points must be >= 1 if stop_at or patience is set"),
+    (["eval.workers=1", "eval.stop_at=9"], "eval.workers must be 0 or -1 if stop_at or patience is set, got 1"),
     (["init_from=absent.safetensors"], "init_from=absent.safetensors must be a checkpoint that loads: "),
     (["init_from=blocked"], "init_from=blocked must be a checkpoint that loads: "),
     (["init_from=."], "init_from must be a checkpoint file, got the folder ."),
@@ -241,7 +241,7 @@ BAD_INPUT = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT, ids=[" ".join(args) for args, _ in BAD_INPUT])
 def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, monkeypatch, capsys):
-    """In this process, since a start of Python for each would be a minute."""
+    """Runs in this process: starting Python for each case would take a minute."""
     (tmp_path / "blocked").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -260,11 +260,11 @@ def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, mo
     ("args", "message"),
     [
         (["env.kwargs.nonsense=1"], "does not take kwargs {'nonsense': 1}"),
-        (["hydra.run.dir=blocked/run"], "blocked/run must lie in a folder, got "),
+        (["hydra.run.dir=blocked/run"], "blocked/run must be in a folder, got "),
         (["algo.gamma=1.5"], "algo.gamma must be in [0, 1], got 1.5"),
     ],
 )
-def test_what_cannot_be_run_leaves_a_paragraph_and_an_exit_code(args, message, tmp_path):
+def test_a_run_that_cannot_start_prints_one_paragraph_and_an_exit_code(args, message, tmp_path):
     (tmp_path / "blocked").touch()
     done = rlox("train", *args, "logger=none", cwd=tmp_path, check=False)
     assert done.returncode in (1, 2)
@@ -304,23 +304,23 @@ def test_a_folder_that_holds_a_run_is_not_touched(trained):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = rlox("train", f"hydra.run.dir={run}", "hydra.output_subdir=null", "logger=none", cwd=cwd, check=False)
     assert done.returncode == 2
-    assert "must be a new folder, but holds a run" in done.stderr
+    assert "must be a new folder, but contains a run" in done.stderr
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_diverged_training_says_so_and_leaves_the_record(tmp_path):
+def test_diverged_training_prints_an_error_and_keeps_the_record(tmp_path):
     args = ["algo.learning_rate=1e30", "algo.max_grad_norm=null", "logger=none"]
     done = rlox("train", *args, cwd=tmp_path, check=False)
     assert done.returncode == 1
-    assert re.search(r"became nan at step \d+; training cannot go on", done.stderr)
+    assert re.search(r"became nan at step \d+; training cannot continue", done.stderr)
     assert done.stderr.count("\n") == 1
     (run,) = run_folders(tmp_path)
     assert rows(run)[-1]["status"] == "failed"
 
 
 @pytest.mark.slow
-def test_one_diverging_job_does_not_take_the_sweep_along(tmp_path):
+def test_one_diverging_job_does_not_stop_the_sweep(tmp_path):
     args = ["-m", "algo.learning_rate=1e30,1e-3", "algo.max_grad_norm=null", "logger=none", *SMALL]
     done = rlox("train", *args, cwd=tmp_path, check=False)
     assert done.returncode == 1
@@ -329,7 +329,7 @@ def test_one_diverging_job_does_not_take_the_sweep_along(tmp_path):
 
 
 def training(cwd: Path, *args: str) -> forked.Rlox:
-    """A long training in a process of its own that has made its first update; what it says is in out.txt, err.txt."""
+    """A long training in its own process, after its first update; its output is in out.txt and err.txt."""
     with open(cwd / "out.txt", "w") as out, open(cwd / "err.txt", "w") as err:
         words = [*args, "total_timesteps=100_000_000", "logger=none", "eval.n_points=0"]
         process = forked.Rlox("train", *words, cwd=cwd, stdout=out, stderr=err)
@@ -402,7 +402,7 @@ def imported(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_import_brings_an_environment_and_is_recorded(imported):
+def test_import_registers_an_environment_and_is_recorded(imported):
     cwd, run, done = imported
     assert done.stdout.count("imported my_envs") == 1
     assert f"rlox eval {run.relative_to(cwd)}/checkpoints/best.safetensors --import my_envs\n" in done.stdout
@@ -412,19 +412,19 @@ def test_import_brings_an_environment_and_is_recorded(imported):
     assert "Mine-v0" not in rlox("ls", "envs", cwd=cwd).stdout
     assert "imported my_envs" in rlox("show", "eval", "--import=my_envs", cwd=cwd).stdout
     both = rlox("train", "--import", "my_envs", "imports=[os]", cwd=cwd, check=False)
-    assert "--import must not stand beside imports=" in both.stderr
+    assert "--import must not be combined with imports=" in both.stderr
 
 
-def test_a_checkpoint_imports_nothing_unless_it_is_typed(imported):
+def test_eval_imports_a_checkpoints_module_only_with_import(imported):
     cwd, run, _ = imported
     refused = rlox("eval", str(run), cwd=cwd, check=False)
     assert refused.returncode == 2
-    assert refused.stderr.endswith("which a file may not load by itself; if you trust it, add --import my_envs\n")
+    assert refused.stderr.endswith("which is not loaded unless you name it; if you trust it, add --import my_envs\n")
     assert "imported" not in refused.stdout
     assert "reproduced exactly" in rlox("eval", str(run), "--import", "my_envs", cwd=cwd).stdout
 
 
-def test_import_of_broken_code_says_whose_it_is(tmp_path):
+def test_an_error_in_an_imported_module_shows_its_location(tmp_path):
     (tmp_path / "broken.py").write_text("import absent_dependency\n")
     done = rlox("ls", "algos", "--import", "broken", cwd=tmp_path, check=False)
     said, place, source, _ = done.stderr.splitlines()
@@ -464,11 +464,11 @@ def test_wrappers_reach_the_environment(tmp_path):
     [
         (["eval.stop_at=5"], "the evaluation's mean return .* reached stop_at=5"),
         (["eval.patience=1", "algo.learning_rate=1e-30"], "1 evaluations in a row were no better than .*"),
-        (["max_time=1s", "eval.n_points=0"], "max_time=1s was over"),
+        (["max_time=1s", "eval.n_points=0"], "max_time=1s was reached"),
     ],
     ids=["stop_at", "patience", "max_time"],
 )
-def test_a_run_that_stops_early_is_finished_and_says_why(args, reason, tmp_path):
+def test_a_run_that_stops_early_is_finished_with_a_reason(args, reason, tmp_path):
     size = ["total_timesteps=1_000_000_000", "eval.n_episodes=3", "eval.n_points=500_000", "logger=none"]
     done = rlox("train", *size, *args, cwd=tmp_path)
     assert re.search(f"^stopped early: {reason}$", done.stdout, re.MULTILINE)
@@ -476,7 +476,7 @@ def test_a_run_that_stops_early_is_finished_and_says_why(args, reason, tmp_path)
     record = rows(run)
     assert record[-1]["status"] == "finished"
     assert re.fullmatch(f"stopped early: {reason}", record[-1]["message"])
-    # Saved and evaluated where it stopped.
+    # The run was saved and evaluated at the step where it stopped.
     end = record[-1]["step"]
     assert [row["step"] for row in record if "eval/mean_return" in row][-1] == end
     assert load_checkpoint(run / "checkpoints" / "last.safetensors").header["counters"]["env_steps"] == end
@@ -518,7 +518,7 @@ def test_experiment_csv_and_tensorboard_together(tmp_path):
 
 
 @pytest.mark.slow
-def test_advice_is_printed_once_and_only_to_the_sick(trained, tmp_path):
+def test_advice_is_printed_once_and_only_for_bad_runs(trained, tmp_path):
     assert "advice:" not in trained[2].stdout
     sick = ["algo.learning_rate=0.1", "algo.learning_rate_schedule=constant", "total_timesteps=10_000"]
     done = rlox("train", *sick, "logger=none", "eval.n_points=0", "eval.n_episodes=1", cwd=tmp_path)
@@ -537,7 +537,7 @@ def test_a_preset_of_seeds_is_swept(tmp_path):
 
 
 @pytest.mark.slow
-def test_cp_fills_a_folder_that_goes_before_what_ships(tmp_path):
+def test_cp_copies_settings_to_a_folder_that_takes_precedence(tmp_path):
     done = rlox("cp", "tuned/ppo/CartPole-v1", "mine", cwd=tmp_path)
     assert "rlox train -cd mine algo=ppo env=CartPole-v1" in done.stdout
     copy = tmp_path / "mine" / "tuned" / "ppo" / "CartPole-v1.yaml"
@@ -547,7 +547,7 @@ def test_cp_fills_a_folder_that_goes_before_what_ships(tmp_path):
     assert rows(run)[-1]["step"] == 512
     again = rlox("cp", "tuned/ppo/CartPole-v1", "mine", cwd=tmp_path, check=False)
     assert again.returncode == 2
-    assert "must not exist yet; --force overwrites" in again.stderr
+    assert "must not exist yet; add --force to overwrite" in again.stderr
     rlox("cp", "tuned/ppo/CartPole-v1", "mine", "--force", cwd=tmp_path)
     assert "total_timesteps: 100_000" in copy.read_text()
     unknown = rlox("cp", "algo/ppu", cwd=tmp_path, check=False)
@@ -559,16 +559,16 @@ def test_cp_fills_a_folder_that_goes_before_what_ships(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("imageio_ffmpeg") is None, reason='pip install "rlox-cli[video]"')
-def test_eval_films_and_shows(trained, tmp_path):
+def test_eval_records_and_renders_an_episode(trained, tmp_path):
     import imageio.v2 as imageio
 
     _, run, _ = trained
     done = rlox("eval", str(run), "--video", "film.mp4", "--render", cwd=tmp_path, SDL_VIDEODRIVER="dummy")
-    filmed, shown = re.findall(r"an episode (filmed in film.mp4|shown): return [\d.]+, (\d+) steps", done.stderr)
+    filmed, shown = re.findall(r"an episode (recorded in film.mp4|shown): return [\d.]+, (\d+) steps", done.stderr)
     assert filmed[1] == shown[1]
     with imageio.get_reader(tmp_path / "film.mp4") as film:
         assert film.count_frames() == int(filmed[1]) + 1
-    assert "reproduced exactly" in done.stdout  # the score is not the film's
+    assert "reproduced exactly" in done.stdout  # the filmed episode does not count for the score
     bad = rlox("eval", str(run), "--video", "film.avi", cwd=tmp_path, check=False)
     assert "path must end in .mp4 or .gif, got 'film.avi'" in bad.stderr
     assert bad.stdout == ""

@@ -1,4 +1,4 @@
-"""The life of an MmapReplayBuffer's file: who may remove it, what a checkpoint can rely on, full disks, kill -9."""
+"""The life cycle of an MmapReplayBuffer's file: who may remove it, what checkpoints rely on, full disks, kill -9."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ def make(path, hot=8, total=40, **more):
 
 
 def fill(buffer, first, last):
-    """Push transitions number first ... last - 1; everything in one follows from its number."""
+    """Push transitions first ... last - 1; all values of a transition follow from its number."""
     for k in range(first, last):
         buffer.push(np.full(DIM, k), [k], k, False, False, np.full(DIM, k + 0.5))
     return buffer
 
 
 def numbers(buffer):
-    """The numbers of the transitions in the buffer, and a proof that each is whole."""
+    """The numbers of the transitions in the buffer, after checking that each is complete."""
     batch = buffer.sample(60 * len(buffer), 0)
     k = batch["rewards"]
     np.testing.assert_array_equal(batch["obs"], np.repeat(k[:, None], DIM, 1))
@@ -54,7 +54,7 @@ def child(program, *arguments, check=True):
     return done
 
 
-# Creation.
+# Creating a file.
 
 
 def test_a_folder_gets_a_sparse_file_of_its_own(tmp_path):
@@ -81,7 +81,7 @@ def test_a_foreign_file_is_never_overwritten(tmp_path):
     path = tmp_path / "x"
     for content in (b"", b"mine", b"RLOXCOLD" + bytes(5000)):
         path.write_bytes(content)
-        with pytest.raises(FileExistsError, match="not ours"):
+        with pytest.raises(FileExistsError, match="a file that rlox did not write"):
             make(path)
         assert path.read_bytes() == content
 
@@ -101,7 +101,7 @@ def test_paths_that_cannot_hold_a_file(tmp_path):
     with pytest.raises(FileExistsError):
         make("/dev/full")
     with pytest.raises(OSError, match="cold_path must"):
-        make("/proc/x")  # no file can be made here, not even by root
+        make("/proc/x")  # not even root can create a file here
     with pytest.raises(ValueError, match="NUL"):
         make("a\0b")
     for path in (None, 3, 2.5, ["x"]):
@@ -117,7 +117,7 @@ def test_a_file_in_use_is_left_alone(tmp_path):
         assert numbers(buffer) == list(range(30))
 
 
-# The end.
+# Closing a buffer.
 
 
 def test_close(tmp_path):
@@ -137,7 +137,7 @@ def test_close(tmp_path):
             call()
 
 
-def test_forgotten_buffers_leave_nothing(tmp_path):
+def test_buffers_that_were_not_closed_leave_no_files(tmp_path):
     fill(make(tmp_path), 0, 30)
     assert os.listdir(tmp_path) == []
     program = """
@@ -150,7 +150,7 @@ def test_forgotten_buffers_leave_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_close_leaves_a_file_that_took_its_name(tmp_path):
+def test_close_keeps_a_foreign_file_of_the_same_name(tmp_path):
     buffer = make(tmp_path / "x")
     os.unlink(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"mine")
@@ -212,7 +212,7 @@ PUSH_AND_STAY = """
 
 
 class Killed:
-    """A process that has pushed and waits; `kill` ends it the hard way."""
+    """A process that has pushed transitions and waits; `kill` ends it with SIGKILL."""
 
     def __init__(self, folder, kind, state, last=30):
         self.process = subprocess.Popen(
@@ -238,7 +238,7 @@ def load_state(path):
 
 
 @pytest.mark.slow
-def test_the_next_start_cleans_what_no_checkpoint_names_and_nothing_else(tmp_path):
+def test_the_next_start_removes_only_files_that_no_checkpoint_names(tmp_path):
     dead = Killed(tmp_path, "plain", tmp_path / "a")
     named = Killed(tmp_path, "named", tmp_path / "named.npz")
     alive = Killed(tmp_path, "plain", tmp_path / "b")
@@ -266,20 +266,20 @@ def test_the_next_start_cleans_what_no_checkpoint_names_and_nothing_else(tmp_pat
         for name, content in foreign.items():
             assert (tmp_path / name).read_bytes() == content
         assert numbers(buffer) == list(range(30))
-        # The names, given: the file of the one, and no other.
+        # With the names given: only the file of the killed process that no checkpoint names.
         state = load_state(tmp_path / "named.npz")
         assert clean_cold_files(tmp_path, [state["cold_id"]]) == []
         alive.kill()
         assert clean_cold_files(tmp_path, [state["cold_id"]]) == [alive.cold_path]
         buffer.set_state(state)
         assert numbers(buffer) == list(range(30))
-    # Closing keeps it: the checkpoint is still there.
+    # Closing keeps the file, since a checkpoint still names it.
     assert os.path.exists(named.cold_path)
     assert clean_cold_files(tmp_path) == []
     assert clean_cold_files(tmp_path, ["another"]) == [named.cold_path]
 
 
-def test_a_fixed_path_is_taken_again_after_a_kill(tmp_path):
+def test_a_fixed_path_is_reused_after_a_kill(tmp_path):
     dead = Killed(tmp_path / "x", "plain", tmp_path / "a")
     with pytest.raises(FileExistsError, match="in use"):
         make(tmp_path / "x")
@@ -299,11 +299,11 @@ def test_a_fixed_path_is_taken_again_after_a_kill(tmp_path):
 
 @pytest.mark.parametrize("last", [30, 31, 45, 200, 1000])
 def test_a_killed_process_continues_exactly_from_its_checkpoint(tmp_path, last):
-    """However far the ring went on after the checkpoint, the rows it relies on are there."""
+    """The rows of the checkpoint are still there, however many were pushed after it."""
     named = Killed(tmp_path, "named", tmp_path / "named.npz", last)
     named.kill()
     state = load_state(tmp_path / "named.npz")
-    assert "obs" not in state or len(state["obs"]) <= 8  # what is cold stays in the file
+    assert "obs" not in state or len(state["obs"]) <= 8  # cold rows stay in the file
     with make(tmp_path) as buffer, fill(make(tmp_path / "model"), 0, 30) as model:
         buffer.set_state(state)
         assert cold_files(tmp_path) == [os.path.basename(named.cold_path)]
@@ -331,7 +331,7 @@ def test_the_two_newest_states_stay_intact(tmp_path):
         for head in (30, 55):
             with pytest.raises(ValueError, match="two newest"):
                 buffer.set_state(states[head])
-        assert numbers(buffer) == list(range(20))  # a refusal changes nothing
+        assert numbers(buffer) == list(range(20))  # an error changes nothing
         buffer.set_state(states[90])
         assert numbers(buffer) == list(range(50, 90))
         fill(buffer, 90, 95)
@@ -339,7 +339,7 @@ def test_the_two_newest_states_stay_intact(tmp_path):
         newer = buffer.get_state(include_cold=False)
         fill(buffer, 95, 300)
     with make(tmp_path) as buffer:
-        # Continuing from 90 made 300 another history; 90 itself stays until a second newer state exists.
+        # After continuing from 90, state 300 is of another history; 90 stays valid until there are two newer states.
         with pytest.raises(ValueError, match="two newest"):
             buffer.set_state(states[300])
         buffer.set_state(newer)
@@ -470,7 +470,7 @@ def test_a_full_file_system(tmp_path):
         subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
-def test_a_file_cut_short_by_somebody_is_an_error_not_a_crash(tmp_path):
+def test_a_file_truncated_by_others_is_an_error_not_a_crash(tmp_path):
     program = """
         import sys, time
         from tests.test_cold_files import *
@@ -521,7 +521,7 @@ def test_a_forked_child_cannot_touch_the_file(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_child_that_lives_on_does_not_hold_the_file_of_a_killed_parent(tmp_path):
+def test_a_surviving_child_does_not_lock_the_file_of_a_killed_parent(tmp_path):
     program = """
         import sys, time
         from tests.test_cold_files import *
@@ -546,7 +546,7 @@ def test_a_child_that_lives_on_does_not_hold_the_file_of_a_killed_parent(tmp_pat
         parent.stdout.close()
 
 
-def test_cleaning_refuses_what_is_no_list_of_ids(tmp_path):
+def test_cleaning_rejects_anything_but_a_list_of_ids(tmp_path):
     with pytest.raises(TypeError, match="collection of ids"):
         clean_cold_files(tmp_path, "0123456789abcdef")
     with pytest.raises(TypeError, match="strings"):

@@ -1,4 +1,4 @@
-"""rlox collect: what it writes is what the environments did, under the policies that were asked for."""
+"""rlox collect: the files contain what the environments did under the requested policies."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def saved(tmp_path_factory):
 
 
 def run(*words):
-    """The command in this process, which has PyTorch in it already."""
+    """Run the command in this process, which has already imported PyTorch."""
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
@@ -52,7 +52,7 @@ def collect(*words):
 
 
 def require_dynamics(state, env_id):
-    """Each row's next observation and reward are those of gymnasium's own step from its observation."""
+    """Check each row's next observation and reward against a step of gymnasium from the row's observation."""
     env = gymnasium.make(env_id).unwrapped
     env.reset(seed=0)
     for i in range(0, len(state["rewards"]), 7):
@@ -75,7 +75,7 @@ def require_chained(state):
 
 
 @pytest.mark.slow
-def test_a_mixture_is_what_the_environment_did(saved):
+def test_a_mixture_contains_real_transitions_of_each_policy(saved):
     words = ("--mix", "medium:3,random:1", "--steps", 5003, "--out", "a.arrow", "--seed", 4)
     printed = collect(f"medium={saved}/ppo.safetensors", *words)
     data = rlox.open_dataset("a.arrow")
@@ -88,7 +88,7 @@ def test_a_mixture_is_what_the_environment_did(saved):
     assert data.metadata["env"] == {"id": "Pendulum-v1", "kwargs": {}, "wrappers": []}
     assert data.metadata["n_cut_episodes"] == 16
     assert "Pendulum-v1" in printed
-    # The returns it reports are those of whole episodes, and the hash that of the weights.
+    # The reported returns are of complete episodes, and the hash is of the weights.
     flags = (state["terminated"] | state["truncated"]).astype(bool)
     ends = np.flatnonzero(flags) + 1
     returns = [
@@ -130,12 +130,12 @@ def test_deterministic_and_sampled_actions(saved, name, kind):
             assert (policy["deterministic"], policy["exploration_noise"], policy["noise_correlation"]) == expected
 
 
-def test_a_replay_memory_is_put_together_again(saved):
-    """Rows of three environments lie interleaved in the memory, whose oldest ones are gone."""
+def test_episodes_are_reassembled_from_a_replay_memory(saved):
+    """Rows of three environments are interleaved in the memory, and the oldest ones have been overwritten."""
     collect("--replay", saved / "sac.safetensors", "--out", "a.arrow")
     data = rlox.open_dataset("a.arrow")
     memory = SAC.from_checkpoint(saved / "sac.safetensors").buffer
-    # Of 450 transitions 400 are held, the oldest of a step whose other rows are gone.
+    # Of 450 transitions 400 are left; the oldest belongs to a step whose other rows are gone.
     state, held = data.get_state(), memory.gather(np.arange(51, 450) % 400)
     require_chained(state)
     require_dynamics(state, "Pendulum-v1")
@@ -145,7 +145,7 @@ def test_a_replay_memory_is_put_together_again(saved):
     assert data.metadata["policies"][0]["algorithm"] == "sac"
 
 
-def test_every_destination_holds_the_same(saved):
+def test_all_formats_contain_the_same_data(saved):
     arguments = (f"{saved}/dqn.safetensors", "--steps", 300, "--n-envs", 3)
     states = {}
     for out in ("a.arrow", "a.npz", "a.h5", "a.parquet", "minari:lab/a-v0"):
@@ -167,15 +167,15 @@ def test_every_destination_holds_the_same(saved):
         (["sac.safetensors", "--mix", "random:1", "--steps", "9"], 2, "--mix must name every checkpoint, got no share"),
         (["sac.safetensors", "--mix", "a:0", "--steps", "9"], 2, "shares above 0, got 'a:0'"),
         (["sac.safetensors"], 2, "--steps must be given"),
-        (["--steps", "9"], 2, "--env must be given where no checkpoint says it"),
+        (["--steps", "9"], 2, "--env must be given if there is no checkpoint"),
         (["sac.safetensors", "--steps", "9", "--out", "a.csv"], 2, "its name must end in one of .arrow"),
-        (["sac.safetensors", "--steps", "9", "--out", "there.npz"], 2, "there is such a file already; --force"),
-        (["--replay", "ppo.safetensors"], 2, "must have a replay memory beside it; an off-policy run keeps one"),
-        (["--replay", "sac.safetensors", "--steps", "9"], 2, "--replay must stand alone"),
+        (["sac.safetensors", "--steps", "9", "--out", "there.npz"], 2, "this file already exists; --force"),
+        (["--replay", "ppo.safetensors"], 2, "must have a replay memory next to it; an off-policy run saves one"),
+        (["--replay", "sac.safetensors", "--steps", "9"], 2, "--replay must be used alone"),
         (["nothing.safetensors", "--steps", "9"], 2, "no file"),
     ],
 )
-def test_what_cannot_be_collected(saved, tmp_path, words, code, message):
+def test_errors_of_collect(saved, tmp_path, words, code, message):
     (tmp_path / "there.npz").write_bytes(b"mine")
     words = [str(saved / word) if word.endswith("safetensors") else word for word in words]
     done = run("collect", *words)
@@ -202,7 +202,7 @@ def test_ctrl_c_leaves_nothing(saved, tmp_path, out, number):
 
 
 @pytest.mark.slow
-def test_show_and_train_know_the_dataset(saved):
+def test_show_and_train_read_the_dataset(saved):
     words = [f"{saved}/dqn.safetensors", "--steps", "300", "--out", "a.arrow"]
     printed = forked.run("collect", *words).stdout
     shown = run("show", "dataset=a.arrow").stdout
@@ -221,7 +221,7 @@ def test_show_and_train_know_the_dataset(saved):
     assert (done.exit_code, "dataset must be chosen for algo=bc" in done.stderr) == (2, True)
 
 
-def test_eval_tells_normalised_scores_where_they_are_known(tmp_path):
+def test_eval_prints_normalised_scores_where_they_are_defined(tmp_path):
     PPO("Hopper-v5", n_envs=1).save(tmp_path / "hopper.safetensors")
     words = ["eval", "hopper.safetensors", "--episodes", "2", "--json"]
     printed = json.loads(run(*words).stdout)

@@ -20,7 +20,7 @@ from rlox.nn.policies import ContinuousPolicy, DeterministicPolicy, DiscretePoli
 
 
 class Fixed(nn.Module):
-    """A user's policy: acts 0, values what `value` says of an observation."""
+    """A custom policy: the action is always 0, and the value of an observation is `value(obs)`."""
 
     def __init__(self, value):
         super().__init__()
@@ -51,7 +51,7 @@ def test_time_limit_is_no_termination():
 
 
 def test_same_probe_fails_when_limits_count_as_terminations():
-    """The probe can fail: with the boundary called a termination the advantages are far from 0."""
+    """The probe can fail: if the time limit is reported as a termination, the advantages are far from 0."""
     gamma = 0.99
 
     class Terminates(probes.ConstantReward):
@@ -66,8 +66,8 @@ def test_same_probe_fails_when_limits_count_as_terminations():
 
 @pytest.mark.parametrize("truncate", [True, False])
 def test_bootstrap_uses_the_final_observation(truncate):
-    """With V(s) = 10 s, lambda = 0: the last step of an episode sees V(4) = 40 when cut, 0 when terminated, never
-    V(0) of the next episode by accident (the rewards differ)."""
+    """With V(s) = 10 s, lambda = 0: the last step of an episode sees V(4) = 40 when truncated and 0 when terminated. It
+    never sees V(0) of the next episode by accident (the rewards differ)."""
     gamma = 0.5
     policy = Fixed(lambda obs: 10 * obs[:, 0])
     collector = RolloutCollector(
@@ -107,7 +107,7 @@ def test_shapes_and_statistics_on_native_and_foreign_environments():
         torch.testing.assert_close(batch.returns, batch.advantages + batch.values)
 
 
-def test_log_probs_are_those_of_the_sampling_policy():
+def test_log_probs_are_of_the_sampling_policy():
     for policy, env in (
         (DiscretePolicy(4, 2), "CartPole-v1"),
         (ContinuousPolicy(3, 1), "Pendulum-v1"),
@@ -147,7 +147,7 @@ def test_reward_fn_replaces_learned_rewards_only():
 
 @pytest.mark.parametrize("kind", ["module", "native", "off-policy"])
 def test_reward_fn_is_given_the_actions_that_were_executed(kind):
-    """Pendulum's torque is clipped to 2; the policy's are ten times as large. Log-probabilities stay the samples'."""
+    """Pendulum clips torques to 2; the policy's are ten times as large. Log-probabilities are still of the samples."""
     seen = []
 
     def reward_fn(obs, actions, raw):
@@ -213,7 +213,7 @@ def test_minibatches_cover_every_transition_once():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_no_minibatch_of_one_row_is_left_over(shuffle):
-    """129 transitions by 64: the last one alone has no standard deviation, and the documents divide by that."""
+    """129 rows in batches of 64: a last row alone has no standard deviation, and the documents divide by it."""
     collector = RolloutCollector("CartPole-v1", n_envs=3, seed=0)
     batch = collector.collect(DiscretePolicy(4, 2), 43)
     parts = list(batch.sample_minibatches(64, shuffle=shuffle))
@@ -254,7 +254,7 @@ def test_every_column_is_a_tensor_and_in_every_minibatch(shuffle, policy):
 
 
 def test_stacked_frames_are_stored_once_and_read_back_whole():
-    """The same rollout with and without the frame store, over many short episodes, and with padding of another kind."""
+    """The same rollout with and without the frame store, over many short episodes, with each kind of padding."""
 
     class Film(probes.BrightSide):
         def reset(self, *, seed=None, options=None):
@@ -281,7 +281,7 @@ def test_stacked_frames_are_stored_once_and_read_back_whole():
             assert torch.equal(one.obs[:], other.obs)
             assert torch.equal(one.returns, other.returns)
             assert torch.equal(one.log_probs, other.log_probs)
-            # Episodes of three steps: 4 + 2 frames for each three stacks of 4.
+            # Episodes of three steps: 4 + 2 frames for every three stacks of 4.
             assert len(one.obs.frames) < 0.6 * 4 * 120
             for shuffle in (True, False):
                 parts = [mb.obs for mb in one.sample_minibatches(50, shuffle=shuffle)]

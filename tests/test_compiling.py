@@ -1,4 +1,4 @@
-"""Losses that PyTorch compiles: the same training, and a way back where there is no compiler."""
+"""Losses compiled by PyTorch: the training is the same, and continues without a compiler."""
 
 import os
 import warnings
@@ -23,15 +23,15 @@ CASES = {
 }
 
 
-# A graph takes a C++ compiler five seconds: one of each family.
+# Compiling a graph takes five seconds, so only one algorithm of each family runs.
 OFTEN = ("ppo", "dqn")
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in OFTEN else pytest.mark.exhaustive) for case in CASES]
 )
-def test_a_compiled_loss_trains_as_the_written_one_does(case):
-    """PPO: minibatches of 12 of 16 rows, so that the last one has another size; a schedule compiles nothing anew."""
+def test_a_compiled_loss_trains_as_without_compilation(case):
+    """PPO: minibatches of 12 of 16 rows, so that the last has another size; schedules do not cause recompilation."""
     cls, sizes, most = CASES[case]
     env = "Pendulum-v1" if "continuous" in cls.actions and "discrete" not in cls.actions else "CartPole-v1"
     torch._dynamo.reset()
@@ -53,14 +53,14 @@ def test_a_compiled_loss_trains_as_the_written_one_does(case):
     assert told_compiled["grad_norm"] == pytest.approx(reported["grad_norm"], rel=1e-3)
 
 
-def test_without_a_compiler_training_goes_on_and_says_why(tmp_path):
+def test_without_a_compiler_training_continues_with_a_warning(tmp_path):
     command = ["train", "algo=a2c", "compile=true", "hydra.run.dir=run"]
     small = ["total_timesteps=64", "algo.n_steps=8", "env.n_envs=2", "eval.n_episodes=1", "logger=none", "tuned=off"]
     without = {**os.environ, "CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     done = forked.run(*command, *small, cwd=tmp_path, env=without)
     assert done.returncode == 0, done.stderr
     assert "backend: torch (compile is for PyTorch" in done.stdout
-    assert done.stderr.count("compile: goes on without") == 1
+    assert done.stderr.count("compile: continuing without") == 1
     assert (tmp_path / "run/checkpoints/last.safetensors").is_file()
 
 
@@ -71,9 +71,9 @@ def test_a_native_run_is_not_compiled_by_pytorch():
         PPO("CartPole-v1", compile=1)
 
 
-@pytest.mark.exhaustive  # a minute and a half of the C++ compiler
-def test_a_compiled_world_model_learns_as_the_written_one_does():
-    """The scans over steps are compiled with the rest, once for all updates."""
+@pytest.mark.exhaustive  # the C++ compiler takes a minute and a half
+def test_a_compiled_world_model_learns_as_without_compilation():
+    """The loops over steps are compiled with the rest, once for all updates."""
     sizes = {
         "deter_dim": 16, "hidden_dim": 8, "stoch_dim": 2, "stoch_classes": 4, "batch_size": 2, "seq_len": 3,
         "imagination_horizon": 2, "replay_ratio": 6, "learning_starts": 16, "buffer_size": 200,

@@ -1,4 +1,4 @@
-"""The YAML that ships: complete, minimal, and all of it composes."""
+"""The YAML files of rlox: complete, minimal, and all of them compose."""
 
 from dataclasses import fields
 from importlib.resources import files
@@ -22,7 +22,7 @@ from rlox_cli.report.keys import comments
 CONF = Path(str(files("rlox_cli.conf")))
 
 
-def test_yaml_set_is_the_registry():
+def test_yaml_files_match_the_registry():
     assert {path.stem for path in (CONF / "algo").glob("*.yaml")} == set(ALGORITHMS)
     for name, entry in ALGORITHMS.items():
         assert resolve(entry.cls).name == name
@@ -34,7 +34,7 @@ def test_algo_yaml_restates_no_default(name):
     plain = yaml.safe_load((CONF / "algo" / f"{name}.yaml").read_text())
     run = {**RunConfig().to_dict(), **resolve(ALGORITHMS[name].config)().to_dict()}
     for key, value in plain.items():
-        if isinstance(value, dict):  # another section, as in `env: {n_envs: 1}`
+        if isinstance(value, dict):  # a nested section, as in `env: {n_envs: 1}`
             assert all(run[key][inner] != choice for inner, choice in value.items()), key
         else:
             assert key == "defaults" or run[key] != value, key
@@ -51,7 +51,7 @@ def test_buffers_have_a_yaml_each():
 def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_path):
     settings = tuned(algo, env)
     offline = resolve(ALGORITHMS[algo].config).uses_dataset == "must"
-    # What is reached from a dataset hangs on the dataset.
+    # Offline settings have no reference score, since scores depend on the dataset.
     assert isinstance(settings["reference"]["mean_return"], type(None) if offline else float)
     assert settings["reference"]["source"]
     data = []
@@ -67,7 +67,7 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_p
     assert job.config.env.n_envs == settings["env"]["n_envs"]
     assert job.config.total_timesteps == settings["total_timesteps"]
     if env != next(other for name, other in tuned_pairs() if name == algo):
-        return  # the rest is of the algorithm, so that one environment shows it
+        return  # the rest depends only on the algorithm, so one environment is enough
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off", *data])
     assert off.tuned is None
     assert off.config.algo == resolve(ALGORITHMS[algo].config)()
@@ -92,7 +92,7 @@ def test_several_loggers_side_by_side():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (CONF / "experiment").glob("*.yaml")])
-def test_experiments_compose_and_say_what_they_are(name):
+def test_experiments_compose_and_have_a_description(name):
     (job,) = compose_jobs([], [f"experiment={name}"])
     assert job.algo == next((algo for algo in ("dqn", "grpo") if algo in name), "ppo")
     lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
@@ -100,7 +100,7 @@ def test_experiments_compose_and_say_what_they_are(name):
     assert len(lines[1]) > 20
 
 
-def test_an_experiment_goes_before_what_is_tuned_and_is_overridden_by_what_is_typed():
+def test_an_experiment_overrides_tuned_settings_and_typed_settings_override_it():
     (job,) = compose_jobs([], ["experiment=ppo-smoke"])
     assert (job.config.total_timesteps, job.config.env.id, job.tuned) == (5_000, "CartPole-v1", "ppo/CartPole-v1")
     assert job.config.logger == configs.LoggerConfig()
@@ -115,7 +115,7 @@ def test_the_sweep_of_a_preset_is_composed_and_typed_values_replace_it():
     assert [job.config.seed for job in compose_jobs(["-m"], ["experiment=cartpole-seeds", "seed=7,8"])] == [7, 8]
 
 
-def test_own_folder_goes_before_what_ships(tmp_path):
+def test_the_users_folder_overrides_built_in_settings(tmp_path):
     (tmp_path / "tuned" / "ppo").mkdir(parents=True)
     (tmp_path / "algo").mkdir()
     (tmp_path / "algo" / "ppo.yaml").write_text("defaults: [ppo_schema, _self_]\nclip_eps: 0.33\n")
@@ -134,7 +134,7 @@ def test_times(text):
 
 
 @pytest.mark.parametrize("text", ["", "0s", "30", "1.5h", "30m1h", "-5s", "5 s", "h", "1d"])
-def test_times_that_are_none(text):
+def test_invalid_times(text):
     with pytest.raises(ValueError, match="max_time must be a time above 0 such as 90s, 30m, 2h or 1h30m"):
         RunConfig(max_time=text)
 
@@ -170,7 +170,7 @@ def test_any_gymnasium_id_needs_no_yaml():
 
 
 def test_tuned_of_the_library():
-    with pytest.raises(ValueError, match=r"there are: .*ppo/CartPole-v1"):
+    with pytest.raises(ValueError, match=r"available: .*ppo/CartPole-v1"):
         tuned("ppo", "Nothing-v0")
     with pytest.raises(ValueError, match="no settings ship"):
         tuned("ppo", "../ppo/CartPole-v1")
@@ -178,13 +178,13 @@ def test_tuned_of_the_library():
 
 
 @pytest.mark.parametrize("cls", [c for c in vars(configs).values() if isinstance(c, type) and issubclass(c, Config)])
-def test_every_field_says_what_it_means(cls):
+def test_every_field_has_a_description(cls):
     assert set(comments(cls)) >= {item.name for item in fields(cls)}
     assert all(len(text) > 10 for text in comments(cls).values())
 
 
 @pytest.mark.slow
-def test_a_run_that_is_composed_once_is_given_what_hydra_would_give_it(tmp_path, monkeypatch):
+def test_a_run_composed_by_rlox_gets_the_same_config_as_from_hydra(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = []
 
@@ -198,7 +198,7 @@ def test_a_run_that_is_composed_once_is_given_what_hydra_would_give_it(tmp_path,
     run_composed([], job, task)
     (expected, theirs), (cfg, ours) = given
     assert OmegaConf.to_yaml(cfg) == OmegaConf.to_yaml(expected)
-    # Hydra adds an override where nothing says what mode it is.
+    # Hydra adds an override if no mode is given.
     assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs).replace("  - hydra.mode=RUN\n", "")
     for name in ("config.yaml", "overrides.yaml"):
         assert (tmp_path / "2/.hydra" / name).read_text() == (tmp_path / "1/.hydra" / name).read_text()
@@ -206,7 +206,7 @@ def test_a_run_that_is_composed_once_is_given_what_hydra_would_give_it(tmp_path,
         run_composed([], job, lambda cfg: 1 / 0)
 
 
-def test_hydras_callbacks_are_called_as_hydra_calls_them(tmp_path, monkeypatch):
+def test_callbacks_of_hydra_are_called_as_by_hydra(tmp_path, monkeypatch):
     (tmp_path / "hooks.py").write_text(
         "calls = []\n"
         "class Noted:\n"
@@ -237,7 +237,7 @@ def test_hydras_callbacks_are_called_as_hydra_calls_them(tmp_path, monkeypatch):
     ]
 
 
-def test_flags_that_ask_for_more_than_a_run_are_left_to_hydra():
+def test_flags_for_more_than_a_run_are_left_to_hydra():
     assert only_choose(["-cd", "own", "--config-name=other", "-r"])
     assert not only_choose(["-cd", "own", "--shell-completion"])
     assert not only_choose(["--cfg", "job"])

@@ -1,4 +1,4 @@
-"""A configuration given as one object."""
+"""A configuration passed as one object."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlox import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
      (DQN, DQNConfig(hidden_sizes=[16], learning_starts=10), ("CartPole-v1",)),
      (BC, BCConfig(hidden_sizes=[16]), (None, 3, 1))],
 )  # fmt: skip
-def test_the_object_itself_is_the_configuration(cls, config, arguments, tmp_path):
+def test_the_object_is_used_as_the_configuration(cls, config, arguments, tmp_path):
     algorithm = cls(*arguments, config=config)
     assert algorithm.config is config
     algorithm.save(tmp_path / "a.safetensors")
     assert cls.from_checkpoint(tmp_path / "a.safetensors").config == config
     other = replace(config, learning_rate=0.5)
     assert cls.from_checkpoint(tmp_path / "a.safetensors", config=other).config is other
-    with pytest.raises(TypeError, match=rf"{cls.__name__}: learning_rate must not be given beside config"):
+    with pytest.raises(TypeError, match=rf"{cls.__name__}: learning_rate must not be given together with config"):
         cls(*arguments, config=config, learning_rate=0.1)
     with pytest.raises(TypeError, match=rf"{cls.__name__}: config must be a {type(config).__name__}, got "):
         cls(*arguments, config={"learning_rate": 0.1})

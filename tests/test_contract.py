@@ -1,4 +1,4 @@
-"""What every algorithm must do, whichever it is: first those that act while they learn, then those on a dataset."""
+"""Requirements for all algorithms: first the online algorithms, then those that learn from a dataset."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.config import OfflineConfig
 
 OFFLINE = [name for name, entry in ALGORITHMS.items() if issubclass(resolve(entry.config), OfflineConfig)]
-# Language models have tests of their own, in tests/llm.
+# The algorithms for language models are tested in tests/llm.
 LANGUAGE = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset == "text"]
 ONLINE = [name for name in ALGORITHMS if name not in (*OFFLINE, *LANGUAGE)]
-# Those that have a native path run by PyTorch once more.
+# Algorithms with a native path are also run with PyTorch.
 BY_TORCH = [f"{name}-torch" for name in ONLINE if hasattr(resolve(ALGORITHMS[name].cls), "update_native")]
 NAMES = [*ONLINE, *BY_TORCH]
 
@@ -36,7 +36,7 @@ KINDS = {
     "Pendulum-v1": "continuous",
     "MountainCarContinuous-v0": "continuous",
 }
-# Settings that let any of them finish a test in a second.
+# Settings with which each algorithm finishes a test in about a second.
 ON_POLICY = {"n_steps": 16, "hidden_sizes": [16, 16]}
 OFF_POLICY = {
     "learning_starts": 40,
@@ -47,7 +47,7 @@ OFF_POLICY = {
     "hidden_sizes": [16, 16],
 }
 
-# Two updates in a round of four steps, as above.
+# Two updates per round of four steps, as above.
 SEQUENCES = {
     "learning_starts": 40,
     "batch_size": 4,
@@ -63,7 +63,7 @@ SEQUENCES = {
     "free_nats": 0.0,
 }
 
-# What makes values settle within a few seconds, and be sums of rewards alone.
+# With these settings values converge within a few seconds, and are sums of rewards alone.
 BOOTSTRAP = {
     "dqn": {"target_update_freq": 50},
     "sac": {"tau": 0.05, "auto_entropy": False, "ent_coef": 0.0},
@@ -80,31 +80,31 @@ def of_sequences(name) -> bool:
 
 
 def steps(name, n) -> int:
-    """`n`, or a fourth of it for a world model, whose updates take the longer."""
+    """`n`, or a quarter of it for a world model, whose updates take longer."""
     return n // 4 if of_sequences(name) else n
 
 
 def takes(kind) -> list[str]:
-    """The algorithms whose actions may be of this kind."""
+    """The algorithms that support actions of this kind."""
     return [name for name in NAMES if kind in resolve(entry(name).cls).actions]
 
 
 def of_steps(names) -> list[str]:
-    """Without world models, whose probes are in tests/algorithms/test_dreamer.py."""
+    """The names without world models, whose probes are in tests/algorithms/test_dreamer.py."""
     return [name for name in names if not of_sequences(name)]
 
 
 def without_native(kind, often) -> list:
-    """Each of them once, where there is no native path: by PyTorch it would be the same training again.
+    """Each algorithm once, for environments without a native path: with PyTorch the training would be the same.
 
-    `often` are tried by default. Each algorithm is among those of one kind at least.
+    The algorithms in `often` run by default. Each algorithm is in it for at least one kind.
     """
     names = [name for name in of_steps(takes(kind)) if name not in BY_TORCH]
     return [pytest.param(name, marks=() if name in often else pytest.mark.exhaustive) for name in names]
 
 
 def natively(names) -> list:
-    """By PyTorch, where there is a kernel, one of each family: what both make of one training is compared elsewhere."""
+    """Of the PyTorch variants, only one of each family runs by default: other tests compare the two backends."""
     often = [name for name in names if name not in BY_TORCH or name in ("ppo-torch", "dqn-torch")]
     return [pytest.param(name, marks=() if name in often else pytest.mark.exhaustive) for name in names]
 
@@ -114,7 +114,7 @@ def pairs(*envs) -> list[tuple[str, str]]:
 
 
 def make(name, env="CartPole-v1", on=None, off=None, **kwargs):
-    """The algorithm, small; `on` and `off` are settings of one family alone."""
+    """A small algorithm; `on` and `off` are settings for on-policy and off-policy algorithms."""
     if env == "CartPole-v1" and name not in takes("discrete"):
         env = "Pendulum-v1"
     family = {**OFF_POLICY, **(off or {})} if off_policy(name) else {**ON_POLICY, **(on or {})}
@@ -138,7 +138,7 @@ def fingerprint(algorithm) -> str:
 
 
 def bring_memory(saved, loaded, folder):
-    """The replay memory, if there is one, as a run keeps it beside the checkpoint."""
+    """Copy the replay memory, if there is one, as a run stores it next to the checkpoint."""
     if off_policy(saved.name):
         saved.save_buffer(folder / "a.memory")
         loaded.load_buffer(folder / "a.memory")
@@ -177,7 +177,7 @@ def test_one_update_moves_every_trainable_parameter_and_no_frozen_one(name, env)
     known = resolve(entry(name).config).__dataclass_fields__
     algorithm = make(name, env, policy=policy, off={key: value for key, value in off.items() if key in known})
     before = {key: value.clone() for key, value in policy.state_dict().items()}
-    # Of sequences, once each of the four environments has one.
+    # A world model updates only when each of the four environments has a complete sequence.
     metrics = algorithm.train(16 if of_sequences(name) else 1)
     assert algorithm.counters.updates == 1
     for key, value in policy.state_dict().items():
@@ -196,7 +196,7 @@ def test_same_seed_same_training_bit_for_bit(name, env):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_torch_generator_and_thread_count_are_the_users(name):
+def test_training_keeps_torchs_generator_and_thread_count(name):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -303,7 +303,7 @@ def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
             values = algorithm.critics(obs, algorithm.policy.unit_mode(obs))
         else:
             values = (algorithm.policy if off_policy(name) else algorithm.policy.get_value)(obs)
-    # Q of all actions, of both critics, or V; with a time limit for a termination it would be 1 + ... + 0.8^4 = 3.4.
+    # Q of all actions, of both critics, or V; if time limits were terminations it would be 1 + ... + 0.8^4 = 3.4.
     np.testing.assert_allclose(values.numpy(), 1 / (1 - gamma), rtol=0.03)
 
 
@@ -316,7 +316,7 @@ def test_nan_reward_stops_training_with_the_step(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unknown_and_bad_hyper_parameters_are_refused(name):
+def test_unknown_and_bad_hyper_parameters_are_errors(name):
     with pytest.raises(TypeError, match=r"unknown hyper-parameter 'gama'; did you mean 'gamma'"):
         make(name, gama=0.9)
     with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got 1.5"):
@@ -330,7 +330,7 @@ def test_unknown_and_bad_hyper_parameters_are_refused(name):
     if len(resolve(entry(name).cls).actions) < 3:
         kinds = {"discrete": probes.MatchTheSign, "continuous": "Pendulum-v1", "multi-discrete": probes.TwoSwitches}
         for kind in set(kinds) - set(resolve(entry(name).cls).actions):
-            with pytest.raises(ValueError, match=r"the environment's actions must be .*; .* ones are for A2C"):
+            with pytest.raises(ValueError, match=r"the environment's actions must be .*; .* actions are for A2C"):
                 make(name, kinds[kind])
     with pytest.raises(ValueError, match="total_timesteps must be >= 1"):
         make(name).train(0)
@@ -339,7 +339,7 @@ def test_unknown_and_bad_hyper_parameters_are_refused(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "env"), [(n, e) for n, e in pairs("CartPole-v1", "Pendulum-v1") if n in BY_TORCH])
 def test_both_backends_are_the_same_training(name, env):
-    """The same numbers are drawn, and what is learned from them agrees to a float's rounding."""
+    """Both draw the same random numbers, and the results agree up to float rounding."""
     native, by_torch = make(name.removesuffix("-torch"), env), make(name, env)
     assert (native.backend, by_torch.backend) == ("native", "torch")
     a, b = native.train(320), by_torch.train(320)
@@ -358,7 +358,7 @@ def test_both_backends_are_the_same_training(name, env):
 @pytest.mark.parametrize(("name", "env"), [(n, e) for n, e in pairs("CartPole-v1", "Pendulum-v1") if n in BY_TORCH])
 @pytest.mark.parametrize("start", ["native", "torch"])
 def test_a_checkpoint_moves_between_the_backends(name, env, start, tmp_path):
-    """Moments, counters and generators go along, so that both continue alike."""
+    """Moments, counters and generators are included, so that both continue in the same way."""
     straight = make(name.removesuffix("-torch"), env, backend=start)
     straight.train(192)
     straight.save(tmp_path / "a.safetensors")
@@ -384,12 +384,12 @@ def test_trains_on_cuda(name):
 
 # Algorithms that learn from a dataset
 
-# What the continuous ones, and BC as often as it can, are tried on.
+# The offline algorithms with each kind of actions that they support.
 DATASETS = [(name, kind) for name in OFFLINE for kind in resolve(ALGORITHMS[name].cls).actions]
 
 
 def recorded(kind="continuous", n=512, expert=False, seed=0, **options):
-    """One step each of `probes.ReachTheTarget` or `probes.MatchTheSign`, by uniform actions or by the best."""
+    """Episodes of one step of `probes.ReachTheTarget` or `probes.MatchTheSign`, with uniform or optimal actions."""
     rng = np.random.default_rng(seed)
     over = np.ones(n, bool)
     if kind == "continuous":
@@ -404,7 +404,7 @@ def recorded(kind="continuous", n=512, expert=False, seed=0, **options):
 
 
 def learner(name, kind="continuous", dataset=None, **kwargs):
-    """The algorithm, small, on the probe's dataset."""
+    """A small algorithm on the dataset of the probe."""
     dataset = recorded(kind) if dataset is None else dataset
     sizes = {"act_dim": 1 if kind == "continuous" else 2, "continuous": kind == "continuous"}
     settings = {"hidden_sizes": [16, 16], "batch_size": 16, "seed": 1}
@@ -447,7 +447,7 @@ def test_an_offline_update_moves_every_trainable_parameter_and_no_frozen_one(nam
         for n, p in module.named_parameters():
             assert p.requires_grad is (id(p) not in targets)
             assert not torch.equal(p, before[key][n]), f"{key}.{n}"
-            if key == "target":  # the share tau of the way
+            if key == "target":  # moves by the fraction tau
                 way = 0.005 * (dict(modules["critics"].named_parameters())[n] - before[key][n])
                 torch.testing.assert_close(p - before[key][n], way, rtol=1e-2, atol=1e-7)
     assert np.isfinite([value for value in metrics.values()]).all()
@@ -472,7 +472,7 @@ def test_offline_save_load_continues_exactly(name, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_an_offline_training_that_was_cut_ends_in_the_same_bits(name, tmp_path):
+def test_an_interrupted_offline_training_resumes_bit_for_bit(name, tmp_path):
     data = recorded()
     straight, cut = learner(name, dataset=data), learner(name, dataset=data)
     straight.train(100)
@@ -492,7 +492,7 @@ def test_an_offline_training_that_was_cut_ends_in_the_same_bits(name, tmp_path):
     assert fingerprint(loaded) == fingerprint(straight)
 
 
-# Values that settle within a few seconds; a penalty that leaves what a thousand rows have shown.
+# Values converge within a few seconds; the penalty is small enough to learn from a thousand rows.
 SOLVES = {"td3_bc": {"alpha": 10.0}, "iql": {"expectile": 0.9, "temperature": 30.0}, "cql": {"cql_alpha": 0.05}}
 
 
@@ -530,7 +530,7 @@ def test_values_of_a_dataset_bootstrap_at_a_time_limit_and_end_at_a_termination(
     settings = {"gamma": gamma, "tau": 0.05, "learning_rate": 3e-3, "normalize_obs": False, "batch_size": 64}
     algorithm = learner(name, dataset=data, **settings, **quiet)
     metrics = algorithm.train(2000 if name != "cql" else 1200)
-    # A fifth of the rows ends: V = 1 + 0.8 * 4/5 * V.
+    # A fifth of the rows ends an episode: V = 1 + 0.8 * 4/5 * V.
     value = 1 / (1 - gamma) if limit == "truncated" else 1 / (1 - gamma * 4 / 5)
     assert metrics["dataset/q"] == pytest.approx(value, rel=0.1)
     known = np.mean([1 + gamma * (1 - gamma**k) / (1 - gamma) for k in range(5)])
@@ -538,8 +538,8 @@ def test_values_of_a_dataset_bootstrap_at_a_time_limit_and_end_at_a_termination(
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_normalisation_is_the_datasets_in_training_in_checkpoints_and_afterwards(name, tmp_path):
-    """Two datasets, one the other shifted and stretched, are the same to an algorithm that normalises."""
+def test_offline_normalisation_uses_statistics_of_the_dataset_also_after_loading(name, tmp_path):
+    """A dataset and a shifted and scaled copy of it are the same to an algorithm that normalises."""
     state = recorded().get_state()
     state.pop("normalize")
     moved = {**state, **{key: 50.0 + 8.0 * state[key] for key in ("obs", "next_obs")}}
@@ -557,12 +557,12 @@ def test_normalisation_is_the_datasets_in_training_in_checkpoints_and_afterwards
     assert np.array_equal(alone.predict(50 + 8 * x), far.predict(50 + 8 * x))
     with pytest.raises(ValueError, match=r"there must be a dataset to learn from; pass from_checkpoint\(dataset=...\)"):
         alone.train(1)
-    with pytest.raises(ValueError, match="the dataset's normalisation must be the one that was trained with"):
+    with pytest.raises(ValueError, match="the dataset's normalisation must be that of the saved training"):
         type(far).from_checkpoint(tmp_path / "a.safetensors", rlox.OfflineDatasetBuffer(**state, normalize=True))
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_bad_offline_arguments_are_refused(name):
+def test_bad_offline_arguments_are_errors(name):
     cls, data = resolve(ALGORITHMS[name].cls), recorded()
     with pytest.raises(TypeError, match=r"unknown hyper-parameter 'batchsize'; did you mean 'batch_size'"):
         learner(name, batchsize=3)
@@ -575,9 +575,9 @@ def test_bad_offline_arguments_are_refused(name):
     ):
         cls(data, 1, 1, act_high=0.5)
     for bounds in ({"act_low": -1.0, "act_high": np.inf}, {"act_low": -np.inf}, {"act_low": 1.0}):
-        with pytest.raises(ValueError, match="act_low must lie below act_high, both finite"):
+        with pytest.raises(ValueError, match="act_low must be below act_high, both finite"):
             cls(data, 1, 1, **bounds)
-    with pytest.raises(TypeError, match=r"dataset must be one such as .*OfflineDatasetBuffer, got list"):
+    with pytest.raises(TypeError, match=r"dataset must be a dataset such as .*OfflineDatasetBuffer, got list"):
         cls([], 1, 1)
     with pytest.raises(ValueError, match="n_updates must be >= 1, got 0"):
         learner(name).train(0)
@@ -586,7 +586,7 @@ def test_bad_offline_arguments_are_refused(name):
     with pytest.raises(ValueError, match="there must be an environment; pass env_id"):
         learner(name).evaluate(1)
     if name != "bc":
-        with pytest.raises(ValueError, match="actions must be continuous, got discrete ones; BC learns those"):
+        with pytest.raises(ValueError, match="actions must be continuous, got discrete actions; BC can learn"):
             learner(name, "discrete")
 
 
@@ -599,12 +599,12 @@ def test_an_offline_loss_that_is_not_finite_stops_the_training(name):
             rows["obs"][0] = math.nan
             return {**rows, **rest, "rewards": np.zeros(batch_size, np.float32)}
 
-    with pytest.raises(FloatingPointError, match=r"became nan at update \d+; training cannot go on"):
+    with pytest.raises(FloatingPointError, match=r"became nan at update \d+; training cannot continue"):
         learner(name, dataset=Sick(), normalize_obs=False).train(300)
 
 
 @pytest.mark.parametrize(("name", "online"), [("td3_bc", "td3"), ("cql", "sac")])
-def test_online_training_starts_from_what_a_dataset_taught(name, online, tmp_path):
+def test_online_training_starts_from_an_offline_policy(name, online, tmp_path):
     taught, normalised = (learner(name, normalize_obs=flag, act_high=2.0) for flag in (False, True))
     start = make(online, probes.ReachTheTarget)
     for algorithm in (taught, normalised):
@@ -685,9 +685,9 @@ def small_dataset(continuous=True):
 
 @pytest.mark.parametrize(("name", "case"), [(name, i) for name in NATIVE for i in range(len(ALIKE.get(name, [{}])))])
 def test_both_backends_train_alike_and_report_the_same(name, case):
-    """Whole short trainings from one seed, by the kernel and by PyTorch, under settings that are not the defaults: the
-    same metrics under the same names, and the same weights, half way through a schedule."""
-    # Steps so large that a setting which is not obeyed is far beyond what rounding does.
+    """Short trainings from one seed, by the kernel and with PyTorch, with settings that differ from the defaults: the
+    metrics have the same names and values, and the weights are the same, halfway through a schedule."""
+    # The steps are so large that ignoring a setting has a much larger effect than rounding.
     cls, settings = resolve(ALGORITHMS[name].cls), {"learning_rate": 3e-3, **ALIKE.get(name, [{}])[case]}
     found = {}
     for backend in ("native", "torch"):
@@ -717,16 +717,16 @@ def test_both_backends_train_alike_and_report_the_same(name, case):
 @pytest.mark.parametrize(
     ("settings", "updates"),
     [
-        # Rounds end at 1, 2, …, 20; the first update is that of step 10.
+        # Rounds end at steps 1, 2, …, 20; the first update is at step 10.
         ({"n_envs": 1, "learning_starts": 10, "train_freq": 1, "gradient_steps": 1}, 11),
-        # At 4, 8, …, 20, updated from 8 on: four rounds.
+        # Rounds end at 4, 8, …, 20, with updates from 8 on: four rounds.
         ({"n_envs": 1, "learning_starts": 8, "train_freq": 4, "gradient_steps": 3}, 4 * 3),
         ({"n_envs": 1, "learning_starts": 9, "train_freq": 4, "gradient_steps": -1}, 3 * 4),
-        # Whole steps of three environments: at 6, 12, 18, 24.
+        # Complete steps of three environments: rounds end at 6, 12, 18, 24.
         ({"n_envs": 3, "learning_starts": 12, "train_freq": 4, "gradient_steps": -1}, 3 * 6),
     ],
 )
-def test_updates_begin_with_learning_starts_and_keep_their_rhythm(name, settings, updates):
+def test_updates_begin_at_learning_starts_and_follow_train_freq(name, settings, updates):
     algorithm = make(name, off={**settings, "batch_size": 4})
     algorithm.train(20)
     assert algorithm.counters.updates == updates
@@ -735,7 +735,7 @@ def test_updates_begin_with_learning_starts_and_keep_their_rhythm(name, settings
 
 @pytest.mark.parametrize("name", [name for name in NAMES if off_policy(name) and not of_sequences(name)])
 def test_exactly_the_first_steps_are_random(name):
-    """A policy that does not learn and does not explore: what the memory holds is its own from `learning_starts` on."""
+    """For a policy that neither learns nor explores, all actions in the memory after `learning_starts` are its own."""
     still = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0} if "dqn" in name else {}
     still |= {"exploration_noise": 0.0} if "td3" in name else {}
     starts, total = 24, 60
@@ -744,9 +744,9 @@ def test_exactly_the_first_steps_are_random(name):
     rows = algorithm.buffer.gather(np.arange(total))
     own = np.asarray(algorithm.predict(rows["obs"])).reshape(total, -1)
     same = np.isclose(np.asarray(rows["actions"]).reshape(total, -1), own, atol=1e-5).all(1)
-    if not name.startswith("sac"):  # which samples
+    if not name.startswith("sac"):  # SAC samples its actions
         assert same[starts:].all()
-    if not name.startswith("dqn"):  # whose random action is the policy's now and then
+    if not name.startswith("dqn"):  # a random action of DQN may equal the policy's
         assert not same[:starts].any()
     assert not same[:starts].all()
     assert not same[starts - 4 : starts].all() or name.startswith("dqn")
@@ -758,7 +758,7 @@ LINEAR = {"learning_rate": 1e-3, "learning_rate_schedule": "linear"}
 
 
 def of_any_family(name, **kwargs):
-    """A small algorithm, and how many steps (offline: updates) it takes from one round of updates to the next."""
+    """A small algorithm, and the number of steps (offline: updates) between rounds of updates."""
     if name in OFFLINE:
         return learner(name, **kwargs), 1
     algorithm = make(name, off={"learning_starts": 0}, **kwargs)
@@ -774,7 +774,7 @@ class Rows(LoggerCallback):
 
 
 @pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
-def test_each_update_has_the_step_size_of_its_rounds_beginning_and_tells_it(name):
+def test_each_update_uses_and_reports_the_learning_rate_at_the_start_of_its_round(name):
     rows = Rows()
     algorithm, each = of_any_family(name, logger=rows, **LINEAR)
     metrics = algorithm.train(192)
@@ -787,13 +787,13 @@ def test_each_update_has_the_step_size_of_its_rounds_beginning_and_tells_it(name
 def test_a_training_of_one_round_learns(name):
     algorithm, each = of_any_family(name, **LINEAR, **({"policy_delay": 1} if name.startswith("td3") else {}))
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
-    # Of sequences, once each of the four environments has one.
+    # A world model updates only when each of the four environments has a complete sequence.
     algorithm.train(16 if name not in OFFLINE and of_sequences(name) else each)
     assert all(not torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
 
 
 @pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
-def test_another_end_stretches_the_schedules(name):
+def test_a_later_end_stretches_the_schedules(name):
     algorithm, each = of_any_family(name, **LINEAR)
     algorithm.train(192)
     before = fingerprint(algorithm)
@@ -807,9 +807,11 @@ def test_another_end_stretches_the_schedules(name):
     with pytest.raises(ValueError, match=r"until must be >= the 384 .* that are done, got 300"):
         algorithm.train(until=300)
     assert algorithm.counters.scalars() == counters
-    # A run that 0.6.0 extended goes on as it was planned, and says what that means.
+    # A run that 0.6.0 extended continues with the original schedules, and warns about the effect.
     algorithm.counters.horizon_steps = 500
-    with pytest.warns(RuntimeWarning, match="train: learning_rate is 0 in all that is left, since schedules ended at"):
+    with pytest.warns(
+        RuntimeWarning, match="learning_rate is 0 for the rest of the training, since schedules ended at"
+    ):
         algorithm.train()
     assert algorithm.counters.steps >= 500
 
@@ -824,7 +826,7 @@ def test_another_end_stretches_the_schedules(name):
         ("sac-torch", {"buffer": "prioritized"}, "beta", 0.4, 1.0),
     ],
 )
-def test_whatever_has_a_schedule_is_reported_and_stretched(name, settings, reported, start, end):
+def test_all_schedules_are_reported_and_stretched(name, settings, reported, start, end):
     algorithm, each = of_any_family(name, **settings)
     metrics = algorithm.train(192)
     assert metrics[reported] == pytest.approx(start + (end - start) * (192 - each) / 192)
@@ -833,17 +835,17 @@ def test_whatever_has_a_schedule_is_reported_and_stretched(name, settings, repor
     assert metrics[reported] == pytest.approx(start + (end - start) * (384 - each) / 384)
 
 
-def test_the_cosine_of_a_policy_is_told_stretched_and_never_0_for_good():
+def test_the_cosine_schedule_of_a_policy_is_reported_and_stretched_and_does_not_stay_at_0():
     iql = learner("iql", policy_schedule="cosine", learning_rate=1e-3)
     assert iql.train(100)["policy_learning_rate"] == pytest.approx(5e-4 * (1 + math.cos(math.pi * 0.99)))
-    with pytest.raises(ValueError, match="policy_learning_rate would be 0 in all that is left"):
+    with pytest.raises(ValueError, match="policy_learning_rate would be 0 for the rest of the training"):
         iql.train(until=200, schedule_timesteps=100)
     with pytest.warns(RuntimeWarning, match="policy_learning_rate 0 -> 0.0005"):
         iql.train(until=200)
 
 
 def trainable(name, callbacks=()):
-    """The algorithm, small, and the argument of `train`."""
+    """A small algorithm, and the name of the argument of `train`."""
     if name in OFFLINE:
         sizes = {"hidden_sizes": [8], "batch_size": 16}
         return resolve(ALGORITHMS[name].cls)(small_dataset(), 3, 1, callbacks=list(callbacks), **sizes), "n_updates"
@@ -851,7 +853,7 @@ def trainable(name, callbacks=()):
 
 
 @pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
-def test_callbacks_are_told_who_trains_how_far_it_is_and_what_it_earned(name):
+def test_callbacks_receive_algorithm_step_and_reward(name):
     seen = []
 
     class Watch(Callback):
@@ -875,7 +877,7 @@ def test_callbacks_are_told_who_trains_how_far_it_is_and_what_it_earned(name):
     steps = [step for step, _ in seen[1:-1]]
     assert [seen[0][0], seen[-1][0]] == ["start", "end"]
     assert steps == sorted(set(steps))
-    # It says no at 128, and that is the end.
+    # The callback returns False at 128, which ends the training.
     assert 128 <= steps[-1] == algorithm.counters.steps < 512
     assert all(step < 128 for step in steps[:-1])
 
@@ -911,9 +913,9 @@ def test_a_training_may_end_where_it_was_stopped(name):
 
 
 @pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
-def test_times_are_parts_of_the_training_they_are_of(name):
+def test_times_are_measured_for_each_training(name):
     algorithm, length = trainable(name)
-    for n in (256, 512):  # the second one's speed is its own
+    for n in (256, 512):  # the speed of the second training does not include the first
         before, started = algorithm.counters.steps, time.perf_counter()
         metrics = algorithm.train(**{length: n})
         wall, done = time.perf_counter() - started, algorithm.counters.steps - before
@@ -921,13 +923,13 @@ def test_times_are_parts_of_the_training_they_are_of(name):
         parts = metrics["time/collect_s"], metrics["time/update_s"]
         assert min(parts) >= 0
         assert 0 < sum(parts) <= wall
-        # Callbacks' time is not the training's, so that what it took is at most what the clock on the wall says.
+        # The time of callbacks is not counted, so the counted time is at most the wall time.
         assert 0 < done / speed <= wall
         assert done / speed >= sum(parts) * 0.999
 
 
 @pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
-def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
+def test_evaluation_is_deterministic_by_default_and_uses_the_wrappers(name):
     if name in OFFLINE:
         limit = [{"TimeLimit": {"max_episode_steps": 7}}]
         sizes = {"hidden_sizes": [8], "env_id": "Pendulum-v1", "env_wrappers": limit}
@@ -938,7 +940,7 @@ def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
     np.testing.assert_array_equal(by_default.returns, asked.returns)
     assert by_default.deterministic
     assert (by_default.lengths <= 7).all()
-    # One evaluation is one stream of episodes, decided by the seed.
+    # The seed determines the whole sequence of episodes of an evaluation.
     np.testing.assert_array_equal(by_default.returns[:2], algorithm.evaluate(2).returns)
     np.testing.assert_array_equal(by_default.returns, algorithm.evaluate(4, seed=10_000 + algorithm.seed).returns)
     if not algorithm.spec.discrete:
@@ -947,7 +949,7 @@ def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_the_last_metrics_are_those_of_the_end(backend):
-    """Also where the end is on no boundary between two reports."""
+    """Also if the end is between two reports."""
     reported = []
 
     class Watch(Callback):
@@ -961,7 +963,7 @@ def test_the_last_metrics_are_those_of_the_end(backend):
     assert metrics == reported[-1][1]
 
 
-def test_an_offline_checkpoint_plays_what_it_is_told(tmp_path):
+def test_an_offline_checkpoint_accepts_another_env_id(tmp_path):
     bc = rlox.BC(None, 3, 1, env_id="Pendulum-v1", hidden=1)
     assert bc.config.hidden_sizes == [1, 1]
     bc.save(tmp_path / "a.safetensors")

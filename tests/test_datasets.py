@@ -1,4 +1,4 @@
-"""rlox.open_dataset: every format gives the same rows, nothing is copied that can be mapped, bad rows are named."""
+"""rlox.open_dataset: all formats give the same rows, files are mapped where possible, errors name the bad row."""
 
 import json
 import pickle
@@ -31,7 +31,7 @@ def _own_folders(tmp_path, monkeypatch):
 
 
 def rows(n=1000, discrete=False, seed=0):
-    """Whole episodes as an environment gives them: next_obs is the next row's obs within one."""
+    """Complete episodes as an environment produces them: within an episode, next_obs is the next row's obs."""
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(n, 3)).astype("f4")
     terminated, truncated = np.arange(n) % 70 == 69, np.arange(n) % 333 == 332
@@ -50,12 +50,12 @@ def written(path, columns, metadata=None):
 
 
 def as_table(columns, **changes):
-    """As pandas or a user's own script would have it: lists of any length, bools, doubles."""
+    """A table as pandas or a user's script would write it: lists of variable length, bools, doubles."""
     return pa.table({name: list(x) if x.ndim > 1 else x for name, x in (columns | changes).items()})
 
 
 def save(path, columns):
-    """The same rows by the tools of each format, not by ours."""
+    """Save the rows with the usual library of each format instead of with rlox."""
     if path.suffix == ".npz":
         if "small" in path.name:
             np.savez_compressed(path, **{name: np.asfortranarray(column) for name, column in columns.items()})
@@ -108,7 +108,7 @@ def test_an_export_reads_back_as_it_was(tmp_path, monkeypatch, dest, discrete):
 
 
 def test_files_are_mapped_not_copied(tmp_path):
-    """Ours, and one that pyarrow wrote: what the buffer holds lies on the file's pages."""
+    """For rlox's files and for one that pyarrow wrote, the buffer's arrays are the file's own pages."""
     columns = rows(discrete=False)
     ours = written(tmp_path / "ours.arrow", columns)
     theirs = tmp_path / "theirs.arrow"
@@ -122,7 +122,7 @@ def test_files_are_mapped_not_copied(tmp_path):
         pages = np.frombuffer(pa.memory_map(str(path)).read_buffer(), "u1")
         for name, column in data.get_state().items():
             if name in COLUMNS:
-                # The pages of a second mapping lie elsewhere: a byte changed in the file shows who looks at it.
+                # A second mapping has other addresses, so change a byte in the file to see that the arrays show it.
                 assert not column.flags.owndata
                 assert not column.flags.writeable
                 np.testing.assert_array_equal(column.ravel(), columns[name].ravel())
@@ -134,7 +134,7 @@ def test_files_are_mapped_not_copied(tmp_path):
     assert pa.total_allocated_bytes() == before
 
 
-def test_what_was_checked_when_written_is_checked_again_when_sampled(tmp_path):
+def test_rows_are_checked_again_when_sampled(tmp_path):
     columns = rows()
     path = written(tmp_path / "a.arrow", columns)
     at = path.read_bytes().index(columns["rewards"].tobytes()) + 4 * 321
@@ -149,7 +149,7 @@ def test_what_was_checked_when_written_is_checked_again_when_sampled(tmp_path):
 
 
 def test_next_observations_are_derived_and_unknown_ones_dropped(tmp_path):
-    """D4RL without next_observations: rows that a timeout cut lead to nobody knows where."""
+    """D4RL without next_observations: for rows that a timeout ended, the next observation is unknown."""
     obs = np.arange(12, dtype="f4")[:, None]
     terminals = np.zeros(12, bool)
     timeouts = np.zeros(12, bool)
@@ -167,7 +167,7 @@ def test_next_observations_are_derived_and_unknown_ones_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 999])
-def test_derivation_does_not_hang_on_the_blocks(tmp_path, size):
+def test_derived_columns_do_not_depend_on_the_block_size(tmp_path, size):
     columns = rows(2000, seed=3)
     del columns["next_obs"]
     parts = [{name: x[i : i + size] for name, x in columns.items()} for i in range(0, 2000, size)]
@@ -204,16 +204,16 @@ def without(name):
         (change("obs", 77, np.inf), "column obs must hold finite float32 numbers, got inf in row 77"),
         (change("next_obs", (999, 1), np.nan), "column next_obs must hold finite float32 numbers, got nan in row 999"),
         (change("terminated", 5, 2, "i8"), "column terminated must hold only 0 and 1, got 2"),
-        (without("truncated"), "column truncated must be there, got .*D4RL calls it timeouts.*0 throughout"),
-        (without("terminated"), "column terminated must be there, got .*D4RL calls it terminals"),
-        (without("rewards"), "column rewards must be there, got actions, next_obs, obs, terminated, truncated"),
-        (lambda c: c | {"timeouts": c["truncated"]}, "column truncated must be there once, got truncated and timeouts"),
+        (without("truncated"), "column truncated must be present, got .*D4RL calls it timeouts.*0 throughout"),
+        (without("terminated"), "column terminated must be present, got .*D4RL calls it terminals"),
+        (without("rewards"), "column rewards must be present, got actions, next_obs, obs, terminated, truncated"),
+        (lambda c: c | {"timeouts": c["truncated"]}, "column truncated must be present once"),
         (lambda c: c | {"episode": np.arange(1000) // 70 % 5},
-         "column episode must never fall, got 0 after 4 in row 350"),
+         "column episode must never decrease, got 0 after 4 in row 350"),
         (lambda c: c | {"episode": np.arange(1000) // 60},
-         "column episode must change only behind a row that is terminated or truncated, got 1 after 0 in row 60"),
+         "column episode must change only after a row that is terminated or truncated, got 1 after 0 in row 60"),
         (lambda c: c | {"episode": np.zeros(1000, int)},
-         "column episode must change behind a row that is terminated or truncated, got 0 after 0 in row 70"),
+         "column episode must change after a row that is terminated or truncated, got 0 after 0 in row 70"),
         (lambda c: {name: x[:0] for name, x in c.items()}, "rewards must have at least one transition, got none"),
         (lambda c: c | {"rewards": np.array(["a"] * 1000)}, "column rewards must hold numbers"),
         (lambda c: c | {"rewards": np.zeros((1000, 2), "f4")}, "column rewards must have one number in each row"),
@@ -237,7 +237,7 @@ def test_actions_out_of_bounds(tmp_path):
     with pytest.raises(ValueError, match=message):
         written(tmp_path / "a.arrow", columns, {"act_low": [-1.0, -1.0], "act_high": [1.0, 1.0]})
     assert not list(tmp_path.glob("*a.arrow*"))
-    # Where the file knows no bounds, the environment does.
+    # If the file has no bounds, those of the environment apply.
     data = rlox.open_dataset(written(tmp_path / "a.arrow", columns))
     with pytest.raises(ValueError, match=message):
         require_fit(data, EnvSpec((3,), act_dim=2, act_low=np.full(2, -1, "f4"), act_high=np.full(2, 1, "f4")), "IQL")
@@ -281,11 +281,11 @@ def test_discrete_actions_as_floats_and_other_misfits(tmp_path):
     box = EnvSpec((3,), act_dim=2, act_low=np.full(2, -1, "f4"), act_high=np.full(2, 1, "f4"))
     floats = rows() | {"actions": rows(discrete=True)["actions"].astype("f4")}
     data = rlox.open_dataset(written(tmp_path / "a.arrow", floats))
-    with pytest.raises(ValueError, match=r"BC: the dataset .*a.arrow must hold integers in column actions, for the "
+    with pytest.raises(ValueError, match=r"BC: the dataset .*a.arrow must hold integers in column actions, because the "
                        "environment has 4 discrete actions, got floats; save them as integers"):  # fmt: skip
         require_fit(data, discrete, "BC")
     with pytest.raises(
-        ValueError, match=r"column actions must hold integers, for the environment has 4 discrete .* row 0"
+        ValueError, match=r"column actions must hold integers, because the environment has 4 discrete .* row 0"
     ):
         written(tmp_path / "b.arrow", floats, {"n_actions": 4})
     with pytest.raises(ValueError, match="column actions must hold integers from 0 to 2, got 3 in row"):
@@ -293,9 +293,9 @@ def test_discrete_actions_as_floats_and_other_misfits(tmp_path):
     integers = rlox.open_dataset(written(tmp_path / "c.arrow", rows(discrete=True)))
     require_fit(integers, discrete, "BC")
     for spec, message in (
-        (EnvSpec((3,), n_actions=3), "must hold actions below 3, as the environment, got 3"),
-        (box, "must have 2 action components, as the environment, got 4 discrete actions"),
-        (EnvSpec((5,), n_actions=4), r"must have observations of shape \(5,\), as the environment, got \(3,\)"),
+        (EnvSpec((3,), n_actions=3), "must hold actions below 3, like the environment, got 3"),
+        (box, "must have 2 action components, like the environment, got 4 discrete actions"),
+        (EnvSpec((5,), n_actions=4), r"must have observations of shape \(5,\), like the environment, got \(3,\)"),
     ):
         with pytest.raises(ValueError, match=message):
             require_fit(integers, spec, "BC")
@@ -308,7 +308,7 @@ def test_settings(tmp_path):
     np.testing.assert_allclose(part.obs_mean, columns["obs"][:200].mean(0), atol=1e-6)
     shaped = rlox.open_dataset(DatasetConfig(str(path), reward_scale=2.0, reward_shift=-1.0))
     np.testing.assert_allclose(shaped.get_state()["rewards"], 2 * columns["rewards"] - 1, rtol=1e-6)
-    with pytest.raises(TypeError, match="a DatasetConfig must stand alone"):
+    with pytest.raises(TypeError, match="a DatasetConfig must be the only argument"):
         rlox.open_dataset(DatasetConfig(str(path)), normalize=True)
     stats = rlox.open_dataset(path, normalize_returns=True).stats()
     assert stats["max_return"] - stats["min_return"] == pytest.approx(1000, rel=1e-5)
@@ -317,7 +317,7 @@ def test_settings(tmp_path):
             rlox.open_dataset(path, **bad)
 
 
-def test_names_that_lead_nowhere(tmp_path, monkeypatch):
+def test_sources_that_do_not_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "pendulum.arrow", rows())
     for source, error, message in (
@@ -333,7 +333,7 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
         with pytest.raises(error, match=message):
             rlox.open_dataset(source)
     (tmp_path / "x.arrow").write_text("no arrow at all")
-    with pytest.raises(ValueError, match=r"must be an Arrow IPC .* file, and is none, or was cut short"):
+    with pytest.raises(ValueError, match=r"must be an Arrow IPC .* file, but is not, or was cut short"):
         rlox.open_dataset("x.arrow")
 
 
@@ -344,7 +344,7 @@ def test_a_converted_copy_follows_its_original(tmp_path):
     assert len(rlox.open_dataset(save(path, rows(120)))) == 120
 
 
-def test_metadata_that_means_harm(tmp_path):
+def test_malicious_metadata_is_rejected(tmp_path):
     path = written(tmp_path / "a.arrow", rows(100))
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     batch = reader.get_batch(0)
@@ -390,8 +390,8 @@ def test_metadata_is_read_without_the_rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_sampling_takes_no_memory_of_its_own(tmp_path):
-    """The file's pages are the system's, to be dropped when it needs them; anonymous memory is what a copy would be."""
+def test_sampling_from_a_file_takes_no_anonymous_memory(tmp_path):
+    """The system may drop the file's pages when it needs memory; a copy would be anonymous memory."""
     rng, n = np.random.default_rng(0), 50_000
 
     def blocks():

@@ -1,9 +1,8 @@
-"""What the documents show works as a reader would type it: same names, arguments and results, in our own words.
+"""The examples of the documents work as a reader would type them: the same names, arguments and results.
 
-Two texts cannot hold and are not tested as written: a threshold of 450 on "reward" where that is the sum over a
-rollout of
-128 steps (at most 128), and 200 likewise. The sum itself is tested; solving is judged by `mean_reward`, the return of
-whole episodes.
+Two examples cannot work as written and are tested differently: thresholds of 450 and 200 on "reward", which is a sum
+over a rollout of 128 steps (at most 128). The sum itself is tested; whether a task is solved is judged by
+`mean_reward`, the return of whole episodes.
 """
 
 from collections import defaultdict
@@ -56,7 +55,7 @@ def test_pushing_one_way_ends_the_episode_soon():
     pytest.fail("the pole never fell")
 
 
-def test_first_observation_lies_near_zero_and_depends_on_the_seed():
+def test_the_first_observation_is_near_zero_and_depends_on_the_seed():
     first, again, other = (rlox.CartPole(seed=s).reset() for s in (0, 0, 1))
     assert (np.abs(first) <= 0.05).all()
     assert np.array_equal(first, again)
@@ -119,7 +118,7 @@ def test_long_and_batched_advantages():
     np.testing.assert_allclose(advantages, expected, atol=1e-10)
     np.testing.assert_allclose(returns, expected + values, atol=1e-10)
 
-    # Eight environments, each its own stretch of the flat arrays.
+    # Eight environments, each with its own part of the flat arrays.
     rewards, values = rng.normal(size=(2, 8 * 128))
     advantages, returns = rlox.compute_gae_batched(
         rewards=rewards,
@@ -188,7 +187,7 @@ def test_the_whole_ppo_loop_by_hand_learns():
         batch = collector.collect(policy, n_steps=128)
         assert batch.obs.shape == torch.Size([1024, 4])
         assert batch.advantages.shape == torch.Size([1024])
-        # CartPole pays 1 a step, so the sum over a rollout and eight environments is 128 whatever the agent does.
+        # CartPole pays 1 per step, so the sum for each environment over a rollout is 128 whatever the agent does.
         assert batch.rewards.sum().item() / 8 == 128
         lengths.append(batch.episode_returns)
         for _ in range(4):
@@ -277,7 +276,7 @@ def test_a_loop_may_stop_itself():
 
 
 def test_a_curriculum_keeps_the_policy_and_changes_the_environment():
-    """Stages with equal spaces work; the text's second one has four observations for a policy of three, and says so."""
+    """Stages with equal spaces work; the second stage of the text has four observations instead of three, an error."""
     policy = ContinuousPolicy(obs_dim=3, act_dim=1)
     optimizer, loss_fn = torch.optim.Adam(policy.parameters(), lr=3e-4), PPOLoss()
     before = policy.actor[0].weight.clone()
@@ -345,7 +344,7 @@ def test_reinforce_from_primitives_learns():
         (-(log_probs * advantage).mean() - 0.01 * entropy.mean() + 1e-3 * value_error).backward()
         optimizer.step()
         reward = float(sum(row[3].sum() for row in rows) / n_envs)
-        assert reward == n_steps  # the text's "mean reward" of CartPole, which no policy changes
+        assert reward == n_steps  # the text's "mean reward" of CartPole, which is the same for every policy
         if not callbacks.on_step(reward=reward, step=update + 1):
             break
     callbacks.on_training_end()
@@ -353,7 +352,7 @@ def test_reinforce_from_primitives_learns():
     assert last > 2 * first
 
 
-# Buffers and primitives: offline datasets, and the stores beside them
+# Buffers and primitives: offline datasets and the other stores
 
 
 def offline_arrays(n=2000, length=100):
@@ -446,7 +445,7 @@ def test_a_prioritised_memory():
 
 
 def test_the_dqn_loop_by_hand():
-    """As the text has it: next observations are not pushed, and the target is of the same ones."""
+    """As in the text: next observations are not pushed, and the target uses the same observations."""
     from rlox import GymVecEnv, ReplayBuffer
 
     def network():
@@ -497,7 +496,7 @@ def test_the_dqn_loop_by_hand():
 
 
 @pytest.mark.slow
-def test_sac_and_td3_as_they_are_called():
+def test_sac_and_td3_as_documented():
     from rlox.algorithms import SAC, TD3
 
     sac = SAC("Pendulum-v1", seed=42)
@@ -596,7 +595,7 @@ def test_gridworld_walls_hold():
     assert env.pos == (0, 0)
 
 
-def test_gridworld_is_cut_after_four_steps_per_cell():
+def test_gridworld_is_truncated_after_four_steps_per_cell():
     env = rlox.GridWorld(2, 2, seed=0)
     env.pos = (0, 0)
     flags = [env.step(3)["truncated"] for _ in range(16)]
@@ -630,7 +629,7 @@ def test_a_step_after_the_end_is_an_error():
         env.step(0)
 
 
-def test_native_environments_are_decided_by_their_seed():
+def test_native_environments_are_determined_by_their_seed():
     def run(seed):
         env = rlox.GridWorld(5, 5, seed)
         return [env.observe().tolist(), env.step(1)["obs"].tolist(), env.reset().tolist()]
@@ -692,7 +691,7 @@ def test_offline_algorithms_on_the_offline_buffer():
         assert np.isfinite(list(algorithm.train(50).values())).all()
         assert algorithm.predict(obs[0]).shape == (2,)
     assert algorithms[2].predict(obs[0], deterministic=False).shape == (2,)
-    # As they are when nothing is said.
+    # The defaults.
     for cls in (TD3BC, IQL, CQL, BC):
         assert cls(buf, 3, 2).config.hidden_sizes == [256, 256]
     labels = rlox.OfflineDatasetBuffer(obs, next_obs, rng.integers(4, size=n), rewards, terminated, truncated)

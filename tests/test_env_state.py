@@ -1,4 +1,4 @@
-"""Foreign environments through a checkpoint: exact where possible, reported where not, safe from a bad file."""
+"""Saving gymnasium environments in checkpoints: exact if possible, otherwise reported, and safe with bad files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Mounta
 
 
 class Wanderer(gymnasium.Env):
-    """Walks by the actions and by chance; what decides its future is of every kind that a pair may return."""
+    """A random walk whose state has values of every type that `get_state` may return."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(3)
@@ -63,7 +63,7 @@ class Wanderer(gymnasium.Env):
 
 
 class Delay(gymnasium.ActionWrapper):
-    """Takes the action of one step ago: a wrapper with a pair of its own."""
+    """A wrapper that applies the previous action, with its own `get_state` and `set_state`."""
 
     received = 0
 
@@ -79,7 +79,7 @@ class Delay(gymnasium.ActionWrapper):
 
 
 class Unsaid(Delay):
-    """The same without a pair: `set_state` takes two, as gymnasium's MujocoEnv has it."""
+    """The same without a valid pair: `set_state` takes two arguments, as in gymnasium's MujocoEnv."""
 
     def set_state(self, received, other):
         pass
@@ -95,7 +95,7 @@ def delayed_wanderer():
 
 
 def acting(vec, seed=0):
-    """Endless actions for `vec`."""
+    """An endless sequence of actions for `vec`."""
     spec, rng = spec_of(vec), np.random.default_rng(seed)
     while True:
         if spec.continuous:
@@ -105,7 +105,7 @@ def acting(vec, seed=0):
 
 
 def require_same_future(one, other, n_steps):
-    """Equal bits of everything that both return; returns how many episodes ended."""
+    """Check that both return the same bits, and return the number of episodes that ended."""
     actions, ended = acting(one, 1), 0
     for _ in range(n_steps):
         action = next(actions)
@@ -131,7 +131,7 @@ def played(env, n_steps=77, n=2, **options):
         *((env, True) for env in ("Hopper-v5", "Ant-v5", "CartPole-v1", "rlox/CartPole-v1", delayed_wanderer)),
     ],
 )
-def test_goes_on_bit_for_bit(env, used):
+def test_restored_environments_continue_bit_for_bit(env, used):
     n_steps = 200 if env in MUJOCO else 600
     options = {"kwargs": {"max_episode_steps": 180}} if isinstance(env, str) and not env.startswith("rlox/") else {}
     one = played(env, **options)
@@ -140,8 +140,8 @@ def test_goes_on_bit_for_bit(env, used):
     assert require_same_future(one, other, n_steps) >= 2
 
 
-def test_bodies_are_where_the_last_step_left_them():
-    """Ant's reward is of how far its torso came, from where MuJoCo's last integration began: no part of its state."""
+def test_body_positions_of_mujoco_are_restored():
+    """Ant's reward depends on torso positions of MuJoCo's last integration, which are not part of its state."""
     one, other = played("Ant-v5"), make_vec_env("Ant-v5", 2, 9)
     other.set_state(one.get_state())
     for env in other.envs:
@@ -175,7 +175,7 @@ def test_workers_pass_on_states_larger_than_a_sockets_buffer():
 
 
 def require_exact_continuation(make, load, n_steps, tmp_path, **saving):
-    """The same training in one piece and in two ends with the same checkpoint."""
+    """Check that training at once and in two parts gives the same checkpoint."""
     path = tmp_path / "a.safetensors"
     whole, first = make(), make()
     for _ in range(2):
@@ -247,10 +247,10 @@ def lost(make, path, **options):
         (lambda: TransformObservation(Wanderer(), lambda obs: obs, None), "TransformObservation has no get_state"),
         (lambda: Unsaid(Wanderer()), "Unsaid has no get_state"),
         (type("MyHopper", (HopperEnv,), {"get_state": lambda self: 0}), "MyHopper has no get_state"),
-        (Shy, "its state holds a set"),
+        (Shy, "its state contains a set"),
     ],
 )
-def test_what_is_not_known_whole_starts_afresh_and_says_so(env, reason, tmp_path):
+def test_environments_that_cannot_be_restored_start_new_episodes_with_a_note(env, reason, tmp_path):
     make = lambda: PPO(env, 2, 5, n_steps=32, hidden_sizes=[8])  # noqa: E731
     collector, note = lost(make, tmp_path / "a.safetensors", env_id=None if isinstance(env, str) else env)
     assert collector.state() is None
@@ -268,7 +268,7 @@ def test_what_is_not_known_whole_starts_afresh_and_says_so(env, reason, tmp_path
         ({"env_backend": "gymnasium"}, {"env_wrappers": ["FlattenObservation"]}),
     ],
 )
-def test_other_parts_start_afresh_and_say_so(before, after, tmp_path):
+def test_changed_settings_start_new_episodes_with_a_note(before, after, tmp_path):
     make = lambda: PPO("CartPole-v1", 2, 5, n_steps=32, hidden_sizes=[8], **before)  # noqa: E731
     collector, note = lost(make, tmp_path / "a.safetensors", **after)
     assert collector.restorable
@@ -282,7 +282,7 @@ DEEP = np.frombuffer(b"[" * 100_000, np.uint8)
 
 
 def changed(state, change):
-    """`state` with its JSON changed in place by `change`."""
+    """A copy of `state` whose JSON was modified by `change`."""
     content = json.loads(bytes(state["env_json"]))
     change(content["envs"][0]["dict"])
     return {**state, "env_json": np.frombuffer(json.dumps(content).encode(), np.uint8)}
@@ -308,7 +308,7 @@ def generator(env):
         (lambda env: env.update(length=True), "the length so far"),
         (lambda env: layers(env).append(None), "must have 4 layers"),
         (lambda env: layers(env).__setitem__(0, 1.5), "the steps of TimeLimit"),
-        (lambda env: physics(env).update(a=0), "the state of HopperEnv must hold integration, xpos, xipos"),
+        (lambda env: physics(env).update(a=0), "the state of HopperEnv must contain integration, xpos, xipos"),
         (
             lambda env: physics(env)["xpos"]["array"].__setitem__(1, [15]),
             r"HopperEnv.*xpos must be .* \(5, 3\), got .*15",
@@ -324,13 +324,13 @@ def generator(env):
         (lambda env: env.update(env=[env["env"]]), "must have 4 layers"),
     ],
 )
-def test_a_damaged_state_is_refused(change, message):
+def test_a_damaged_state_is_an_error(change, message):
     with pytest.raises(ValueError, match=message):
         HOPPERS.set_state(changed(STATE, change))
 
 
 @pytest.mark.slow
-def test_a_refused_state_leaves_the_workers_usable():
+def test_workers_stay_usable_after_a_bad_state():
     with make_vec_env("Hopper-v5", 2, 9, workers=2) as vec:
         with pytest.raises(ValueError, match="length so far"):
             vec.set_state(changed(STATE, lambda env: env.update(length=-1)))
@@ -340,14 +340,14 @@ def test_a_refused_state_leaves_the_workers_usable():
 
 @pytest.mark.parametrize("name", STATE)
 @pytest.mark.parametrize("value", [DEEP, DEEP[:0], np.zeros(3), np.zeros((2, 2), np.uint8), None], ids=str)
-def test_bytes_that_are_none_are_refused(name, value):
+def test_invalid_bytes_are_errors(name, value):
     with pytest.raises(ValueError, match=name):
         HOPPERS.set_state({**STATE, name: value})
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_change_of_bytes_is_refused_or_harmless(data):
+def test_any_change_of_bytes_is_an_error_or_harmless(data):
     name = data.draw(st.sampled_from(sorted(STATE)))
     content = bytearray(STATE[name].tobytes())
     at = data.draw(st.integers(0, len(content) - 1))
@@ -371,20 +371,20 @@ def test_the_collector_refuses_other_observations():
             ppo.collector.set_state({**state, "env_obs": wrong})
 
 
-def test_acrobat_of_endless_angles_is_refused():
+def test_acrobot_with_infinite_angles_is_an_error():
     vec = played("Acrobot-v1", n=1)
     vec.envs[0].unwrapped.state[0] = 1e300
     with pytest.raises(ValueError, match="within 100"):
         vec.set_state(vec.get_state())
 
 
-def test_probes_have_no_pair():
+def test_probes_have_no_get_state():
     assert make_vec_env(probes.ConstantReward, 1, 0).why_not == "ConstantReward has no get_state() and set_state(state)"
 
 
 @pytest.mark.parametrize("cls", [PPO, SAC])
 def test_a_state_never_mixes_two_steps(cls):
-    """Where what comes after a step fails, observations and state are both of after it."""
+    """If code after a step fails, observations and state are both from after the step."""
     made = []
 
     def reward_fn(obs, actions, rewards):
@@ -411,7 +411,7 @@ class Fragile(Wanderer):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_step_that_failed_there_is_no_state(workers, tmp_path):
-    """Some environments may have moved and others not; the weights can be saved all the same."""
+    """Some environments may have stepped and others not; the weights can still be saved."""
     ppo = PPO(Fragile, 2, 5, n_steps=8, hidden_sizes=[8], env_workers=workers)
     ppo.collector.collect(ppo.actor, 1)
     assert ppo.collector.state() is not None

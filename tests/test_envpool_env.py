@@ -1,4 +1,4 @@
-"""The envpool backend: the arrays of every other backend, episodes that restart at once, and what it refuses."""
+"""The envpool backend: the same arrays as other backends, episodes that restart at once, and errors."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ from rlox.envs.envpool_env import EnvPoolVecEnv, evaluation_kwargs
 
 
 def play(env, steps, seed=0):
-    """Everything that `steps` random steps return, stacked, and the first observations."""
+    """The stacked results of `steps` random steps, and the first observations."""
     rng = np.random.default_rng(seed)
     spec, n, first = env.spec, len(env), env.reset_all()
     taken = []
@@ -37,7 +37,7 @@ def play(env, steps, seed=0):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "HalfCheetah-v4", "CarRacing-v3"])
-def test_arrays_are_those_of_every_backend(env_id):
+def test_arrays_have_the_form_of_other_backends(env_id):
     with EnvPoolVecEnv(env_id, 3, 0) as env:
         first, steps = play(env, 4)
         assert len(env) == 3
@@ -48,7 +48,7 @@ def test_arrays_are_those_of_every_backend(env_id):
             assert steps[key].dtype == dtype
 
 
-def test_spec_is_gymnasiums():
+def test_spec_equals_gymnasiums():
     for env_id in ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1"):
         with EnvPoolVecEnv(env_id) as env:
             assert env.spec == spec_of(make_vec_env(env_id, 1, 0))
@@ -98,11 +98,11 @@ def test_a_fall_is_terminated_and_only_that_copy_restarts():
     # An episode starts within 0.05 of the origin and ends beyond 12 degrees or 2.4 units.
     assert (np.abs(obs[ended]) <= 0.05).all()
     assert ((np.abs(final[ended][:, 2]) > 0.2094) | (np.abs(final[ended][:, 0]) > 2.4)).all()
-    # The step after a restart goes on from the observation that was returned: x moves by 0.02 of its velocity.
+    # The step after a restart continues from the returned observation: x moves by 0.02 of its velocity.
     assert np.allclose(final[1:, :, 0], obs[:-1, :, 0] + 0.02 * obs[:-1, :, 1], atol=1e-6)
 
 
-def test_statistics_are_the_episodes_own():
+def test_statistics_are_per_episode():
     with EnvPoolVecEnv("Pendulum-v1", 2, 5) as env:
         _, steps = play(env, 250)
     assert np.allclose(steps["episode_return"][199], steps["rewards"][:200].sum(0), rtol=1e-12)
@@ -110,7 +110,7 @@ def test_statistics_are_the_episodes_own():
     assert steps["episode_length"][[0, 199, 200, 249], 0].tolist() == [1, 200, 1, 50]
 
 
-def test_dynamics_are_gymnasiums():
+def test_dynamics_equal_gymnasiums():
     """From the same state the same torque leads to the same observation and reward."""
     ours, theirs = EnvPoolVecEnv("Pendulum-v1", 1, 2), GymVecEnv("Pendulum-v1", 1, 2)
     (cos, sin, speed), _ = ours.reset_all()[0], theirs.reset_all()
@@ -122,7 +122,7 @@ def test_dynamics_are_gymnasiums():
     ours.close()
 
 
-def test_seeds_decide_the_trajectories_and_threads_do_not():
+def test_trajectories_depend_on_seeds_and_not_on_threads():
     def trajectory(seed, **kwargs):
         with EnvPoolVecEnv("CartPole-v1", 6, seed, kwargs) as env:
             first, steps = play(env, 100)
@@ -145,7 +145,7 @@ def test_a_later_reset_seeds_only_with_a_seed():
         assert not np.array_equal(env.reset_all(seed=2), first)
 
 
-def test_only_the_asked_for_arrays_are_filled():
+def test_only_given_arrays_are_filled():
     with EnvPoolVecEnv("CartPole-v1", 2, 1) as env:
         env.reset_all()
         out = {"obs": np.zeros((2, 4), np.float32), "truncated": np.ones(2, bool)}
@@ -155,15 +155,15 @@ def test_only_the_asked_for_arrays_are_filled():
         assert not out["truncated"].any()
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(ValueError, match=r"got 'CartPole-v7'; did you mean 'CartPole-v1'"):
         EnvPoolVecEnv("CartPole-v7")
-    with pytest.raises(TypeError, match="must be an id of EnvPool's"):
+    with pytest.raises(TypeError, match="must be an EnvPool id"):
         make_vec_env(lambda: None, 1, 0, backend="envpool")
     with pytest.raises(ValueError, match=r"does not take kwargs .*gravitation"):
         EnvPoolVecEnv("CartPole-v1", kwargs={"gravitation": 3})
     for key in ("seed", "batch_size"):
-        with pytest.raises(ValueError, match=f"kwargs must not hold {key}"):
+        with pytest.raises(ValueError, match=f"kwargs must not contain {key}"):
             EnvPoolVecEnv("CartPole-v1", kwargs={key: 1})
     for threads in (-1, "two"):
         with pytest.raises(ValueError, match="num_threads must be an integer >= 0"):
@@ -199,7 +199,7 @@ def test_backend_chooses_the_implementation():
 
 
 def test_truncated_episodes_bootstrap():
-    """Only with γ V of what was truly reached added is the advantage of a truncated step r + γ V' - V."""
+    """The advantage of a truncated step is r + γ V' - V, where V' is the value of the observation it led to."""
     collector = RolloutCollector("Pendulum-v1", 2, 0, gamma=0.9, gae_lambda=0.0, env_backend="envpool")
     policy = PPO("Pendulum-v1", 2).policy
     twin = EnvPoolVecEnv("Pendulum-v1", 2, 0)
@@ -215,14 +215,14 @@ def test_truncated_episodes_bootstrap():
     assert batch.episode_lengths.tolist() == [200, 200]
 
 
-def test_ppo_trains_saves_and_comes_back(tmp_path):
+def test_ppo_trains_saves_and_resumes(tmp_path):
     kwargs = {"num_threads": 2}
     ppo = PPO("Pendulum-v1", 4, 3, n_steps=64, env_kwargs=kwargs, env_backend="envpool")
     before = [p.clone() for p in ppo.policy.parameters()]
     metrics = ppo.train(4 * 64 * 4)
     assert np.isfinite(metrics["mean_reward"])
     assert not any(torch.equal(a, b) for a, b in zip(before, ppo.policy.parameters(), strict=True))
-    evaluation = ppo.evaluate(2)  # num_threads is nothing that gymnasium's environment takes
+    evaluation = ppo.evaluate(2)  # gymnasium's environment does not accept num_threads
     assert evaluation.lengths.tolist() == [200, 200]
     ppo.save(tmp_path / "a.safetensors")
     assert load_checkpoint(tmp_path / "a.safetensors").header["env"]["backend"] == "envpool"
@@ -241,18 +241,18 @@ def test_evaluation_must_be_possible_before_training_starts():
         PPO("PendulumSwingup-v1", 1, env_backend="envpool")
 
 
-def test_evaluation_must_see_the_same_environment():
+def test_evaluation_must_use_the_same_environment():
     with EnvPoolVecEnv("CartPole-v1", kwargs={"num_threads": 2, "max_episode_steps": 9}) as env:
         assert evaluation_kwargs(env) == {"max_episode_steps": 9}
         env.spec = EnvSpec((5,), n_actions=2)
         with pytest.raises(
-            ValueError, match=r"must be the same in EnvPool and in gymnasium.*\(5,\).*here, \(4,\).*there"
+            ValueError, match=r"must be the same in EnvPool and in gymnasium.*\(5,\).*in EnvPool, \(4,\).*in gymnasium"
         ):
             evaluation_kwargs(env)
 
 
 class Goal(gymnasium.Env):
-    """The spaces of FetchReach-v4; `ordered` keeps the parts as they are, otherwise gymnasium sorts them."""
+    """The spaces of FetchReach-v4; `ordered` keeps the order of the parts, otherwise gymnasium sorts them."""
 
     action_space = spaces.Box(-1, 1, (4,))
 
@@ -262,7 +262,7 @@ class Goal(gymnasium.Env):
         self.observation_space = spaces.Dict(OrderedDict(parts) if ordered else parts)
 
 
-def test_evaluation_must_see_the_parts_in_the_same_order(monkeypatch):
+def test_evaluation_must_have_the_parts_in_the_same_order(monkeypatch):
     def register(ordered):
         spec = gymnasium.envs.registration.EnvSpec(
             "FetchReach-v4", Goal, disable_env_checker=True, kwargs={"ordered": ordered}
@@ -293,7 +293,7 @@ def rlox(tmp_path, *args):
 
 
 @pytest.mark.slow
-def test_the_command_line_reaches_it(tmp_path):
+def test_the_command_line_uses_it(tmp_path):
     run = rlox(
         tmp_path,
         *("train", "env=Pendulum-v1", "env.backend=envpool", "env.n_envs=2", "env.kwargs.num_threads=2", "tuned=off"),
@@ -307,7 +307,7 @@ def test_the_command_line_reaches_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line_refuses_in_one_sentence(tmp_path):
+def test_the_command_line_prints_errors_in_one_sentence(tmp_path):
     wrong = rlox(tmp_path, "train", "env=CartPole-v7", "env.backend=envpool")
     assert (wrong.returncode, "did you mean 'CartPole-v1'" in wrong.stderr) == (2, True), wrong.stderr
     only_there = rlox(tmp_path, "train", "env=PendulumSwingup-v1", "env.backend=envpool", "hydra.run.dir=run")

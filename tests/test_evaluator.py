@@ -1,4 +1,4 @@
-"""Evaluation beside training: the same numbers and checkpoints, and no process or result that is lost."""
+"""Evaluation in parallel to training: the same numbers and checkpoints, and no process or result is lost."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ from rlox.nn.modules import copied
 from rlox.nn.optimizers import flatten_
 from rlox.tracking import durable_rows
 
-# An environment of gymnasium's, whose evaluations are not the native ones.
+# An environment of gymnasium, so that evaluations are not native.
 FOREIGN = {"env_wrappers": [{"TimeLimit": {"max_episode_steps": 60}}], "hidden_sizes": [16]}
 LATER = {"learning_starts": 100, "batch_size": 16}
 SLOW = {"n_steps": 32, "hidden_sizes": [8]}
@@ -40,12 +40,12 @@ class Log(LoggerCallback):
 
 
 def children(pid):
-    """Processes that `pid` has started."""
+    """The processes that `pid` has started."""
     return [int(x) for path in Path(f"/proc/{pid}/task").glob("*/children") for x in path.read_text().split()]
 
 
 def gone(pids):
-    """Whether all these processes end within a minute."""
+    """Whether all of these processes end within a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -124,8 +124,8 @@ def test_an_offline_policy_with_its_statistics(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_goes_on_meanwhile_and_best_is_of_the_evaluations_step(tmp_path, monkeypatch):
-    """The evaluation cannot end before training is two updates further."""
+def test_training_continues_meanwhile_and_best_is_of_the_evaluated_step(tmp_path, monkeypatch):
+    """The evaluation cannot end before training has done two more updates."""
     flag = tmp_path / "go"
     monkeypatch.setenv("RLOX_TEST_WAITS_FOR", str(flag))
 
@@ -135,7 +135,7 @@ def test_training_goes_on_meanwhile_and_best_is_of_the_evaluations_step(tmp_path
         def on_step(self, *, step, **info):
             self.steps += (step,)
             if step == 64 * 6:
-                # As of then: the evaluation of step 256 is pending.
+                # At this point the evaluation of step 256 is pending.
                 self.saved = (tmp_path / "last.safetensors").exists()
                 flag.touch()
 
@@ -167,8 +167,8 @@ def heard_mean(evaluations, i):
 
 
 @pytest.mark.slow
-def test_no_last_checkpoint_knows_less_than_its_step(tmp_path, monkeypatch):
-    """While an evaluation is pending none is saved: a run that is resumed would lack that evaluation."""
+def test_no_last_checkpoint_is_saved_while_an_evaluation_is_pending(tmp_path, monkeypatch):
+    """No checkpoint is saved while an evaluation is pending: a resumed run would lack that evaluation."""
     flag = tmp_path / "go"
     monkeypatch.setenv("RLOX_TEST_WAITS_FOR", str(flag))
     seen = []
@@ -192,7 +192,7 @@ def test_no_last_checkpoint_knows_less_than_its_step(tmp_path, monkeypatch):
 
 
 class Kills(Callback):
-    """Kills the processes of this one at an update, but for those that there were before."""
+    """At a given step, kills the child processes that were started after this callback was created."""
 
     def __init__(self, at):
         self.at, self.killed, self.before = at, [], children(os.getpid())
@@ -211,8 +211,8 @@ def test_a_worker_that_is_killed_loses_nothing(at, tmp_path):
         return PPO("Slow-v0", 2, 3, **SLOW, **k)
 
     here = trained(make, tmp_path / "0", 0, steps=512)
-    kills = Kills(at)  # idle, and in the middle of an evaluation
-    with pytest.warns(RuntimeWarning, match=r"died \(signal 9; .*evaluations go on in this process"):
+    kills = Kills(at)  # either idle or in the middle of an evaluation
+    with pytest.warns(RuntimeWarning, match=r"died \(signal 9; .*evaluations continue in this process"):
         there = trained(make, tmp_path / "1", 1, steps=512, more=[kills])
     assert kills.killed
     assert played(here[0]) == played(there[0])
@@ -221,10 +221,10 @@ def test_a_worker_that_is_killed_loses_nothing(at, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exception_of_the_environment_names_its_place(command, tmp_path):
+def test_an_exception_of_the_environment_shows_its_location(command, tmp_path):
     arguments = ["train", "--import", "waiting_envs", "env=FailsInEvaluation-v0", "eval.seed=11", "eval.workers=1"]
     small = ["logger=none", "total_timesteps=512", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
-    before = set(children(os.getpid()))  # of other tests in this process, multiprocessing's resource tracker among them
+    before = set(children(os.getpid()))  # from other tests, including multiprocessing's resource tracker
     code, _, err = command(*arguments, *small)
     assert code == 1
     assert "evaluation on FailsInEvaluation-v0: step" in err
@@ -236,7 +236,7 @@ def test_an_exception_of_the_environment_names_its_place(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(cores() < 2, reason="auto needs a second core")
-def test_auto_takes_a_process_where_evaluations_take_long_and_nothing_waits_for_them(tmp_path):
+def test_auto_uses_a_process_if_evaluations_are_slow_and_nothing_waits_for_them(tmp_path):
     def beside(env="Slow-v0", more=(), **options):
         evaluations = EvalCallback(6, 5, 11, workers=-1, **options)
         PPO(env, 2, 3, callbacks=[evaluations, *more], **SLOW).train(768)
@@ -254,7 +254,7 @@ def test_auto_takes_a_process_where_evaluations_take_long_and_nothing_waits_for_
 
 
 @pytest.mark.slow
-def test_what_waits_for_the_result_ends_the_same_training(tmp_path):
+def test_stopping_rules_stop_at_the_same_point(tmp_path):
     def make(**k):
         return PPO("Slow-v0", 2, 3, **SLOW, **k)
 
@@ -266,7 +266,7 @@ def test_what_waits_for_the_result_ends_the_same_training(tmp_path):
             trained(make, tmp_path / "x", 1, **option)
 
 
-def test_workers_that_cannot_be_are_refused(tmp_path):
+def test_invalid_workers_are_errors(tmp_path):
     class Mine(PPO):
         def evaluate(self, *args, **options):
             return super().evaluate(*args, **options)
@@ -285,7 +285,7 @@ def test_workers_that_cannot_be_are_refused(tmp_path):
     refused("Mine has an evaluate of its own", Mine)
     refused("Acts acts on each evaluation", more=[Acts()])
     refused("there is another EvalCallback", more=[EvalCallback(3, 1)])
-    refused("cloudpickle can send them", env=lambda: waiting_envs.Slow() if lock else None)
+    refused("cloudpickle must be able to send", env=lambda: waiting_envs.Slow() if lock else None)
     if __import__("importlib.util").util.find_spec("imageio") is not None:
         refused("VideoCallback acts on each evaluation", more=[VideoCallback(tmp_path)])
     with pytest.raises(ValueError, match="workers must be >= 0, or -1"):
@@ -293,7 +293,7 @@ def test_workers_that_cannot_be_are_refused(tmp_path):
 
 
 def started(folder, *more):
-    """`rlox train` whose evaluations last, until one is pending."""
+    """Start `rlox train` with evaluations that do not end, and wait until one is pending."""
     words = ["train", "--import", "waiting_envs", "env=Waits-v0", "eval.workers=1", "eval.n_points=3"]
     small = ["logger=none", "total_timesteps=100000", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
     tests = str(Path(__file__).parent)
@@ -315,21 +315,21 @@ def started(folder, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_whatever_ends_the_training_no_process_is_left(number, tmp_path):
+def test_no_process_is_left_however_training_ends(number, tmp_path):
     process, found = started(tmp_path, "total_timesteps=2000")
-    # It trains to its end, and waits for the evaluation, which does not come.
+    # Training ends, and then waits for an evaluation that never ends.
     time.sleep(0.5)
     os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
     if number == signal.SIGINT:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
-            os.killpg(process.pid, number)  # the second stops at once
+            os.killpg(process.pid, number)  # the second signal stops at once
     process.communicate(timeout=60)
     assert gone(found)
 
 
-def test_an_episode_that_does_not_end_is_cut(monkeypatch):
+def test_an_episode_that_does_not_end_is_truncated(monkeypatch):
     module = PPO("CartPole-v1", 2, 3, **SLOW)
     with pytest.warns(
         RuntimeWarning, match=r"an episode of EndlessEvaluation-v0 did not end within 40 steps.*TimeLimit"
@@ -343,12 +343,12 @@ def test_an_episode_that_does_not_end_is_cut(monkeypatch):
     assert found.lengths.tolist() == found.returns.tolist() == [5] * 3
     assert found.lengths.dtype == np.int64
     with pytest.warns(RuntimeWarning, match="did not end within 5 steps"):
-        # More than are played side by side.
+        # More episodes than run in parallel.
         assert evaluate(module.actor, "CartPole-v1", 103, 11, max_steps=5).n_cut == 103
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert evaluate(module.actor, "CartPole-v1", 3, 11).n_cut == 0
-        # An environment's own limit may be more than the usual one.
+        # The limit of an environment may be longer than the default limit.
         monkeypatch.setattr(sys.modules[evaluate.__module__], "MAX_STEPS", 5)
         for wrappers in ([], ["RecordEpisodeStatistics"]):
             found = evaluate(module.actor, "CartPole-v1", 3, 11, wrappers=wrappers)
@@ -373,8 +373,8 @@ def test_a_run_on_an_environment_that_never_ends_an_episode(workers, command, tm
     assert "reproduced exactly" in out, err
 
 
-def test_collecting_a_dataset_of_it_ends(command, tmp_path):
-    """By steps, not episodes: already so in 0.6.0."""
+def test_collecting_a_dataset_with_endless_episodes_ends(command, tmp_path):
+    """Collection counts steps, not episodes, as it did in 0.6.0."""
     code, _, err = command(
         "collect", "--import", "waiting_envs", "--env", "EndlessEvaluation-v0", "--steps", "100", "--out", "d.arrow"
     )
@@ -382,7 +382,7 @@ def test_collecting_a_dataset_of_it_ends(command, tmp_path):
 
 
 def test_a_seed_is_taken_modulo_2_31_where_the_environment_is_gymnasiums():
-    """Some take no larger ones (ALE)."""
+    """Some environments (ALE) accept no larger seeds."""
     actor = PPO("CartPole-v1", hidden_sizes=[8]).actor
     small, large, other = (
         evaluate(actor, "CartPole-v1", 3, seed, wrappers=["RecordEpisodeStatistics"]) for seed in (5, 2**31 + 5, 6)

@@ -1,4 +1,4 @@
-"""``rlox/…`` in gymnasium: the ids are there, and what they make does what gymnasium's own does."""
+"""``rlox/…`` in gymnasium: the ids are registered, and the environments behave as gymnasium's own."""
 
 import re
 import subprocess
@@ -35,7 +35,7 @@ def env_id(request):
     return request.param
 
 
-def test_spaces_are_gymnasiums(env_id):
+def test_spaces_equal_gymnasiums(env_id):
     env, single = make_vec(env_id, 3), gymnasium.make(f"rlox/{env_id}")
     assert isinstance(env, gymnasium.vector.VectorEnv)
     assert env.num_envs == 3
@@ -46,13 +46,13 @@ def test_spaces_are_gymnasiums(env_id):
     if env_id in gymnasium.registry:
         theirs = gymnasium.make(env_id)
         assert single.action_space == theirs.action_space
-        # One bound in the last place: gymnasium rounds pi to float32 before it multiplies.
+        # One bound differs in the last bit: gymnasium rounds pi to float32 before it multiplies.
         np.testing.assert_allclose(single.observation_space.low, theirs.observation_space.low, rtol=1e-6)
         np.testing.assert_allclose(single.observation_space.high, theirs.observation_space.high, rtol=1e-6)
         assert single.observation_space.dtype == theirs.observation_space.dtype
 
 
-def test_plays_as_our_own(env_id):
+def test_steps_equal_those_of_vec_env(env_id):
     env, ours = make_vec(env_id, 5), VecEnv(5, 7, env_id)
     obs, info = env.reset(seed=7)
     assert info == {}
@@ -79,8 +79,8 @@ def test_plays_as_our_own(env_id):
     assert seen == {True, False}
 
 
-def test_same_step_reset_says_what_gymnasiums_says():
-    """Against SyncVectorEnv over single environments of ours, under gymnasium's RecordEpisodeStatistics."""
+def test_same_step_reset_equals_gymnasiums():
+    """Compared with SyncVectorEnv over single environments of rlox, with gymnasium's RecordEpisodeStatistics."""
     seeds = [3, 11, 5]
     theirs = SyncVectorEnv(
         [lambda: gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("rlox/CartPole-v1"))] * 3,
@@ -118,7 +118,7 @@ def assert_same(own, theirs):
             assert own[key].dtype.kind == value.dtype.kind
 
 
-def test_wrappers_of_others_work():
+def test_wrappers_of_gymnasium_work():
     env = ClipReward(RecordEpisodeStatistics(make_vec("CartPole-v1", 4)), max_reward=0.5)
     ours = VecEnv(4, 9)
     env.reset(seed=9)
@@ -138,26 +138,26 @@ def test_wrappers_of_others_work():
     assert len(returns) > 5
 
 
-def test_a_seed_decides_everything_and_none_does_not_repeat():
+def test_a_seed_reproduces_everything_and_no_seed_differs():
     env, other = make_vec("Pendulum-v1", 3), make_vec("Pendulum-v1", 3)
     assert not np.array_equal(env.reset()[0], other.reset()[0])  # seeded by the operating system
     first, again = env.reset(seed=1)[0], other.reset(seed=1)[0]
     np.testing.assert_array_equal(first, again)
     following = env.reset()[0]
-    np.testing.assert_array_equal(following, other.reset()[0])  # the sequence of that seed goes on
+    np.testing.assert_array_equal(following, other.reset()[0])  # the sequence of that seed continues
     assert not np.array_equal(following, first)
     assert env.np_random_seed == 1
-    # A list seeds each; copies without a seed go on.
+    # A list seeds each copy; copies without a seed continue.
     mixed = env.reset(seed=[5, None, 6])[0]
     np.testing.assert_array_equal(mixed[0], VecEnv(1, 5, "Pendulum-v1").reset_all()[0])
     np.testing.assert_array_equal(mixed[2], VecEnv(1, 6, "Pendulum-v1").reset_all()[0])
     np.testing.assert_array_equal(mixed[1], other.reset()[0][1])
 
 
-def test_reset_of_some():
+def test_reset_with_a_mask():
     env, twin = make_vec("CartPole-v1", 3), make_vec("CartPole-v1", 3)
     mask = np.array([False, True, False])
-    with pytest.raises(ValueError, match="reset_mask must come after a reset of all"):
+    with pytest.raises(ValueError, match="reset_mask must be used after a reset of all"):
         env.reset(options={"reset_mask": mask})
     env.reset(seed=0), twin.reset(seed=0)
     before = env.step([0, 1, 1])[0]
@@ -168,11 +168,11 @@ def test_reset_of_some():
     for wrong, error in (([True] * 3, TypeError), (np.zeros(3, bool), ValueError), (np.ones(2, bool), ValueError)):
         with pytest.raises(error, match="reset_mask must"):
             env.reset(options={"reset_mask": wrong})
-    with pytest.raises(ValueError, match=r"options must hold reset_mask only, got \['low'\]"):
+    with pytest.raises(ValueError, match=r"options must contain only reset_mask, got \['low'\]"):
         env.reset(options={"low": -0.1})
 
 
-def test_wrong_input_is_told():
+def test_wrong_input_is_an_error():
     env = make_vec("CartPole-v1", 3)
     with pytest.raises(ValueError, match="seed must have length 3, got 2"):
         env.reset(seed=[1, 2])
@@ -192,12 +192,12 @@ def test_wrong_input_is_told():
     env.close()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the checker's, on infinite bounds that are gymnasium's own
-def test_the_checker_passes_one(env_id):
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the checker warns about infinite bounds, which gymnasium has too
+def test_single_environments_pass_gymnasiums_checker(env_id):
     check_env(gymnasium.make(f"rlox/{env_id}").unwrapped)
 
 
-def test_one_environment_plays_our_episodes(env_id):
+def test_single_environments_have_the_episodes_of_vec_env(env_id):
     env, ours, vec = gymnasium.make(f"rlox/{env_id}"), VecEnv(1, 3, env_id), make_vec(env_id, 1)
     obs, _ = env.reset(seed=3)
     np.testing.assert_array_equal(obs, ours.reset_all()[0])
@@ -213,7 +213,7 @@ def test_one_environment_plays_our_episodes(env_id):
             np.testing.assert_array_equal(env.reset()[0], out["obs"][0])
 
 
-def test_a_limit_of_ones_own():
+def test_a_custom_time_limit():
     env = gymnasium.make("rlox/CartPole-v1", max_episode_steps=3)
     env.reset(seed=0)
     assert [env.step(t % 2)[3] for t in range(3)] == [False, False, True]
@@ -229,14 +229,14 @@ def test_a_limit_of_ones_own():
         "import rlox, gymnasium; gymnasium.make_vec('rlox.envs.gym:rlox/CartPole-v1')",
     ],
 )
-def test_ids_are_there_in_any_order_of_imports(program):
+def test_ids_are_registered_in_any_order_of_imports(program):
     code = f"{program}; env = gymnasium.make_vec('rlox/CartPole-v1', 2); print(type(env).__name__)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "NativeVectorEnv"
 
 
-def test_importing_rlox_changes_no_import_of_others():
+def test_importing_rlox_does_not_change_sys_meta_path():
     code = "import sys; before = list(sys.meta_path); import rlox; print(before == sys.meta_path)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
@@ -250,7 +250,7 @@ def test_algorithms_find_the_ids_whatever_was_imported_first():
     assert done.stdout == "True\n", done.stderr
 
 
-def test_gymnasium_warns_of_nothing():
+def test_gymnasium_gives_no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = make_vec("CartPole-v1", 2)

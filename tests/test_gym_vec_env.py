@@ -38,7 +38,7 @@ def vectorised(env_id, n, **kwargs):
 
 
 def true_next(obs, ended, info):
-    """What each step really led to, out of gymnasium's same-step results."""
+    """The observation that each step led to, from gymnasium's results with same-step autoreset."""
     reached = obs.copy()
     if ended.any():
         np.testing.assert_array_equal(info["_final_obs"], ended)
@@ -91,9 +91,9 @@ def test_equals_gymnasiums_vector_environment(env_id, kwargs):
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_native_environment_equals_gymnasiums_vector_environment(env_id):
-    """10,000 steps; gymnasium's state is set to the native one at every start and 200th step, then both run freely.
+    """10,000 steps; gymnasium's state is set to the native one at each start and each 200th step, then both run freely.
 
-    A balanced pole multiplies a difference by 46 in 50 steps: one rounding is 1e-9 after 200 steps, visible after 400.
+    A balanced pole amplifies a difference by 46 in 50 steps: a rounding error is 1e-9 after 200 and visible after 400.
     """
     n, n_steps = 4, 2500
     ours, theirs = VecEnv(n, 3, env_id), vectorised(env_id, n)
@@ -131,7 +131,7 @@ def test_native_environment_equals_gymnasiums_vector_environment(env_id):
 
 
 class Scripted(gymnasium.Env):
-    """Any two spaces: observations are samples, kept in `seen`; actions are kept in `taken`. Ends every fifth step."""
+    """Any two spaces, random observations (kept in `seen`), actions (kept in `taken`), and episodes of 5 steps."""
 
     def __init__(self, obs_space=None, act_space=None):
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32) if obs_space is None else obs_space
@@ -157,7 +157,7 @@ class Scripted(gymnasium.Env):
 
 
 def played(obs_space, n_steps=12):
-    """Observations as `GymVecEnv` gives them, and as the environment made them."""
+    """The spec, and observations as returned by `GymVecEnv` and as produced by the environment."""
     vec = GymVecEnv(lambda: Scripted(obs_space), 1)
     out = [vec.reset_all()[0]]
     for _ in range(n_steps):
@@ -187,7 +187,7 @@ IMAGE = spaces.Box(0, 255, (20, 30, 3), np.uint8)
     ],
     ids=str,
 )
-def test_vector_observations_are_flattened_and_can_be_read_back(space):
+def test_vector_observations_are_flattened_and_can_be_unflattened(space):
     spec, out, seen = played(space)
     assert (spec.obs_shape, spec.obs_dtype, spec.image) == ((spaces.flatdim(space),), np.float32, False)
     assert len(out) == len(seen) == 15
@@ -290,7 +290,7 @@ def test_images_beside_other_parts_become_one_vector():
     assert spec != played(spaces.Box(-1, 1, spec.obs_shape, np.float32))[0]
 
 
-def test_every_refused_space_names_a_remedy_that_works():
+def test_errors_about_spaces_name_a_remedy_that_works():
     mixed = spaces.Dict({"camera": IMAGE, "speed": BOX})
     with pytest.raises(ValueError, match=r"camera.*FilterObservation: \{filter_keys") as refused:
         PPO(lambda: Scripted(mixed))
@@ -324,7 +324,7 @@ def test_every_refused_space_names_a_remedy_that_works():
 
 
 class OneArray(gymnasium.Env):
-    """Observes the number of steps, always in the same array; 3 steps, the last reward 0.5."""
+    """Returns the number of steps, always in the same array. Episodes of 3 steps; the last reward is 0.5."""
 
     observation_space = spaces.Box(0, 10, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -372,7 +372,7 @@ def test_time_limits_of_gymnasium_truncate_and_restart():
         assert step["episode_length"].tolist() == [(t - 1) % 7 + 1] * 2
 
 
-def test_a_reset_by_hand_starts_statistics_anew_and_only_given_arrays_are_filled():
+def test_a_manual_reset_restarts_statistics_and_only_given_arrays_are_filled():
     vec = GymVecEnv(lambda: probes.Countdown(4), 2)
     vec.step_all([0, 0])
     vec.reset_all()
@@ -382,7 +382,7 @@ def test_a_reset_by_hand_starts_statistics_anew_and_only_given_arrays_are_filled
     assert len(out) == 1
 
 
-def test_observations_that_do_not_fit_their_space_are_refused():
+def test_observations_that_do_not_fit_their_space_are_errors():
     class Lies(Scripted):
         def observe(self):
             return np.zeros(1, np.float32)
@@ -412,12 +412,12 @@ def test_wrappers_by_name_by_path_and_with_arguments():
         (["FlatenObservation"], ValueError, "did you mean 'FlattenObservation'"),
         (["gymnasium.wrappers:FlatenObservation"], ValueError, "did you mean 'FlattenObservation'"),
         (["no_such_package.wrappers:Mine"], ImportError, "'no_such_package.wrappers:Mine' cannot be imported"),
-        ([{"FrameStackObservation": {"size": 4}}], ValueError, "FrameStackObservation refuses .*size"),
+        ([{"FrameStackObservation": {"size": 4}}], ValueError, "FrameStackObservation does not accept .*size"),
         (["NormalizeObservation"], ValueError, "use normalize_obs=True"),
         ([{"A": {}, "B": {}}], TypeError, "each of wrappers must be a name or"),
-        ([lambda env: env], TypeError, "a callable as env can"),
+        ([lambda env: env], TypeError, "pass a callable as env"),
         ("FlattenObservation", TypeError, "wrappers must be a list"),
-        (["math.floor"], ValueError, "math.floor refuses"),
+        (["math.floor"], ValueError, "math.floor does not accept"),
         (["builtins.str"], TypeError, r"must return a gymnasium.Env, got str"),
     ],
 )
@@ -426,7 +426,7 @@ def test_wrong_wrappers_are_named(wrappers, error, match):
         GymVecEnv("CartPole-v1", wrappers=wrappers)
 
 
-def test_an_environment_object_serves_alone():
+def test_an_environment_object_is_accepted_for_one_copy():
     env = Scripted()
     with GymVecEnv(env) as vec:
         vec.step_all([1])
@@ -472,7 +472,7 @@ def test_atari_gets_the_usual_preprocessing():
     assert coloured.spec.obs_shape == (3, 42, 42)
 
 
-def test_a_lost_life_may_end_an_episode_of_training_and_never_one_of_evaluation():
+def test_a_lost_life_may_end_an_episode_in_training_but_never_in_evaluation():
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     ends = [{"AtariPreprocessing": {"terminal_on_life_loss": True}}, {"FrameStackObservation": {"stack_size": 4}}]
@@ -503,7 +503,7 @@ def test_a_lost_life_may_end_an_episode_of_training_and_never_one_of_evaluation(
     ],
 )
 def test_pong_from_the_command_line(algo, tmp_path):
-    """Signs are learned from, the score is the game's, and one's own settings go before the usual ones."""
+    """Training uses signs of rewards, the score is the game's, and typed settings override the usual ones."""
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     quick = ["eval.n_points=0", "eval.n_episodes=1", "logger=none", "env.kwargs.max_num_frames_per_episode=1200"]
@@ -526,7 +526,7 @@ def test_pong_from_the_command_line(algo, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn"])
-def test_pong_in_the_library_is_the_command_lines(algo, tmp_path):
+def test_pong_in_the_library_equals_that_of_the_command_line(algo, tmp_path):
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     cls, (job,) = resolve(ALGORITHMS[algo].cls), compose_jobs([], [f"algo={algo}", "env=ALE/Pong-v5"])
@@ -545,7 +545,7 @@ def test_pong_in_the_library_is_the_command_lines(algo, tmp_path):
 
 
 @pytest.mark.slow
-def test_atari_games_learn_from_signs_unless_told_otherwise():
+def test_atari_games_use_the_sign_of_rewards_by_default():
     (job,) = compose_jobs([], ["algo=dqn", "env=ALE/Pong-v5", "env.reward_fn=null", "algo.hidden_sizes=[64]"])
     assert (job.config.env.reward_fn, job.config.algo.hidden_sizes) == (None, [64])
     for algo in ("dqn", "ppo"):
@@ -587,7 +587,7 @@ class Module(nn.Module):
         (spaces.Discrete(3), spaces.Box(-1, 1, (2, 2)), [0.5, 7.0, -3.0, 0.0]),
     ],
 )
-def test_evaluation_serves_the_same_spaces(obs_space, act_space, action):
+def test_evaluation_supports_the_same_spaces(obs_space, act_space, action):
     made = []
 
     def env():
@@ -616,7 +616,7 @@ def test_evaluation_serves_the_same_spaces(obs_space, act_space, action):
 
 @pytest.mark.parametrize("kwargs", [None, {"sutton_barto_reward": False}])
 def test_transform_comes_before_the_policy(kwargs):
-    """The policy acts on the sign of a mirrored observation: the plain rule falls over, the mirrored one balances."""
+    """Scaled observations do not change the actions of a rule that balances; mirrored ones make it fall over."""
     balance = Module(lambda obs: (obs[:, 2] + 0.5 * obs[:, 3] > 0).long())
     returns = [
         evaluate(balance, "CartPole-v1", 5, env_kwargs=kwargs, transform=transform).returns
@@ -643,26 +643,26 @@ def test_frames_of_the_first_episode(env):
     assert (frames[0] != frames[-1]).any()
 
 
-def test_rendering_that_cannot_be_is_refused():
+def test_errors_of_rendering():
     still = Module(lambda obs: torch.zeros(len(obs), dtype=torch.int64))
-    with pytest.raises(ValueError, match="render must be False where frames are given"):
+    with pytest.raises(ValueError, match="render must be False if frames are given"):
         evaluate(still, "CartPole-v1", 1, render=True, frames=print)
     with pytest.raises(TypeError, match="render_mode"):
         evaluate(still, Scripted, 1, frames=print)
-    with pytest.raises(ValueError, match="Blind must offer the render mode rgb_array, it has none"):
+    with pytest.raises(ValueError, match="Blind must support the render mode rgb_array, it has none"):
         evaluate(
             still, type("Blind", (Scripted,), {"__init__": lambda self, **_: Scripted.__init__(self)}), 1, frames=print
         )
 
 
-def test_evaluation_leaves_an_environment_object_alone():
+def test_evaluation_does_not_change_an_environment_object():
     env = gymnasium.make("Acrobot-v1", max_episode_steps=9)
     env.reset(seed=0)
     before = env.unwrapped.state.copy()
     right = Module(lambda obs: torch.ones(len(obs), dtype=torch.int64))
     assert evaluate(right, env, 2).lengths.tolist() == [9, 9]
     np.testing.assert_array_equal(env.unwrapped.state, before)
-    with pytest.raises(ValueError, match=r"of which no other can be made.*pass lambda: Scripted"):
+    with pytest.raises(ValueError, match=r"that cannot be created again.*pass lambda: Scripted"):
         evaluate(right, Scripted(), 1)
 
 

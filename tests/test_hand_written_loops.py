@@ -42,7 +42,7 @@ class Kept(LoggerCallback):
 
 
 def loop(callbacks, updates=4, **info):
-    """Section 2.2 of the tutorial, its update left out; `info` is what a loop may pass beside."""
+    """The loop of section 2.2 of the tutorial without its update; `info` are additional arguments for the callbacks."""
     callbacks, step = CallbackList(callbacks), 0
     callbacks.on_training_start()
     for _ in range(updates):
@@ -54,7 +54,7 @@ def loop(callbacks, updates=4, **info):
 
 
 class REINFORCE:
-    """As the tutorial prints it in section 2.2, word for word but for the documentation."""
+    """The class of section 2.2 of the tutorial, word for word except for docstrings and comments."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ def test_reinforce_as_printed_with_each_callback(make, tmp_path):
     callback = make(tmp_path)
     reinforce = REINFORCE("CartPole-v1", n_envs=2, callbacks=[callback])
     if isinstance(callback, (EvalCallback, CheckpointCallback)):
-        # The loop makes its policy after it was given the callbacks.
+        # The loop creates its policy after it has received the callbacks.
         callback.policy, callback.env_id = reinforce.policy, reinforce.env_id
     assert reinforce.train(total_timesteps=96, n_steps=16) == {"mean_reward": 16.0}
     if isinstance(callback, EvalCallback):
@@ -205,7 +205,7 @@ def policy():
     return DiscretePolicy(obs_dim=4, n_actions=2, hidden=8)
 
 
-def test_what_needs_nothing_works_in_the_loop_as_printed(tmp_path):
+def test_callbacks_without_requirements_work_in_the_loop_as_printed(tmp_path):
     timing, logger, lines = TimingCallback(), Kept(), io.StringIO()
     callbacks = [
         timing,
@@ -240,13 +240,13 @@ def test_evaluation_reaches_logger_and_checkpoints(tmp_path, policy):
         assert saved.header["counters"]["env_steps"] == step
         for name, value in policy.state_dict().items():
             np.testing.assert_array_equal(saved.tensors["policy"][name], value.numpy())
-    # What was trained by hand goes on in an algorithm.
+    # A policy that was trained by hand can be loaded by an algorithm.
     ppo = PPO("CartPole-v1", n_envs=2, n_steps=8, hidden_sizes=[8, 8])
     ppo.init_from(tmp_path / "best.safetensors")
     assert torch.equal(ppo.policy.actor[0].weight, policy.actor[0].weight)
 
 
-def test_an_agent_of_ones_own_is_asked_for_its_policy(tmp_path, policy):
+def test_the_policy_of_a_custom_agent_is_used(tmp_path, policy):
     agent = SimpleNamespace(policy=policy, env_id="CartPole-v1")
     evaluation = EvalCallback(n_episodes=2, every_steps=2)
     loop([evaluation, CheckpointCallback(tmp_path)], algorithm=agent)
@@ -264,7 +264,7 @@ def test_a_film_of_an_evaluation(tmp_path, policy):
     assert video.paths == [tmp_path / "step-000000004.gif"]
 
 
-def test_what_is_missing_is_said_in_one_line(tmp_path, policy):
+def test_missing_arguments_are_errors_of_one_line(tmp_path, policy):
     reported = {
         EvalCallback(): "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or",
         EvalCallback(every_steps=1): "EvalCallback needs algorithm=…, or policy=…; pass algorithm=agent to on_step, or",

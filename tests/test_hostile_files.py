@@ -1,4 +1,4 @@
-"""Files that are damaged, or made to do harm: each is a clear error, nothing of them runs, and nothing is used up."""
+"""Damaged and malicious files: each is a clear error, runs no code and uses few resources."""
 
 import json
 import os
@@ -36,14 +36,14 @@ def flat_of(checkpoint):
 
 
 def forge(path, text, flat):
-    """A file that rlox itself might have written, as far as checksums go."""
+    """Write a file with valid checksums, as if rlox had written it."""
     flat = {name: np.asarray(x, order="C") for name, x in flat.items()}
     path.write_bytes(save(flat, {"rlox": text, "sha256": _digest(text, flat)}))
     return path
 
 
 def forge_raw(path, entries, data=b""):
-    """A safetensors file by hand: 8 bytes of length, a JSON header, data."""
+    """Write a safetensors file by hand: 8 bytes of length, a JSON header, data."""
     text = json.dumps(entries).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     return path
@@ -51,7 +51,7 @@ def forge_raw(path, entries, data=b""):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Checkpoints of PPO (native) and of SAC with its memory, each in a run folder."""
+    """Checkpoints of PPO (native) and of SAC with its memory, each in its own run folder."""
     folder = tmp_path_factory.mktemp("saved")
     ppo = PPO("CartPole-v1", n_envs=2, seed=0, n_steps=16, hidden_sizes=[8, 8])
     ppo.train(64)
@@ -76,19 +76,19 @@ def refused(path, load=load_checkpoint, kinds=(ValueError, FileNotFoundError)):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["ppo", "sac", "memory"])
 def test_any_byte_flipped_or_missing_is_an_error_that_names_the_file(run, saved, tmp_path):
-    """None of them loads: the SHA-256 covers names, shapes and contents, the format's own header the rest."""
+    """No damaged file loads: the SHA-256 covers names, shapes and contents; the format's own header covers the rest."""
     if run == "memory":
         (source,) = (saved / "sac/checkpoints/memory").glob("*")
     else:
         source = saved / run / "checkpoints/last.safetensors"
     data, path, rng = source.read_bytes(), tmp_path / "damaged.safetensors", np.random.default_rng(0)
     keys = ("file",) if run == "memory" else HEADER_KEYS
-    few = 1 if run == "ppo" else 7  # every byte of one file's header is enough
+    few = 1 if run == "ppo" else 7  # testing every byte of one file's header is enough
     middle = rng.integers(2048, len(data) - 200, 150).tolist() if len(data) > 2400 else []
     places = {*range(0, min(2048, len(data)), few), *middle, *range(max(0, len(data) - 200), len(data), few)}
     path.write_bytes(data)
     load_checkpoint(path, keys)
-    # In place and from the end, so that the disk has little to do.
+    # Modify the file in place and from the end, to write little to disk.
     with open(path, "r+b", buffering=0) as file:
         for at in sorted(places, reverse=True):
             os.pwrite(file.fileno(), bytes([data[at] ^ 1 << int(rng.integers(8))]), at)
@@ -109,7 +109,7 @@ class Payload:
 
 
 def foreign_files(folder, marker):
-    """Files of other kinds under a checkpoint's name; those that can hold code do."""
+    """Write files of other formats with a checkpoint's name; those that can contain code do."""
     payload = Payload(marker)
     torch.save({"w": payload}, folder / "torch.safetensors")
     (folder / "pickle.safetensors").write_bytes(pickle.dumps(payload))
@@ -119,7 +119,7 @@ def foreign_files(folder, marker):
     return sorted(folder.glob("*.safetensors"))
 
 
-def test_foreign_files_are_refused_and_nothing_in_them_runs(saved, tmp_path):
+def test_foreign_files_are_errors_and_no_code_runs(saved, tmp_path):
     marker = tmp_path / "ran"
     for path in foreign_files(tmp_path, marker):
         assert "safetensors" in refused(path, PPO.from_checkpoint)
@@ -131,7 +131,7 @@ def test_foreign_files_are_refused_and_nothing_in_them_runs(saved, tmp_path):
 
 
 def raw_files(folder):
-    """Files whose own header lies, or whose JSON is too much."""
+    """Write files with a wrong format header or with excessive JSON."""
     f32 = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     for name, length in {"exbi": 2**60, "negative": 2**64 - 1, "gibi": 2**30}.items():
         (folder / f"{name}.safetensors").write_bytes(struct.pack("<Q", length) + b"{}      ")
@@ -156,7 +156,7 @@ def raw_files(folder):
         forge(folder / f"{name}.safetensors", text, {"policy/w": np.zeros(3)})
 
 
-# What is changed in the header of a good checkpoint; each must be refused with the file's name.
+# Changes to the header of a valid checkpoint; each must raise an error with the name of the file.
 HEADERS = {
     "version": {"format_version": FORMAT_VERSION + 1},
     "version-text": {"format_version": "1"},
@@ -216,7 +216,7 @@ OFF_POLICY_HEADERS = {
     "memory": {"memory": []},
     "memory-files": {"memory": {"values": {}, "files": [{"name": 3}], "start": 0}},
 }
-# What costs nothing until training: there it is an error of its own.
+# Changes that take resources only in training, where they must raise an error.
 TRAINING = {
     "n_steps": (PPO, {"config.n_steps": 2**31 - 1}),
     "buffer-size": (SAC, {"buffer.size": 2**50}),
@@ -234,17 +234,17 @@ def changed(header, changes):
 
 @pytest.fixture(scope="module")
 def hostile(saved, tmp_path_factory):
-    """All files that PPO, or SAC where the name says so, must refuse."""
+    """All files that PPO, or SAC if the name says so, must reject."""
     folder = tmp_path_factory.mktemp("hostile")
     good = load_checkpoint(saved / "ppo/checkpoints/last.safetensors")
     for name, changes in HEADERS.items():
         forge(folder / f"{name}.safetensors", json.dumps(changed(good.header, changes)), flat_of(good))
-    # Without the environments' state, which says how many there were.
+    # Without the state of the environments, which would give their number.
     flat = {name: x for name, x in flat_of(good).items() if not name.startswith("environment/")}
     sections = {**good.header["sections"], "environment": []}
     header = changed(good.header, {"env.n_envs": 10**12, "sections": sections})
     forge(folder / "env-n-alone.safetensors", json.dumps(header), flat)
-    # A tensor as long as the header says, but of one input: four megabytes that ask for much more.
+    # A tensor as long as the header says but with one input: four megabytes that claim to need much more.
     flat = {**flat_of(good), "policy/wide": np.zeros((1_000_000, 1), np.float32)}
     sections = {**good.header["sections"], "policy": sorted([*good.header["sections"]["policy"], "wide"])}
     header = changed(good.header, {"config.hidden_sizes": [10**6], "sections": sections})
@@ -256,7 +256,7 @@ def hostile(saved, tmp_path_factory):
     return folder
 
 
-# Loads each file in a process of its own, forked from one that has everything imported already.
+# Loads each file in its own process, forked from a process that has already imported everything.
 MEASURE = """
 import json, os, resource, sys, time
 from rlox.algorithms import PPO, SAC
@@ -279,7 +279,7 @@ for path in sys.argv[3:]:
 
 
 @pytest.mark.slow
-def test_hostile_headers_are_refused_at_once_and_take_no_memory(hostile, saved):
+def test_hostile_headers_are_errors_at_once_and_take_no_memory(hostile, saved):
     paths = sorted(hostile.glob("*.safetensors"))
     assert len(paths) > 50
     good = [saved / run / "checkpoints/last.safetensors" for run in ("ppo", "sac")]
@@ -300,7 +300,7 @@ def test_hostile_headers_are_refused_at_once_and_take_no_memory(hostile, saved):
 
 @pytest.mark.filterwarnings("ignore:from_checkpoint. the replay memory starts empty")
 @pytest.mark.parametrize("case", TRAINING)
-def test_what_would_be_made_in_training_is_too_large_there(case, saved, tmp_path):
+def test_sizes_that_only_training_allocates_are_errors_in_training(case, saved, tmp_path):
     cls, changes = TRAINING[case]
     good = load_checkpoint(saved / cls.name / "checkpoints/last.safetensors")
     path = forge(tmp_path / "a.safetensors", json.dumps(changed(good.header, changes)), flat_of(good))
@@ -310,7 +310,7 @@ def test_what_would_be_made_in_training_is_too_large_there(case, saved, tmp_path
     algorithm.close()
 
 
-def test_where_a_memory_writes_the_user_says_and_no_file(saved, tmp_path):
+def test_only_the_user_chooses_the_folder_of_a_memory(saved, tmp_path):
     own, others = tmp_path / "own", tmp_path / "others"
     own.mkdir()
     others.mkdir()
@@ -326,7 +326,7 @@ def test_where_a_memory_writes_the_user_says_and_no_file(saved, tmp_path):
         sac.close()
 
 
-def test_what_a_header_says_beside_is_never_looked_at(saved, tmp_path):
+def test_unknown_entries_of_a_header_are_ignored(saved, tmp_path):
     good = load_checkpoint(saved / "ppo/checkpoints/last.safetensors")
     marker = tmp_path / "ran"
     calls = {"_target_": "os.system", "_args_": [f"touch {marker}"], "command": f"touch {marker}"}
@@ -338,7 +338,7 @@ def test_what_a_header_says_beside_is_never_looked_at(saved, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:from_checkpoint. the replay memory starts empty")
 @pytest.mark.parametrize("cls", [PPO, SAC])
-def test_tensors_of_another_shape_or_none_are_refused(cls, saved, tmp_path):
+def test_wrong_and_missing_tensors_are_errors(cls, saved, tmp_path):
     good = load_checkpoint(saved / cls.name / "checkpoints/last.safetensors")
     flat, text = flat_of(good), json.dumps(good.header)
     for name, array in flat.items():
@@ -370,7 +370,7 @@ MEMORY = {
 
 
 @pytest.mark.parametrize("case", [*MEMORY, "repeated"])
-def test_a_memory_that_its_header_describes_wrongly_is_refused_and_stays_as_it_was(case, saved, tmp_path):
+def test_a_wrong_description_of_a_memory_is_an_error_and_changes_nothing(case, saved, tmp_path):
     good = load_checkpoint(saved / "sac/checkpoints/last.safetensors")
     entry = json.loads(json.dumps(good.header["memory"]))
     if case == "repeated":
@@ -382,13 +382,13 @@ def test_a_memory_that_its_header_describes_wrongly_is_refused_and_stays_as_it_w
     with pytest.raises(ValueError, match=r"replay memory|ReplayBuffer") as caught:
         replay_files.load(buffer, saved / "sac/checkpoints/memory", entry, good.tensors["memory"])
     assert len(str(caught.value)) < 1000
-    assert case != "repeated" or "its entry in the header" in str(caught.value)  # before any of them is read
+    assert case != "repeated" or "its entry in the header" in str(caught.value)  # before any of the files is read
     after = buffer.get_state()
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("rows", [np.zeros((60, 3), np.uint8), np.zeros((60, 8)), np.zeros(3, np.uint8), None])
-def test_pieces_of_another_kind_are_refused(rows, saved, tmp_path):
+def test_files_of_another_kind_are_errors(rows, saved, tmp_path):
     (source,) = (saved / "sac/checkpoints/memory").glob("*")
     good, piece = load_checkpoint(saved / "sac/checkpoints/last.safetensors"), load_checkpoint(source, ("file",))
     sections = {**piece.header["sections"], "memory": [] if rows is None else ["rows"]}
@@ -400,7 +400,7 @@ def test_pieces_of_another_kind_are_refused(rows, saved, tmp_path):
     assert len(buffer) == 0
 
 
-def test_a_cold_file_is_looked_for_beside_the_run_or_where_the_user_said_and_others_stay_whole(tmp_path):
+def test_a_cold_file_is_searched_only_in_the_run_and_the_users_folder(tmp_path):
     run, own, elsewhere = tmp_path / "run", tmp_path / "own", tmp_path / "elsewhere"
     for folder in (run / "checkpoints", own, elsewhere):
         folder.mkdir(parents=True)
@@ -412,14 +412,14 @@ def test_a_cold_file_is_looked_for_beside_the_run_or_where_the_user_said_and_oth
     entry, arrays = replay_files.ReplayFiles(memory).take(one).write()
     saved_path, name = one.cold_path, os.path.basename(one.cold_path)
     one.close()
-    # Where it truly is, but no place that a file may lead to.
+    # The file exists there, but the header must not direct the search to that folder.
     assert replay_files.missing(memory, entry) == [str(run / name)]
     assert replay_files.missing(memory, entry, own) == [str(own / name)]
     assert replay_files.missing(memory, entry, elsewhere) == []
     buffer = MmapReplayBuffer(10, 40, 3, 1, own)
     with pytest.raises(ValueError, match="cold file"):
         replay_files.load(buffer, memory, entry, arrays)
-    # Files of the user's own under the name that the header says: whole afterwards, to the last byte.
+    # The user's own files with the name in the header must stay unchanged.
     whole = Path(saved_path).read_bytes()
     deep = b"[" * 4000
     header = struct.pack("<8sIII", b"RLOXCOLD", 1, len(deep), zlib.crc32(deep)) + deep
@@ -485,7 +485,7 @@ YAML = {
 
 
 @pytest.mark.parametrize("case", [*YAML, "latin-1", "fifo", "device"])
-def test_a_config_of_a_run_is_plain_data_or_refused(case, tmp_path, monkeypatch):
+def test_a_config_of_a_run_must_be_plain_data(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "config.yaml"
     if case == "fifo":
@@ -503,14 +503,14 @@ def test_a_config_of_a_run_is_plain_data_or_refused(case, tmp_path, monkeypatch)
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_a_run_writes_is_read_as_it_is(tmp_path):
+def test_a_config_of_a_run_is_read_unchanged(tmp_path):
     config = {"algo": {"_target_": "os.system", "lr": 3e-4}, "x": [1, None, True, "é $x {y}"], "logger": {"csv": None}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     assert read_config(tmp_path) == config
 
 
 class Session:
-    """A tracker that keeps what it is given."""
+    """A tracker that keeps everything it receives."""
 
     uploads_while_alive = True
 
@@ -584,7 +584,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("case", [*ROWS, "deep", "long"])
-def test_a_record_that_rlox_did_not_write_is_refused(case, tmp_path):
+def test_a_record_that_rlox_did_not_write_is_an_error(case, tmp_path):
     path = tmp_path / "metrics.jsonl"
     text = {"deep": "[" * 200_000 + "\n", "long": "x" * (5 << 20)}.get(case)
     path.write_text(text or json.dumps({"segment": 0, "step": 0, "time": 0.0, **ROWS[case]}) + "\n")
@@ -594,7 +594,7 @@ def test_a_record_that_rlox_did_not_write_is_refused(case, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line_says_it_in_a_paragraph(hostile, saved, tmp_path):
+def test_the_command_line_prints_errors_in_one_paragraph(hostile, saved, tmp_path):
     marker = tmp_path / "ran"
     foreign_files(tmp_path, marker)
     wrong = [tmp_path / "torch.safetensors", *(hostile / f"{x}.safetensors" for x in ("config-target", "deep"))]

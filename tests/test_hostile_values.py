@@ -1,5 +1,5 @@
-"""Values that nobody should pass, for every field of every configuration and every argument of every algorithm: each is
-refused by name, rule and value, or trains. New algorithms, fields and arguments are covered by themselves."""
+"""Bad values for every field of every configuration and every argument of every algorithm: each one either trains or
+raises an error with name, rule and value. New algorithms, fields and arguments are covered automatically."""
 
 import copy
 import inspect
@@ -20,7 +20,7 @@ from rlox.config import Config, OfflineConfig, OffPolicyConfig
 from rlox.training import OnPolicyAlgorithm
 
 NAN, INF = math.nan, math.inf
-HUGE = 10**5000  # of more digits than Python prints
+HUGE = 10**5000  # more digits than Python prints
 HOSTILE = [
     *(-1, 0, 10**18, 10**400, -(10**18), HUGE),
     *(NAN, INF, -INF, -1.0, 0.5, 1.5, 1e308, -1e308, 5e-324, 1j),
@@ -29,11 +29,11 @@ HOSTILE = [
     *(np.float32(0.5), np.float64("nan"), np.bool_(True), np.array(0.5), np.array(1), np.array([8, 8])),
     *(object(), object, lambda: 1),
 ]
-_PUBLIC = [getattr(configs, name) for name in configs.__all__]  # asked for by name: they are imported when used
+_PUBLIC = [getattr(configs, name) for name in configs.__all__]  # looked up by name, since they are imported lazily
 CONFIGS = [c for c in _PUBLIC if isinstance(c, type) and issubclass(c, Config)]
 LEARNERS = [c for c in CONFIGS if any(c is resolve(entry.config) for entry in ALGORITHMS.values())]
 REQUIRED = {"DatasetConfig": {"source": "x.npz"}}
-# Off, where nothing else says so.
+# Infinity turns these off.
 MAY_BE_INFINITE = {"c_bar", "clip_obs", "clip_rewards", "every_s", "rho_bar"}
 
 
@@ -42,7 +42,7 @@ def same(a, b) -> bool:
 
 
 def check_refusal(e: Exception, key: str, value) -> None:
-    """The message names the key and the value, and is short."""
+    """Check that the message is short and contains the key and the value."""
     text = str(e)
     assert key in text, f"{key} is not named: {text}"
     assert len(text) < 1_500, text[:200]
@@ -53,7 +53,7 @@ def check_refusal(e: Exception, key: str, value) -> None:
 
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
-def test_a_field_refuses_by_name_what_it_cannot_take(cls):
+def test_a_field_rejects_bad_values_by_name(cls):
     hints = typing.get_type_hints(cls)
     most = 1e39 if cls in LEARNERS else 2**63
     for item in fields(cls):
@@ -62,13 +62,13 @@ def test_a_field_refuses_by_name_what_it_cannot_take(cls):
             try:
                 made = cls(**{**REQUIRED.get(cls.__name__, {}), item.name: value})
             except (TypeError, ValueError) as e:
-                if item.name == "noise_correlation" and "where noise_correlation is" in str(e):
-                    continue  # the rule is on the other of the two
+                if item.name == "noise_correlation" and "if noise_correlation is" in str(e):
+                    continue  # the rule is about the other of the two fields
                 check_refusal(e, f"{cls.__name__}: {item.name} must ", value)
                 continue
             if typing.Any in kinds:
                 continue
-            # What is taken is of the field's type, and means something.
+            # An accepted value has the type of the field and is meaningful.
             assert same(getattr(made, item.name), list(value) if isinstance(value, tuple) else value)
             if isinstance(value, (bool, np.bool_)):
                 assert bool in kinds, (item.name, value)
@@ -76,7 +76,7 @@ def test_a_field_refuses_by_name_what_it_cannot_take(cls):
                 assert {int, float} & kinds, (item.name, value)
                 assert abs(value) < most or (value == INF and item.name in MAY_BE_INFINITE), (item.name, value)
                 if 0 < abs(value) < 1e-40:
-                    # As float32 has it, and so taken only where 0 is.
+                    # This is 0 in float32, so it is accepted only where 0 is.
                     cls(**{**REQUIRED.get(cls.__name__, {}), item.name: 0.0})
             elif list[int] in kinds and value is not None:
                 assert value in ([], ()), (item.name, value)
@@ -90,7 +90,7 @@ def dataset():
     return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, np.arange(n) % 16 == 15, np.zeros(n, bool))
 
 
-# Language models have tests of their own, in tests/llm.
+# The algorithms for language models are tested in tests/llm.
 NAMES = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset != "text"]
 ON_POLICY = {"n_steps": 8, "n_envs": 2, "hidden_sizes": [8]}
 SEQUENCES = {
@@ -101,7 +101,7 @@ OFF_POLICY = {"learning_starts": 8, "train_freq": 4, "batch_size": 8, "n_envs": 
 
 
 def build(name, **given):
-    """The smallest of its kind, with `given` in place of that."""
+    """A small algorithm of that name; the arguments `given` replace its defaults."""
     entry = ALGORITHMS[name]
     cls, config = resolve(entry.cls), resolve(entry.config)
     if issubclass(config, OfflineConfig):
@@ -120,7 +120,7 @@ def offline(name) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_field_takes_trains(name):
+def test_values_that_a_field_accepts_train(name):
     config = resolve(ALGORITHMS[name].config)
     for item in fields(config):
         for value in (0, 1, 2, -1, 1e-30, 0.5, 1e30, True, None, [], [1]):
@@ -132,16 +132,16 @@ def test_what_a_field_takes_trains(name):
                 algorithm = build(name, **{item.name: value})
                 metrics = algorithm.train(16)
             except ValueError as e:
-                check_refusal(e, item.name, value)  # it does not fit what is around it
+                check_refusal(e, item.name, value)  # the value does not fit the other settings
                 continue
             except FloatingPointError:
-                continue  # it diverged, and that is said
+                continue  # training diverged, and the error says so
             assert metrics, item.name
             assert np.isfinite(algorithm.predict(np.zeros(algorithm.spec.obs_dim, np.float32))).all(), (item, value)
 
 
 def arguments(name) -> dict[str, inspect.Parameter]:
-    """All that the class takes beside its hyper-parameters; off-policy ones pass on what on-policy ones list."""
+    """All arguments of the class except hyper-parameters; off-policy classes pass on those of on-policy ones."""
     found = {}
     for cls in (resolve(ALGORITHMS[name].cls), *(() if offline(name) else (OnPolicyAlgorithm,))):
         for key, parameter in inspect.signature(cls).parameters.items():
@@ -150,18 +150,18 @@ def arguments(name) -> dict[str, inspect.Parameter]:
     return found
 
 
-# Where a message names the type of an object, or calls the argument as the part does that refuses it.
+# Arguments whose messages name the type of the object, or use the name that the rejecting component uses.
 CALLED = {
     **{key: key for key in ("policy", "dataset", "buffer", "reward_fn", "act_low", "act_high")},
     **{"env_id": "env", "env_fn": "env", "env_wrappers": "wrappers", "continuous": ""},
 }
-# What takes seconds, or is called.
+# Values that take seconds to try.
 UNTRIED = {"compile": [True], "env_workers": [1]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_an_argument_is_refused_by_name_or_trains(name):
+def test_an_argument_is_rejected_by_name_or_trains(name):
     for key, parameter in arguments(name).items():
         for value in HOSTILE:
             if any(same(value, other) for other in UNTRIED.get(key, ())) or (callable(value) and key in CALLED):
@@ -184,7 +184,7 @@ def test_an_argument_is_refused_by_name_or_trains(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_train_evaluate_and_predict_refuse_by_name(name):
+def test_train_evaluate_and_predict_reject_bad_arguments_by_name(name):
     length = "n_updates" if offline(name) else "total_timesteps"
     algorithm = build(name, env_id="Pendulum-v1") if offline(name) else build(name)
     algorithm.train(8)
@@ -204,7 +204,7 @@ def test_train_evaluate_and_predict_refuse_by_name(name):
         for value in HOSTILE:
             takes_huge = key in ("until", "schedule_timesteps", length, "seed", "max_steps")
             if value is None or (takes_huge and same(value, 10**18)) or (key == "deterministic" and value is False):
-                continue  # by default, or a long time
+                continue  # valid: the default, or a very large number
             if (key == "seed" and same(value, 0)) or (key == "deterministic" and value is True):
                 continue
             with pytest.raises((TypeError, ValueError)) as caught:
@@ -214,16 +214,16 @@ def test_train_evaluate_and_predict_refuse_by_name(name):
             else:
                 check_refusal(caught.value, key, value)
     for bad in (NAN, INF, 1e300):
-        with pytest.raises(ValueError, match="predict: obs must hold finite numbers"):
+        with pytest.raises(ValueError, match="predict: obs must contain numbers that are finite"):
             algorithm.predict(np.where(np.arange(len(obs)) == 1, bad, 0.0))
     with pytest.raises(TypeError, match="deterministic must be"):
         algorithm.predict(obs, 1)
-    assert algorithm.counters.scalars() == before  # nothing was trained on the way
+    assert algorithm.counters.scalars() == before  # nothing was trained meanwhile
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "bc"])
-def test_numbers_of_numpy_serve_where_they_are_whole(name, tmp_path):
-    """They come from `np.arange` and the like; a checkpoint's JSON has to hold them."""
+def test_whole_numbers_of_numpy_are_accepted(name, tmp_path):
+    """They come from `np.arange` and the like, and must be stored in the JSON of a checkpoint."""
     sizes = {} if offline(name) else {"n_envs": np.int64(2), "threads": np.int32(1)}
     sizes |= {"buffer_size": np.int64(300)} if name == "dqn" else {}
     algorithm = build(name, seed=np.int64(3), **sizes)
@@ -239,10 +239,10 @@ def test_numbers_of_numpy_serve_where_they_are_whole(name, tmp_path):
     ("name", "backend"),
     [(name, backend) for name in NAMES for backend in ("native", "torch") if (name, backend) != ("dreamer", "native")],
 )
-def test_no_copy_of_an_algorithm_that_would_not_learn(name, backend):
+def test_algorithms_cannot_be_copied_or_pickled(name, backend):
     algorithm = build(name, backend=backend)
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match=rf"{type(algorithm).__name__}: it must not be copied or pickled; write it"):
+        with pytest.raises(TypeError, match=rf"{type(algorithm).__name__}: an algorithm must not be copied or pickled"):
             copied(algorithm)
     alike = copy.deepcopy(algorithm.policy)
     algorithm.train(64)
@@ -250,17 +250,17 @@ def test_no_copy_of_an_algorithm_that_would_not_learn(name, backend):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_that_would_no_longer_learn_are_noticed(name):
+def test_replaced_parameters_are_an_error(name):
     algorithm = build(name, backend="torch")
     algorithm.policy.load_state_dict(copy.deepcopy(algorithm.policy.state_dict()))
     algorithm.train(8)
     algorithm.policy.double().float()
-    with pytest.raises(ValueError, match="the networks' parameters must stay where they were laid out"):
+    with pytest.raises(ValueError, match="the networks' parameters must stay in the optimiser's memory"):
         algorithm.train(8)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_training_with_nothing_left_says_so(name):
+def test_a_training_with_nothing_left_warns(name):
     algorithm = build(name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

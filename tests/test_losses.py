@@ -1,5 +1,5 @@
-"""Every loss against its paper's formula in NumPy, on numbers small enough to follow; gradients where a sign hides in
-them."""
+"""Every loss against the formula of its paper in NumPy, on a few numbers; gradients where a sign error would show only
+there."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_normalized():
     np.testing.assert_allclose(losses.normalized(t(values)), expected, rtol=1e-6)
     assert losses.normalized(t([5.0, 5.0])).tolist() == [0.0, 0.0]
     assert losses.normalized(t([5.0])).tolist() == [5.0]
-    # Where the deviation is 1e-8 the guard halves the result.
+    # With a deviation of 1e-8, the epsilon halves the result.
     np.testing.assert_allclose(losses.normalized(t([0.0, math.sqrt(2) * 1e-8])), [-(0.5**1.5), 0.5**1.5], rtol=1e-3)
     two = losses.normalized(t([1.0, 3.0]))
     np.testing.assert_allclose(two, [-math.sqrt(0.5), math.sqrt(0.5)], rtol=1e-6)
@@ -60,7 +60,7 @@ def test_normalized():
 def test_value_loss_has_no_half_and_clips_the_values_change():
     values, returns, old = [1.0, 2.0, 3.0], [2.0, 0.0, 3.5], [0.0, 2.1, 5.0]
     assert losses.value_loss(t(values), t(returns), t(old)).item() == pytest.approx((1 + 4 + 0.25) / 3)
-    # Moved at most 0.5 from the old ones: 0.5, 2, 4.5.
+    # Clipped to at most 0.5 from the old values: 0.5, 2, 4.5.
     clipped = losses.value_loss(t(values), t(returns), t(old), 0.5).item()
     assert clipped == pytest.approx((1.5**2 + 2.0**2 + 1.0**2) / 3)
 
@@ -93,7 +93,7 @@ def test_the_parts_of_an_actor_critics_loss(kind):
         policy_loss = -(-1.0 + 4.0 - 1.5) / 3
         more = {}
     else:
-        # At the old probabilities every ratio is 1.
+        # With the old probabilities, every ratio is 1.
         given = (policy, obs, actions, policy.log_probs.detach().clone(), advantages, returns, old_values)
         loss, metrics = losses.PPOLoss(0.2, 0.5, 0.1)(*given)
         policy_loss = -(1.0 - 2.0 + 3.0) / 3
@@ -108,7 +108,7 @@ def test_the_parts_of_an_actor_critics_loss(kind):
     np.testing.assert_allclose(policy.log_probs.grad, -np.array([1.0, -2.0, 3.0]) / 3, rtol=1e-5)
 
 
-def test_ppo_loss_clips_values_where_it_is_asked_to():
+def test_ppo_loss_clips_values_if_set():
     policy = Given()
     given = (policy, t(OBS[:3]), torch.zeros(3, dtype=torch.int64), policy.log_probs.detach())
     rest = (t([0.0, 0.0, 0.0]), t([2.0, 2.0, 2.0]), t([0.0, 0.0, 0.0]))
@@ -123,7 +123,7 @@ def test_ppo_loss_clips_values_where_it_is_asked_to():
 
 
 class Table(nn.Module):
-    """The values of all actions, whatever is observed, by what the first component of the observation says."""
+    """A table of action values; the first component of the observation selects the row."""
 
     def __init__(self, rows):
         super().__init__()
@@ -179,7 +179,7 @@ class Critics(nn.Module):
 
 
 class Actor(nn.Module):
-    """Actions in [-1, 1]: the tanh of a linear function."""
+    """Actions in [-1, 1]: tanh of a linear function."""
 
     def __init__(self, seed=1):
         super().__init__()
@@ -235,7 +235,7 @@ def test_soft_policy_loss():
     assert not metrics["entropy"].requires_grad
 
 
-def test_deterministic_policy_loss_is_of_the_first_critic():
+def test_deterministic_policy_loss_uses_the_first_critic():
     actor, critics = Actor(), Critics()
     loss, metrics = losses.deterministic_policy_loss(actor, critics, t(OBS))
     expected = -critics.of(OBS, actor.of(OBS))[0].mean()
@@ -254,7 +254,7 @@ def test_cloning_and_regularised_policy_losses():
     expected = distance - 2.5 * values.mean() / abs(values).mean()
     assert loss.item() == pytest.approx(expected, rel=1e-4)
     assert numbers(metrics) == pytest.approx({"policy_loss": expected, "bc_loss": distance}, rel=1e-4)
-    # lambda is a constant: the gradient is that of the values over their mean size.
+    # lambda is a constant: the gradient is that of the values, divided by their mean absolute value.
     loss.backward()
     other = Actor()
     lam = 2.5 / abs(values).mean()
@@ -271,7 +271,7 @@ def test_label_loss():
     assert numbers(metrics) == pytest.approx({"policy_loss": expected, "accuracy": 2 / 3}, rel=1e-5)
 
 
-def test_expectile_loss_is_least_at_the_expectile():
+def test_expectile_loss_is_minimal_at_the_expectile():
     errors = np.array([-2.0, -0.5, 0.0, 1.0, 3.0])
     expected = (np.where(errors < 0, 0.3, 0.7) * errors**2).mean()
     assert losses.expectile_loss(t(errors), 0.7).item() == pytest.approx(expected, rel=1e-5)
@@ -298,7 +298,7 @@ def test_conservative_losses():
     parts = {"q_loss": (errors**2).mean(), "q_value": values[:, 0].mean(), "td_error": abs(errors).mean()}
     assert loss.item() == pytest.approx(parts["q_loss"] + 5.0 * penalty, rel=1e-4)
     assert numbers(metrics) == pytest.approx({**parts, "cql_penalty": penalty}, rel=1e-4)
-    # Values that are equal for all actions cost nothing, whatever they are.
+    # If all actions have the same value, the penalty is 0.
     flat, uniform = np.full((2, 4, B), 3.0), np.zeros((4, B))
     assert losses.conservative_penalty(t(flat), t(uniform), t(flat[:, 0])).item() == pytest.approx(0.0, abs=1e-6)
 
@@ -313,8 +313,8 @@ def test_explained_variance():
 
 
 @pytest.mark.parametrize("n_step", [False, True])
-def test_only_a_termination_ends_what_comes_after(n_step):
-    """What a memory returned, in the learner's shapes: flat rows of a (2, 3) observation, two terminations of four."""
+def test_only_a_termination_stops_bootstrapping(n_step):
+    """A batch of a memory in the learner's shapes: flat rows of a (2, 3) observation, two terminations in four rows."""
     spec = EnvSpec((2, 3), act_dim=2, act_low=-np.ones(2, np.float32), act_high=np.ones(2, np.float32))
     flat = np.arange(24, dtype=np.float32).reshape(4, 6)
     rows = {

@@ -1,12 +1,12 @@
-"""Every Python and shell block of the README and the manual runs, as a reader would type it, with small settings.
+"""Runs every Python and shell block of the README and the manual as a reader would type it, with small settings.
 
 The blocks of a page run in order, in one process, one namespace and one folder. A comment on the line before a block
-changes how it is run, several parted by semicolons:
+changes how it is run. Semicolons separate several directives:
 
-- ``<!-- test: skip, REASON -->``: not at all;
-- ``<!-- test: replace A with B -->``: with another text, such as fewer steps;
-- ``<!-- test: first COMMAND -->``: after a command that the reader has run elsewhere;
-- ``<!-- test: file PATH -->``: not, but written to a file, as the page says.
+- ``<!-- test: skip, REASON -->``: do not run the block;
+- ``<!-- test: replace A with B -->``: replace a part of the text, for example to run fewer steps;
+- ``<!-- test: first COMMAND -->``: first run a command that the reader has run elsewhere;
+- ``<!-- test: file PATH -->``: write the block to a file, as the page says, instead of running it.
 
 ``outputs/…`` stands for the newest run, ``outputs/sweeps/…`` for the newest sweep.
 """
@@ -28,9 +28,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:^<!-- test: (?P<how>.*?)\s*-->\n)?^```(?P<language>bash|python|yaml)\n(?P<text>.*?)^```$", re.M | re.S
 )
-# Where a command says nothing else.
+# Defaults for commands that do not set these.
 SMALL = {"total_timesteps": "600", "eval.n_points": "1", "eval.n_episodes": "2", "logger": "none"}
-# Updates of a family take longer.
+# Smaller settings for families with slow updates.
 SMALLER = {
     "off-policy": {"total_timesteps": "200", "algo.learning_starts": "100"},
     "offline": {"total_timesteps": "100"},
@@ -40,12 +40,12 @@ MOST_STEPS = 1_536
 
 
 class Block(NamedTuple):
-    """One block of a page, and how it is to be run."""
+    """A block of a page and the directives for running it."""
 
     line: int
     language: str
     text: str
-    how: list[tuple[str, str]]  # verb and the rest
+    how: list[tuple[str, str]]  # verb and argument of each directive
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -70,7 +70,7 @@ def newest(pattern: str) -> str:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command line, with small settings where it trains."""
+    """The words of a command line, with small settings if it trains."""
     words = shlex.split(command, comments=True)
     words = [re.sub("outputs/sweeps/…", lambda _: newest("sweep.jsonl"), word) for word in words]
     words = [re.sub("outputs/…", lambda _: newest("metrics.jsonl"), word) for word in words]
@@ -91,7 +91,7 @@ def words_of(command: str) -> list[str]:
 
 @pytest.fixture
 def own_tables():
-    """What a page adds to rlox is unknown to the next one."""
+    """Remove everything that a page registers before the next page runs."""
     tables, modules = (ALGORITHMS, BUFFERS), set(sys.modules)
     before = [dict(table) for table in tables]
     yield
@@ -131,7 +131,7 @@ def test_blocks_run(page, command, tmp_path, monkeypatch, own_tables):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
         elif block.language == "python":
-            lines = "\n" * (block.line - 1) + block.text  # a traceback then has the page's lines
+            lines = "\n" * (block.line - 1) + block.text  # so that tracebacks have the line numbers of the page
             exec(compile(lines, str(page), "exec"), namespace)
         elif block.language == "bash":
             shell(block.text)
@@ -139,10 +139,10 @@ def test_blocks_run(page, command, tmp_path, monkeypatch, own_tables):
             pytest.fail(f"{page.name}, line {block.line}: a yaml block must be a file")
 
 
-def test_few_blocks_are_left_out():
+def test_few_blocks_are_skipped():
     blocks = [block for page in PAGES for block in blocks_of(page)]
     reasons = [(block, reason) for block in blocks for verb, reason in block.how if verb == "skip,"]
-    # A reason may name the test that runs such a block elsewhere.
+    # A reason may name another test that runs the block.
     elsewhere = [found[0] for _, reason in reasons if (found := re.findall(r"tests/[\w/]+\.py", reason))]
     assert all((ROOT / path).is_file() for path in elsewhere)
     assert len(blocks) > 70

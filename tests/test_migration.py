@@ -1,4 +1,4 @@
-"""Keywords of other trainers: one table, which the error, completion and the migration page read."""
+"""Keywords of other libraries: one table, which errors, completion and the migration page use."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def rlox_cli(*argv, **env):
     return forked.run(*argv, env={**os.environ, **env})
 
 
-def test_every_answer_exists():
+def test_every_suggested_name_exists():
     arguments = {*signature(OnPolicyAlgorithm.__init__).parameters, *signature(OffPolicyAlgorithm.__init__).parameters}
     sections = {item.name for item in fields(RunConfig)}
     nested = {f"env.{name}" for name in ("n_envs",)} | {
@@ -46,7 +46,7 @@ def test_every_answer_exists():
     assert len({(row.theirs, row.of) for row in KEYWORDS}) == len(KEYWORDS)
 
 
-# What CleanRL's scripts and Stable-Baselines3's classes take, as their sources have it; no name may go unanswered.
+# The arguments of CleanRL's scripts and Stable-Baselines3's classes, from their sources; each needs an answer.
 CLEANRL_PPO = """exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video env_id
     total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda num_minibatches update_epochs norm_adv
     clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl batch_size minibatch_size"""
@@ -83,7 +83,7 @@ ORIGINAL_DQN = """learning_rate buffer_size batch_size gamma target_update_freq 
         *((TD3, names) for names in (CLEANRL_TD3, SB3_TD3)),
     ],
 )
-def test_every_keyword_of_theirs_is_ours_or_answered(cls, names):
+def test_every_foreign_keyword_is_known_or_has_an_answer(cls, names):
     known = {item.name for item in fields(cls.Config)}
     taken = {"seed", "device", "env_id", "n_envs", "buffer_size", "n_step", "prioritized"}
     for name in names.split():
@@ -96,15 +96,15 @@ def test_every_keyword_of_theirs_is_ours_or_answered(cls, names):
         assert str(refused.value) == f"{cls.__name__}: unknown hyper-parameter {name!r}; {answer}"
 
 
-def test_the_error_says_what_it_is_here():
+def test_the_error_names_the_equivalent():
     for cls, arguments, text in (
         (TD3, {"target_policy_noise": 0.2}, "did you mean target_noise? (target_policy_noise of Stable-Baselines3)"),
         (PPO, {"clip_range": 0.2}, "did you mean clip_eps?"),
-        (PPO, {"clip_vloss": True}, "a distance, not true or false"),
+        (PPO, {"clip_vloss": True}, "a distance, not a bool"),
         (PPO, {"anneal_lr": True}, "did you mean learning_rate_schedule=linear?"),
         (PPO, {"num_minibatches": 4}, "did you mean batch_size? (num_minibatches of CleanRL: n_envs * n_steps / num"),
         (PPO, {"hidden": 64}, "did you mean hidden_sizes? (hidden of the Rust rlox: [hidden, hidden]"),
-        (PPO, {"use_sde": True}, "use_sde of Stable-Baselines3 has no equal here: there is no state-dependent"),
+        (PPO, {"use_sde": True}, "use_sde of Stable-Baselines3 has no equivalent here: there is no state-dependent"),
         (DQN, {"buffer_alpha": 0.6}, 'did you mean buffer? (buffer_alpha of the Rust rlox: {"name": "prioritized", '),
         (SAC, {"ent_coef": "auto"}, "ent_coef must be of type float, got 'auto'; did you mean auto_entropy=true?"),
         (PPO, {"learning_rate": lambda left: left}, "did you mean learning_rate_schedule=linear?"),
@@ -114,7 +114,7 @@ def test_the_error_says_what_it_is_here():
         with pytest.raises(TypeError) as refused:
             cls(ENVS.get(cls.name, "CartPole-v1"), **arguments)
         assert text in str(refused.value)
-    # An answer that the algorithm has no use for is none.
+    # Answers that do not apply to the algorithm are not given.
     with pytest.raises(TypeError, match=r"'target_policy_noise'; (did you mean 'target_kl'|try one of)"):
         PPO("CartPole-v1", target_policy_noise=0.2)
     with pytest.raises(TypeError, match=r"must be of type float, got 'abc'$"):
@@ -124,7 +124,7 @@ def test_the_error_says_what_it_is_here():
 
 
 @pytest.mark.slow
-def test_the_command_line_says_it_in_its_own_words():
+def test_the_command_line_names_its_own_keys():
     for argv, text in (
         (
             ["algo=td3", "algo.target_policy_noise=0.2"],
@@ -141,7 +141,7 @@ def test_the_command_line_says_it_in_its_own_words():
 
 
 @pytest.mark.slow
-def test_completion_offers_our_key_for_theirs():
+def test_completion_offers_the_equivalent_key():
     assert completions("algo.clip_range") == ["algo.clip_eps="]
     assert completions("algo.target_policy") == ["algo.target_noise="]
     assert completions("num_env") == ["env.n_envs="]

@@ -1,4 +1,4 @@
-"""NaN and infinity from an environment are named as such: whose, where, when; those of a policy as its own."""
+"""NaN and infinity: errors name the environment, the value and the step, or the policy if it diverged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlox.checkpoint import load_checkpoint
 from rlox.collectors import ReplayCollector, RolloutCollector, all_finite
 
 OFF_POLICY = {"learning_starts": 40, "buffer_size": 1000, "batch_size": 16}
-AT = "from environment {} at step {}; mend the environment, or"
-OBS = rf"observations must be finite, got {{}} in number 0 of 'leg' {AT} cut it off"
+AT = "from environment {} at step {}; fix the environment, or"
+OBS = rf"observations must be finite, got {{}} in number 0 of 'leg' {AT} clip it"
 REWARD = rf"rewards must be finite(?: and have a finite square)?, got {{}} {AT} set env.reward_fn"
 
 
@@ -44,10 +44,10 @@ def made(algo, broken, value="nan", **more):
 @pytest.mark.parametrize(("broken", "value", "says"), [("obs", "nan", OBS), ("reward", "-inf", REWARD)])
 def test_the_environment_the_step_and_the_key_are_named(algo, more, broken, value, says, tmp_path):
     algorithm = made(algo, broken, value, **more)
-    # The 201st step of all is the first environment's 51st; each of four has taken 50 before it.
+    # Step 201 in total is step 51 of the first environment, after 50 steps of each of the four.
     with pytest.raises(FloatingPointError, match=says.format(value, 0, 204)):
         algorithm.train(10_000)
-    # What would be saved now holds none of it, and the training can go on.
+    # A checkpoint at this point contains no such values, and the training can continue.
     algorithm.save(tmp_path / "after.safetensors")
     saved = load_checkpoint(tmp_path / "after.safetensors")
     for group in saved.tensors.values():
@@ -75,13 +75,13 @@ def test_a_policy_that_diverges_is_named_as_such(algo, backend, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_policy_loss_of_the_last_update_is_looked_at(backend):
+def test_the_policy_loss_of_the_last_update_is_checked(backend):
     algorithm = rlox.TD3(
         "Pendulum-v1", 1, 0, backend=backend, learning_starts=32, batch_size=16, policy_delay=2, hidden_sizes=[8]
     )
     with torch.no_grad():
-        next(algorithm.policy.parameters()).fill_(np.nan)  # while actions are random, and targets another policy's
-    assert "policy_loss" not in algorithm.train(32)  # the first update is the critics' alone
+        next(algorithm.policy.parameters()).fill_(np.nan)  # actions are still random, and targets use the target policy
+    assert "policy_loss" not in algorithm.train(32)  # the first update only trains the critics
     algorithm = rlox.TD3(
         "Pendulum-v1", 1, 0, backend=backend, learning_starts=32, batch_size=16, policy_delay=1, hidden_sizes=[8]
     )
@@ -96,19 +96,19 @@ def test_diverged_weights_that_act_are_no_fault_of_the_environment():
     algorithm.train(32)
     with torch.no_grad():
         next(algorithm.policy.parameters()).fill_(np.nan)
-    with pytest.raises(FloatingPointError, match="the policy's actions on NanAt-v0 became nan about step 32") as caught:
+    with pytest.raises(FloatingPointError, match="the policy's actions on NanAt-v0 became nan near step 32") as caught:
         algorithm.train(until=64)
     assert isinstance(caught.value.__cause__, ValueError), "what the environments said of such actions is lost"
 
 
-def test_what_overflows_in_the_memory_or_after_normalisation_is_named():
+def test_values_that_overflow_in_the_memory_or_after_normalisation_are_named():
     with pytest.raises(FloatingPointError, match=r"rewards must be finite, got inf"):
         made(rlox.DQN, "reward", "1e39").train(1000)
     with pytest.raises(FloatingPointError, match=r"rewards must be finite and have a finite square, got 1e\+200"):
         made(rlox.PPO, "reward", "1e200", normalize_rewards=True).train(1000)
 
 
-def test_evaluation_names_what_is_not_finite():
+def test_evaluation_names_values_that_are_not_finite():
     for broken, says in (
         ("obs", "got nan in number 0 of 'leg' after 3 steps of episode 1"),
         ("reward", "in episode 1"),
@@ -119,7 +119,7 @@ def test_evaluation_names_what_is_not_finite():
             algorithm.evaluate(3)
 
 
-def test_rows_of_a_memory_name_environment_and_step():
+def test_errors_of_a_memory_name_environment_and_step():
     collector = ReplayCollector("CartPole-v1", 3)
     collector.env_steps = 1000
     rows = np.zeros((30, 12), np.float32)
@@ -133,7 +133,7 @@ def test_rows_of_a_memory_name_environment_and_step():
         collector.require_finite_rows(rows)
 
 
-def test_large_numbers_are_finite():
+def test_large_finite_numbers_are_accepted():
     assert all_finite(np.full(10, 1e30, np.float32))
     assert all_finite(np.array([[255]], np.uint8))
     assert not all_finite(np.array([[1.0, -np.inf]]))
@@ -141,7 +141,7 @@ def test_large_numbers_are_finite():
 
 
 class Strict(nn.Module):
-    """A user's policy that checks what it sees."""
+    """A custom policy that checks its observations."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ class Strict(nn.Module):
         return torch.zeros(len(obs)) + self.unused, torch.zeros(len(obs))
 
 
-def test_a_policy_that_refuses_what_is_not_finite_is_not_blamed():
+def test_the_environment_is_named_if_the_policy_rejects_its_nan():
     kwargs = {"broken": "obs", "value": "nan", "continuous": False}
     collector = RolloutCollector("NanAt-v0", 4, 0, env_kwargs=kwargs)
     with pytest.raises(FloatingPointError, match=r"must be finite, got nan .* from environment 0 at step 204"):

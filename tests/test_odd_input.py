@@ -1,4 +1,4 @@
-"""What is typed wrong is answered by the key, the rule and what to type; nothing is accepted and then ignored."""
+"""Errors in typed input name the key, the rule and the remedy; nothing is accepted and then ignored."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ REFUSED = [
     (["~algo.gamma"], "~algo.gamma must not delete a key"),
     (["~algo"], "~algo must not delete a key"),
     (["~seed"], "~seed must not delete a key"),
-    (["algo.hidden_sizes=abc"], "algo.hidden_sizes must be a list, as [1,2], got a value of type str"),
-    (["env.wrappers={a:1}"], "env.wrappers must be a list, as [1,2], got a mapping"),
-    (["env.kwargs=3"], "env.kwargs must be a mapping, as {name: 1}, got a value of type int"),
+    (["algo.hidden_sizes=abc"], "algo.hidden_sizes must be a list such as [1,2], got a value of type str"),
+    (["env.wrappers={a:1}"], "env.wrappers must be a list such as [1,2], got a mapping"),
+    (["env.kwargs=3"], "env.kwargs must be a mapping such as {name: 1}, got a value of type int"),
     (["device=[cpu]"], "device must be a text, got a value of type list"),
-    (["algo=ppo,a2c"], "algo=ppo,a2c is several values, which are a sweep: rlox train -m"),
-    (["seed=0,1"], "seed=0,1 is several values, which are a sweep: rlox train -m"),
+    (["algo=ppo,a2c"], "algo=ppo,a2c has several values, which need a sweep: rlox train -m"),
+    (["seed=0,1"], "seed=0,1 has several values, which need a sweep: rlox train -m"),
     (["algo.gamma=[0.9]"], "algo.gamma must be a number, got '[0.9]'"),
     (["env=../../x"], "env=../../x does not exist"),
     (["env=/etc/passwd"], "env=/etc/passwd does not exist"),
@@ -63,8 +63,8 @@ REFUSED = [
     (["=3"], "'=3' must be KEY=VALUE, got no key"),
     (["--nope"], "--nope is no flag"),
     (["--multirum"], "--multirum is no flag; did you mean '--multirun'?"),
-    (["--resolve"], "--resolve must stand beside --cfg job"),
-    (["-p", "algo"], "-p must stand beside --cfg job"),
+    (["--resolve"], "--resolve must be used with --cfg job"),
+    (["-p", "algo"], "-p must be used with --cfg job"),
     (["--experimental-rerun", "x"], "--experimental-rerun is no flag"),
     (["seed=???"], "seed must have a value, got ???"),
     (["algo.gamma=???"], "algo.gamma must have a value, got ???"),
@@ -78,17 +78,17 @@ REFUSED = [
     (["algo.gamma=" + 5000 * "9"], "algo.gamma=99999"),
     ([300 * "a" + "=1"], "aaaaa … must be a key of at most 200 characters, got one of 300"),
     (["init_from="], "init_from must be a checkpoint file, or null, got ''"),
-    (["hydra.job.chdir=true"], "hydra.job.chdir must be false, got True: paths are read from the folder where rlox"),
+    (["hydra.job.chdir=true"], "hydra.job.chdir must be false, got True: paths are relative to the folder where rlox"),
     (["output_dir=${oops}"], "output_dir refers to 'oops', which is no key"),
     (["-m", "seed=0,1", "output_dir=${oops}"], "output_dir refers to 'oops', which is no key"),
     (["output_dir=" + 300 * "x"], "output_dir must name a folder of at most 255 bytes, got xxxxx"),
     (["resume=a", "resume=b"], "resume must be given once, got resume=a and resume=b"),
-    (["env.kwargs.x=nan"], "env.kwargs must hold no NaN and no infinity"),
-    (["env.kwargs.x=[1,{a:-inf}]"], "env.kwargs must hold no NaN and no infinity"),
+    (["env.kwargs.x=nan"], "env.kwargs must contain no NaN and no infinity"),
+    (["env.kwargs.x=[1,{a:-inf}]"], "env.kwargs must contain no NaN and no infinity"),
     (["dataset="], "dataset must name a file, or minari:ID, got ''"),
     (["hydra.run.dir="], "hydra.run.dir must name a folder, got nothing"),
     (["output_dir="], "output_dir must name a folder, got nothing"),
-    (["output_dir=a", "hydra.run.dir=b"], "output_dir must not stand beside hydra.run.dir, which it sets"),
+    (["output_dir=a", "hydra.run.dir=b"], "output_dir must not be combined with hydra.run.dir, which it sets"),
     (["total_timesteps=1.5"], "total_timesteps must be an integer, got '1.5'"),
     (["total_timesteps=1.5e0"], "total_timesteps must be an integer, got '1.5'"),
     (["seed=-1e3"], "seed must be an integer, got '-1000.0'"),
@@ -106,7 +106,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("args", "message"), REFUSED, ids=[" ".join(args)[:40].replace("\0", "0") for args, _ in REFUSED]
 )
-def test_it_is_refused_in_one_paragraph_that_names_the_key(args, message, command, tmp_path):
+def test_errors_are_one_paragraph_that_names_the_key(args, message, command, tmp_path):
     code, _, err = command("train", "logger=none", *args)
     assert message in err
     assert code == 2
@@ -144,14 +144,14 @@ def test_whole_floats_are_whole_numbers_in_the_library(tmp_path):
         rlox.PPO("CartPole-v1", n_steps=8.5)
 
 
-def test_a_rollout_beyond_all_memory_is_refused_by_its_name():
+def test_a_rollout_larger_than_memory_is_an_error_that_names_the_argument():
     for n_steps in (10**18, 10**12, 2**31 - 1):
         with pytest.raises(ValueError, match=f"n_steps must .*, got {n_steps}"):
             rlox.PPO("CartPole-v1", n_steps=n_steps).train(100)
 
 
 @pytest.mark.slow
-def test_what_memory_cannot_hold_is_refused_by_its_key(command, monkeypatch):
+def test_settings_that_do_not_fit_in_memory_are_errors_that_name_the_key(command, monkeypatch):
     monkeypatch.setattr("rlox_cli.run.machine.memory", lambda: (10**7, 10**8))
     for word, says in (
         ("algo.hidden_sizes=[1000,1000]", "algo.hidden_sizes must fit in memory, got [1000, 1000], whose weights"),
@@ -162,16 +162,16 @@ def test_what_memory_cannot_hold_is_refused_by_its_key(command, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_folder_with_a_run_or_a_sweep_takes_neither(command, tmp_path):
+def test_a_folder_with_a_run_or_a_sweep_accepts_no_other(command, tmp_path):
     few = [*SMALL, "hydra.sweeper.plot=false"]
     assert not command("train", *few, "output_dir=run")[0]
     assert not command("train", "-m", *few, "seed=0,1", "output_dir=sweep")[0]
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     for folder, says in (
-        ("run", "output_dir=run must be a new folder, but holds a run; choose another, or go on with it: rlox train"),
-        ("sweep", "output_dir=sweep must be a new folder, but holds a sweep; choose another, or go on with it: rlox"),
-        ("file/x", "must lie in a folder, got "),
+        ("run", "output_dir=run must be a new folder, but contains a run; choose another, or resume it: rlox train"),
+        ("sweep", "output_dir=sweep must be a new folder, but contains a sweep; choose another, or resume it: rlox"),
+        ("file/x", "must be in a folder, got "),
     ):
         for words in ([], ["-m", "seed=0,1"], ["--check"]):
             code, _, err = command("train", *few, *words, f"output_dir={folder}")
@@ -181,7 +181,7 @@ def test_a_folder_with_a_run_or_a_sweep_takes_neither(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
+def test_other_commands_check_arguments_before_they_start(command, tmp_path, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
     assert not command("train", *SMALL, "output_dir=run")[0]
@@ -193,8 +193,8 @@ def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
         (["bench", "learn", "--threshold", "inf"], "--threshold must be a finite number, got inf"),
         (["bench", "learn", "--out", "file"], "--out must be a folder, got the file file"),
         (["cp", "algo/ppo", "file"], "DEST must be a folder, got the file file"),
-        (["eval", "run", "--render"], "--render must have a display, and DISPLAY is not set"),
-        (["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"], "it must be a file, and there is a"),
+        (["eval", "run", "--render"], "--render must have a display, but DISPLAY is not set"),
+        (["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"], "it must be a file, but there is a"),
         (["collect", "run", "--steps", "10" + 15 * "0", "--out", "a.arrow"], "collect: n_steps must fit on the disk"),
         (["collect", "run", "--steps", "10000000", "--n-envs", "10000000"], "collect: n_envs must be at most"),
         (["collect", "=run", "--steps", "10"], "CHECKPOINT must have a name before its ="),
@@ -206,7 +206,7 @@ def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_empty_argument_does_not_stand_for_the_working_folder(tmp_path):
+def test_an_empty_argument_does_not_mean_the_working_folder(tmp_path):
     for words in (["eval", ""], ["sync", ""], ["plot", "a", ""]):
         done = forked.run(*words, cwd=tmp_path)
         assert done.returncode == 2
@@ -214,7 +214,7 @@ def test_an_empty_argument_does_not_stand_for_the_working_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_config_names_another_environment_does_not_go_on(command, tmp_path):
+def test_a_run_whose_config_names_another_environment_cannot_be_resumed(command, tmp_path):
     assert not command("train", *SMALL, "output_dir=run")[0]
     config = tmp_path / "run/config.yaml"
     config.write_text(config.read_text().replace("id: CartPole-v1", "id: Acrobot-v1"))
@@ -224,7 +224,7 @@ def test_a_run_whose_config_names_another_environment_does_not_go_on(command, tm
 
 
 @pytest.mark.slow
-def test_output_dir_is_the_runs_folder_and_that_of_a_sweep(command, tmp_path, monkeypatch):
+def test_output_dir_is_the_folder_of_a_run_or_a_sweep(command, tmp_path, monkeypatch):
     assert not command("train", *SMALL, "output_dir=runs/first")[0]
     assert (tmp_path / "runs/first/checkpoints/last.safetensors").is_file()
     assert not command("train", *SMALL, "output_dir=runs/both", "-m", "seed=0,1")[0]
@@ -243,7 +243,7 @@ def test_output_dir_is_the_runs_folder_and_that_of_a_sweep(command, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_init_from_another_algorithm_says_what_is_taken_or_whose_it_is(command):
+def test_init_from_another_algorithm_reports_what_is_loaded_or_is_an_error(command):
     rlox.PPO("CartPole-v1", 2, 0).save("ppo.safetensors")
     code, out, _ = command("train", *SMALL, "algo=a2c", "init_from=ppo.safetensors")
     assert not code
@@ -251,7 +251,7 @@ def test_init_from_another_algorithm_says_what_is_taken_or_whose_it_is(command):
     words = ["algo=dqn", "algo.learning_starts=32", "buffer.size=100", "algo.batch_size=8"]
     code, _, err = command("train", *SMALL[:2], *words, "init_from=ppo.safetensors")
     assert code == 2
-    assert "the policy must have the networks of dqn, got that of ppo, which has others; start from" in err
+    assert "the policy must have the networks of dqn, got those of ppo; start from" in err
 
 
 def test_names_of_folders_are_bounded_and_safe():
@@ -288,7 +288,7 @@ def test_wandb_mode_decides_what_is_recorded(command, tmp_path, monkeypatch):
     assert (code, "WANDB_MODE must be one of" in err) == (2, True)
 
 
-def test_a_tracker_that_is_not_there_is_one_short_sentence(tmp_path):
+def test_an_unreachable_tracker_is_one_short_sentence(tmp_path):
     text = (
         "API request to http://127.0.0.1:9/api/2.0/mlflow/experiments/get-by-name failed with exception "
         "HTTPConnectionPool(host='127.0.0.1', port=9): Max retries exceeded with url: /api/2.0/mlflow/experiments/"
@@ -304,7 +304,7 @@ def test_a_tracker_that_is_not_there_is_one_short_sentence(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_names_only_checkpoints_that_there_are(tmp_path):
+def test_a_full_disk_names_only_existing_checkpoints(tmp_path):
     program = (
         "import resource, signal, sys, rlox\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -317,7 +317,7 @@ def test_a_full_disk_names_only_checkpoints_that_there_are(tmp_path):
         "except OSError as e:\n"
         "    print(e)\n"
     )
-    for before, says in (("none", "there was no earlier one"), ("there", "the earlier checkpoint there is untouched")):
+    for before, says in (("none", "there was no earlier"), ("there", "the earlier checkpoint there is untouched")):
         done = subprocess.run(
             [sys.executable, "-c", program, before], capture_output=True, text=True, cwd=tmp_path, timeout=120
         )
@@ -326,7 +326,7 @@ def test_a_full_disk_names_only_checkpoints_that_there_are(tmp_path):
 
 
 @pytest.mark.slow
-def test_exit_codes_are_by_what_went_wrong(command, tmp_path):
+def test_exit_codes_depend_on_the_kind_of_error(command, tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(b"no checkpoint")
     for words in (
         ["eval", "absent"],

@@ -1,4 +1,4 @@
-"""``rlox train`` on a dataset: the environment comes from it, a run that was killed goes on as if it had not been."""
+"""``rlox train`` on a dataset: the environment comes from the dataset, and killed runs resume bit for bit."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def rlox_cli(*args, cwd, fails=False):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """600 random steps of Pendulum, as `rlox collect` writes them."""
+    """600 random steps of Pendulum, written by `rlox collect`."""
     folder = tmp_path_factory.mktemp("data")
     rlox_cli("collect", "--env", "Pendulum-v1", "--steps", "600", "--out", "random.arrow", cwd=folder)
     return folder / "random.arrow"
@@ -46,7 +46,7 @@ def test_trains_resumes_and_evaluates_on_the_datasets_own_environment(data, tmp_
     assert "episode/return" not in printed
     assert [row["step"] for row in rows if "eval/mean_return" in row] == [150, 300]
 
-    # Half of it, then the rest.
+    # First half of the updates, then the rest.
     rlox_cli(*command, "total_timesteps=300", "hydra.run.dir=cut", "eval.stop_at=-1e9", cwd=tmp_path)
     assert load_checkpoint(tmp_path / "cut/checkpoints/last.safetensors").header["counters"]["updates"] == 150
     printed = rlox_cli("train", "resume=cut", "eval.stop_at=null", cwd=tmp_path)
@@ -63,14 +63,14 @@ def test_trains_resumes_and_evaluates_on_the_datasets_own_environment(data, tmp_
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(data, tmp_path):
     command = ["train", "algo=td3_bc", f"dataset={data}", "env=Pendulum-v1", "tuned=off", *SMALL]
     command += ["total_timesteps=2_000_000", "checkpoint.every_steps=200"]
     last = tmp_path / "killed/checkpoints/last.safetensors"
     kill_when_there(last, [*command, "hydra.run.dir=killed"], tmp_path)
     done = load_checkpoint(last).header["counters"]["updates"]
     assert 0 < done < 2_000_000
-    # Where it ends is the same as without the pause: schedules and horizon were set at the beginning.
+    # The result is the same as without the interruption: schedules and horizon were set at the start.
     rlox_cli("train", "resume=killed", f"total_timesteps={done + 400}", cwd=tmp_path)
     again = [*command, f"total_timesteps={done + 400}", "schedule_timesteps=2_000_000", "hydra.run.dir=straight"]
     rlox_cli(*[word for word in again if word != "total_timesteps=2_000_000"], cwd=tmp_path)
@@ -79,13 +79,13 @@ def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_goes_on_bit_for_bit_and_counts_updates(data, tmp_path):
+def test_a_killed_sweep_resumes_bit_for_bit_and_counts_updates(data, tmp_path):
     command = ["train", "-m", "algo=bc,td3_bc", f"dataset={data}", "seed=0,1", "tuned=off", *SMALL]
     command += ["total_timesteps=1_000", "checkpoint.every_steps=100"]
     rlox_cli(*command, "hydra.sweep.dir=whole", cwd=tmp_path)
     third = tmp_path / "killed/2-td3_bc-Pendulum-v1-s0/checkpoints/last.safetensors"
     kill_when_there(third, [*command, "hydra.sweep.dir=killed"], tmp_path)
-    # The third may have ended before it was killed.
+    # The third job may have ended before the kill.
     assert re.search("[23] of 4 jobs are finished", rlox_cli("sweep", "status", "killed", cwd=tmp_path))
     rlox_cli("sweep", "resume", "killed", cwd=tmp_path)
     for run in (tmp_path / "whole").glob("*-s*"):
@@ -111,7 +111,7 @@ def test_a_sweep_killed_goes_on_bit_for_bit_and_counts_updates(data, tmp_path):
     ("algo", "own"),
     [("bc", []), ("td3_bc", ["alpha"]), ("iql", ["expectile", "temperature"]), ("cql", ["cql_alpha"])],
 )
-def test_what_a_search_tries(algo, own, data):
+def test_parameters_of_a_search(algo, own, data):
     arguments = ["hydra/sweeper=optuna", f"algo={algo}", f"dataset={data}", "env=Pendulum-v1", "tuned=off"]
     cfg, corners = compose_sweep(["-m"], arguments)
     found = {space.key for space in read_search(arguments, cfg).spaces}
@@ -120,7 +120,7 @@ def test_what_a_search_tries(algo, own, data):
 
 
 @pytest.mark.slow
-def test_seeds_are_judged_and_what_sb3_lacks_is_told_first(data, tmp_path):
+def test_seeds_are_judged_and_algorithms_missing_in_sb3_are_an_early_error(data, tmp_path):
     command = ["bench", "learn", "algo=td3_bc", f"dataset={data}", "tuned=off", *SMALL, "total_timesteps=200"]
     printed = rlox_cli(*command, "--seeds", "2", "--first-seed", "0", "--out", "out", cwd=tmp_path)
     assert "td3_bc-Pendulum-v1: 2 seeds of 200 updates" in printed
@@ -129,7 +129,7 @@ def test_seeds_are_judged_and_what_sb3_lacks_is_told_first(data, tmp_path):
     printed = rlox_cli(
         *command, "--against", "sb3", "--peer-python", sys.executable, "--runs", "none", cwd=tmp_path, fails=True
     )
-    assert "Stable-Baselines3 has no counterpart of algo=td3_bc" in printed
+    assert "Stable-Baselines3 has no counterpart for algo=td3_bc" in printed
     assert not (tmp_path / "none").exists()
 
 
@@ -141,14 +141,14 @@ def test_seeds_are_judged_and_what_sb3_lacks_is_told_first(data, tmp_path):
         (["env=MountainCarContinuous-v0"], "observations of shape"),
         (
             ["backend=native", f"algo.hidden_sizes={[8] * 9}"],
-            "backend must be auto or torch here, got 'native': the kernel takes at most 8 hidden layers",
+            "backend must be auto or torch here, got 'native': the kernel supports at most 8 hidden layers",
         ),
         (["algo.expectile=1.0"], "algo.expectile must be in (0, 1), got 1.0"),
         (["compile=true"], "compile must be false with algo=iql"),
         (["env.reward_fn=sign"], "env.reward_fn must be null with algo=iql"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_paragraph(data, tmp_path, arguments, message):
+def test_errors_are_one_paragraph(data, tmp_path, arguments, message):
     printed = rlox_cli("train", "algo=iql", f"dataset={data}", *SMALL, *arguments, cwd=tmp_path, fails=True)
     assert message in printed
     assert "Traceback" not in printed

@@ -1,4 +1,4 @@
-"""SAC and TD3 that start from what a dataset taught, with the dataset mixed into their batches."""
+"""SAC and TD3 that start from an offline policy, with the dataset mixed into their batches."""
 
 import functools
 import json
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.slow
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
 SMALL = {"hidden_sizes": [16, 16], "batch_size": 32, "learning_starts": 0, "buffer_size": 2_000, "seed": 3}
-MARK = 100.0  # a reward that Pendulum never gives
+MARK = 100.0  # a reward that Pendulum never returns
 
 
 def recorded(n=50, reward=MARK, obs_dim=3, act_dim=1, **options):
-    """`n` transitions whose first observation counts them; every tenth one ends an episode."""
+    """`n` transitions numbered by their first observation; every tenth ends an episode."""
     rng = np.random.default_rng(0)
     obs = np.stack([np.arange(n), *np.zeros((obs_dim - 1, n))], 1).astype(np.float32)
     ends = np.arange(n) % 10 == 9
@@ -35,7 +35,7 @@ def recorded(n=50, reward=MARK, obs_dim=3, act_dim=1, **options):
 
 
 def spied(algorithm):
-    """The batches of its updates, as they come, and how full the memory was."""
+    """A list that collects the batches of all updates and the size of the memory at each."""
     name = "update_native" if algorithm.backend == "native" else "update"
     update, seen = getattr(algorithm, name), []
 
@@ -57,7 +57,7 @@ def test_every_batch_has_its_share_of_both(kind, backend, share, n):
     )
     seen = spied(algorithm)
     algorithm.train(400)
-    # Two transitions come at a time, and the first update has what it needs.
+    # Two transitions are added at a time, until there are enough for the first update.
     assert seen[0][1] == 32 - n + (32 - n) % 2
     found = set()
     for batch, _ in seen:
@@ -74,7 +74,7 @@ def test_every_batch_has_its_share_of_both(kind, backend, share, n):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_n_step_returns_and_priorities_are_the_memorys_alone(backend):
+def test_n_step_returns_and_priorities_are_only_for_the_memory(backend):
     settings = {**SMALL, "buffer": "prioritized", "n_step": 3, "gamma": 0.9, "target_noise": 0.0, "backend": backend}
     algorithm, alone = (TD3("Pendulum-v1", dataset=recorded(), **settings) for _ in range(2))
     seen = spied(algorithm)
@@ -84,13 +84,13 @@ def test_n_step_returns_and_priorities_are_the_memorys_alone(backend):
         assert theirs.sum() == 16
         rows = batch.array("obs")[theirs][:, 0].astype(int)
         np.testing.assert_allclose(batch.array("discounts")[theirs], np.where(rows % 10 == 9, 0, 0.9), rtol=1e-6)
-        steps = np.log(batch.array("discounts")[~theirs]) / np.log(0.9)  # the newest have not seen three yet
+        steps = np.log(batch.array("discounts")[~theirs]) / np.log(0.9)  # fewer than three for the newest
         np.testing.assert_allclose(steps, steps.round(), atol=1e-5)
         assert (steps.min() > 0.9, steps.round().max()) == (True, 3)
         assert (batch.array("weights")[theirs] == 1).all()
         assert len(batch.indices) == 16
 
-    # The first batch again, by the fresh twin: the errors it reports are those of the memory's rows without any others.
+    # Repeat the first batch with a new copy: the reported errors are only of the rows from the memory.
     reported = {}
 
     class Listener:
@@ -146,22 +146,22 @@ def test_a_checkpoint_knows_its_dataset(kind, tmp_path):
         algorithm.train(40)
         algorithm.save(tmp_path / name)
     for other in (recorded(51), recorded(reward=MARK + 1)):
-        with pytest.raises(ValueError, match=r"the dataset must be the one that was trained with, .*'rows': 50"):
+        with pytest.raises(ValueError, match=r"the dataset must be that of the saved training, .*'rows': 50"):
             kind.from_checkpoint(tmp_path / "a", dataset=other)
-    with pytest.raises(ValueError, match=r"must be the one that was trained with, none, got .*init_from"):
+    with pytest.raises(ValueError, match=r"must be that of the saved training, none, got .*init_from"):
         kind.from_checkpoint(tmp_path / "b", dataset=recorded())
     acting = kind.from_checkpoint(tmp_path / "a")
     x = np.zeros((1, 3), np.float32)
     assert np.array_equal(acting.predict(x), with_one.predict(x))
     with pytest.raises(ValueError, match=r"trained with a dataset .*; pass it to from_checkpoint\(dataset=\.\.\.\)"):
         acting.train(10)
-    acting.save(tmp_path / "c")  # which forgets nothing
+    acting.save(tmp_path / "c")  # saving must not lose anything
     assert kind.from_checkpoint(tmp_path / "c", dataset=recorded()).dataset is not None
 
 
 @functools.cache
 def random_play():
-    """A thousand steps of the levers, and their environment's description."""
+    """A thousand random steps of Levers, and the spec of the environment."""
     algorithm = SAC(probes.Levers, n_envs=4, learning_starts=10_000, batch_size=32, seed=0)
     algorithm.train(1_000)
     rows = algorithm.buffer.gather(np.arange(1_000))
@@ -170,7 +170,7 @@ def random_play():
 
 
 def taught(cls, **settings):
-    """An offline algorithm after some updates on random play of the levers, and the dataset."""
+    """An offline algorithm after a few updates on random steps of Levers, and the dataset."""
     data, spec = random_play()
     learner = cls(
         data, 3, 2, act_low=spec.act_low, act_high=spec.act_high, env_id=probes.Levers, hidden_sizes=[32, 32],
@@ -183,7 +183,7 @@ def taught(cls, **settings):
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("online", [SAC, TD3])
 @pytest.mark.parametrize("offline", [TD3BC, IQL, CQL])
-def test_the_first_policy_scores_as_the_offline_one(offline, online, backend, tmp_path):
+def test_the_initial_policy_equals_the_offline_one(offline, online, backend, tmp_path):
     learner, data = taught(offline)
     learner.save(tmp_path / "a.safetensors")
     start = online(probes.Levers, dataset=data, backend=backend, **{**SMALL, "hidden_sizes": [32, 32]})
@@ -191,7 +191,7 @@ def test_the_first_policy_scores_as_the_offline_one(offline, online, backend, tm
         warnings.simplefilter("always")
         start.init_from(tmp_path / "a.safetensors")
     why = {
-        (TD3BC, SAC): "it has none: they start at 1, before the tanh",
+        (TD3BC, SAC): "which has none: they start at 1, before the tanh",
         (IQL, TD3): "exploration_noise replaces them",
         (CQL, TD3): "exploration_noise replaces them",
     }.get((offline, online))
@@ -208,13 +208,13 @@ def test_the_first_policy_scores_as_the_offline_one(offline, online, backend, tm
         with torch.no_grad():
             log_std = start.policy(torch.randn(5, 3))[:, 2:]
         torch.testing.assert_close(log_std, (learner.policy.log_std if offline is IQL else torch.zeros(2)).expand(5, 2))
-    # One of its own moves the rest: every output is learned.
+    # Online updates also train the remaining outputs.
     before = start.policy.net[-1].weight.detach().clone()
     start.train(100)
     assert (start.policy.net[-1].weight.detach() != before).any(1).all()
 
 
-def test_it_learns_on(tmp_path):
+def test_it_continues_to_learn(tmp_path):
     learner, data = taught(TD3BC)
     learner.save(tmp_path / "a.safetensors")
     online = TD3(
@@ -224,7 +224,7 @@ def test_it_learns_on(tmp_path):
     online.init_from(tmp_path / "a.safetensors")
     before = online.evaluate(10).returns.mean() / 5
     online.train(3_000)
-    # As for TD3 alone, which is given 4,000 steps for it.
+    # The threshold of TD3 alone, which has 4,000 steps for it.
     assert online.evaluate(10).returns.mean() / 5 > max(-0.25, before)
 
 
@@ -243,26 +243,26 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
         with pytest.raises(error, match=message):
             kind("Pendulum-v1", **{**SMALL, "dataset": recorded(), **settings})
 
-    refused(r"must have observations of shape \(3,\), as the environment, got \(4,\)",
+    refused(r"must have observations of shape \(3,\), like the environment, got \(4,\)",
             dataset=recorded(obs_dim=4))  # fmt: skip
     refused("must have 1 action component.* got 2 floats", dataset=recorded(act_dim=2))
-    refused(r"the dataset must give obs of shape \(B, 3,\), as the environment, got \(1, 5\)", dataset=Odd())
-    refused("must give observations as they are, .*normalize=false", dataset=recorded(normalize=True))
-    refused("dataset must be one such as .*, got str", TypeError, dataset="data.arrow")
-    refused("reward_fn must be None beside a dataset", reward_fn="sign")
+    refused(r"the dataset must give obs of shape \(B, 3,\), like the environment, got \(1, 5\)", dataset=Odd())
+    refused("must give unchanged observations, .*normalize=false", dataset=recorded(normalize=True))
+    refused("dataset must be a dataset such as .*, got str", TypeError, dataset="data.arrow")
+    refused("reward_fn must be None with a dataset", reward_fn="sign")
     refused(r"dataset_share must be in \(0, 1\), got 1.0", dataset_share=1.0)
     refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.01", dataset_share=0.01)
     refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.99", dataset_share=0.99)
     for share, rows in ((1 / 32, 31), (31 / 32, 1)):
         assert kind("Pendulum-v1", dataset=recorded(), dataset_share=share, **SMALL).min_rows == rows
-    for other, says in ((DQN, "dataset must be None, for dqn learns"), (PPO, "unknown hyper-parameter 'dataset'")):
+    for other, says in ((DQN, "dataset must be None, because dqn learns"), (PPO, "unknown hyper-parameter 'dataset'")):
         with pytest.raises(TypeError, match=f"{other.__name__}: {says}"):
             other("CartPole-v1", dataset=recorded())
 
     clone, _ = taught(BC)
     clone.save(tmp_path / "bc")
     start = kind(probes.Levers, **{**SMALL, "hidden_sizes": [32, 32]})
-    with pytest.raises(ValueError, match=r"must hold critics, .* got one of bc"):
+    with pytest.raises(ValueError, match=r"must contain critics, .* got a checkpoint of bc"):
         start.init_from(tmp_path / "bc")
     tanh, _ = taught(TD3BC, activation="tanh")
     tanh.save(tmp_path / "tanh")
@@ -279,7 +279,7 @@ def command(*args, cwd, fails=False):
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """600 random steps of Pendulum, and IQL's first updates on them."""
+    """600 random steps of Pendulum, and a few updates of IQL on them."""
     folder = tmp_path_factory.mktemp("play")
     command("collect", "--env", "Pendulum-v1", "--steps", "600", "--out", "random.arrow", cwd=folder)
     learner = IQL(rlox.open_dataset(folder / "random.arrow"), 3, 1, act_high=2.0, hidden_sizes=[16, 16])
@@ -294,7 +294,7 @@ def arguments(play):
     return ["train", "algo=td3", f"dataset={play / 'random.arrow'}", *start, *small]
 
 
-def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(play, tmp_path):
     typed = [*arguments(play), "checkpoint.every_steps=200", "env.n_envs=1"]
     last = tmp_path / "killed/checkpoints/last.safetensors"
     kill_when_there(last, [*typed, "total_timesteps=40_000", "hydra.run.dir=killed"], tmp_path)
@@ -304,9 +304,7 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     command("train", "resume=killed", end, cwd=tmp_path)
     printed = command(*typed, end, "schedule_timesteps=40_000", "hydra.run.dir=straight", cwd=tmp_path)
     assert "a dataset is mixed into the batches" in printed
-    assert (
-        "init_from: the standard deviations are not those of the checkpoint's policy, for exploration_noise" in printed
-    )
+    assert "standard deviations are not those of the checkpoint's policy, because exploration_noise" in printed
     one, other = weights(last), weights(tmp_path / "straight/checkpoints/last.safetensors")
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[key], other[key]) for key in one)
@@ -317,13 +315,13 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "straight/metrics.jsonl").read_text().splitlines()]
     assert any("loss/q" in row for row in rows)
 
-    # The same name, and another file.
+    # Another file with the same name.
     moved = tmp_path / "moved.arrow"
     (play / "random.arrow").rename(moved)
     try:
         command("collect", "--env", "Pendulum-v1", "--steps", "600", "--seed", "1", "--out", "random.arrow", cwd=play)
         printed = command("train", "resume=killed", f"total_timesteps={done + 600}", cwd=tmp_path, fails=True)
-        assert "the dataset must be the one that was trained with" in printed
+        assert "the dataset must be that of the saved training" in printed
         printed = command("train", "resume=killed", f"dataset={moved}", cwd=tmp_path, fails=True)
         assert "must stay dataset=" in printed
     finally:
@@ -333,15 +331,15 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["dataset.normalize=true"], "must give observations as they are"),
-        (["dataset.normalize_returns=true"], "dataset.normalize_returns must be false where the replay memory"),
+        (["dataset.normalize=true"], "must give unchanged observations"),
+        (["dataset.normalize_returns=true"], "dataset.normalize_returns must be false if the replay memory"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_paragraph(play, tmp_path, extra, message):
+def test_errors_are_one_paragraph(play, tmp_path, extra, message):
     assert message in command(*arguments(play), "total_timesteps=200", *extra, cwd=tmp_path, fails=True)
 
 
 def test_on_policy_algorithms_take_no_dataset(play, tmp_path):
     printed = command("train", "algo=ppo", f"dataset={play / 'random.arrow'}", cwd=tmp_path, fails=True)
     assert "dataset must be left out with algo=ppo" in printed
-    assert "those that learn from one: bc, cql, dreamer, iql, sac, td3, td3_bc" in printed
+    assert "algorithms that learn from a dataset: bc, cql, dreamer, iql, sac, td3, td3_bc" in printed

@@ -1,4 +1,4 @@
-"""Checkpoints and a run folder that rlox 0.6.0 wrote (by checkpoints_0_6_0/make.py) load, act as they did and go on."""
+"""Checkpoints and a run folder of rlox 0.6.0 (written by checkpoints_0_6_0/make.py) load, act as before and resume."""
 
 import json
 import shutil
@@ -23,13 +23,13 @@ def dataset():
     return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, np.arange(64) % 16 == 15, np.zeros(64, bool))
 
 
-def test_every_algorithm_of_the_time_has_one():
+def test_every_algorithm_of_0_6_0_has_a_checkpoint():
     since = {name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset == "text"}
     since |= {"appo", "dreamer", "impala", "mappo"}
     assert {name.rpartition("-")[0] for name in EXPECTED} == set(ALGORITHMS) - since
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # schedules are stretched, memories were not saved
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # schedules are stretched; memories were not saved
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_checkpoint_of_0_6_0_loads_acts_and_trains(name):
     path, expected = FOLDER / f"{name}.safetensors", EXPECTED[name]
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_0_6_0_loads_acts_and_trains(name):
     assert counters.updates > updates
 
 
-def test_a_run_of_0_6_0_goes_on(tmp_path, command):
+def test_a_run_of_0_6_0_resumes(tmp_path, command):
     run = tmp_path / "run"
     shutil.copytree(FOLDER / "run", run)
     code, out, err = command("train", f"resume={run}", "total_timesteps=600", "logger=none")
@@ -56,4 +56,4 @@ def test_a_run_of_0_6_0_goes_on(tmp_path, command):
     header = load_checkpoint(run / "checkpoints" / "last.safetensors").header
     assert header["counters"]["env_steps"] == 600
     assert header["versions"]["rlox"] == rlox.__version__
-    assert "fresh" not in out + err  # environments and the memory go on
+    assert "fresh" not in out + err  # environments and the memory are restored

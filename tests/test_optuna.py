@@ -1,4 +1,4 @@
-"""`rlox train -m hydra/sweeper=optuna`: ranges from the fields' metadata, and studies that survive what kills them."""
+"""`rlox train -m hydra/sweeper=optuna`: ranges from the metadata of fields, and studies that survive kills."""
 
 import contextlib
 import os
@@ -30,10 +30,10 @@ from rlox_cli.config.saved import resolved
 from rlox_cli.records.ledger import Sweep
 from rlox_cli.terminal.errors import UsageError
 
-# How many searches are killed and go on; a soak sets it.
+# Number of searches that are killed and resumed; long test runs set it.
 ROUNDS = int(os.environ.get("RLOX_SEARCH_ROUNDS", "1"))
 OPTUNA = ["-m", "hydra/sweeper=optuna"]
-# Runs of about half a second, which save and are evaluated four times.
+# Runs of about half a second with several checkpoints and four evaluations.
 RUNS = ["algo=ppo", "env=CartPole-v1", "tuned=off", "logger=none", "env.n_envs=4", "algo.hidden_sizes=[16]"]
 RUNS += ["eval.n_points=4", "eval.n_episodes=2", "total_timesteps=8192", "checkpoint.every_steps=1024"]
 RATE = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
@@ -52,7 +52,7 @@ def ledger(folder):
 
 
 def results(trials):
-    """What a study is: its trials' values, states, results and evaluations, in their order."""
+    """The contents of a study: parameters, states, results and evaluations of its trials, in order."""
     return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in trials]
 
 
@@ -60,7 +60,7 @@ CONFIGS = [
     *(resolve(entry.config) for entry in ALGORITHMS.values()),
     *(getattr(configs, name) for name in sorted(configs._EXPORTS) if name.endswith("BufferConfig")),
 ]
-FIXED = {("SequenceBufferConfig", "n_step")}  # the rules of these allow one value only: there is nothing to search
+FIXED = {("SequenceBufferConfig", "n_step")}  # the rules allow only one value, so there is nothing to search
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind, master):
 
 
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
-def test_a_default_that_is_restated_does_not_lose_its_range(kind):
+def test_a_redefined_default_keeps_its_range(kind):
     mine = {item.name for item in fields(kind) if "search" in item.metadata}
     for base in kind.__mro__[1:]:
         if base is not Config and hasattr(base, "__dataclass_fields__"):
@@ -109,7 +109,7 @@ def test_a_default_that_is_restated_does_not_lose_its_range(kind):
         (["algo=td3", "env=Pendulum-v1", "buffer.n_step=1"], None),
     ],
 )
-def test_what_is_searched(arguments, searched, tmp_path):
+def test_spaces_of_a_search(arguments, searched, tmp_path):
     preset = "# @package _global_\nhydra: {sweeper: {params: {env.n_envs: 'range(2,9)', algo.gamma: '0.5,0.6'}}}\n"
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(preset)
@@ -125,7 +125,7 @@ def test_what_is_searched(arguments, searched, tmp_path):
     [
         (["hydra.sweeper.search=[lerning_rate]"], r"got lerning_rate; did you mean 'learning_rate'"),
         (["hydra.sweeper.search=[ortho_init]"], r"got ortho_init; .*algo.ortho_init='interval\(LOW,HIGH\)'"),
-        (["hydra.sweeper.search=[gamma]", "algo.gamma=0.9"], r"algo.gamma=0.9 must not stand beside"),
+        (["hydra.sweeper.search=[gamma]", "algo.gamma=0.9"], r"algo.gamma=0.9 must not be combined with"),
         (["seed=0,1,2"], r"seed must have one value in a search.*hydra.sweeper.n_seeds"),
         (["env=CartPole-v1,Acrobot-v1"], r"env must have one value"),
         (["algo.gamma=interval(0.9,0.8)"], r"algo.gamma must be a range from a lower number to a higher"),
@@ -138,12 +138,12 @@ def test_what_is_searched(arguments, searched, tmp_path):
         (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
     ],
 )
-def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, reported):
+def test_invalid_searches_are_errors_before_anything_runs(arguments, reported):
     with pytest.raises(UsageError, match=reported):
         compose_jobs(["-m"], [*OPTUNA[1:], *arguments])
 
 
-def test_a_range_without_a_search_is_told():
+def test_a_range_without_a_search_is_an_error():
     with pytest.raises(UsageError, match=r"algo.gamma=interval\(0.9,1.0\) must list its values, as algo.gamma=1,2"):
         compose_jobs(["-m"], ["algo=ppo", "algo.gamma=interval(0.9,1.0)"])
 
@@ -157,9 +157,9 @@ def whole(tmp_path_factory):
 
 
 def killed(cwd, n, victim, *args):
-    """Kill some of the command soon after `n` runs have begun; whether it came to its end all the same.
+    """Kill parts of the command soon after `n` runs have started; return whether it finished anyway.
 
-    By runs, not by seconds: most of a command's time passes before its first run, all the more on a busy machine.
+    It counts runs instead of seconds, since most of the time passes before the first run, above all on a busy machine.
     """
     with open(cwd / "printed.txt", "a") as out:
         process = forked.Rlox(*args, cwd=cwd, stdout=out)
@@ -174,7 +174,7 @@ def killed(cwd, n, victim, *args):
 @pytest.mark.slow
 @pytest.mark.parametrize("round_", range(ROUNDS))
 @pytest.mark.parametrize("launcher", [[], pytest.param(JOBLIB, marks=pytest.mark.exhaustive)], ids=["basic", "joblib"])
-def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
+def test_a_search_killed_at_any_moment_runs_each_trial_once(launcher, round_, whole, tmp_path):
     if launcher:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     kills, command = 0, ["train", *EIGHT, *launcher]
@@ -195,13 +195,13 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
         assert trial.value == run.last
         assert {f"{key}={value}" for key, value in trial.params.items()} < set(job.overrides)
         assert (trial.state is TrialState.PRUNED) == (run.step < 8192)
-    if not launcher:  # one after another, so that each trial knows the same of those before it
+    if not launcher:  # trials run one after another, so each has the same information about earlier trials
         assert results(trials) == results(study(whole))
         assert outcomes(tmp_path) == outcomes(whole)
 
 
 @pytest.mark.slow
-def test_a_trial_killed_between_the_pruners_word_and_its_checkpoint_ends_where_it_was_pruned(whole, tmp_path):
+def test_a_trial_killed_after_it_was_pruned_and_before_its_checkpoint_ends_at_the_same_step(whole, tmp_path):
     shutil.copytree(whole / "sweep", tmp_path / "sweep")
     number = max(trial.number for trial in study(whole) if trial.state is TrialState.PRUNED)
     run = jobs(tmp_path)[number].folder
@@ -217,8 +217,8 @@ def test_a_trial_killed_between_the_pruners_word_and_its_checkpoint_ends_where_i
 
 
 @pytest.mark.slow
-def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):
-    """A learning rate with which nothing is learned is pruned; the preset and the command are the best trial's job."""
+def test_a_search_prunes_bad_trials_prints_the_best_and_can_be_extended(tmp_path):
+    """Trials with a useless learning rate are pruned; the preset and the printed command are the best trial's job."""
     spaces = ["algo.learning_rate=1e-8,0.001", "algo.clip_eps=interval(0.1,0.4)"]
     pruning = ["hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=9", "hydra.sweeper.seed=5"]
     printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *spaces, *pruning, "hydra.sweep.dir=sweep")
@@ -226,7 +226,7 @@ def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tm
     assert len(trials) == 9
     assert all(0.1 <= trial.params["algo.clip_eps"] <= 0.4 for trial in trials)
     cut = [trial for trial in trials if trial.state is TrialState.PRUNED]
-    # With this seed three of the first five trials, which none is compared with, learn.
+    # With this seed three of the first five trials learn; these five are never pruned.
     bad = [trial.number for trial in trials[5:] if trial.params["algo.learning_rate"] == "1e-08"]
     assert [trial.number for trial in cut] == bad != []
     for trial in cut:
@@ -241,7 +241,7 @@ def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tm
         (job,) = compose_jobs(flags, overrides)
         assert resolved(job.config, job.algo) == ledger(tmp_path)[best.number].config
     assert (tmp_path / "sweep/study.png").read_bytes().startswith(b"\x89PNG")
-    # What is left of a process that was killed when it had just asked for a trial.
+    # As after a process that was killed right after it asked for a trial.
     optuna.load_study(study_name="rlox", storage=f"sqlite:///{tmp_path}/sweep/study.db").ask()
     printed = rlox(tmp_path, "sweep", "resume", "sweep", "hydra.sweeper.n_trials=11")
     assert [trial.state.is_finished() for trial in study(tmp_path)] == [True] * 11
@@ -251,7 +251,7 @@ def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tm
 
 
 @pytest.mark.slow
-def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_study(tmp_path):
+def test_the_value_of_two_seeds_is_their_mean_and_another_sweep_extends_the_study(tmp_path):
     common = [*OPTUNA, *RUNS, RATE, "hydra.sweeper.n_seeds=2", "hydra.sweeper.storage=sqlite:///s.db", "seed=3"]
     rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=1", "hydra.sweep.dir=sweep")
     (trial,) = study(tmp_path, "s.db")
@@ -263,20 +263,20 @@ def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_
     assert len(study(tmp_path, "s.db")) == 2
     assert len(list(tmp_path.glob("more/*/metrics.jsonl"))) == 2
     other = [*common, "hydra.sweeper.n_trials=3", "hydra.sweep.dir=other", "algo.gamma=0.5"]
-    assert "another study: hydra.sweeper.study=NAME" in rlox(tmp_path, "train", *other, code=2)
+    assert "for another study, add hydra.sweeper.study=NAME" in rlox(tmp_path, "train", *other, code=2)
 
 
 @pytest.mark.slow
-def test_trials_that_diverge_count_and_a_search_of_nothing_else_says_so(tmp_path):
+def test_diverged_trials_count_and_a_search_with_only_those_says_so(tmp_path):
     diverging = ["algo.learning_rate=1e37,1e38", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=sweep"]
     printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *diverging, code=1)
     assert [trial.state for trial in study(tmp_path)] == [TrialState.FAIL] * 2
-    assert "no trial came to a value" in printed
+    assert "no trial has a value" in printed
     assert "became nan" in printed
 
 
 @pytest.mark.slow
-def test_without_optuna_the_remedy_is_told(tmp_path):
+def test_without_optuna_the_error_names_the_remedy(tmp_path):
     program = "import sys; sys.modules['optuna'] = None; from rlox_cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "train", *OPTUNA, *RUNS, RATE], cwd=tmp_path, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Joining from outside: examples/native_env is built, installed and trained with; capsules that break the contract."""
+"""Extensions from other packages: examples/native_env is built, installed and used in training; invalid capsules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def forget(*env_ids):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Where the example is installed, as `pip install --target` leaves it; no network is used."""
+    """The folder with the installed example, as after `pip install --target`, but without using the network."""
     pytest.importorskip("Cython")
     pytest.importorskip("setuptools")
     if shutil.which(os.environ.get("CC", "cc")) is None:
@@ -59,7 +59,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(site):
-    """The same, for this process."""
+    """The same installation, importable in this process."""
     sys.path.insert(0, str(site))
     registry.offers.cache_clear()
     yield
@@ -85,13 +85,13 @@ def header_of(cwd):
 # The command line
 
 
-def test_the_readmes_install_what_the_example_is_built_with():
+def test_the_readmes_install_the_build_requirements_of_the_example():
     text = (EXAMPLE / "pyproject.toml").read_text()
     requires = re.findall(r'"(.*?)"', re.search(r"^requires = \[(.*)\]", text, re.MULTILINE)[1])
     assert {"setuptools>=77", "Cython>=3.1,<4", "rlox-cli"} <= set(requires)
     needed = " ".join(f'"{name}"' for name in requires if name.partition(">")[0] not in ("numpy", "rlox-cli"))
     for page in (EXAMPLE / "README.md", EXAMPLE.parents[1] / "docs" / "tutorials" / "native.md"):
-        # pip installs no build requirements where it does not isolate the build.
+        # Without build isolation pip installs no build requirements.
         lines = f" *pip install {re.escape(needed)}\n *pip install --no-build-isolation ./examples/native_env\n"
         assert re.search(lines, page.read_text())
 
@@ -103,7 +103,7 @@ def test_training_by_name_and_evaluating(site, tmp_path):
     (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
     printed = command(site, "eval", str(run), "--json", cwd=tmp_path)
     assert json.loads(printed.stdout)["n_episodes"] == 3
-    # Without the package the same file says what is missing.
+    # Without the package, the error names what is missing.
     gone = command("", "eval", str(run), cwd=tmp_path, check=False)
     assert gone.returncode != 0
     assert "Gusts-v0" in gone.stderr
@@ -117,7 +117,7 @@ def test_dqn_with_their_buffer(site, tmp_path):
 
 
 def test_an_imported_module_registers(site, tmp_path):
-    """Without entry points: an environment and a reward of a module of one's own, also in worker processes."""
+    """Without entry points: a custom module registers an environment and a reward, also in worker processes."""
     (tmp_path / "mine.py").write_text(
         "import rlox\nfrom rlox_gusts.env import discrete\nrlox.register_env(discrete)\n"
         "def doubled(obs, actions, raw):\n    return 2 * raw\n"
@@ -156,7 +156,7 @@ def composed(*overrides):
         (["algo=dqn", "buffer=recency", "buffer.decy=0.5"], "did you mean 'decay'?"),
     ],
 )
-def test_messages_know_what_is_installed(installed, overrides, message):
+def test_error_messages_list_installed_extensions(installed, overrides, message):
     from rlox_cli.terminal.errors import UsageError
 
     with pytest.raises(UsageError) as reported:
@@ -164,7 +164,7 @@ def test_messages_know_what_is_installed(installed, overrides, message):
     assert message in str(reported.value)
 
 
-def test_what_is_installed_composes_and_completes(installed):
+def test_installed_extensions_compose_and_complete(installed):
     from rlox_cli.config.completion import complete
 
     (job,) = composed("env=GustsContinuous-v0", "imports=[rlox_gusts]", "env.reward_fn=rlox_gusts.reward:angle_penalty")
@@ -188,8 +188,8 @@ def test_offered_environments_are_native(installed):
     np.testing.assert_array_equal(again.reset_all(), env.reset_all())
 
 
-def test_gusts_are_what_they_say(installed):
-    """Stochastic steps from the seed alone, against the same in NumPy."""
+def test_gusts_follow_their_documented_dynamics(installed):
+    """Stochastic steps that depend only on the seed, compared with the same dynamics in NumPy."""
     env = VecEnv(64, 5, "GustsContinuous-v0")
     obs = env.reset_all().astype(np.float64)
     rng = np.random.default_rng(0)
@@ -233,7 +233,7 @@ def test_snapshots_and_batch_size_change_nothing(installed):
             np.testing.assert_array_equal(out[key], value)
 
 
-def test_gymnasium_has_what_is_installed(installed):
+def test_installed_environments_are_registered_in_gymnasium(installed):
     import gymnasium
     from gymnasium.utils.env_checker import check_env
 
@@ -245,7 +245,7 @@ def test_gymnasium_has_what_is_installed(installed):
     np.testing.assert_array_equal(obs, VecEnv(3, 1, "Gusts-v0").reset_all())
     assert env.single_action_space == gymnasium.spaces.Discrete(5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of infinite bounds
+        warnings.simplefilter("ignore")  # about infinite bounds
         check_env(gymnasium.make("rlox/GustsContinuous-v0").unwrapped)
 
 
@@ -332,7 +332,7 @@ def test_a_native_reward_by_hand(installed):
         raw = np.ones(n)
         np.testing.assert_allclose(reward(obs, np.zeros(n, int), raw), angle_penalty(obs, None, raw), rtol=1e-15)
         assert (raw == 1).all()
-    # Lists, other dtypes and strides are taken by copying.
+    # Lists, other dtypes and strided arrays are accepted and copied.
     strided = np.asfortranarray(np.eye(4, dtype=np.float64))[::2]
     np.testing.assert_array_equal(reward(strided, [0, 1], [1, 1]), [1, 0.5])
 
@@ -379,7 +379,7 @@ class Spec(c.Structure):
 
 new_capsule = c.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = c.py_object, [c.c_void_p, c.c_char_p, c.c_void_p]
-ALIVE = []  # what C holds the address of
+ALIVE = []  # objects whose addresses C keeps
 
 
 def reward_capsule(name=b"rlox.reward.v1", **change):
@@ -395,7 +395,7 @@ def reward_capsule(name=b"rlox.reward.v1", **change):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_native_reward_is_given_the_actions_that_were_executed(native):
-    """In single steps by PyTorch, and behind the kernel's whole rollout."""
+    """Both in single steps with PyTorch and in a rollout of the kernel."""
 
     def torque(params, n, obs_dim, obs, act_dim, actions, rewards):
         taken = c.cast(actions, c.POINTER(c.c_float))
@@ -435,12 +435,12 @@ def test_capsules_that_break_the_contract(capsule, error, message):
         NativeReward(capsule())
 
 
-def test_what_is_no_reward_is_refused():
+def test_an_invalid_reward_is_an_error():
     with pytest.raises(TypeError, match=r"reward_fn must be a callable or a 'rlox\.reward\.v1' capsule, got str"):
         RolloutCollector("CartPole-v1", reward_fn="angle")
 
 
-# Environments that break the contract of register_env; tests/kernels has those of the struct
+# Environments that break the contract of register_env; tests/kernels covers the contract of the struct
 
 
 def test_ids_have_a_version():
@@ -474,10 +474,10 @@ class Point:
     [
         (RuntimeError("no licence"), ImportError, "Odd-v0.*failed with RuntimeError: no licence"),
         (17, ValueError, "must be a capsule of an environment, or return one"),
-        (lambda: None, ValueError, "must give the environment Odd-v0, got None"),
+        (lambda: None, ValueError, "must provide the environment Odd-v0, got None"),
     ],
 )
-def test_offers_that_are_none(monkeypatch, loaded, error, message):
+def test_invalid_entry_points_are_errors(monkeypatch, loaded, error, message):
     monkeypatch.setattr("rlox.envs.registry.entry_points", lambda group: [Point("Odd-v0", loaded)])
     registry.offers.cache_clear()
     try:
@@ -487,12 +487,12 @@ def test_offers_that_are_none(monkeypatch, loaded, error, message):
         registry.offers.cache_clear()
 
 
-def test_the_header_is_where_it_is_said_to_be():
+def test_get_include_contains_the_header():
     header = Path(rlox.get_include()) / "rlox_native.h"
     assert "rlox_env_v1" in header.read_text()
 
 
-# Tutorial, 3.2: a buffer that prefers what is recent
+# Tutorial, 3.2: a buffer that prefers recent transitions
 
 
 @pytest.fixture
@@ -518,7 +518,7 @@ def test_recency_respects_capacity(recency):
     np.testing.assert_array_equal(batch.truncated, batch.rewards % 3 == 0)
 
 
-def test_recency_prefers_what_is_recent(recency):
+def test_recency_prefers_recent_transitions(recency):
     assert filled(recency, 100, 100, 0.5).sample(1000, 42).rewards.mean() > 70
 
 
@@ -538,7 +538,7 @@ def test_recency_samples_in_proportion(recency, n, capacity, decay):
     assert chisquare(*together).pvalue > 1e-3
 
 
-def test_recency_is_a_function_of_contents_and_seed_and_can_be_saved(recency):
+def test_recency_depends_only_on_contents_and_seed_and_can_be_saved(recency):
     whole, some = filled(recency, 30, 20, 0.9), recency(20, 4, 1, decay=0.9)
     rewards = np.arange(30.0)
     rows = (np.repeat(rewards[:, None], 4, 1), None, np.zeros((30, 1)), rewards, np.zeros(30, bool), rewards % 3 == 0)
@@ -553,7 +553,7 @@ def test_recency_is_a_function_of_contents_and_seed_and_can_be_saved(recency):
         whole.push([0] * 4, 0, 0.0, False, False, next_obs=[0] * 4)
 
 
-def test_recency_refuses(recency):
+def test_recency_rejects_bad_arguments(recency):
     buffer = recency(4, 2)
     with pytest.raises(ValueError, match="it is empty"):
         buffer.sample(1, 0)

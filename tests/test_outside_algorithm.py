@@ -1,4 +1,4 @@
-"""An algorithm from outside: examples/reinforce installed as a package, on the command line and in the library."""
+"""An algorithm of another package: examples/reinforce is installed and used on the command line and in the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = ["algo=reinforce", "env=CartPole-v1", "logger=none", "eval.n_points=1", 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Where the example is installed, as `pip install --target` leaves it; no network is used."""
+    """The folder with the installed example, as after `pip install --target`, but without using the network."""
     pytest.importorskip("setuptools")
     tmp = tmp_path_factory.mktemp("reinforce")
     shutil.copytree(EXAMPLE, tmp / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
@@ -43,7 +43,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def installed(site, monkeypatch):
-    """The same, for this process."""
+    """The same installation, importable in this process."""
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "rlox_reinforce", raising=False)
     registry.offers.cache_clear()
@@ -65,7 +65,7 @@ def weights(folder):
 
 
 @pytest.mark.slow
-def test_the_example_is_short_and_says_what_an_author_provides(installed):
+def test_the_example_is_short_and_defines_only_update(installed):
     module = importlib.import_module("rlox_reinforce")
     assert len((EXAMPLE / "rlox_reinforce.py").read_text().splitlines()) <= 80
     assert isinstance(module.Reinforce, type)
@@ -85,7 +85,7 @@ def test_by_name_in_the_library(installed, tmp_path):
     again = rlox.Trainer.load(tmp_path / "a.safetensors")
     obs = np.zeros((5, 4), np.float32)
     assert np.array_equal(again.predict(obs), trainer.predict(obs))
-    with pytest.raises(ValueError, match=r"gae_lambda must be 1, for REINFORCE learns from whole returns, got 0.9"):
+    with pytest.raises(ValueError, match=r"gae_lambda must be 1, because REINFORCE learns from whole returns, got 0.9"):
         rlox.Trainer("reinforce", env="CartPole-v1", config={"gae_lambda": 0.9})
 
 
@@ -112,7 +112,7 @@ def test_the_command_line_checks_trains_resumes_and_evaluates(site, tmp_path):
 @pytest.mark.slow
 def test_verdicts_compare_it(site, tmp_path):
     learn = ["bench", "learn", *SMALL, "total_timesteps=2000", "--seeds", "2"]
-    verdict = (0, 1, 3)  # two seeds say little
+    verdict = (0, 1, 3)  # two seeds are too few for a reliable verdict
     command(site, *learn, "--out", "before", cwd=tmp_path, code=verdict)
     against = ["algo.use_baseline=false", "--against", "before/learn.json", "--out", "after"]
     said = command(site, *learn, *against, cwd=tmp_path, code=verdict).stdout
@@ -137,20 +137,20 @@ def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
 @pytest.mark.parametrize(
     ("returned", "got"),
     [
-        ({"loss": torch.ones(3)}, "loss: one of shape (3,)"),
+        ({"loss": torch.ones(3)}, "loss: a tensor of shape (3,)"),
         ({"good": 0.5, "bad": None}, "bad: None"),
         ({"name": "text"}, "name: 'text'"),
         ({"losses": np.ones(3)}, "losses: array([1., 1., 1.])"),
         (None, "metrics as a dict, got None"),
     ],
 )
-def test_what_an_update_must_return(base, returned, got):
+def test_invalid_return_values_of_update(base, returned, got):
     with pytest.raises(TypeError, match=re.escape(got)):
         trained(base, returned)
 
 
 @pytest.mark.parametrize("base", [rlox.A2C, rlox.DQN, rlox.BC])
-def test_an_update_returns_numbers_of_any_kind(base):
+def test_an_update_may_return_numbers_of_any_type(base):
     metrics = trained(base, {"a": 1, "b": torch.tensor(2.0), "c": np.float32(3), "d": 4.0, "e": torch.tensor(5)})
     assert [metrics[name] for name in "abcde"] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert all(type(metrics[name]) is float for name in "abcde")
@@ -171,7 +171,7 @@ def test_every_update_must_return_metrics(base):
 
 
 def trained(base, returned):
-    """The last metrics of an algorithm whose update learns nothing and returns this, or the next of an iterator."""
+    """The last metrics of an algorithm whose update only returns `returned`, or its next item if it is an iterator."""
 
     class Own(base):
         def update(self, batch):
@@ -185,7 +185,7 @@ def trained(base, returned):
 
 
 @pytest.mark.slow
-def test_what_is_no_algorithm_is_refused(site, tmp_path):
+def test_an_invalid_algorithm_is_an_error(site, tmp_path):
     broken = tmp_path / "site"
     shutil.copytree(site, broken)
     source = broken / "rlox_reinforce.py"

@@ -1,4 +1,4 @@
-"""Worker processes: the same bits as in one process, and an orderly end whatever happens."""
+"""Worker processes: the same bits as in one process, and a clean shutdown whatever happens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rlox.envs import make_vec_env, spec_of
 from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.envs.parallel_env import ParallelGymVecEnv
 
-# Workers cannot import a test module by its name; a user's main module is sent by value without this.
+# Workers cannot import a test module by its name; a user's main module is sent by value anyway.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Parts(gymnasium.Env):
-    """A Dict observation, two choices as action, episodes of random length; all of it drawn from the seed."""
+    """A Dict observation, actions of two choices and episodes of random length, all determined by the seed."""
 
     observation_space = spaces.Dict({"a": spaces.Box(-5, 5, (2,), np.float64), "b": spaces.Discrete(3)})
     action_space = spaces.MultiDiscrete([2, 3])
@@ -52,7 +52,7 @@ class Picture(Parts):
 
 
 class Odd(probes.ConstantReward):
-    """Does what the action says: 0 nothing, 1 raises, 2 is busy for half a minute, 3 leaves, 4 takes half a second."""
+    """The action selects the behaviour: 0 normal, 1 raises, 2 is busy for 30 s, 3 exits, 4 takes 0.5 s."""
 
     action_space = spaces.Discrete(5)
 
@@ -148,7 +148,7 @@ def test_fills_the_given_arrays_only_and_keeps_what_it_returned():
         ("Acrobot-v1", None, ["no_such_package:Mine"], ImportError),
     ],
 )
-def test_wrong_arguments_are_refused_in_the_same_words(env, kwargs, wrappers, error):
+def test_wrong_arguments_give_the_same_messages(env, kwargs, wrappers, error):
     with pytest.raises(error) as alone:
         GymVecEnv(env, 2, 0, kwargs, wrappers)
     with pytest.raises(error) as workers:
@@ -157,9 +157,9 @@ def test_wrong_arguments_are_refused_in_the_same_words(env, kwargs, wrappers, er
     assert str(workers.value) == str(alone.value)
 
 
-def test_what_cannot_be_sent_is_refused(tmp_path):
+def test_environments_that_cannot_be_sent_are_errors(tmp_path):
     lock = __import__("threading").Lock()
-    with pytest.raises(TypeError, match=r"cloudpickle can send them.*pass an id, or a function"):
+    with pytest.raises(TypeError, match=r"picklable by cloudpickle.*pass an id, or a function"):
         ParallelGymVecEnv(lambda: lock and Parts(), 1)
     with pytest.raises(TypeError, match="must be an id or a callable"):
         ParallelGymVecEnv(Parts(), 1)
@@ -203,7 +203,7 @@ def test_an_exception_comes_back_with_its_type_and_traceback_and_ends_the_worker
 
 
 class SimulatorError(Exception):
-    """As many are: pickle does not rebuild it, since its constructor wants more than the message."""
+    """Like many exceptions, pickle cannot rebuild it, since its constructor needs more than the message."""
 
     def __init__(self, joint, force):
         super().__init__(f"{joint} broke at {force} N")
@@ -218,7 +218,7 @@ class Breaks(probes.ConstantReward):
         raise self.error("knee") if self.error is not SimulatorError else SimulatorError("knee", 3)
 
 
-def test_an_exception_that_cannot_be_sent_is_told_all_the_same():
+def test_an_exception_that_cannot_be_pickled_is_still_reported():
     vec = ParallelGymVecEnv(Breaks, 1, kwargs={"error": SimulatorError}, workers=1)
     with pytest.raises(RuntimeError, match="SimulatorError: knee broke at 3 N") as failed:
         vec.step_all([0])
@@ -227,7 +227,7 @@ def test_an_exception_that_cannot_be_sent_is_told_all_the_same():
 
 
 @pytest.mark.slow
-def test_a_class_of_the_main_script_stays_that_class(tmp_path):
+def test_a_class_of_the_main_script_keeps_its_identity(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import gymnasium, numpy as np\n"
@@ -279,7 +279,7 @@ def test_a_worker_that_died_between_steps_is_noticed_at_the_next():
 
 
 @pytest.mark.slow
-def test_workers_end_with_close_with_the_object_and_without_a_fuss():
+def test_workers_end_silently_with_close_or_with_the_object():
     vec = ParallelGymVecEnv(Odd, 2, workers=2)
     first = pids(vec)
     vec.close()
@@ -293,7 +293,7 @@ def test_workers_end_with_close_with_the_object_and_without_a_fuss():
 
 
 @pytest.mark.slow
-def test_a_forked_child_leaves_its_parents_workers_alone():
+def test_a_forked_child_does_not_stop_its_parents_workers():
     vec = ParallelGymVecEnv(Odd, 1)
     vec.reset_all()
     child = os.fork()
@@ -358,8 +358,8 @@ def test_a_script_without_main_guard_and_without_close_ends_by_itself():
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_the_parents_business():
-    """The terminal sends it to the whole group; workers go on, and the parent may catch it and step again."""
+def test_only_the_parent_handles_ctrl_c():
+    """The terminal sends it to the whole group: workers ignore it, and the parent may catch it and step again."""
     parent, workers = start(
         """
 try:
@@ -397,7 +397,7 @@ def test_an_interrupted_step_does_not_mix_up_the_next_ones():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    # The workers finish the step whose results nobody read; the next one is the second, everywhere.
+    # The workers finish the interrupted step, whose results are discarded; the next step is the second for all of them.
     assert vec.step_all([0] * 4)["episode_length"].tolist() == [2] * 4
     assert vec.step_all([0] * 4)["episode_length"].tolist() == [3] * 4
     vec.close()

@@ -1,4 +1,4 @@
-"""Every picture that rlox draws, measured: no text lies on another, on a curve, or outside of the figure."""
+"""Measurements of all plots of rlox: no text overlaps another text or a curve, or leaves the figure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def texts(figure) -> list[tuple[matplotlib.text.Text, Bbox]]:
-    """Each visible text of a drawn figure with its box; of tick labels those within their axis."""
+    """All visible texts of a figure with their boxes; of tick labels, only those within their axis."""
     FigureCanvasAgg(figure)
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
@@ -142,7 +142,7 @@ def test_curves_profiles_and_speeds(kind, by_time):
         require_readable(picture.Picture(group_runs(runs_of(kind)), EVALUATION, by_time).draw())
 
 
-def test_the_number_stands_beside_its_bar():
+def test_the_number_is_next_to_its_bar():
     groups = group_runs(runs_of("speeds far apart"))
     with rc_context(picture._STYLE):
         figure = picture.Picture(groups, EVALUATION, False).draw()
@@ -190,8 +190,8 @@ def test_times_of_trainings(seconds):
 
 
 @pytest.mark.slow
-def test_what_each_system_learned_is_one_measure():
-    """The committed result: every system has a range, and it is that of the evaluations after training."""
+def test_systems_are_compared_by_one_measure():
+    """In the committed result every system has a range, which is of the evaluations after training."""
     result = json.loads((BENCHMARKS / "train.json").read_text())
     figure = train.draw(result["results"], train.caption(result))
     said = [text.get_text() for axes in figure.axes for text in axes.texts]

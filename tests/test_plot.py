@@ -1,4 +1,4 @@
-"""``rlox plot`` and ``rlox compare`` over real runs, against what NumPy makes of their records."""
+"""``rlox plot`` and ``rlox compare`` on real runs, against computations with NumPy on their records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rlox(*args, cwd, code=0):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Two learning rates, five seeds each, and a run apart."""
+    """Two learning rates with five seeds each, and a separate run."""
     cwd = tmp_path_factory.mktemp("plot")
     rates = "algo.learning_rate=0.00001,0.01"
     seeds = "seed=0,1,2,3,4"
@@ -64,7 +64,7 @@ def edit(run: Path, old: str, new: str, name: str = "config.yaml") -> None:
 
 
 def curves(folder: Path, rate: str) -> dict[int, np.ndarray]:
-    """(K, 2) steps and evaluation returns by seed, straight from the files."""
+    """Steps and evaluation returns (K, 2) by seed, read directly from the files."""
     found = {}
     for run in folder.glob("*-s*"):
         config = yaml.safe_load((run / "config.yaml").read_text())
@@ -84,14 +84,14 @@ def iqm(values) -> float:
 
 
 def resampled(*samples, statistic) -> tuple[float, float]:
-    """A 95 % percentile interval, drawn otherwise than SciPy draws."""
+    """A 95 % percentile interval, with other resamples than SciPy."""
     rng = np.random.default_rng(5)
     drawn = [statistic(*(rng.choice(s, len(s)) for s in samples)) for _ in range(4000)]
     return tuple(np.percentile(drawn, [2.5, 97.5]))
 
 
 class Page(HTMLParser):
-    """What a page would load, its visible words, and the ids in its picture."""
+    """The resources that a page would load, its visible words, and the ids in its picture."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -118,7 +118,7 @@ class Page(HTMLParser):
             self.words.append(data.strip())
 
 
-def test_a_sweep_is_drawn_and_its_numbers_are_those_of_the_records(made):
+def test_a_sweep_is_plotted_and_its_numbers_equal_the_records(made):
     out = rlox("plot", "sweep", cwd=made).stdout
     assert "sweep/plot.png" in out
     assert "sweep/plot.html" in out
@@ -134,7 +134,7 @@ def test_a_sweep_is_drawn_and_its_numbers_are_those_of_the_records(made):
             rf"^{re.escape(label)} +CartPole-v1 +5 finished +(\S+) +(\S+) to (\S+) +(\S+)", out, re.MULTILINE
         )
         assert float(row[1]) == pytest.approx(iqm(scores), rel=1e-3)
-        # Of five scores every resample can be listed; a bootstrap by chance comes near the ends of that list.
+        # All resamples of five scores can be listed; a random bootstrap must come close to the quantiles of this list.
         listed = [iqm(resample) for resample in itertools.product(scores, repeat=5)]
         for shown, (least, most) in ((row[2], (0.015, 0.035)), (row[3], (0.965, 0.985))):
             bounds = np.quantile(listed, [least, most], method="inverted_cdf")
@@ -142,11 +142,11 @@ def test_a_sweep_is_drawn_and_its_numbers_are_those_of_the_records(made):
         best = iqm([points[:, 1].max() for points in curves(made / "sweep", rate).values()])
         assert float(row[4]) == pytest.approx(best, rel=1e-3)
         assert {label, row[1], row[4], f"{row[2]} to {row[3]}"} <= set(page.words)
-    # The lower rate comes first, though it is the greater text; every group has its parts in the picture.
+    # The lower rate comes first, though it is greater as text; every group has its elements in the picture.
     assert page.words.index(SLOW) < page.words.index(FAST)
     assert all(sum(name.startswith(f"g{i}-") for name in page.ids) > 8 for i in (0, 1))
     assert any("rlox train env=CartPole-v1" in word and "algo.learning_rate=0.01 seed=0" in word for word in page.words)
-    assert "mlflow" not in text  # where a tracker is found may hold a password
+    assert "mlflow" not in text  # the address of a tracker may contain a password
 
 
 def test_the_picture_shows_both_groups(made, tmp_path):
@@ -160,7 +160,7 @@ def test_the_picture_shows_both_groups(made, tmp_path):
     pixels = np.round(picture[..., :3] * 255).astype(int).reshape(-1, 3)
     for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
         assert (pixels == colour).all(-1).sum() > 1000
-    # Panels do not lie over one another: rows of white part them, over the whole width.
+    # Panels do not overlap: white rows across the whole width separate them.
     white = (picture[..., :3] > 0.99).all((1, 2))
     assert len([1 for is_white, run in itertools.groupby(white) if is_white and len(list(run)) > 5]) >= 4
 
@@ -182,12 +182,12 @@ def test_groups_are_chosen_by_key_and_by_path(made, tmp_path):
     assert (tmp_path / "b.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_what_a_resume_superseded_is_not_drawn(made, tmp_path):
+def test_rows_that_a_resume_superseded_are_not_plotted(made, tmp_path):
     run = tmp_path / "again"
     shutil.copytree(made / "again", run)
     shutil.copytree(run / "checkpoints", tmp_path / "older")
     rlox("train", "resume=again", "total_timesteps=4096", cwd=tmp_path)
-    # Back to the older checkpoint; another learning rate from there on makes other numbers.
+    # Resume from the older checkpoint, with another learning rate so that the numbers differ.
     shutil.copytree(tmp_path / "older", run / "checkpoints", dirs_exist_ok=True)
     rlox("train", "resume=again", "total_timesteps=6144", "algo.learning_rate=0.1", cwd=tmp_path)
     evaluated = [r for r in rows(run) if EVALUATION in r]
@@ -200,20 +200,20 @@ def test_what_a_resume_superseded_is_not_drawn(made, tmp_path):
     assert values.tolist() == [r[EVALUATION] for r in kept + after]
     assert (np.diff(steps) > 0).all()
     assert (np.diff(seconds) > 0).all()
-    # The time between the stop and the resume is nobody's training.
+    # The time between stop and resume does not count as training.
     starts = [r["time"] for r in rows(run) if r.get("event") == "start"]
     assert seconds[-1] < starts[2] - starts[0]
     assert read.status == "finished"
     assert read.shares["update"] > 0
 
 
-def test_runs_that_did_not_finish_are_drawn_as_far_as_they_got(sweep):
+def test_unfinished_runs_are_plotted_up_to_their_last_row(sweep):
     killed = sweep / "4-ppo-CartPole-v1-s4"
     lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
     last = [i for i, line in enumerate(lines) if EVALUATION in line][1]
-    # No checkpoint covers the last rows: a tracker must wait for them, a picture need not. The very last is torn.
+    # No checkpoint covers the last rows: trackers must wait for them, plots need not. The very last row is incomplete.
     (killed / "metrics.jsonl").write_text("".join(x for x in lines[: last + 1] if '"event":"c' not in x) + '{"segme')
-    # A living trainer, which goes on from the last step and has written nothing yet.
+    # A running trainer that resumed at the last step and has written nothing yet.
     with Record(sweep / "9-ppo-CartPole-v1-s4", resume_step=4096):
         out = rlox("plot", sweep, "--out", sweep / "a.html", cwd=sweep).stdout
     assert re.search(rf"^{SLOW} +CartPole-v1 +4 finished, 1 killed", out, re.MULTILINE)
@@ -226,13 +226,13 @@ def test_runs_that_did_not_finish_are_drawn_as_far_as_they_got(sweep):
     assert found.n.tolist() == [5, 5, 4, 4]
     points = np.array([points[:, 1] for points in curves(sweep, "1e-05").values() if len(points) == 4])
     assert found.middle.value[-1] == pytest.approx(iqm(points[:, -1]))
-    # A table counts scores of runs that came to their end.
+    # The table counts scores of finished runs.
     assert float(re.search(rf"^{SLOW}.* killed +(\S+)", out, re.MULTILINE)[1]) == pytest.approx(
         iqm(points[:, -1]), rel=1e-3
     )
 
 
-def test_what_is_damaged_is_named_and_the_rest_is_drawn(sweep):
+def test_damaged_runs_are_named_and_the_others_plotted(sweep):
     runs = sorted(sweep.glob("*-s*"))
     lines = (runs[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
     (runs[0] / "metrics.jsonl").write_text("".join([*lines[:2], "{broken\n", *lines[3:]]))
@@ -241,7 +241,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_drawn(sweep):
     shutil.copytree(runs[3], sweep / "copy")
     done = rlox("plot", sweep, "--out", sweep / "a.png", cwd=sweep)
     assert re.search(r"0-ppo-CartPole-v1-s0 is left out: .*metrics\.jsonl: line 3 must be one JSON object", done.stderr)
-    assert "seed must be a run's, got 'one'" in done.stderr
+    assert "seed must have a valid value, got 'one'" in done.stderr
     assert "no eval/mean_return yet" in done.stderr
     assert "has the same settings and seed" in done.stderr
     assert re.search(rf"^{SLOW} +CartPole-v1 +2 finished", done.stdout, re.MULTILINE)
@@ -309,7 +309,7 @@ def test_compare_agrees_with_numpy(made, tmp_path):
     }
     wins = np.mean([(x > y) + 0.5 * (x == y) for x in ours for y in theirs])
     assert reported["verdict"]["improvement"]["value"] == pytest.approx(wins)
-    # The permutation test, exactly: all ways to choose five of the ten.
+    # The exact permutation test: all ways to choose five of the ten.
     pool = np.concatenate([ours, theirs])
     splits = [list(chosen) for chosen in itertools.combinations(range(10), 5)]
     shifts = np.array([iqm(pool[c]) - iqm(np.delete(pool, c)) for c in splits])
@@ -327,15 +327,15 @@ def test_compare_agrees_with_numpy(made, tmp_path):
 def test_verdicts():
     apart = verdict(np.array([10.0, 11, 12, 13, 14]), np.array([20.0, 21, 22, 23, 24]))
     assert apart["winner"] == "b"
-    assert re.match(r"B is better: its IQM is 10 higher .* beats one of A with probability 1\.00", apart["sentence"])
+    assert re.match(r"B is better: its IQM is 10 higher .* beats a run of A with probability 1\.00", apart["sentence"])
     back = verdict(np.array([20.0, 21, 22, 23, 24]), np.array([10.0, 11, 12, 13, 14]))
     assert back["winner"] == "a"
-    assert re.match(r"A is better: its IQM is 10 higher .* beats one of B with probability 1\.00", back["sentence"])
-    # Three runs a side fall apart like this by chance once in ten; a bootstrap alone would call it a difference.
+    assert re.match(r"A is better: its IQM is 10 higher .* beats a run of B with probability 1\.00", back["sentence"])
+    # With three runs on each side, such a separation has probability 1/10; a bootstrap alone would report a difference.
     few = verdict(np.array([10.0, 11, 12]), np.array([20.0, 21, 22]))
     assert few["low"] > 0
     assert few["winner"] is None
-    assert "no difference can be told from 3 runs a side" in few["sentence"]
+    assert "3 runs per side do not distinguish A and B" in few["sentence"]
     assert few["runs_needed"] == 4
     same = verdict(np.full(5, 500.0), np.full(5, 500.0))
     assert same["winner"] is None
@@ -343,16 +343,16 @@ def test_verdicts():
     noise = verdict(np.array([0.0, 10, 20, 30, 40]), np.array([8.0, 18, 28, 38, 48]))
     assert noise["winner"] is None
     assert noise["runs_needed"] > 5
-    assert f"about {noise['runs_needed'] - 5} more on each side" in noise["sentence"]
+    assert f"about {noise['runs_needed'] - 5} more per side" in noise["sentence"]
 
 
-def test_what_supports_no_verdict_and_what_is_no_pair(made, tmp_path):
+def test_comparisons_without_a_verdict_and_invalid_pairs(made, tmp_path):
     one, other = "sweep/0-ppo-CartPole-v1-s0", "sweep/5-ppo-CartPole-v1-s0"
     text = rlox("compare", one, other, cwd=made).stdout
     assert "verdict: one run per side supports no verdict; train more seeds" in text
     assert "seeds that both have: 1;" in text
-    assert "one run on a side supports no verdict" in rlox("compare", "again", "sweep", cwd=made).stdout
-    assert "must not hold the same runs" in rlox("compare", "sweep", one, cwd=made, code=2).stderr
+    assert "one run on one side supports no verdict" in rlox("compare", "again", "sweep", cwd=made).stdout
+    assert "must not contain the same runs" in rlox("compare", "sweep", one, cwd=made, code=2).stderr
     shutil.copytree(made / "again", tmp_path / "elsewhere")
     edit(tmp_path / "elsewhere", "id: CartPole-v1", "id: Acrobot-v1")
     said = rlox("compare", one, tmp_path / "elsewhere", cwd=made, code=2).stderr
@@ -360,11 +360,11 @@ def test_what_supports_no_verdict_and_what_is_no_pair(made, tmp_path):
     assert "no runs under nowhere" in rlox("compare", one, "nowhere", cwd=made, code=2).stderr
 
 
-def test_a_sweep_draws_itself_by_a_call(made, tmp_path):
+def test_draw_writes_the_plot_of_a_sweep(made, tmp_path):
     out = tmp_path / "out"
     for run in sorted((made / "sweep").glob("*-s*"))[:3]:
         shutil.copytree(run, out / run.name)
-    (out / "job").mkdir()  # a job that never began is no reason to draw nothing
+    (out / "job").mkdir()  # a job that never started must not prevent the plot
     draw([out], EVALUATION, "steps", [], [], [])
     assert sorted(out.glob("plot.*")) == [out / "plot.html", out / "plot.png"]
     assert os.path.getsize(out / "plot.png") > 10_000

@@ -71,7 +71,7 @@ def test_continuous_policy_matches_normal():
 
 @pytest.mark.parametrize("kind", ["discrete", "multi-discrete", "continuous"])
 def test_log_probabilities_of_sampled_actions_have_a_gradient(kind):
-    """REINFORCE as one writes it: act, then differentiate what `get_action_and_logprob` returned."""
+    """As in REINFORCE: act, then differentiate the log-probabilities that `get_action_and_logprob` returned."""
     torch.manual_seed(0)
     policy = {
         "discrete": lambda: DiscretePolicy(4, 3),
@@ -154,7 +154,7 @@ def test_ppo_clip_has_no_gradient_beyond_the_clip():
     log_prob = torch.tensor([math.log(1.5), math.log(1.5), math.log(0.5)], requires_grad=True)
     loss, _ = ppo_clip(log_prob, torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), 0.2)
     loss.backward()
-    # Only the ratio that must come back from 1.5 (advantage < 0) still has one.
+    # Only the ratio of 1.5 with a negative advantage, which must decrease, still has a gradient.
     torch.testing.assert_close(log_prob.grad, torch.tensor([0.0, 0.5, 0.0]))
 
 
@@ -165,8 +165,8 @@ def test_value_loss_has_no_half_and_clips():
 
 
 @pytest.mark.slow
-def test_which_value_clipping_it_is_stands_where_it_is_chosen():
-    """Stable-Baselines3's, of the clipped value alone; PPO2 takes the greater of both losses."""
+def test_the_kind_of_value_clipping_is_documented_where_it_is_set():
+    """Stable-Baselines3's, which uses the clipped value alone; PPO2 takes the larger of the two losses."""
     shown = forked.run("show", "algo=ppo", env={**os.environ, "COLUMNS": "300"})
     (line,) = (line for line in shown.stdout.splitlines() if "algo.clip_vf" in line)
     for text in (line, value_loss.__doc__, PPOLoss.__doc__):
@@ -204,7 +204,7 @@ def test_flat_optimizer_equals_torch_with_clipping(kind, max_norm):
         (theirs(x).square().mean() * 10).backward()
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm or float("inf"))
         reference.step()
-        # The two sum in another order, and f32 rounding compounds over the steps.
+        # The two sum in different orders, and float32 rounding accumulates over the steps.
         torch.testing.assert_close(norm, expected, rtol=1e-4, atol=1e-5)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -229,8 +229,8 @@ def test_flat_optimizer_leaves_frozen_parameters_alone():
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_flat_optimizer_flushes_what_has_faded_and_leaves_the_users_setting(flushed):
-    """Without a gradient the first moment falls by a tenth a step; as a denormal it would stay for ever."""
+def test_flat_optimizer_flushes_denormals_and_restores_the_users_setting(flushed):
+    """Without a gradient the first moment shrinks by a tenth per step; as a denormal it would never become 0."""
     smallest = torch.tensor(1e-45)
     torch.set_flush_denormal(flushed)
     try:

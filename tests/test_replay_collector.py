@@ -11,14 +11,14 @@ from rlox.nn.policies import QPolicy
 
 
 def pushed(collector, n, policy=None):
-    """What `n` steps put into the memory, by column; without a policy they are random."""
+    """The rows that `n` steps push to the memory, by column; without a policy actions are random."""
     spec = collector.spec
     memory = NewestBuffer(10_000, spec.obs_dim, int(np.prod(spec.action_shape)))
     ended = [collector.step(policy, memory, random=policy is None) for _ in range(n)]
     return memory.get_state(), ended
 
 
-def test_transitions_are_what_happened():
+def test_transitions_equal_the_steps_of_the_environment():
     rows, ended = pushed(ReplayCollector(lambda: probes.Countdown(3, True), n_envs=2, seed=0), 7)
     obs = np.repeat([0, 1, 2, 0, 1, 2, 0], 2)
     assert np.array_equal(rows["obs"][:, 0], obs)
@@ -71,7 +71,7 @@ def test_images_are_pushed_flat():
     assert seen[0].any()
 
 
-def test_reward_fn_replaces_rewards_and_may_keep_what_it_is_shown():
+def test_reward_fn_replaces_rewards_and_may_keep_its_arguments():
     kept = []
 
     def shaped(obs, actions, raw_rewards):
@@ -81,13 +81,13 @@ def test_reward_fn_replaces_rewards_and_may_keep_what_it_is_shown():
     rows, ended = pushed(ReplayCollector(lambda: probes.Countdown(3), n_envs=2, seed=0, reward_fn=shaped), 4)
     assert np.array_equal(rows["rewards"], 10 + rows["actions"][:, 0])
     assert np.array_equal(np.concatenate([obs for obs, _, _ in kept]), rows["obs"])
-    assert ended[2][0].tolist() == [3.0, 3.0]  # the environment's own
+    assert ended[2][0].tolist() == [3.0, 3.0]  # of the environment's rewards
     wrong = ReplayCollector("CartPole-v1", seed=0, reward_fn=lambda obs, actions, raw_rewards: np.zeros(3))
     with pytest.raises(ValueError, match=r"ReplayCollector\.step: reward_fn must return an array of shape \(1,\)"):
         pushed(wrong, 1)
 
 
-def test_a_policy_acts_by_the_collectors_noise():
+def test_a_policy_acts_with_the_collectors_noise():
     class Right(torch.nn.Module):
         def forward(self, obs):
             return torch.tensor([[0.0, 1.0]]).expand(len(obs), 2)
@@ -112,6 +112,6 @@ def test_native_state_continues_in_the_same_bits():
 
 def test_a_memory_without_n_step_returns_needs_no_cut():
     memory = NewestBuffer(100, 4, 1)
-    for seed in (0, 1):  # the second one's environments start afresh behind the first one's transitions
+    for seed in (0, 1):  # the second collector starts new episodes after the transitions of the first
         ReplayCollector("CartPole-v1", seed=seed).step(None, memory, random=True)
     assert len(memory) == 2

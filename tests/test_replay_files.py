@@ -1,4 +1,4 @@
-"""The replay memory beside the checkpoint: whole after any series of saves, small in what each one writes."""
+"""The replay memory next to the checkpoint: complete after any series of saves, each of which writes little."""
 
 import json
 import warnings
@@ -49,10 +49,10 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_a_series_of_saves_leaves_is_the_memory(kind, tmp_path):
+def test_a_series_of_saves_restores_the_memory(kind, tmp_path):
     rng = np.random.default_rng(0)
     buffer, files, start = MAKERS[kind](tmp_path / "here"), ReplayFiles(tmp_path / "memory"), 0
-    # Nothing new, a little, more than fits, an empty memory again, and more saves than there may be files.
+    # No new rows, a few, more than fit, an empty memory again, and more saves than the limit of files.
     for n in [0, 5, 0, 20, 30, 100, "clear", 0, 3, *[1] * 40]:
         if n == "clear":
             if kind == "mmap":
@@ -67,7 +67,7 @@ def test_what_a_series_of_saves_leaves_is_the_memory(kind, tmp_path):
         entry = json.loads(json.dumps(entry))
         expected, sample = buffer.get_state(), buffer.sample(16, 1) if len(buffer) else {}
         if kind == "mmap":
-            buffer.close()  # its file has one owner
+            buffer.close()  # its file may have only one owner
         found = MAKERS[kind](tmp_path / f"there-{start}-{n}")
         load(found, tmp_path / "memory", entry, arrays)
         equal(found.get_state(), expected)
@@ -77,7 +77,7 @@ def test_what_a_series_of_saves_leaves_is_the_memory(kind, tmp_path):
     assert len(list((tmp_path / "memory").glob("*"))) <= 32
 
 
-def test_a_save_writes_what_is_new_and_keeps_what_the_last_checkpoint_needs(tmp_path):
+def test_a_save_writes_new_rows_and_keeps_files_of_the_last_checkpoint(tmp_path):
     buffer, files, rng = ReplayBuffer(1000, 3, 1), ReplayFiles(tmp_path), np.random.default_rng(0)
     push(buffer, 500, rng, 0)
     taken = files.take(buffer)
@@ -89,13 +89,13 @@ def test_a_save_writes_what_is_new_and_keeps_what_the_last_checkpoint_needs(tmp_
     (new,) = {path.name: path.stat().st_size for path in tmp_path.glob("*")}.keys() - sizes.keys()
     assert (tmp_path / new).stat().st_size < 0.2 * max(sizes.values())
     assert len(after["files"]) == 2
-    # Killed here: the checkpoint on disk is the one before, and finds its files.
+    # After a kill at this point, the previous checkpoint is on disk and finds its files.
     found = ReplayBuffer(1000, 3, 1)
     load(found, tmp_path, before, arrays)
     assert len(found) == 500
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path):
+def test_no_files_of_other_folders_are_loaded(tmp_path):
     buffer, files = ReplayBuffer(1000, 3, 1), ReplayFiles(tmp_path / "elsewhere")
     push(buffer, 5, np.random.default_rng(0), 0)
     entry, arrays = files.take(buffer).write()
@@ -130,7 +130,7 @@ def test_training_continues_with_the_memory_it_had(kind, tmp_path):
         one.close()
 
 
-def test_files_that_are_gone_or_damaged_are_named(tmp_path):
+def test_missing_or_damaged_files_are_named(tmp_path):
     path = tmp_path / "last.safetensors"
     one = made("uniform", tmp_path)
     one.train(100)
@@ -141,7 +141,7 @@ def test_files_that_are_gone_or_damaged_are_named(tmp_path):
     with pytest.raises(ValueError, match=f"{file.name} is damaged"):
         DQN.from_checkpoint(path).train(50)
     file.unlink()
-    with pytest.warns(RuntimeWarning, match=f"starts empty, for there is no .*{file.name}"):
+    with pytest.warns(RuntimeWarning, match=f"starts empty, because there is no .*{file.name}"):
         again = DQN.from_checkpoint(path)
     assert len(again.buffer) == 0
     assert again.memory_start == 100
@@ -149,7 +149,7 @@ def test_files_that_are_gone_or_damaged_are_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_command_line_keeps_it_beside_the_checkpoint(kept, tmp_path):
+def test_the_command_line_saves_it_next_to_the_checkpoint(kept, tmp_path):
     small = ["total_timesteps=200", "eval.n_points=1", "eval.n_episodes=1", "logger=none", "tuned=off"]
     choice = [f"checkpoint.memory={str(kept).lower()}", "hydra.run.dir=run"]
     done = forked.run("train", "algo=dqn", "algo.learning_starts=50", *small, *choice, cwd=tmp_path)
@@ -158,7 +158,7 @@ def test_the_command_line_keeps_it_beside_the_checkpoint(kept, tmp_path):
     assert (tmp_path / "run/checkpoints/memory").is_dir() is kept
 
 
-def test_a_memory_of_another_kind_starts_empty_and_says_so(tmp_path):
+def test_a_memory_of_another_kind_starts_empty_with_a_warning(tmp_path):
     options = {"learning_starts": 8, "batch_size": 8, "hidden_sizes": [8]}
     dqn = DQN("CartPole-v1", **options)
     dqn.train(64)
@@ -178,13 +178,13 @@ def test_a_memory_of_another_environment_is_loaded_with_a_warning(tmp_path):
     dqn.train(64)
     dqn.save_buffer(tmp_path / "memory.safetensors")
     with pytest.warns(
-        RuntimeWarning, match="holds transitions of MountainCar-v0, and these environments are MountainCarC"
+        RuntimeWarning, match="contains transitions of MountainCar-v0, but these environments are MountainCarC"
     ):
         TD3("MountainCarContinuous-v0", **options).load_buffer(tmp_path / "memory.safetensors")
 
 
 @pytest.mark.parametrize("name", ["n_envs", "seed"])
-def test_what_a_checkpoint_decides_is_refused_by_name(name, tmp_path):
+def test_arguments_fixed_by_the_checkpoint_are_errors(name, tmp_path):
     DQN("CartPole-v1", hidden_sizes=[8]).save(tmp_path / "dqn.safetensors")
     with pytest.raises(TypeError, match=f"DQN.from_checkpoint: {name} must be the checkpoint's, got 5; leave it out"):
         DQN.from_checkpoint(tmp_path / "dqn.safetensors", **{name: 5})
@@ -193,7 +193,7 @@ def test_what_a_checkpoint_decides_is_refused_by_name(name, tmp_path):
 TINY = {"hidden_sizes": [8], "learning_starts": 8, "batch_size": 8}
 
 
-def test_a_memory_of_0_6_0_is_what_it_was(tmp_path):
+def test_a_memory_of_0_6_0_is_loaded(tmp_path):
     dqn = DQN("CartPole-v1", buffer="prioritized", buffer_size=100, **TINY)
     dqn.train(64)
     path = tmp_path / "last.safetensors"
@@ -216,7 +216,7 @@ def test_a_memory_that_is_not_registered_is_named(tmp_path):
     saved = load_checkpoint(path)
     saved.header["buffer"] = {"name": "gone"}
     save_checkpoint(path, saved)
-    again = DQN.from_checkpoint(path)  # to evaluate it needs none
+    again = DQN.from_checkpoint(path)  # evaluation does not need the memory
     with pytest.raises(ValueError, match="trained with the buffer gone, which is not registered here"):
         again.train(100)
     own = DQN("CartPole-v1", buffer=ReplayBuffer(100, 4, 1), **TINY)
@@ -234,10 +234,10 @@ def test_a_restored_run_saves_its_memory_again(kind, tmp_path):
     again.train(40)
     again.save(path, memory=True)
     equal(DQN.from_checkpoint(path).buffer.get_state(), again.buffer.get_state())
-    assert len(list((tmp_path / "memory").glob("*"))) == 2  # the first save's rows, and what is new
+    assert len(list((tmp_path / "memory").glob("*"))) == 2  # the rows of the first save, and the new ones
 
 
-def test_a_memory_of_ones_own_is_saved_whole(tmp_path):
+def test_a_custom_memory_is_saved_completely(tmp_path):
     buffer, files = NewestBuffer(20, 3, 1), ReplayFiles(tmp_path)
     for start in (0.0, 15.0):
         obs = np.arange(start, start + 15, dtype=np.float32)[:, None].repeat(3, 1)
@@ -257,8 +257,8 @@ def test_a_memory_of_ones_own_is_saved_whole(tmp_path):
      {"files": [{"name": "a"}, {"name": "b/a"}]}, {"files": [{"name": "a\0"}]}, {"start": -1},
      {"values": {"next_frame": 0.5}}, {"values": {"cold_path": 3}}, {"values": {"cold_path": "x" * 65_536}}],
 )  # fmt: skip
-def test_an_entry_that_is_not_what_was_saved_is_refused(changes, tmp_path):
-    with pytest.raises(ValueError, match="its entry in the header must be what was saved, got"):
+def test_a_changed_entry_is_an_error(changes, tmp_path):
+    with pytest.raises(ValueError, match="its entry in the header must be unchanged since the save, got"):
         load(ReplayBuffer(10, 3, 1), tmp_path, {"values": {}, "files": [], "start": 0, **changes}, {})
 
 
@@ -288,26 +288,26 @@ def test_a_file_of_other_arrays_is_named(name, change, got, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "stacks"])
-def test_a_memory_in_the_place_of_another_is_written_whole(kind, tmp_path):
+def test_a_memory_that_replaces_another_is_written_completely(kind, tmp_path):
     files, rng = ReplayFiles(tmp_path), np.random.default_rng(0)
     first, second = MAKERS[kind](tmp_path), MAKERS[kind](tmp_path)
     push(first, 5, rng, 0)
     files.take(first).write()
-    push(second, 100, rng, 50)  # more than it holds
+    push(second, 100, rng, 50)  # more than its capacity
     entry, arrays = files.take(second).write()
     found = MAKERS[kind](tmp_path)
     load(found, tmp_path, entry, arrays)
     equal(found.get_state(), second.get_state())
 
 
-def test_a_lost_file_is_named_and_the_next_save_is_whole(tmp_path):
+def test_a_lost_file_is_named_and_the_next_save_is_complete(tmp_path):
     buffer, files, rng = ReplayBuffer(100, 3, 1), ReplayFiles(tmp_path), np.random.default_rng(0)
     push(buffer, 5, rng, 0)
     files.take(buffer).write()
     (lost,) = tmp_path.glob("*")
     lost.unlink()
     push(buffer, 5, rng, 5)
-    with pytest.raises(FileNotFoundError, match=f"{lost.name} must be there; the next save writes all anew"):
+    with pytest.raises(FileNotFoundError, match=f"{lost.name} must exist; the next save writes all files again"):
         files.take(buffer).write()
     entry, arrays = files.take(buffer).write()
     found = ReplayBuffer(100, 3, 1)
@@ -316,14 +316,14 @@ def test_a_lost_file_is_named_and_the_next_save_is_whole(tmp_path):
 
 
 def grown(buffer, n, rng, start):
-    """n steps of two environments, in episodes of seven, then newer states of some of them."""
+    """Push n steps of two environments in episodes of seven, then update some of the states."""
     for i in range(start, start + n):
         rows = np.full((2, 3), i, np.float32)
         flags = [i % 7 == 6, False]
         state = rng.normal(size=(2, 2)).astype(np.float32)
         buffer.push_batch(rows, None, rows[:, :1], rows[:, 0], flags, [False] * 2, state=state)
         if i % 5 == 0:
-            buffer.push(rows[0], [0], 0, False, False, env=0, state=[0, 0])  # environments differ in their steps
+            buffer.push(rows[0], [0], 0, False, False, env=0, state=[0, 0])  # unequal numbers of steps
     if len(buffer) > 8:
         batch = buffer.sample(3, 4, start, online=True, with_indices=True)
         buffer.update_states(batch["indices"], rng.normal(size=(3, 4, 2)).astype(np.float32))
@@ -353,7 +353,7 @@ def test_sequences_after_any_series_of_saves(tmp_path):
             grown(buffer, n, rng, start)
             start += n
         taken = files.take(buffer)
-        # What comes before it is written is no part of it.
+        # Rows pushed before it is written are not part of it.
         expected = buffer.get_state()
         if n == 1:
             grown(buffer, 1, rng, start)
@@ -367,7 +367,7 @@ def test_sequences_after_any_series_of_saves(tmp_path):
     assert len(list(tmp_path.glob("*"))) <= 32
 
 
-def test_a_save_of_sequences_writes_what_is_new(tmp_path):
+def test_a_save_of_sequences_writes_only_new_rows(tmp_path):
     rng = np.random.default_rng(0)
     buffer, files = sequences(20_000), ReplayFiles(tmp_path)
     grown(buffer, 4000, rng, 0)
@@ -382,16 +382,16 @@ def test_a_save_of_sequences_writes_what_is_new(tmp_path):
         buffer.update_states(batch["indices"], rng.normal(size=(100, 10, 2)).astype(np.float32))
         grown(buffer, 5, rng, 4000 + 5 * i)
     one = sum(x.nbytes for x in buffer.get_state().values() if isinstance(x, np.ndarray))
-    assert max(sizes) < 2.5 * one  # states are written anew before their files grow beyond them
+    assert max(sizes) < 2.5 * one  # states are rewritten before the files of their updates become larger
     assert any(len(a - b) for a, b in pairwise(held))
     assert len({name for names in held for name in names if not name.startswith("states")}) > 30
     found = sequences(20_000)
     load(found, tmp_path, entry, arrays)
-    # A piece that is gone, or another memory's, is not taken for the whole.
+    # A missing file, or a file of another memory, is an error.
     lost = {**entry, "files": entry["files"][1:]}
-    with pytest.raises(ValueError, match="its files must hold every step, and some are missing"):
+    with pytest.raises(ValueError, match="its files must contain every step, but some are missing"):
         load(sequences(20_000), tmp_path, lost, arrays)
     with pytest.raises(ValueError, match="replay memory: sizes and pushed must fit 2 environments of 50 steps"):
         load(sequences(100), tmp_path, entry, arrays)
-    with pytest.raises(ValueError, match=r"files must hold rows of this memory, got state of shape \(\d+, 2\) for"):
+    with pytest.raises(ValueError, match=r"files must contain rows of this memory, got state of shape \(\d+, 2\) for"):
         load(SequenceReplayBuffer(20_000, 3, 1, n_envs=2, state_dim=5), tmp_path, entry, arrays)

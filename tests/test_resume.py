@@ -1,4 +1,4 @@
-"""`rlox train resume=`: what is killed and goes on ends as what was never stopped."""
+"""`rlox train resume=`: a run that is killed and resumed ends with the same result as one that never stopped."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ from rlox_cli.train import main
 
 pytestmark = pytest.mark.slow
 EXHAUSTIVE = pytest.mark.exhaustive
-# How often each pair of runs is made; a soak sets it: 5 rounds are 110 runs that are killed.
+# Number of repetitions of each pair of runs; long test runs set it: 5 rounds are 110 killed runs.
 ROUNDS = int(os.environ.get("RLOX_RESUME_ROUNDS", "1"))
 
 COMMON = ["tuned=off", "logger=none", "eval.n_points=3", "eval.n_episodes=1", "seed=3", "algo.hidden_sizes=[16]"]
@@ -42,11 +42,11 @@ RUNS = {
     "sac": ["env=Pendulum-v1", *OFF_POLICY],
     "td3": ["env=Pendulum-v1", *OFF_POLICY, "algo.learning_rate_schedule=linear"],
 }
-# Environment steps: long enough to be killed in the middle of.
+# Environment steps: long enough to be killed in the middle.
 TOTAL = {(algo, "torch"): 10_000 if algo in ("ppo", "a2c") else 1_000 for algo in RUNS}
 TOTAL |= {("ppo", "native"): 60_000, ("a2c", "native"): 100_000}
 TOTAL |= {(algo, "native"): 10_000 for algo in ("dqn", "sac", "td3")}
-# Something of what each algorithm can do beside: it all has to be restored.
+# Additional features of each algorithm, whose state must be restored.
 MORE = {
     "ppo": ["algo.learning_rate_schedule=linear", "algo.normalize_obs=true", "algo.normalize_rewards=true"],
     "dqn": ["buffer.n_step=3", "algo.dueling=true"],
@@ -56,8 +56,8 @@ BUFFERS = {
     "prioritized": ["buffer.size=1000"],
     "mmap": ["buffer.size=1000", "buffer.hot_size=128"],
 }
-# Each algorithm, each memory and each family's backends; the other combinations of them are the exhaustive ones, and
-# tests/test_contract.py saves and loads each algorithm by both backends.
+# Each algorithm, each memory and both backends of each family; all other combinations are marked exhaustive.
+# tests/test_contract.py saves and loads each algorithm with both backends.
 OFTEN = {
     ("ppo", None, "native"),
     ("a2c", None, "torch"),
@@ -87,7 +87,7 @@ def train(folder, *arguments):
 
 
 def newest(folder):
-    """Segment and step of the newest row; (-1, 0) before the first."""
+    """The segment and step of the newest row; (-1, 0) before the first."""
     try:
         with open(folder / "run/metrics.jsonl", "rb") as file:
             file.seek(-min(4096, file.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -98,14 +98,14 @@ def newest(folder):
 
 
 def killed(folder, *arguments, at):
-    """Kill -9 once it has a checkpoint and is past the step `at`; whether that came before its end."""
+    """Kill the run when it has a checkpoint and is past the step `at`; return whether it had not ended."""
     last, before = folder / "run/checkpoints/last.safetensors", newest(folder)[0]
     process = start(folder, *arguments)
     deadline = time.monotonic() + 60
     while not (last.exists() and newest(folder) >= (before + 1, at)):
         if process.poll() is not None or time.monotonic() > deadline:
             break
-        time.sleep(0.001)  # the core is the run's
+        time.sleep(0.001)  # leave the core to the run
     time.sleep(random.uniform(0, 0.01))
     process.kill()
     assert process.wait(120) in (0, -9), (folder / "out.txt").read_text()
@@ -126,14 +126,14 @@ def events(folder, kind):
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
 @pytest.mark.parametrize(("algo", "buffer", "backend"), CASES, ids=lambda value: str(value))
-def test_killed_and_resumed_is_never_stopped(algo, buffer, backend, round_, tmp_path):
+def test_a_killed_and_resumed_run_equals_an_undisturbed_one(algo, buffer, backend, round_, tmp_path):
     more = [*MORE.get(algo, []), *([f"buffer={buffer}", *BUFFERS[buffer]] if buffer else [])]
     total = TOTAL[algo, backend]
     same_when_killed(tmp_path, total, f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}")
 
 
 def same_when_killed(folder, total, *command):
-    """Two runs of `command`, one of them killed in the middle, perhaps twice: they must not differ in a bit."""
+    """Check that a run of `command` that is killed once or twice gives the same bits as an undisturbed run."""
     command = [*command, f"total_timesteps={total}", f"checkpoint.every_steps={total // 16}", "hydra.run.dir=run"]
     whole, again = folder / "whole", folder / "again"
     train(whole, *command)
@@ -150,7 +150,7 @@ def same_when_killed(folder, total, *command):
     assert events(again, "end")[-1]["status"] == "finished"
 
 
-def test_correlated_noise_goes_on(tmp_path):
+def test_correlated_noise_is_restored(tmp_path):
     noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", "backend=native"]
     same_when_killed(tmp_path, 5_000, "algo=sac", *RUNS["sac"], *COMMON, *noisy)
 
@@ -163,9 +163,9 @@ def test_foreign_environments_that_can_be_restored(tmp_path):
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
 @pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=EXHAUSTIVE)])
-def test_evaluations_beside_training(algo, round_, tmp_path):
-    """None is lost that was pending when the run was killed, and no process is left that played it."""
-    # gymnasium's environments, which can be restored, and evaluations that take as long as the training between them.
+def test_evaluations_in_parallel_to_training(algo, round_, tmp_path):
+    """No evaluation is lost that was pending when the run was killed, and no process of it is left."""
+    # Restorable gymnasium environments, and evaluations that take as long as the training between them.
     foreign = ["env.wrappers=[{TimeLimit: {max_episode_steps: 200}}]", "eval.workers=1", "eval.n_points=12"]
     long = ["eval.n_episodes=20", "backend=native", *(["buffer=uniform", *BUFFERS["uniform"]] if algo == "dqn" else [])]
     common = [word for word in COMMON if not word.startswith("eval.")]
@@ -179,7 +179,7 @@ def evaluated(run):
 
 
 def evaluators_of(folder):
-    """Processes that evaluate for a run below `folder` and are there after a minute."""
+    """Evaluation processes of runs below `folder` that still exist after a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = []
@@ -209,7 +209,7 @@ SMALL += ["checkpoint.every_steps=1_000", "hydra.run.dir=run"]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder that holds a finished run, which tests may look at, and copy."""
+    """The folder with a finished run, which tests may read and copy."""
     folder = tmp_path_factory.mktemp("finished")
     train(folder, *SMALL, "algo.learning_rate_schedule=linear")
     return folder
@@ -221,7 +221,7 @@ def mine(finished, tmp_path):
     return tmp_path
 
 
-def test_a_finished_run_says_so_and_stays_as_it_is(mine):
+def test_resuming_a_finished_run_prints_a_message_and_changes_nothing(mine):
     before = {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()}
     said = train(mine, "resume=run")
     assert "run is finished: 10,240 steps. To train on: rlox train resume=run total_timesteps=20480" in said
@@ -244,7 +244,7 @@ def test_more_steps_extend_it_and_stretch_its_schedules(mine):
     assert rates[-1] == pytest.approx(2.5e-4 * (1 - 11_776 / 12_000))
 
 
-def test_an_end_of_schedules_that_leaves_nothing_to_learn_is_refused(mine):
+def test_an_end_of_schedules_before_the_current_step_is_an_error(mine):
     before = {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()}
     command = ["train", "resume=run", "total_timesteps=14_000"]
     for check in ([], ["--check"]):
@@ -259,7 +259,7 @@ def test_an_end_of_schedules_that_leaves_nothing_to_learn_is_refused(mine):
     assert {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()} == before
     done = forked.run(*command, "--check", cwd=mine)
     assert "schedules now end at step 14,000, not 10,000" in done.stdout
-    # What was typed once holds until it is taken back.
+    # A typed setting stays in effect until it is reset.
     assert "learning_rate 0 -> " in train(mine, "resume=run", "total_timesteps=11_000", "schedule_timesteps=20_000")
     (mine / "out.txt").unlink()
     assert "schedules" not in train(mine, "resume=run", "total_timesteps=12_000")
@@ -286,9 +286,9 @@ def test_the_same_in_the_library(tmp_path):
     np.testing.assert_array_equal(rest.native.net.parameters, whole.native.net.parameters)
     played = whole.callbacks.callbacks[0].evaluations
     assert [(step, e.returns.tolist()) for step, e in again.evaluations] == [(s, e.returns.tolist()) for s, e in played]
-    with pytest.raises(ValueError, match="total_timesteps must not stand beside until"):
+    with pytest.raises(ValueError, match="total_timesteps must not be given together with until"):
         rest.train(10, until=20)
-    with pytest.raises(ValueError, match="no training to go on with"):
+    with pytest.raises(ValueError, match="no training to continue"):
         PPO("CartPole-v1").train()
 
 
@@ -297,35 +297,35 @@ def test_the_same_in_the_library(tmp_path):
     [
         (["resume=nowhere"], "resume=nowhere does not exist; name a run folder"),
         (["resume=."], "must be a run folder, or a checkpoint in the checkpoints/ of one"),
-        (["resume=run", "seed=1"], r"seed must stay what it was \(3\) in a run that is resumed, got 1; a new run can"),
-        (["resume=run", "env.n_envs=3"], r"env.n_envs must stay what it was \(8\)"),
+        (["resume=run", "seed=1"], "seed must stay 3 in a run that is resumed, got 1; a new run can"),
+        (["resume=run", "env.n_envs=3"], "env.n_envs must stay 8"),
         (["resume=run", "algo=a2c"], "algo=a2c must stay algo=ppo in a run that is resumed"),
         (["resume=run", "env=Acrobot-v1"], "env=Acrobot-v1 must stay env=CartPole-v1"),
         (["resume=run", "algo.gama=0.9"], "algo.gama is no key of PPOConfig; did you mean 'gamma'"),
         (["resume=run", "algo.gamma=much"], "algo.gamma must be a number, got 'much'"),
         (["resume=run", "algo.gamma=2"], r"algo.gamma must be in \[0, 1\], got 2"),
-        (["resume=run", "tuned=off"], "tuned=off must not stand beside resume="),
-        (["resume=run", "seed=1,2"], "seed=1,2 must be KEY=VALUE, one value"),
-        (["-m", "resume=run"], "-m must not stand beside resume="),
+        (["resume=run", "tuned=off"], "tuned=off must not be combined with resume="),
+        (["resume=run", "seed=1,2"], "seed=1,2 must be KEY=VALUE with one value"),
+        (["-m", "resume=run"], "-m must not be combined with resume="),
         (
             ["resume=run", "total_timesteps=5000"],
-            "total_timesteps must be at least what .* has done, 10,240, got 5,000",
+            "total_timesteps must be at least that of .*, 10,240, got 5,000",
         ),
     ],
 )
-def test_what_cannot_be_resumed_so(finished, monkeypatch, arguments, says):
+def test_settings_that_cannot_change_on_resume(finished, monkeypatch, arguments, says):
     monkeypatch.chdir(finished)
     with pytest.raises(UsageError, match=says):
         main(arguments)
 
 
-def test_a_refusal_is_one_paragraph(finished):
+def test_an_error_is_one_paragraph(finished):
     done = forked.run("train", "resume=run", "seed=1", cwd=finished)
     assert done.returncode == 2
-    assert re.fullmatch(r"rlox train: seed must stay what it was \(3\) .*\n", done.stderr)
+    assert re.fullmatch(r"rlox train: seed must stay 3 .*\n", done.stderr)
 
 
-def test_runs_without_what_is_needed(mine):
+def test_runs_with_damaged_or_missing_files(mine):
     def said(*arguments):
         with pytest.raises(UsageError) as caught:
             resume(str(mine / "run"), [], list(arguments), [], make_console())
@@ -344,12 +344,14 @@ def test_runs_without_what_is_needed(mine):
     config.write_text(text)
     last, best = (mine / f"run/checkpoints/{kind}.safetensors" for kind in ("last", "best"))
     last.write_bytes(last.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=f"cut short or damaged .*; the best one is there: rlox train resume={best}"):
+    with pytest.raises(
+        ValueError, match=f"truncated or damaged .*; the best checkpoint is there: rlox train resume={best}"
+    ):
         resume(str(mine / "run"), [], ["total_timesteps=20_000"], [], make_console())
     last.unlink()
-    assert "has no last.safetensors, so there is nothing to resume; the best one is there" in said()
+    assert "has no last.safetensors, so there is nothing to resume; the best checkpoint is there" in said()
     best.unlink()
-    assert "nothing to resume; start it anew" in said()
+    assert "nothing to resume; start a new run" in said()
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -366,7 +368,7 @@ def test_one_process_at_a_time(tmp_path):
     finally:
         process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
-    assert "Go on: rlox train resume=run" in (tmp_path / "out.txt").read_text()
+    assert "Resume with: rlox train resume=run" in (tmp_path / "out.txt").read_text()
     assert [row["status"] for row in events(tmp_path, "end")] == ["interrupted"]
     steps = load_checkpoint(last).header["counters"]["env_steps"]
     (tmp_path / "out.txt").unlink()
@@ -375,7 +377,7 @@ def test_one_process_at_a_time(tmp_path):
     )
 
 
-def test_of_two_that_resume_at_once_one_is_refused(mine):
+def test_of_two_concurrent_resumes_one_is_an_error(mine):
     folders = [mine, mine / "other"]
     folders[1].mkdir()
     os.symlink(mine / "run", folders[1] / "run")
@@ -385,7 +387,7 @@ def test_of_two_that_resume_at_once_one_is_refused(mine):
         time.sleep(0.01)
     (loser,) = [i for i, one in enumerate(both) if one.poll() is not None]
     said = (folders[loser] / "out.txt").read_text()
-    # Seen at once it is a mistake of the command; another that comes first meanwhile is none.
+    # If the lock is seen at once it is a usage error; losing the race for the lock later is not.
     assert both[loser].returncode in (1, 2), said
     assert re.search(r"is training|by another process|held by process", said), said
     both[1 - loser].terminate()
@@ -394,7 +396,7 @@ def test_of_two_that_resume_at_once_one_is_refused(mine):
     load_checkpoint(mine / "run/checkpoints/last.safetensors")
 
 
-def test_a_stop_by_score_ends_a_run_until_it_is_lifted(tmp_path):
+def test_a_run_stopped_by_score_resumes_only_without_the_rule(tmp_path):
     train(tmp_path, *SMALL, "eval.n_points=10", "eval.stop_at=9")
     said = train(tmp_path, "resume=run")
     assert "run is finished: 1,024 steps, stopped early: the evaluation's mean" in said
@@ -405,7 +407,7 @@ def test_a_stop_by_score_ends_a_run_until_it_is_lifted(tmp_path):
     assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in said
 
 
-def test_best_may_be_gone_back_to(tmp_path):
+def test_a_run_can_be_resumed_from_best(tmp_path):
     train(tmp_path, *SMALL, "algo.learning_rate=0.001", "algo.learning_rate_schedule=constant", "eval.n_points=10")
     best = load_checkpoint(tmp_path / "run/checkpoints/best.safetensors").header["counters"]["env_steps"]
     said = train(tmp_path, "resume=run/checkpoints/best.safetensors", "algo.learning_rate=0.0001")
@@ -415,7 +417,7 @@ def test_best_may_be_gone_back_to(tmp_path):
     assert [row["step"] for row in events(tmp_path, "start")] == [0, best]
 
 
-def test_a_full_disk_costs_the_run_but_no_checkpoint(tmp_path):
+def test_a_full_disk_ends_the_run_but_keeps_checkpoints(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True).returncode:
@@ -443,7 +445,7 @@ def test_trackers_after_three_kills(logger, tmp_path):
     train(tmp_path, "resume=run", f"total_timesteps={total}")
     rows = durable_rows(tmp_path / "run")
     assert [row["segment"] for row in events(tmp_path, "start")] == [0, 1, 2, 3]
-    assert {0, 3} <= {row["segment"] for row in rows}  # one that was killed early may have left nothing
+    assert {0, 3} <= {row["segment"] for row in rows}  # a segment that was killed early may have left no rows
     steps = [row["step"] for row in rows if "loss/policy" in row]
     assert steps == sorted(set(steps))
     assert len(steps) == -(-total // 512)

@@ -14,7 +14,7 @@ from rlox.offline.returns import returns_to_go
     st.sampled_from([0.0, 0.5, 0.99, 1.0]),
     st.integers(1, 50),
 )
-def test_returns_are_sums_to_the_end_of_the_episode_and_no_further(ends, gamma, most):
+def test_returns_are_sums_up_to_the_end_of_the_episode(ends, gamma, most):
     n = len(ends)
     rewards = np.random.default_rng(n).normal(size=n).astype(np.float32)
     flags = [np.array([end == name for end in ends]) for name in ("terminated", "truncated")]
@@ -29,5 +29,5 @@ def test_returns_are_sums_to_the_end_of_the_episode_and_no_further(ends, gamma, 
             at += 1
         assert returns[row] == pytest.approx(total, abs=1e-9)
         assert last[row] == at
-        # What lies behind a termination is worth nothing; behind anything else it is.
+        # The rest after a termination is worth 0; otherwise it is discounted.
         assert rest[row] == pytest.approx(0.0 if ends[at] == "terminated" else discount)

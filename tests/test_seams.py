@@ -1,4 +1,4 @@
-"""Where environments start afresh under a memory that is kept, no n-step return and no exported episode runs across."""
+"""When environments restart and the memory is kept, no n-step return and no exported episode crosses that point."""
 
 import numpy as np
 import probes
@@ -11,7 +11,7 @@ from rlox.buffers.table import Entry
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.offline.collect import write_replay
 
-ENV = lambda: probes.Countdown(1000)  # noqa: E731  (its observation is the number of steps)
+ENV = lambda: probes.Countdown(1000)  # noqa: E731  (the observation is the number of steps)
 SMALL = {"n_envs": 2, "seed": 0, "hidden_sizes": [8], "batch_size": 8, "learning_starts": 4, "gamma": 0.5}
 MEMORIES = {
     "uniform": {"name": "uniform", "size": 300, "n_step": 3},
@@ -30,7 +30,7 @@ def restored(path, dqn, **more):
 
 
 def require_uncrossed(algorithm, seams=1):
-    """Of 2,000 draws each one's last observation is as many steps further as its discount says."""
+    """Check 2,000 draws: the last observation is as many steps ahead as the discount says."""
     batch = algorithm.buffer.sample(2000, 3)
     steps = -np.log2(batch["discounts"])  # gamma is 1/2
     assert (steps == 3).mean() > 0.8
@@ -41,7 +41,7 @@ def require_uncrossed(algorithm, seams=1):
 @BOTH
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_after_a_resume(memory, backend, tmp_path):
-    """The second resume finds the first one's seam in what was saved."""
+    """After the second resume, the saved memory contains the seam of the first."""
     path = tmp_path / "run" / "checkpoints" / "a.safetensors"
     folder = {"folder": str(tmp_path)} if memory == "mmap" else {}
     dqn = DQN(ENV, buffer={**MEMORIES[memory], **folder}, backend=backend, **SMALL)
@@ -65,7 +65,7 @@ def test_after_load_buffer(memory, tmp_path):
     dqn.save(tmp_path / "a.safetensors")
     dqn.save_buffer(tmp_path / "a.memory")
     dqn.train(20)
-    dqn.load_buffer(tmp_path / "a.memory")  # the environments are 20 steps further
+    dqn.load_buffer(tmp_path / "a.memory")  # the environments are 20 steps ahead
     dqn.train(40)
     require_uncrossed(dqn)
     fresh = restored(tmp_path / "a.safetensors", dqn)
@@ -76,7 +76,7 @@ def test_after_load_buffer(memory, tmp_path):
         algorithm.close()
 
 
-def test_where_the_environments_go_on_there_is_none(tmp_path):
+def test_no_seam_if_the_environments_continue(tmp_path):
     dqn = DQN("CartPole-v1", buffer=MEMORIES["uniform"], **SMALL)
     dqn.train(60)
     dqn.save(tmp_path / "a.safetensors", memory=True)
@@ -94,7 +94,7 @@ def test_where_the_environments_go_on_there_is_none(tmp_path):
 
 
 @BOTH
-def test_a_memory_of_ones_own_and_one_that_two_collectors_fill(backend):
+def test_a_custom_memory_that_two_collectors_fill(backend):
     memory = ReplayBuffer(300, 1, 1, n_step=3, gamma=0.5, n_envs=2)
     one, other = (DQN(ENV, buffer=memory, backend=backend, **SMALL) for _ in range(2))
     one.train(40)
@@ -105,11 +105,11 @@ def test_a_memory_of_ones_own_and_one_that_two_collectors_fill(backend):
     require_uncrossed(one, 2)
     memory.set_state(memory.get_state())
     one.train(10)
-    assert memory.seams.tolist() == [40, 100]  # nothing was changed
+    assert memory.seams.tolist() == [40, 100]  # no seam was added
 
 
-def test_native_environments_too_and_in_one_call():
-    """Fused rounds push by the kernel: a state of the environments that is put back is a seam there as well."""
+def test_native_environments_in_fused_rounds():
+    """In fused rounds the kernel pushes: restoring a state of the environments adds a seam there too."""
     dqn = DQN("CartPole-v1", buffer=MEMORIES["uniform"], **SMALL)
     dqn.train(40)
     assert dqn.fused()
@@ -123,16 +123,16 @@ def test_native_environments_too_and_in_one_call():
 
 
 class NStep(NewestBuffer):
-    """Would have to make n-step returns."""
+    """A memory that is configured for n-step returns."""
 
 
-def test_a_memory_from_outside_must_know_how_to_cut(tmp_path):
+def test_an_external_memory_with_n_step_returns_must_implement_cut(tmp_path):
     rlox.buffers.BUFFERS["outside-n-step"] = Entry(NStep, None)
     try:
         dqn = DQN(ENV, buffer={"name": "outside-n-step", "size": 300, "n_step": 3}, **SMALL)
         dqn.train(40)
         dqn.collector.forget()
-        with pytest.raises(TypeError, match=r"must define cut\(\) where environments start afresh, NStep does not"):
+        with pytest.raises(TypeError, match=r"must define cut\(\) in case environments restart, NStep does not"):
             dqn.train(10)
         cuts = []
         dqn.buffer.cut = lambda: cuts.append(len(dqn.buffer))
@@ -144,8 +144,8 @@ def test_a_memory_from_outside_must_know_how_to_cut(tmp_path):
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_an_exported_episode_ends_there(marked, tmp_path):
-    """Unmarked as in a memory that rlox 0.6.0 wrote, which a resumed run went on filling."""
+def test_an_exported_episode_ends_at_a_seam(marked, tmp_path):
+    """Unmarked: as in a memory that rlox 0.6.0 wrote and a resumed run continued to fill."""
     dqn = DQN(ENV, buffer={"name": "uniform", "size": 300}, **SMALL)
     dqn.train(60)
     dqn.save(tmp_path / "a.safetensors", memory=True)
@@ -166,8 +166,8 @@ def test_an_exported_episode_ends_there(marked, tmp_path):
     assert sorted(state["obs"][:, 0].tolist()) == sorted([*range(30), *range(20)] * 2)
 
 
-def test_sac_too(tmp_path):
-    """A gymnasium environment that cannot be restored, at the command line's door."""
+def test_sac_after_a_resume(tmp_path):
+    """A gymnasium environment whose state cannot be restored."""
     small = {key: value for key, value in SMALL.items() if key != "gamma"}
     make = lambda: probes.Levers()  # noqa: E731
     sac = SAC(make, buffer={**MEMORIES["uniform"]}, **small)

@@ -1,4 +1,4 @@
-"""A kernel is run only where the Python functions it stands for are those it was compared with."""
+"""Kernels run only if the Python functions that they replace are the ones they were compared with."""
 
 import ast
 import functools
@@ -55,7 +55,7 @@ def make(dataset):
 # ---- the record
 
 
-def test_the_record_is_of_the_present_sources():
+def test_the_record_matches_the_current_sources():
     present = shadows.present()
     differing = sorted(name for name in {*present, *COMPARED} if present.get(name) != COMPARED.get(name))
     assert not differing, (
@@ -65,7 +65,7 @@ def test_the_record_is_of_the_present_sources():
     )
 
 
-# What the two paths call alike, what no kernel does, and classes of which single methods are listed.
+# Code that both paths call, code that no kernel replaces, and classes of which only single methods are listed.
 SHARED = ("rlox.config:", "rlox.envs.failures:",
           "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.native:", "rlox.native.shadows:",
           "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
@@ -77,7 +77,7 @@ SHARED = ("rlox.config:", "rlox.envs.failures:",
 
 
 @pytest.mark.parametrize("kernel", shadows.KERNELS)
-def test_what_a_listed_function_calls_is_listed(kernel):
+def test_functions_called_by_listed_functions_are_listed(kernel):
     listed = shadows._listed(kernel)
     for module, entries in listed.items():
         file = shadows._file(module)
@@ -88,13 +88,13 @@ def test_what_a_listed_function_calls_is_listed(kernel):
                     assert what in listed.get(where, ()), f"{module}.{name} uses {target}"
 
 
-# Called by the kernel's path too, or not by an update.
+# Members that the kernel's path calls too, or that an update does not call.
 BESIDE = {"compiled", "explore", "update_native", "rounds", "policy", "actor", "target",
           "buffer", "_own_state", "_restore", "keep", "use_kernel", "_require_outputs", "sample"}  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", [*ONLINE, BC, TD3BC, IQL, CQL])
-def test_what_an_update_calls_of_its_algorithm_is_listed(cls):
+def test_methods_called_by_an_update_are_listed(cls):
     listed = shadows._listed(cls.name)
     names = {
         node.attr
@@ -110,7 +110,7 @@ def test_what_an_update_calls_of_its_algorithm_is_listed(cls):
             assert f"{definer.__name__}.{name}" in listed.get(definer.__module__, ()), f"{definer.__name__}.{name}"
 
 
-# ---- what was replaced at run time
+# ---- code that was replaced at run time
 
 normalized, twin_q_loss, flat_copy = losses.normalized, losses.twin_q_loss, optimizers.flat_copy
 
@@ -132,20 +132,20 @@ def copied(module):
     return flat_copy(module)
 
 
-# By case: what is replaced, by what, and for which algorithms.
+# For each case: the replaced path, the replacement, and the affected algorithms.
 PATCHES = {
     "a loss": ("rlox.nn.losses.normalized", doubled, (PPO, A2C)),
     "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
     "a loss within a loss": ("rlox.nn.losses.ppo_clip", other, (PPO,)),
-    "a loss by its neighbour": ("rlox.nn.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
+    "a loss replaced by another": ("rlox.nn.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
     "a loss compiled": ("rlox.nn.losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
-    "a decorated one": ("rlox.nn.losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
+    "a decorated function": ("rlox.nn.losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
     "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
-    "what an update calls": ("rlox.nn.batch.TransitionBatch.update_priorities", other, (DQN, SAC, TD3)),
-    "what makes networks": ("rlox.nn.optimizers.flat_copy", copied, (SAC, TD3, TD3BC, IQL, CQL)),
-    "a schedule of several": ("rlox.training.schedules.follow_schedule", other, (SAC, TD3, BC, TD3BC, IQL, CQL)),
+    "a method that an update calls": ("rlox.nn.batch.TransitionBatch.update_priorities", other, (DQN, SAC, TD3)),
+    "a function that creates networks": ("rlox.nn.optimizers.flat_copy", copied, (SAC, TD3, TD3BC, IQL, CQL)),
+    "a shared schedule": ("rlox.training.schedules.follow_schedule", other, (SAC, TD3, BC, TD3BC, IQL, CQL)),
     "the optimiser": ("rlox.nn.optimizers.FlatOptimizer._move", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
     "a schedule": ("rlox.algorithms.ppo.scheduled", other, (PPO,)),
     "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
@@ -156,8 +156,8 @@ PATCHES = {
     "a table": ("rlox.nn.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
     "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.nn.batch.RolloutBatch.sample_minibatches", other, (PPO,)),
-    "a module by another": ("rlox.nn.losses.F", nn, (DQN, BC, TD3BC)),
-    "what Python has": ("rlox.algorithms.cql.sum", other, (CQL,)),
+    "a module replaced by another": ("rlox.nn.losses.F", nn, (DQN, BC, TD3BC)),
+    "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
 
 
@@ -177,14 +177,14 @@ def test_what_was_replaced_is_learned_by_in_pytorch(case, make, monkeypatch):
             make(kind, backend="native")
 
 
-@pytest.mark.parametrize("case", ["a loss", "a loss where it is used", "critics", "minibatches", "what Python has"])
-def test_others_stay_native(case, make, monkeypatch):
+@pytest.mark.parametrize("case", ["a loss", "a loss where it is used", "critics", "minibatches", "a builtin"])
+def test_unaffected_algorithms_stay_native(case, make, monkeypatch):
     kinds, _ = patch(monkeypatch, case)
     for kind in {*ONLINE, BC, TD3BC, IQL, CQL} - {*kinds}:
         assert make(kind).backend == "native"
 
 
-def test_a_replaced_function_is_what_is_learned_by(monkeypatch):
+def test_training_uses_a_replaced_function(monkeypatch):
     seen = []
     monkeypatch.setattr(
         "rlox.nn.losses.normalized", lambda advantages, total=None: seen.append(len(advantages)) or doubled(advantages)
@@ -211,7 +211,7 @@ def test_what_is_replaced_after_the_construction_ends_the_training(kind, make, m
         algorithm.train(40)
 
 
-def test_what_a_callback_replaces_ends_the_training(make):
+def test_replacing_code_in_a_callback_is_an_error(make):
     class Patching(Callback):
         def on_training_start(self, *, algorithm, **info):
             algorithm.update = lambda batch: {}
@@ -229,7 +229,7 @@ def test_what_a_callback_replaces_ends_the_training(make):
         (TD3BC, "rlox.algorithms.td3_bc.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
     ],
 )
-def test_a_checkpoint_of_a_native_run_goes_on_in_pytorch(kind, path, value, make, dataset, monkeypatch, tmp_path):
+def test_a_checkpoint_of_a_native_run_continues_in_pytorch(kind, path, value, make, dataset, monkeypatch, tmp_path):
     algorithm, saved = make(kind), tmp_path / "a.safetensors"
     algorithm.train(40)
     algorithm.save(saved)
@@ -244,11 +244,11 @@ def test_a_checkpoint_of_a_native_run_goes_on_in_pytorch(kind, path, value, make
         kind.from_checkpoint(saved, **given, backend="native")
 
 
-# ---- what a subclass overrides
+# ---- methods that a subclass overrides
 
 
 def overriding(cls, name):
-    """A subclass whose method does the same."""
+    """A subclass that overrides the method without changing it."""
 
     def method(self, *arguments, **options):
         return getattr(super(own, self), name)(*arguments, **options)
@@ -269,7 +269,7 @@ OVERRIDDEN = [
 
 
 @pytest.mark.parametrize(("cls", "name"), OVERRIDDEN)
-def test_what_a_subclass_overrides_is_learned_by_in_pytorch(cls, name, make):
+def test_overridden_methods_select_pytorch(cls, name, make):
     algorithm = make(overriding(cls, name))
     assert algorithm.backend == "torch"
     assert algorithm.backend_reason.startswith(f"Own{cls.__name__} has a{'n' * (name[0] in 'aeiou')} {name} of its own")
@@ -280,7 +280,7 @@ def test_what_a_subclass_overrides_is_learned_by_in_pytorch(cls, name, make):
 
 @pytest.mark.parametrize("name", ["sample", "_rows", "explore"])
 @pytest.mark.parametrize("cls", [DQN, SAC, TD3])
-def test_what_a_subclass_changes_of_the_rounds_goes_step_by_step(cls, name, make):
+def test_overridden_methods_of_rounds_go_step_by_step(cls, name, make):
     algorithm = make(overriding(cls, name))
     assert (algorithm.backend, algorithm.fused()) == ("native", False)
     assert name in algorithm.backend_reason
@@ -312,7 +312,7 @@ class OwnCollector(PPO):
         return Counting(*arguments, **options)
 
 
-def test_a_collector_of_ones_own_is_called(make):
+def test_a_custom_collector_is_called(make):
     ppo = make(OwnCollector)
     assert ppo.backend_reason == "Counting has a _step_by_step of its own"
     ppo.train(64)
@@ -367,7 +367,7 @@ ALTERATIONS = {
     "to": (lambda module: module.to(torch.bfloat16), "moved or converted"),
     "frozen": (lambda module: next(module.parameters()).requires_grad_(False), "frozen"),
     "hooks": (hook, "hooks, which a kernel does not call"),
-    "another layer": (replace, "not those it was made with"),
+    "another layer": (replace, "not those it was created with"),
     "a method": (shadow, "a method of the policy was replaced"),
     "new data": (lambda module: [p.set_(p.clone()) for p in module.parameters()], "moved or converted"),
 }
@@ -375,7 +375,7 @@ ALTERATIONS = {
 
 @pytest.mark.parametrize("kind", [PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL])
 @pytest.mark.parametrize("how", ALTERATIONS)
-def test_a_policy_altered_after_the_construction_is_named(kind, how, make):
+def test_a_policy_changed_after_construction_is_an_error(kind, how, make):
     change, reason = ALTERATIONS[how]
     algorithm = make(kind)
     algorithm.train(40)
@@ -390,7 +390,7 @@ def test_a_policy_altered_after_the_construction_is_named(kind, how, make):
             algorithm.evaluate(1)
 
 
-def test_a_policy_may_be_looked_at_and_moved_to_where_it_is(make):
+def test_harmless_operations_on_a_policy_are_allowed(make):
     for kind in (PPO, DQN, SAC, BC):
         algorithm = make(kind)
         module = algorithm.policy
@@ -409,21 +409,21 @@ def test_a_policy_may_be_looked_at_and_moved_to_where_it_is(make):
     [(PPO, "optimizer"), (DQN, "optimizer"), (SAC, "critics"), (SAC, "target"), (SAC, "log_alpha"),
      (TD3, "target_policy"), (TD3BC, "critic_optimizer"), (IQL, "value"), (CQL, "log_cql_alpha")],
 )  # fmt: skip
-def test_a_network_or_optimiser_replaced_after_the_construction_is_named(kind, name, make):
+def test_a_network_or_optimiser_replaced_after_construction_is_an_error(kind, name, make):
     algorithm = make(kind)
     setattr(algorithm, name, nn.Parameter(torch.zeros(())))
     with pytest.raises(ValueError, match=f"{name} of this {kind.__name__} was replaced"):
         algorithm.train(40)
 
 
-def test_the_targets_of_dqn_are_watched(make):
+def test_changes_of_dqns_target_network_are_errors(make):
     dqn = make(DQN)
     dqn.target.double()
     with pytest.raises(ValueError, match="the target's parameters were moved or converted"):
         dqn.train(40)
 
 
-def test_hooks_on_all_modules_are_noticed(make):
+def test_global_hooks_are_detected(make):
     ppo = make(PPO)
     module = ppo.policy
     handle = nn.modules.module.register_module_forward_hook(lambda *arguments: None)
@@ -437,19 +437,19 @@ def test_hooks_on_all_modules_are_noticed(make):
     ppo.train(32)
 
 
-def test_a_given_policy_with_a_method_of_its_own_is_trained_by_pytorch(make):
+def test_a_policy_with_a_custom_method_is_trained_with_pytorch(make):
     policy = DiscretePolicy(4, 2, 8)
     policy.distribution = policy.distribution
     ppo = make(PPO, policy=policy)
     assert (ppo.backend, ppo.backend_reason) == ("torch", "the policy has a method of its own, distribution")
 
 
-# ---- what was edited
+# ---- edited source code
 
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
-    """The package in another place; a function that edits a file there and runs a program with it."""
+    """A copy of the package: a function that edits files in it and runs a program with it."""
     root = tmp_path_factory.mktemp("edited")
     package = Path(rlox.__file__).parent
     shutil.copytree(package, root / "rlox", ignore=shutil.ignore_patterns("__pycache__"))
@@ -490,7 +490,7 @@ NATIVE = "perceptrons on the CPU, computed as the PyTorch update defines them"
 
 
 @pytest.mark.slow
-def test_an_edited_function_is_learned_by_in_pytorch(copied):
+def test_an_edited_function_selects_pytorch(copied):
     *reasons, last = copied(REASONS, ("rlox/nn/losses.py", "(std + 1e-8)", "(std + 1e-6)"))
     assert reasons == ["rlox.nn.losses.normalized", "rlox.nn.losses.normalized", NATIVE]
     assert last == f"True {copied.root / 'rlox' / '__init__.py'}"
@@ -505,7 +505,7 @@ EDITS = {
     "training.bounded:make_bounded_policy": ("policy.bound_(low, high)", "policy.bound_(high, low)"),
 }
 
-# The same for each edit alone: what is imported of PyTorch is forked.
+# The same for each edit separately, in forks of a process that has already imported PyTorch.
 EACH_EDIT = """
 import os, pathlib, sys
 import torch
@@ -525,17 +525,17 @@ for path, old, new in {edits}:
 
 
 @pytest.mark.slow
-def test_every_kind_of_edit_is_seen(copied):
+def test_every_kind_of_edit_is_detected(copied):
     edits = [(f"rlox/{name.partition(':')[0].replace('.', '/')}.py", *edit) for name, edit in EDITS.items()]
     seen = copied(EACH_EDIT.format(edits=edits, program=SAC_REASON))
     assert seen == [f"rlox.{name.replace(':', '.')}" for name in EDITS]
 
 
-def test_layout_comments_docstrings_and_annotations_do_not_count(copied):
+def test_layout_comments_docstrings_and_annotations_are_ignored(copied):
     line = "    std, mean = torch.std_mean(advantages)"
     edits = [
         (line, "    # another comment\n\n    std, mean = (\n        torch.std_mean(advantages)  # here\n    )"),
-        ("having no variance", "for it has no variance"),
+        ("as it has no variance", "because it has no variance"),
         ("def normalized(advantages: torch.Tensor, total:", "def normalized(advantages, total:"),
         ("def ppo_clip(", "def unlisted():\n    return 1\n\n\ndef ppo_clip("),
     ]
@@ -544,7 +544,7 @@ def test_layout_comments_docstrings_and_annotations_do_not_count(copied):
     assert last == f"False {copied.root / 'rlox' / '__init__.py'}"
 
 
-def test_a_source_that_cannot_be_read_is_not_taken_for_the_recorded_one(copied):
+def test_a_source_that_cannot_be_read_counts_as_changed(copied):
     source = copied.root / "rlox" / "nn" / "losses.py"
     program = "from rlox.algorithms import PPO; PPO('CartPole-v1', backend='native')"
     source.rename(source.with_suffix(".away"))
@@ -559,7 +559,7 @@ def test_a_source_that_cannot_be_read_is_not_taken_for_the_recorded_one(copied):
 
 
 @pytest.mark.slow
-def test_what_has_changed_is_recorded_only_if_the_kernels_compute_the_same(copied):
+def test_changes_are_recorded_only_if_the_kernels_compute_the_same(copied):
     (copied.root / "tests").mkdir(exist_ok=True)
     for name in ("record_kernels.py", "kernels", "algorithms", "test_backends.py", "conftest.py", "gradients.py",
                  "textbook.py", "probes.py", "zoo_probes.py", "children.py", "multi_agent"):  # fmt: skip
@@ -585,7 +585,7 @@ except SystemExit as e:
 
 
 @pytest.mark.slow
-def test_the_command_line_says_which_function_differs(tmp_path):
+def test_the_command_line_names_the_changed_function(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import rlox.nn.losses\nplain = rlox.nn.losses.normalized\nrlox.nn.losses.normalized = lambda x: plain(x)\n"
     )
@@ -603,7 +603,7 @@ def test_the_command_line_says_which_function_differs(tmp_path):
 
 @pytest.mark.slow
 def test_threads_may_make_algorithms_at_once(tmp_path):
-    """Python 3.11's parser fails where two threads are in it."""
+    """Python 3.11's parser fails if two threads use it at the same time."""
     program = (
         "import pathlib, sys, threading, rlox.native.shadows as shadows\nsys.setswitchinterval(1e-6)\n"
         "failed = []\n"

@@ -1,4 +1,4 @@
-"""`rlox_cli.report.statistics` against closed forms and against every resample there is."""
+"""`rlox_cli.report.statistics` against closed forms and against all possible resamples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlox_cli.report.statistics import Interval, difference, improvement, interv
 
 
 def every_resample(*samples):
-    """All ordered draws with replacement, each as likely as the others, from each of the samples."""
+    """All ordered draws with replacement from each of the samples; all are equally likely."""
     yield from product(*(product(sample, repeat=len(sample)) for sample in samples))
 
 
@@ -26,7 +26,7 @@ def test_the_interquartile_mean_cuts_a_quarter_rounded_down():
     assert iqm(np.array([[9.0, 1.0, 2.0, 3.0], [0.0, 0.0, 4.0, 4.0]])).tolist() == [2.5, 2.0]
 
 
-def test_an_interval_is_that_of_all_resamples():
+def test_an_interval_equals_that_of_all_resamples():
     scores = [1.0, 4.0, 9.0, 16.0, 25.0]
     found = interval([scores])
     low, high = quantiles(np.sort(drawn)[1:4].mean() for (drawn,) in every_resample(scores))
@@ -37,7 +37,7 @@ def test_an_interval_is_that_of_all_resamples():
 
 
 def test_resampling_is_within_a_task():
-    # Two tasks whose runs agree: without strata the mean would vary, with them it cannot.
+    # Two tasks whose runs agree: without strata the mean would vary, with strata it cannot.
     assert interval([[0.0, 0.0, 0.0], [10.0, 10.0, 10.0]], np.mean) == (5.0, 5.0, 5.0)
 
 
@@ -48,7 +48,7 @@ def test_a_mean_has_the_interval_of_the_normal_law():
     assert found.high == pytest.approx(scores.mean() + 1.96 * error, abs=0.1 * error)
 
 
-def test_differences_and_improvement_are_those_of_all_resamples():
+def test_differences_and_improvement_equal_those_of_all_resamples():
     ours, theirs = [1.0, 2.0, 7.0, 7.0], [2.0, 5.0, 3.0]
     draws = list(every_resample(ours, theirs))
     found = difference([ours], [theirs], np.mean)
@@ -63,7 +63,7 @@ def test_differences_and_improvement_are_those_of_all_resamples():
         return np.mean([(x > y) + 0.5 * (x == y) for x in a for y in b])
 
     assert (better.low, better.high) == pytest.approx(tuple(quantiles(wins(a, b) for a, b in draws)), abs=0.05)
-    # Of two tasks, the mean: runs of different tasks never meet.
+    # With two tasks the result is the mean: runs of different tasks are never compared.
     assert improvement([[9.0, 9.0], [0.0, 0.0]], [[8.0, 8.0], [1.0, 1.0]]) == (0.5, 0.5, 0.5)
     with pytest.raises(ValueError, match=r"theirs must have as many tasks as ours \(1\), got 2"):
         improvement([ours], [theirs, theirs])
@@ -77,7 +77,7 @@ def test_a_profile_is_the_fraction_above():
     assert (found.low[0], found.high[3]) == (1.0, 0.0)
 
 
-def test_a_curve_draws_the_same_runs_at_all_its_points():
+def test_a_curve_resamples_the_same_runs_at_all_points():
     runs = np.random.default_rng(0).normal(size=(1, 8))
     curve = interval([np.concatenate([runs, 2 * runs, -runs])])
     assert curve.low[1] == 2 * curve.low[0]
@@ -85,6 +85,6 @@ def test_a_curve_draws_the_same_runs_at_all_its_points():
     assert interval([runs[0]]).low == curve.low[0]
 
 
-def test_one_run_says_nothing_of_the_spread():
+def test_one_run_has_an_infinite_interval():
     assert interval([[3.0]]) == Interval(3.0, -inf, inf)
     assert difference([[3.0]], [[1.0, 1.0]]) == (2.0, -inf, inf)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first lets an update end and saves, the second stops at once whatever is running."""
+"""Ctrl-C and SIGTERM: the first signal lets the update end and saves, the second stops at once."""
 
 import contextlib
 import math
@@ -20,11 +20,11 @@ from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 
 pytestmark = pytest.mark.slow
 
-DEADLINE = 60  # seconds; all of it is over in two or three where the machine is not busy
+DEADLINE = 60  # seconds; takes two or three if the machine is idle
 SMALL = ["tuned=off", "logger=none", "eval.n_points=0", "eval.n_episodes=1", "algo.hidden_sizes=[16]"]
 SMALL += ["total_timesteps=200", "hydra.run.dir=run"]
 PPO_SMALL = ["algo=ppo", "env=CartPole-v1", "algo.n_steps=16", *SMALL]
-# An update that would last for days.
+# Settings with which one update would take days.
 ENDLESS = {
     "ppo": (PPO_SMALL, "algo.n_epochs=100000000"),
     "dqn": (["algo=dqn", "env=CartPole-v1", "algo.learning_starts=50", *SMALL], "algo.gradient_steps=1000000"),
@@ -33,7 +33,7 @@ ENDLESS = {
 
 
 def cpu_of_session(session):
-    """Seconds of CPU that the processes of a session have taken."""
+    """The CPU seconds of all processes of a session."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def cpu_of_session(session):
 
 
 class Process:
-    """A command whose output is read as it comes."""
+    """A command whose output is read while it runs."""
 
     def __init__(self, cwd, *words):
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -64,12 +64,12 @@ class Process:
             time.sleep(0.05)
 
     def works(self, seconds):
-        """Wait until it, and what it has started, have taken so many seconds of CPU from now on."""
+        """Wait until the command and its children have used so many more seconds of CPU."""
         before = cpu_of_session(self.process.pid)
         self.wait_for(lambda: cpu_of_session(self.process.pid) >= before + seconds)
 
     def ended(self):
-        """Its exit code."""
+        """Wait for the end and return the exit code."""
         try:
             code = self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
@@ -108,11 +108,11 @@ def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backen
     process.works(0.3)
     process.process.send_signal(signal.SIGINT)
     process.wait_for(lambda: "stopping after this update" in process.said)
-    assert "Ctrl-C once more stops at once" in process.said
+    assert "press Ctrl-C again to stop at once" in process.said
     process.process.send_signal(signal.SIGINT)
     assert process.ended() == 130
     assert "stopped at once. Saved before that: run/checkpoints/last.safetensors" in process.said
-    assert "Go on: rlox train resume=run" in process.said
+    assert "Resume with: rlox train resume=run" in process.said
     assert "Traceback" not in process.said
     assert last.read_bytes() == before
     again = endless.partition("=")[0] + "=1"
@@ -146,7 +146,7 @@ gymnasium.register("Busy-v0", Busy, max_episode_steps=10)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.exhaustive)])
-def test_an_environment_that_hangs_is_stopped_too(workers, tmp_path):
+def test_an_environment_that_hangs_is_stopped(workers, tmp_path):
     (tmp_path / "busy.py").write_text(BUSY)
     words = [word for word in PPO_SMALL if not word.startswith("env=")]
     process = updating(tmp_path, "--import", "busy", *words, "env=Busy-v0", "env.n_envs=1", f"env.workers={workers}")
@@ -164,7 +164,7 @@ def test_an_environment_that_hangs_is_stopped_too(workers, tmp_path):
         pytest.param("joblib", "ctrl-c", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_sweep_obeys(launcher, how, tmp_path):
+def test_signals_stop_a_sweep(launcher, how, tmp_path):
     if launcher != "basic":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
@@ -172,7 +172,7 @@ def test_a_sweep_obeys(launcher, how, tmp_path):
     process = updating(tmp_path, *words)
     if how == "ctrl-c":
         os.killpg(process.process.pid, signal.SIGINT)
-        process.wait_for(lambda: "Ctrl-C once more stops at once" in process.said)
+        process.wait_for(lambda: "press Ctrl-C again to stop at once" in process.said)
         os.killpg(process.process.pid, signal.SIGINT)
     else:
         process.process.send_signal(signal.SIGTERM)
@@ -185,7 +185,7 @@ def test_a_sweep_obeys(launcher, how, tmp_path):
 
 
 def any_of_session(session):
-    """Whether a process of that session still runs (a zombie does not)."""
+    """Whether a process of the session still runs (zombies do not count)."""
     table = subprocess.run(["ps", "-eo", "sess,stat"], capture_output=True, text=True, check=True).stdout
     return any(line.split()[0] == str(session) and "Z" not in line.split()[1] for line in table.splitlines()[1:])
 
@@ -199,7 +199,7 @@ def any_of_session(session):
         pytest.param("bench", signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
     ],
 )
-def test_eval_and_bench_obey(verb, number, code, tmp_path):
+def test_signals_stop_eval_and_bench(verb, number, code, tmp_path):
     if verb == "eval":
         agent = PPO("CartPole-v1", n_envs=2, n_steps=16, hidden_sizes=[8])
         agent.train(32)
@@ -213,13 +213,13 @@ def test_eval_and_bench_obey(verb, number, code, tmp_path):
     process.works(0.3)
     process.process.send_signal(number)
     if verb == "bench" and number == signal.SIGINT:
-        process.wait_for(lambda: "once more stops at once" in process.said)
+        process.wait_for(lambda: "again to stop at once" in process.said)
         process.process.send_signal(number)
     assert process.ended() == code
 
 
 def interrupted(work):
-    """Call `work` and send Ctrl-C half a second after its beginning; whether it raised."""
+    """Call `work` and send Ctrl-C after half a second; return whether it raised KeyboardInterrupt."""
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     try:
@@ -242,7 +242,7 @@ LONG = {
 
 @pytest.mark.parametrize("what", LONG)
 def test_an_interrupted_kernel_leaves_the_object_usable(what):
-    """In a notebook Ctrl-C comes at any time, and training may go on after it."""
+    """In a notebook Ctrl-C may come at any time, and training may continue afterwards."""
     agent = LONG[what]()
     assert agent.backend == "native"
     assert interrupted(lambda: agent.train(10**9))
@@ -253,7 +253,7 @@ def test_an_interrupted_kernel_leaves_the_object_usable(what):
     weights = agent.native.weights()
     assert all(np.isfinite(array).all() for array in weights.values())
     if what != "rounds":
-        # Its observations are those of the environments as they are now.
+        # The stored observations match the current state of the environments.
         np.testing.assert_array_equal(agent.collector._raw, agent.collector.env.observe())
 
 
@@ -274,7 +274,7 @@ def test_one_gradient_of_a_huge_batch_is_interrupted(kernel):
     assert np.isfinite(weights).all()
 
 
-def test_a_kernel_in_another_thread_runs_on():
+def test_a_kernel_in_another_thread_is_not_interrupted():
     agent = PPO("CartPole-v1", 2, n_steps=32, hidden_sizes=[8], n_epochs=20_000)
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Sweeps: whatever is killed whenever, every job comes to its one end, and to the end it would have had."""
+"""Sweeps: whatever is killed at any time, every job ends exactly once, with the result of an undisturbed sweep."""
 
 import contextlib
 import json
@@ -24,12 +24,12 @@ from rlox_cli.sweep.launch import launcher_overrides
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.train import main as train
 
-# Sweeps killed with each launcher but Ray's (tests/distributed/test_ray.py); a soak sets it.
+# Number of killed sweeps for each launcher except Ray (tests/distributed/test_ray.py); long test runs set it.
 ROUNDS = int(os.environ.get("RLOX_SWEEP_ROUNDS", "1"))
 LAUNCHERS = {
     "basic": [],
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
-    # Each of its jobs starts Python: half of the runs, in two batches.
+    # Each job starts Python, so only half of the runs, in two batches.
     "submitit_local": ["hydra/launcher=submitit_local", "hydra.sweeper.max_batch_size=2", "seed=0,1"],
 }
 EIGHT = ["-m", "algo=ppo,dqn", "seed=0,1,2,3", "env=CartPole-v1", "tuned=off", "logger=none", "algo.hidden_sizes=[16]"]
@@ -54,7 +54,7 @@ def outcomes(cwd):
 
 
 def by_run(found):
-    """The same by what was run: without the job's number, which begins its folder's name."""
+    """The same by run: the keys without the number of the job at the start of the folder name."""
     return {name.partition("-")[2]: run for name, run in found.items()}
 
 
@@ -68,7 +68,7 @@ def ends(run):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What each of the eight runs comes to when nothing disturbs them, and how long all take, in seconds."""
+    """The results of the eight runs when nothing disturbs them, and how many seconds they take in all."""
     folder = tmp_path_factory.mktemp("whole")
     started = time.monotonic()
     rlox(folder, "train", *EIGHT)
@@ -90,7 +90,7 @@ def descendants(pid):
 
 
 def kill(process, victim):
-    """kill -9 of the parent, of one of its processes (itself where it has none), or of all."""
+    """Send SIGKILL to the parent, to one of its processes (itself if it has none), or to all."""
     family = descendants(process.pid)
     working = []
     for path in (process.cwd / "sweep").glob("*/run.lock"):
@@ -103,7 +103,7 @@ def kill(process, victim):
 
 
 def killed(cwd, after, victim, *args):
-    """Run the command and kill some of it `after` seconds; whether it came to its end all the same."""
+    """Run the command and kill parts of it after `after` seconds; return whether it finished anyway."""
     with open(cwd / "printed.txt", "a") as out:
         process = forked.Rlox(*args, cwd=cwd, stdout=out)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,14 +144,14 @@ def test_killed_at_any_moment_it_loses_nothing_and_repeats_nothing(launcher, rou
         saved = 0
         for row in rows(job.folder):
             if row.get("event") == "start":
-                assert row["step"] >= saved  # it went on from what was saved, and from the beginning only without
+                assert row["step"] >= saved  # it resumed from the checkpoint, or from the start if there was none
             saved = row["step"] if row.get("kind") == "last" else saved
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 2 * seeds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.exhaustive)])
-def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path):
+def test_ctrl_c_saves_running_jobs_and_prints_how_to_resume(launcher, whole, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     process = forked.Rlox("train", *EIGHT, *LAUNCHERS[launcher], cwd=tmp_path, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 60
@@ -162,7 +162,7 @@ def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Go on: rlox sweep resume sweep" in printed
+    assert "Resume with: rlox sweep resume sweep" in printed
     states = Counter(job.state for job in jobs(tmp_path))
     assert states["finished"] >= 3
     assert states["interrupted"] >= 1
@@ -172,7 +172,7 @@ def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path)
 
 
 @pytest.mark.slow
-def test_status_tells_where_a_killed_job_goes_on(tmp_path):
+def test_status_shows_where_a_killed_job_resumes(tmp_path):
     words = [word for word in SHORT if not word.startswith("total_timesteps")]
     words += ["-m", "seed=0,1", "total_timesteps=10_000_000", "checkpoint.every_steps=2_000"]
     process = forked.Rlox("train", *words, cwd=tmp_path)
@@ -184,8 +184,8 @@ def test_status_tells_where_a_killed_job_goes_on(tmp_path):
     at = load_checkpoint(last).header["counters"]["env_steps"]
     reported = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
     assert [(job["state"], job["resumes_at"]) for job in reported] == [("killed", at), ("waiting", 0)]
-    assert f"goes on at step {at:,}" in " ".join(rlox(tmp_path, "sweep", "status", "sweep").split())
-    # And there it goes on.
+    assert f"resumes at step {at:,}" in " ".join(rlox(tmp_path, "sweep", "status", "sweep").split())
+    # The job resumes at that step.
     process = forked.Rlox("sweep", "resume", "sweep", cwd=tmp_path)
     out = last.parent.parent / "out.txt"
     while "resuming" not in out.read_text() and time.monotonic() < deadline + 60:
@@ -220,7 +220,7 @@ gymnasium.register("Flaky-v0", Flaky)
 
 
 @pytest.mark.slow
-def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path):
+def test_failures_that_may_be_temporary_are_retried_and_others_reported(tmp_path):
     (tmp_path / "flaky.py").write_text(FLAKY)
     words = ["-m", "--import", "flaky", *SHORT[1:], "env=Flaky-v0", "env.kwargs.fails=never,once,always,wrong"]
     printed = rlox(tmp_path, "train", *words, code=1)
@@ -230,7 +230,7 @@ def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path):
     found = jobs(tmp_path)
     assert [(job.state, job.attempts) for job in found] == [
         *(("finished", 1), ("finished", 2), ("failed", 3)),
-        ("failed", 0),  # before its record was opened: the ledger has it
+        ("failed", 0),  # failed before its record was opened, so the ledger has the error
     ]
     assert "add --import flaky" in rlox(tmp_path, "sweep", "resume", "sweep", code=2)
     (tmp_path / "mended").touch()
@@ -242,17 +242,17 @@ def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path):
 
 
 def plan(folder, *words):
-    """The sweep in `folder`, none of whose jobs has begun."""
+    """Create a sweep in `folder` without starting any job."""
     master, composed = compose_sweep(["-m"], list(words))
     head = Head("0.0.1", ["-m"], list(words), [], launcher_overrides(master, list(words)))
     Sweep.create(folder, head, planned(composed)).release()
 
 
 @pytest.mark.slow
-def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
+def test_a_job_that_starts_later_uses_the_planned_settings(tmp_path):
     plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1")
     path = tmp_path / "sweep/sweep.jsonl"
-    # As if the settings that ship had been others on that day.
+    # As if the default settings had been different when the sweep was planned.
     path.write_text(path.read_text().replace('"gamma":0.98', '"gamma":0.91'))
     printed = rlox(tmp_path, "sweep", "resume", "sweep")
     assert "planned by rlox 0.0.1" in printed
@@ -268,7 +268,7 @@ def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
         ('{"sweep":1', '{"sweep":2', "line 1 must be the head of a sweep"),
         ('"retries":2', '"retries":"x"', "line 1 must be the head of a sweep"),
         ('"seed=0",', "0,", "line 2 must be a job with id"),
-        ('"folder":"0-', '"folder":"../0-', "line 2 must be a job: hydra.sweep.subdir must lead below"),
+        ('"folder":"0-', '"folder":"../0-', "line 2 must be a job: hydra.sweep.subdir must be a path below"),
         (
             '"folder":"1-ppo-CartPole-v1-s1',
             '"folder":"0-ppo-CartPole-v1-s0',
@@ -277,12 +277,12 @@ def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
         ('"extra":{}}\n', "\n", "line 2 must be one JSON object"),
         ('"gamma":', '"gama":', "algo.gama is no key of PPOConfig"),
         ('"imports":[],"device"', '"imports":["os"],"device"', "add --import os"),
-        ("hydra/launcher=basic", "hydra.launcher._target_=os.system", "a file may not decide by itself"),
-        ("hydra/launcher=basic", "hydra.launcher.setup=[reboot]", "a file may not decide by itself"),
+        ("hydra/launcher=basic", "hydra.launcher._target_=os.system", "which is not used unless you type it"),
+        ("hydra/launcher=basic", "hydra.launcher.setup=[reboot]", "which is not used unless you type it"),
         ("hydra/launcher=basic", "hydra/launcher=slurn", "hydra/launcher=slurn does not exist"),
     ],
 )
-def test_a_damaged_ledger_is_told_and_decides_nothing(old, new, says, tmp_path, monkeypatch, capsys):
+def test_a_damaged_ledger_is_an_error(old, new, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     plan(tmp_path / "sweep", "algo=ppo", "seed=0,1", *SHORT)
     path = tmp_path / "sweep/sweep.jsonl"
@@ -294,7 +294,7 @@ def test_a_damaged_ledger_is_told_and_decides_nothing(old, new, says, tmp_path, 
     assert says in str(caught.value) + capsys.readouterr().err
 
 
-def test_a_ledger_that_lost_its_jobs_is_no_sweep_of_none(tmp_path, monkeypatch):
+def test_a_ledger_without_its_jobs_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan(tmp_path / "sweep", "algo=ppo", "seed=0", *SHORT)
     path = tmp_path / "sweep/sweep.jsonl"
@@ -305,19 +305,19 @@ def test_a_ledger_that_lost_its_jobs_is_no_sweep_of_none(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
+def test_errors_of_sweep_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rlox(tmp_path, "train", "-m", "seed=0,1", *SHORT)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for says, command, *words in [
-        ("but holds a sweep; choose another, or go on with it: rlox sweep resume", train, "-m", "seed=2", *SHORT),
+        ("but contains a sweep; choose another, or resume it: rlox sweep resume", train, "-m", "seed=2", *SHORT),
         ("must be the folder of a sweep", resume, "sweep/0-ppo-CartPole-v1-s0"),
         ("must be the folder of a sweep", resume, "nowhere"),
-        ("go on with it: rlox sweep resume sweep", train, "resume=sweep"),
-        ("seed=5 must not stand beside a sweep", resume, "sweep", "seed=5"),
+        ("is a sweep, not a run; resume it: rlox sweep resume sweep", train, "resume=sweep"),
+        ("seed=5 must not be given to resume a sweep", resume, "sweep", "seed=5"),
         ("give each job a folder of its own", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=same"),
         ("hydra.sweeper.retries must be >= 0, got -1", train, "-m", *SHORT[:-2], "hydra.sweeper.retries=-1"),
-        ("must lead below", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=../${seed}"),
+        ("must be a path below", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=../${seed}"),
     ]:
         with pytest.raises(UsageError, match=re.escape(says)):
             command(words) if command is train else resume(Path(words[0]), words[1:], False)
@@ -342,13 +342,13 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
         ["algo.hidden_sizes=[8],[16,16]", "tuned=off", "max_time=1h", "seed=choice(3,4)", "env=Pendulum-v1"],
     ],
 )
-def test_jobs_composed_together_are_those_that_hydra_composes_one_by_one(words):
+def test_jobs_composed_together_equal_those_composed_one_by_one(words):
     for job in compose_jobs(["-m"], words):
         (alone,) = compose_jobs([], job.overrides)
         assert (job.config, job.algo, job.tuned) == (alone.config, alone.algo, alone.tuned)
 
 
-def test_an_id_is_of_what_makes_the_run():
+def test_an_id_depends_on_the_settings_of_the_run():
     name = job_id(["seed=1", "algo=ppo"])
     assert name == job_id(["algo=ppo", "seed=1", "hydra.sweep.dir=elsewhere"])
     assert name != job_id(["algo=ppo", "seed=2"])

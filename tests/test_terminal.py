@@ -1,4 +1,4 @@
-"""What a terminal shows, and what becomes of a command whose reader leaves: real pipes, real pseudo-terminals."""
+"""Output on terminals, and commands whose reader closes the pipe, with real pipes and pseudo-terminals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rlox(*words, cwd, **env):
 
 
 def on_a_terminal(columns: int, *words: str, cwd: Path, **env: str) -> tuple[int, list[str]]:
-    """The exit code, and every line that was shown, those of a redrawn line among them."""
+    """Return the exit code and every line that was shown, including each version of a redrawn line."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
@@ -65,7 +65,7 @@ def finished(run: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with runs whose names are long, and a sweep of which one job cannot be."""
+    """A folder with runs that have long names, and a sweep with one job that fails."""
     cwd = tmp_path_factory.mktemp("terminal")
     name = "outputs/2026-11-22/a-run-whose-folder-has-a-long-name-and-a-longer-one-s{}"
     for seed in (0, 1):
@@ -77,7 +77,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("error_too", [False, True])
-def test_training_goes_on_when_its_reader_leaves(tmp_path, error_too):
+def test_training_continues_when_its_reader_closes_the_pipe(tmp_path, error_too):
     words = ["train", *SMALL, "hydra.run.dir=run"]
     errors = subprocess.STDOUT if error_too else subprocess.PIPE
     with subprocess.Popen([*RLOX, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors) as process:
@@ -89,7 +89,7 @@ def test_training_goes_on_when_its_reader_leaves(tmp_path, error_too):
     assert finished(tmp_path / "run")
 
 
-def test_a_sweep_goes_on_when_its_reader_leaves(tmp_path):
+def test_a_sweep_continues_when_its_reader_closes_the_pipe(tmp_path):
     words = ["train", "-m", *SMALL, "seed=0,1", "hydra/launcher=joblib", "hydra.sweep.dir=sweep"]
     words += ["hydra.sweeper.plot=false"]
     with subprocess.Popen([*RLOX, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -110,8 +110,8 @@ def test_a_sweep_goes_on_when_its_reader_leaves(tmp_path):
         *(pytest.param(x, marks=EXHAUSTIVE) for x in ("ls envs", "sweep status sweep")),
     ],
 )
-def test_what_only_prints_ends_well_when_its_reader_leaves(trained, verb):
-    # Nobody reads from the beginning on, so that every write fails.
+def test_other_commands_exit_cleanly_when_their_reader_closes_the_pipe(trained, verb):
+    # The reading end is closed from the start, so every write fails.
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([*RLOX, *verb.split()], cwd=trained, stdout=write, stderr=subprocess.PIPE, timeout=240)
@@ -121,19 +121,19 @@ def test_what_only_prints_ends_well_when_its_reader_leaves(trained, verb):
 
 
 @pytest.mark.parametrize("closed", [pytest.param(">&-", marks=EXHAUSTIVE), "2>&-", ">&- 2>&- <&-"])
-def test_closed_streams_cost_no_training(tmp_path, closed):
+def test_training_works_with_closed_streams(tmp_path, closed):
     command = " ".join([*RLOX, "train", *SMALL, "hydra.run.dir=run", closed])
     done = subprocess.run(command, shell=True, cwd=tmp_path, timeout=240, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert finished(tmp_path / "run")
-    # What is printed has not gone into the files that took the streams' numbers.
+    # Output was not written to files that reused the descriptors of the closed streams.
     assert all(json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     wrong = subprocess.run(command.replace("env=", "nope="), shell=True, cwd=tmp_path, timeout=240, capture_output=True)
     assert wrong.returncode == 2
 
 
 POSIX = {"LC_ALL": "C", "PYTHONIOENCODING": ""}
-# A command for each argument, in a fork of one fresh interpreter; what it prints goes to 0.txt, 1.txt, …
+# Runs a command for each argument in forks of one new interpreter, with output in 0.txt, 1.txt, …
 ONE_BY_ONE = """
 import gc, os, sys
 import rlox_cli.report.compare, rlox_cli.run.build, rlox_cli.train
@@ -166,7 +166,7 @@ for number, line in enumerate(sys.argv[1:]):
         pytest.param({"PYTHONIOENCODING": "utf-8"}, "utf-8", "±", marks=EXHAUSTIVE),
     ],
 )
-def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign):
+def test_characters_that_a_terminal_cannot_print_are_replaced(tmp_path, env, encoding, sign):
     lines = [" ".join(["train", *SMALL, "hydra.run.dir=run"]), "show", "ls buffers", "--help", "train --help"]
     lines += ["compare run run", "eval run", "nope"]
     environment = {**os.environ, **env}  # Python reads it as it starts
@@ -213,7 +213,7 @@ def test_the_live_line_fits_and_drops_losses_first(tmp_path, columns, locale):
     assert not any("±" in line for line in lines) or not locale
 
 
-def test_nothing_is_extrapolated_from_the_random_phase(monkeypatch):
+def test_no_speed_is_estimated_from_the_random_phase(monkeypatch):
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
     out = io.StringIO()
     with ProgressCallback(Console(file=out, width=200), "sac", 2000) as shown:
@@ -234,7 +234,7 @@ def test_nothing_is_extrapolated_from_the_random_phase(monkeypatch):
     assert not re.search(r"(?<![\d.,])0 steps/s|nan", out.getvalue())
 
 
-def test_no_speed_is_shown_before_there_is_one(monkeypatch):
+def test_speeds_of_0_are_not_shown(monkeypatch):
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
     out = io.StringIO()
     with ProgressCallback(Console(file=out, width=200), "ppo", 512) as shown:
@@ -252,7 +252,7 @@ def test_paths_can_be_copied_whole_at_80_columns(trained):
         assert run in [line.rstrip() for line in lines]
         found = lines[[line.rstrip() for line in lines].index(run) + 1]
         assert f"algo ppo  env CartPole-v1  seed {seed}  steps 2,048  status finished" in found
-    # Elsewhere a run is a line, however long.
+    # In a pipe, each run is one line of any length.
     piped = rlox("ls", "runs", cwd=trained).stdout.splitlines()
     assert any(re.search(rf"{re.escape(run)} +ppo +CartPole-v1 +1 +2,048 +finished", line) for line in piped)
 
@@ -263,7 +263,7 @@ def test_a_sweep_stays_readable_at_80_columns(trained):
     assert "    job algo.learning_rate=0.001 algo.max_grad_norm=0.5  state finished" in lines
     failed = lines.index("    job algo.learning_rate=1e+30 algo.max_grad_norm=null  state failed")
     said = " ".join(line.strip() for line in lines[failed : failed + 8])
-    assert "training cannot go on. Try a lower learning_rate or max_grad_norm" in said
+    assert "training cannot continue. Try a lower learning_rate or max_grad_norm" in said
     assert max(len(line) for line in lines if "/checkpoints/" not in line) <= 80
 
 
@@ -285,7 +285,7 @@ def test_show_breaks_no_word(trained, columns, topic):
     assert {word for line in lines for word in line.split()} - words <= {"type", "default", "tuned", "search"}
 
 
-def test_tables_hold_text_and_no_markup():
+def test_tables_do_not_interpret_markup():
     out = io.StringIO()
     console = Console(file=out, width=40)
     table = make_table("sweep", "jobs", "typed")
@@ -299,20 +299,20 @@ def test_tables_hold_text_and_no_markup():
     ]
 
 
-def test_help_shows_what_is_typed(tmp_path):
+def test_help_does_not_drop_brackets(tmp_path):
     said = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout
     assert "'hydra.sweeper.search=[learning_rate,gamma]'" in said
     assert "'logger=[mlflow,csv]'" in said
     assert "--info [TOPIC]" in said
 
 
-def test_no_score_is_none(tmp_path):
+def test_a_missing_score_is_not_shown_as_none(tmp_path):
     lines = rlox("ls", "tuned", cwd=tmp_path).stdout.splitlines()
     assert "None" not in " ".join(lines)
     assert any(line.split() == ["algo=cql", "env=Pendulum-v1", "5,000"] for line in lines)
 
 
-def test_evaluation_points_are_warned_of_where_they_were_chosen(tmp_path):
+def test_evaluation_points_are_warned_about_only_if_set(tmp_path):
     short = ["train", *SMALL, "total_timesteps=512", "eval.n_episodes=1"]
     assert "eval.n_points" not in rlox(*short, "hydra.run.dir=a", cwd=tmp_path).stdout
     assert "eval.n_points=12" in rlox(*short, "eval.n_points=12", "hydra.run.dir=b", cwd=tmp_path).stdout

@@ -71,7 +71,7 @@ def test_record_round_trip(tmp_path):
     assert second["x"] is None
     assert (checkpoint["kind"], checkpoint["file"]) == ("last", "checkpoints/last.safetensors")
     assert (end["status"], end["step"]) == ("finished", 2)
-    for line in (run / FILE).read_text().splitlines():  # strict JSON: no NaN, no Infinity
+    for line in (run / FILE).read_text().splitlines():  # strict JSON without NaN and Infinity
         json.loads(line, parse_constant=pytest.fail)
 
 
@@ -118,7 +118,7 @@ def test_second_trainer_is_refused(tmp_path):
     Record(tmp_path).close()
 
 
-def test_what_verify_raises_leaves_the_record_as_it_was(tmp_path):
+def test_an_exception_of_verify_does_not_change_the_record(tmp_path):
     with Record(tmp_path) as record:
         record.metrics(1, {"a": 1.0})
     before = (tmp_path / FILE).read_bytes()
@@ -206,7 +206,7 @@ def test_mirrored_stream_is_monotone_over_rewinds(tmp_path):
         record.end(14, "finished")
     rows = durable_rows(tmp_path)
     assert [row["step"] for row in rows] == list(range(1, 15))
-    # Segment 2 went back to step 2; the row at 12 is segment 2's, not the one segment 3 logged again.
+    # Segment 2 went back to step 2; the row at 12 is from segment 2, not the repetition in segment 3.
     assert [row["segment"] for row in rows] == [0] * 2 + [2] * 10 + [3] * 2
 
 
@@ -258,7 +258,7 @@ def query(folder, sql, *values):
 
 
 def expected(run):
-    """What a mirror must hold: (name, step, time in ms, value) of every durable row, sorted."""
+    """The expected contents of a mirror: (name, step, time in ms, value) of every durable row, sorted."""
     return sorted(
         (key, row["step"], round(1000 * row["time"]), value)
         for row in durable_rows(run)
@@ -282,12 +282,12 @@ def tags(folder, report):
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory):
-    """One folder with one MLflow database: creating its tables takes seconds."""
+    """A shared folder with one MLflow database, since creating its tables takes seconds."""
     return tmp_path_factory.mktemp("store")
 
 
 def finished(run, timeout=60):
-    """Wait for the run's one mirror; its report."""
+    """Wait for the only mirror of the run and return its report."""
     (report,) = wait([run], timeout)[run].values()
     return report
 
@@ -300,7 +300,7 @@ def test_mlflow_equals_the_record(db):
     long = "x" * 7000
     run = make_run(db, "exact", {"mlflow": mlflow_settings(db)}, note=long, empty=None, sizes=[64, 64])
     record = Record(run)
-    begin = time.process_time()  # whatever else the machine does: an import of MLflow alone takes seconds of it
+    begin = time.process_time()  # CPU time, whatever else the machine does: importing MLflow alone takes seconds of it
     assert start_mirrors(run) == ["mlflow"]
     assert time.process_time() - begin < 0.5
     rng = random.Random(0)
@@ -330,18 +330,18 @@ def test_mlflow_equals_the_record(db):
     for name in ("checkpoints/last.safetensors", "checkpoints/best.safetensors", "config.yaml"):
         assert (artifacts / name).read_bytes() == (run / name).read_bytes()
     assert query(db, "pragma journal_mode") == [("wal",)]
-    assert status(run) == sync(run) == {"mlflow": report}  # nothing to do, nothing done
+    assert status(run) == sync(run) == {"mlflow": report}  # nothing left to do
     assert not any((run / "mirrors").glob("*.upload"))
 
 
 @pytest.mark.slow
 @needs_mlflow
-def test_the_kept_schema_is_that_of_the_installed_mlflow():
-    """The version of `constraints.txt`; another one is served by its own client."""
+def test_the_stored_schema_equals_that_of_the_installed_mlflow():
+    """For the version in `constraints.txt`; other versions use MLflow's client."""
 
     def statements(text):
-        # MLflow writes the constraints of a table in an order that varies.
-        parts = text.partition("\n")[2].split(";\n")  # without the line that names the version
+        # MLflow writes the constraints of a table in varying order.
+        parts = text.partition("\n")[2].split(";\n")  # without the line with the version
         return [sorted(line.strip().rstrip(",") for line in part.splitlines()) for part in parts]
 
     assert mlflow_sqlite.installed_revision() == mlflow_sqlite.revision()
@@ -364,7 +364,7 @@ ROWS = {
 
 @needs_mlflow
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_record_without_a_row_yet_is_waited_for_and_is_an_error_once_its_trainer_is_gone(tmp_path, alive):
+def test_an_empty_record_is_waited_for_while_its_trainer_lives_and_then_an_error(tmp_path, alive):
     run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)})
     (run / "mirrors").mkdir()
     (run / FILE).touch()
@@ -383,7 +383,7 @@ def test_a_record_without_a_row_yet_is_waited_for_and_is_an_error_once_its_train
 
 @pytest.mark.slow
 @needs_mlflow
-def test_the_light_store_leaves_the_rows_that_mlflow_leaves(tmp_path, monkeypatch):
+def test_the_light_store_writes_the_same_rows_as_mlflow(tmp_path, monkeypatch):
     run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)}, gamma=0.99)
     (run / "mirrors").mkdir()
     with Record(run) as record:
@@ -401,7 +401,7 @@ def test_the_light_store_leaves_the_rows_that_mlflow_leaves(tmp_path, monkeypatc
         logger = Logger("mlflow")
         assert Job(run, "mlflow").round(logger) == "done"
         client = type(logger.mirror({}).client).__name__
-        # Once more from the start, as after a state file that was lost: nothing comes twice.
+        # Once more from the start, as if the state file had been lost: nothing is duplicated.
         stores.state_path(run, "mlflow").unlink()
         assert Job(run, "mlflow").round(logger) == "done"
         mirror, state = logger.mirror({}), stores.read_state(run, "mlflow")
@@ -427,7 +427,7 @@ def test_the_light_store_leaves_the_rows_that_mlflow_leaves(tmp_path, monkeypatc
     assert (light[0], theirs[0]) == ("SqliteStore", "MlflowClient")
     assert light[1:] == theirs[1:]
     assert len(light[1]["metrics"]) == 10 + 6
-    # MLflow reads what the light store wrote, and the light store goes on with what MLflow made.
+    # MLflow reads the rows of the light store, and the light store continues a run that MLflow created.
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{tmp_path / 'light' / 'mlflow.db'}")
@@ -438,7 +438,7 @@ def test_the_light_store_leaves_the_rows_that_mlflow_leaves(tmp_path, monkeypatc
 
 
 @needs_mlflow
-def test_another_revision_is_left_to_mlflow(tmp_path, monkeypatch):
+def test_other_schema_revisions_use_mlflows_client(tmp_path, monkeypatch):
     database = tmp_path / "mlflow.db"
     assert mlflow_sqlite.serves(database)  # it does not exist
     mlflow_sqlite.create(database)
@@ -458,11 +458,11 @@ def test_another_revision_is_left_to_mlflow(tmp_path, monkeypatch):
 def test_killed_writers_lose_and_repeat_nothing(db):
     run = make_run(db, "killed", {"mlflow": mlflow_settings(db)})
     rng, offset = random.Random(1), 0
-    with Record(run) as record:  # open while writers are killed: none of them can come to its end
+    with Record(run) as record:  # stays open, so that no writer can finish before it is killed
         for attempt in range(4):
             for step in range(400 * attempt, 400 * (attempt + 1)):
                 record.metrics(step, {f"m{k}": random.random() for k in range(10)})
-            record.checkpoint(step, "last", "checkpoints/last.safetensors")  # what is before it may be mirrored
+            record.checkpoint(step, "last", "checkpoints/last.safetensors")  # rows before it may be mirrored
             start_mirrors(run)
             writer = mirrors._children[-1]
             deadline = time.monotonic() + 30
@@ -474,7 +474,7 @@ def test_killed_writers_lose_and_repeat_nothing(db):
             assert stores.read_state(run, "mlflow").offset > offset, attempt
             assert not status(run)["mlflow"].complete
             offset = stores.read_state(run, "mlflow").offset
-            if attempt == 1:  # the state is lost as well: found by its tag, sent from the start
+            if attempt == 1:  # the state is lost too: the run is found by its tag and sent again from the start
                 stores.state_path(run, "mlflow").unlink()
                 offset = 0
         record.end(step, "finished")
@@ -599,7 +599,7 @@ def test_dead_server(tmp_path, db, monkeypatch):
         while stores.read_state(run, "mlflow").error is None and time.monotonic() < deadline:
             record.metrics(record._step + 1, {"a": 1.0})
             time.sleep(0.01)
-        assert status(run)["mlflow"].state == "failed"  # so far: the writer goes on trying
+        assert status(run)["mlflow"].state == "failed"  # only for now: the writer continues to retry
         record.end(record._step, "finished")
     report = finished(run)
     assert report.state == "failed"
@@ -671,7 +671,7 @@ def test_wandb_online_without_a_key(tmp_path, monkeypatch):
 
 
 def tensorboard_scalars(folder):
-    """What TensorBoard itself reads: (tag, step, time, value), sorted."""
+    """The scalars as TensorBoard reads them: (tag, step, time, value), sorted."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
@@ -702,7 +702,7 @@ def test_tensorboard_holds_the_record_whatever_was_killed(tmp_path):
         deadline = time.monotonic() + 30
         while stores.read_state(run, "tensorboard").step < 2990 and time.monotonic() < deadline:
             time.sleep(0.02)
-        live, _ = tensorboard_scalars(run / "events")  # a running TensorBoard sees what is durable
+        live, _ = tensorboard_scalars(run / "events")  # a running TensorBoard sees the durable rows
         assert live == expected_scalars(run)
         os.kill(mirrors._children[-1].pid, signal.SIGKILL)
         mirrors._children[-1].wait()
@@ -753,7 +753,7 @@ def table(path):
 
 
 def cells(run):
-    """What the table of `expected` must be: (name, step, value), None where a cell is empty."""
+    """The expected cells of the table: (name, step, value), with None for empty cells."""
     return sorted((name, step, value) for name, step, _, value in expected(run))
 
 
@@ -785,7 +785,7 @@ def test_csv_holds_the_record(tmp_path):
     assert [path.name for path in (run / "tables").iterdir()] == ["all.csv"]
 
 
-def test_csv_of_a_live_run_grows_and_is_whole_at_any_moment(tmp_path, monkeypatch):
+def test_csv_of_a_live_run_grows_and_is_always_complete(tmp_path, monkeypatch):
     from rlox.tracking import csv as module
     from rlox.tracking.writer import Job, Logger
 
@@ -807,7 +807,7 @@ def test_csv_of_a_live_run_grows_and_is_whole_at_any_moment(tmp_path, monkeypatc
         checkpoint(record, 11)
         job.round(logger)
         assert (run / "metrics.csv").read_bytes() == first
-    # Killed, and continued from an older checkpoint: what the lost steps had written is gone.
+    # After a kill and a resume from an older checkpoint, rows of the lost steps are gone.
     with Record(run, resume_step=5) as record:
         write(record, [6, 7], value=100.0)
         record.end(7, "finished")
@@ -829,7 +829,7 @@ def test_several_mirrors_of_one_run(tmp_path):
     assert len(table(run / "metrics.csv")) == 5
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------
 
 
 def test_folders_that_are_no_runs(tmp_path):

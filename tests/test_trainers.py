@@ -1,4 +1,4 @@
-"""`rlox.Trainer`, the one door to all algorithms, and configurations as dicts and YAML files."""
+"""`rlox.Trainer`, the common entry point to all algorithms, and configurations as dicts and YAML files."""
 
 import dataclasses
 import typing
@@ -36,7 +36,7 @@ def transitions(n=200):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_one_door_to_every_algorithm_that_acts(name, tmp_path):
+def test_trainer_for_each_online_algorithm(name, tmp_path):
     env = "Pendulum-v1" if name in ("sac", "td3") else "CartPole-v1"
     trainer = rlox.Trainer(name, env=env, config=SMALL[name], seed=3)
     metrics = trainer.train(64)
@@ -55,7 +55,7 @@ def test_one_door_to_every_algorithm_that_acts(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_one_door_to_every_algorithm_that_learns_from_a_dataset(name, tmp_path):
+def test_trainer_for_each_offline_algorithm(name, tmp_path):
     np.savez(tmp_path / "data.npz", **transitions())
     small = {"hidden_sizes": [8, 8], "batch_size": 8}
     trainer = rlox.Trainer(name, env="Pendulum-v1", dataset=tmp_path / "data.npz", config=small)
@@ -66,19 +66,19 @@ def test_one_door_to_every_algorithm_that_learns_from_a_dataset(name, tmp_path):
     trainer.save(tmp_path / "a.safetensors")
     again = rlox.Trainer.from_checkpoint(tmp_path / "a.safetensors")
     np.testing.assert_array_equal(again.predict(np.ones(3)), trainer.predict(np.ones(3)))
-    # The dataset itself, and the sizes instead of an environment.
+    # A dataset object, and sizes instead of an environment.
     dataset = rlox.open_dataset(tmp_path / "data.npz")
     sizes = {"obs_dim": 3, "act_dim": 1, "act_high": 2.0}
     sized = rlox.Trainer(name, dataset=dataset, config={**small, **sizes})
     sized.train(5)
     np.testing.assert_array_equal(sized.predict(np.ones(3)), trainer.predict(np.ones(3)))
-    with pytest.raises(TypeError, match="env must be given, for the dataset does not say"):
+    with pytest.raises(TypeError, match="env must be given, because the dataset does not name"):
         rlox.Trainer(name, dataset=tmp_path / "data.npz")
-    with pytest.raises(TypeError, match=f"dataset must be given, for {name} learns from one"):
+    with pytest.raises(TypeError, match=f"dataset must be given, because {name} learns from a dataset"):
         rlox.Trainer(name, env="Pendulum-v1")
 
 
-def test_a_dataset_says_which_environment_it_was_gathered_in(tmp_path):
+def test_the_environment_is_taken_from_the_dataset(tmp_path):
     path = tmp_path / "pendulum.arrow"
     env = {"id": "Pendulum-v1", "kwargs": {}, "wrappers": [], "backend": "auto"}
     collect([Behaviour("random", 1.0)], env, 50, path)
@@ -87,7 +87,7 @@ def test_a_dataset_says_which_environment_it_was_gathered_in(tmp_path):
     assert trainer.algorithm.spec.act_high == 2.0
 
 
-def test_a_trainer_is_the_algorithm_and_says_what_is_wrong():
+def test_a_trainer_equals_its_algorithm_and_rejects_bad_arguments():
     one = rlox.Trainer("ppo", "CartPole-v1", seed=1, **SMALL["ppo"])
     other = PPO("CartPole-v1", seed=1, **SMALL["ppo"])
     third = rlox.Trainer(PPO, env="CartPole-v1", config=configs.PPOConfig(n_steps=16, batch_size=16), seed=1, n_envs=2)
@@ -96,7 +96,7 @@ def test_a_trainer_is_the_algorithm_and_says_what_is_wrong():
     for arguments, error, text in (
         ({"algorithm": "pppo", "env": "CartPole-v1"}, ValueError, "algorithm must be known, got 'pppo'; did you mean"),
         ({"algorithm": 3, "env": "CartPole-v1"}, TypeError, "algorithm must be a name or an algorithm's class, got 3"),
-        ({"algorithm": "ppo"}, TypeError, "env must be given, for ppo acts in one"),
+        ({"algorithm": "ppo"}, TypeError, "env must be given, because ppo acts in an environment"),
         ({"algorithm": "ppo", "env": "CartPole-v1", "config": {"seed": 1}, "seed": 2}, TypeError, "seed must be given"),
         ({"algorithm": "ppo", "env": "CartPole-v1", "config": {"clip": 1}}, TypeError, "hyper-parameter 'clip'; did"),
     ):
@@ -114,7 +114,7 @@ def every_config():
 
 
 @pytest.mark.parametrize("cls", every_config())
-def test_a_configuration_makes_the_way_through_dicts_and_files(cls, tmp_path):
+def test_a_configuration_survives_dicts_and_files(cls, tmp_path):
     needed = {"source": "data.npz"} if cls is configs.DatasetConfig else {}
     if cls is configs.LoggerConfig:
         needed = {"csv": configs.CsvConfig(file="a.csv"), "wandb": configs.WandbConfig(tags=["x"])}
@@ -130,7 +130,7 @@ def test_a_configuration_makes_the_way_through_dicts_and_files(cls, tmp_path):
     assert cls.from_yaml(tmp_path / "config.yaml") == original
 
 
-def test_what_a_configuration_file_gets_wrong_is_named(tmp_path):
+def test_errors_in_a_configuration_file_are_named(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("learning_rate: 3e-4\nmax_grad_norm: null\nhidden_sizes: [32]\n")
     read = configs.PPOConfig.from_yaml(path)
@@ -153,6 +153,6 @@ def test_what_a_configuration_file_gets_wrong_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("config", [[1], [], "ppo", 3])
-def test_a_config_that_is_no_mapping_is_named(config):
+def test_a_config_that_is_not_a_mapping_is_an_error(config):
     with pytest.raises(TypeError, match="Trainer: config must be a mapping of names to values or a Config, got"):
         rlox.Trainer("ppo", env="CartPole-v1", config=config)

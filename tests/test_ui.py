@@ -1,4 +1,4 @@
-"""`rlox ui` with MLflow's real server, and what the end of a run says of its trackers."""
+"""`rlox ui` with MLflow's real server, and what the end of a run prints about its trackers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def port():
 
 
 def members(group: int) -> list[int]:
-    """Processes of a session, zombies left out."""
+    """Processes of a session without zombies."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -74,7 +74,7 @@ def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
                 time.sleep(0.2)
                 url = re.search(r"^(http\S+) \(Ctrl-C stops it\)$", Path(said.name).read_text(), re.MULTILINE)
             assert url is not None, Path(said.name).read_text()
-            # It answers at once, and shows the runs as those of a model's training.
+            # It answers at once, and shows the runs as model training.
             assert url[1] == f"http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning"
             api = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/get?experiment_id=1"
             with urllib.request.urlopen(api, timeout=60) as answer:
@@ -83,7 +83,7 @@ def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
             second = forked.run("ui", "--port", port, cwd=cwd)
             assert second.returncode == 2
             assert second.stderr == (
-                f"rlox ui: --port {port} must be free, but another program listens there; try --port {port + 1}\n"
+                f"rlox ui: --port {port} must be free, but another program listens on it; try --port {port + 1}\n"
             )
             (server,) = [int(one) for one in _children(process.pid)]
             assert len(members(server)) >= 2
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_answer_yet_ends_with_the_command(logged, port, n
     process = forked.Rlox("ui", "--port", port, cwd=logged[0])
     try:
         deadline = time.monotonic() + 60
-        while not (found := _children(process.pid)) or _cpu_s(int(found[0])) < 0.3:  # of some ten
+        while not (found := _children(process.pid)) or _cpu_s(int(found[0])) < 0.3:  # CPU seconds, of about ten
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""An exception of the user's code names its place; a refusal is a paragraph; a bug of rlox keeps its traceback."""
+"""An exception in user code shows its location; a user error is one paragraph; a bug in rlox keeps its traceback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def own(env: str, *args: str) -> list[str]:
 
 
 def frames(err: str) -> list[tuple[str, str]]:
-    """Functions and source lines that are shown, each of the user's file at the line where it stands there."""
+    """The functions and source lines that are shown, after checking that each is in the user's file at that line."""
     found = re.findall(r'^  File "(.*)", line (\d+), in (\w+)\n    (.*)$', err, re.MULTILINE)
     assert all(Path(file) == HERE and line_of(source) == int(line) for file, line, _, source in found)
     return [(function, source) for *_, function, source in found]
@@ -56,7 +56,7 @@ FAILS = [
     ),
     (
         own("Exits-v0"),
-        "GymVecEnv: Exits-v0: it must not end the process, got SystemExit(0)",
+        "GymVecEnv: Exits-v0: the environment must not end the process, got SystemExit(0)",
         [("step", "raise SystemExit(0)")],
     ),
     (
@@ -82,7 +82,7 @@ FAILS = [
 
 
 @pytest.mark.parametrize(("args", "says", "shown"), FAILS, ids=[args[3] + args[-1][-9:] for args, *_ in FAILS])
-def test_an_exception_of_the_users_code_names_its_place(args, says, shown, command, tmp_path):
+def test_an_exception_in_user_code_shows_its_location(args, says, shown, command, tmp_path):
     code, _, err = command(*args)
     assert code == 1
     assert f"rlox train: {says}" in err
@@ -109,7 +109,7 @@ def test_an_exception_of_the_users_code_names_its_place(args, says, shown, comma
     ],
     ids=["workers", "check", "sweep"],
 )
-def test_so_it_is_in_workers_checks_and_sweeps(args, code, message, command, tmp_path):
+def test_exceptions_in_workers_checks_and_sweeps_show_their_location(args, code, message, command, tmp_path):
     got, out, err = command(*own("StepFails-v0"), *args)
     assert got == code
     assert re.search(message, out + err)
@@ -145,7 +145,7 @@ def test_so_it_is_in_workers_checks_and_sweeps(args, code, message, command, tmp
         ("FloatImage-v0", "reset", "observations must be of dtype uint8, as observation_space says, got float64"),
     ],
 )
-def test_a_wrong_answer_of_an_environment_is_named(env, hook, message, workers):
+def test_a_wrong_return_value_of_an_environment_is_named(env, hook, message, workers):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         rlox.PPO(env, 2, 0, n_steps=8, env_workers=workers).train(16)
     method = getattr(gymnasium.spec(env).entry_point, hook)
@@ -157,7 +157,7 @@ def test_a_wrong_answer_of_an_environment_is_named(env, hook, message, workers):
 
 
 @pytest.mark.slow
-def test_wrong_answers_are_a_paragraph_in_the_command(command):
+def test_the_command_reports_wrong_return_values_in_one_paragraph(command):
     code, _, err = command(*own("FourValues-v0"))
     assert code == 1
     assert err.startswith("rlox train: GymVecEnv: FourValues-v0: step must return (observation, reward, terminated, ")
@@ -184,7 +184,7 @@ def test_the_library_raises_the_users_exception_with_a_note():
         assert caught.value.__notes__ == [note]
 
 
-def test_eval_and_collect_name_the_place(command, tmp_path):
+def test_eval_and_collect_show_the_location_of_an_exception(command, tmp_path):
     rlox.PPO("StepFails-v0").save(tmp_path / "own.safetensors")
     for verb, where in (
         (["eval"], "evaluation on StepFails-v0: step failed with RuntimeError: the simulator has lost its licence"),
@@ -248,10 +248,10 @@ def test_modules_of_import_reach_the_workers(workers, command, tmp_path):
     assert not code, err
 
 
-def test_an_id_that_an_environment_asks_for_is_not_taken_for_its_own():
+def test_an_unknown_id_inside_an_environment_is_not_reported_as_its_own():
     def outer():
         return gymnasium.make("Nowhere-v0")
 
     gymnasium.register("AsksForNowhere-v0", outer)
-    with pytest.raises(ValueError, match=r"AsksForNowhere-v0 cannot be made: .*Nowhere"):
+    with pytest.raises(ValueError, match=r"AsksForNowhere-v0 cannot be created: .*Nowhere"):
         rlox.PPO("AsksForNowhere-v0", 1)

@@ -1,4 +1,4 @@
-"""Normalisation: the running moments, frozen in evaluation, exact through a checkpoint, and what it does to
+"""Normalisation: the running moments, frozen in evaluation, exact through a checkpoint, and the effect on
 learning."""
 
 import gymnasium
@@ -27,16 +27,16 @@ def test_running_moments_equal_those_of_the_whole_stream():
 
 
 def test_moments_far_from_zero_are_exact():
-    """Sums of numbers around 1e6, and of their deviations, would be rough in float32."""
+    """Sums of numbers around 1e6, and of their deviations, would be imprecise in float32."""
     stream = (1e6 + np.random.default_rng(0).integers(-3, 4, (1000, 2))).astype(np.float32)
-    moments, exact, prior = RunningMoments((2,)), stream.astype(np.float64), 1e-4  # as much as so many samples
+    moments, exact, prior = RunningMoments((2,)), stream.astype(np.float64), 1e-4  # weight of the prior, in samples
     moments.update(stream)
     squares = prior + 1000 * exact.var(0) + exact.mean(0) ** 2 * prior * 1000 / (1000 + prior)
     np.testing.assert_allclose(moments.var * (1000 + prior) - squares, 0, atol=1.0)
 
 
 def test_rewards_are_scaled_by_the_deviation_of_their_discounted_sum():
-    """An oracle that keeps every discounted sum; sums start anew where an episode ended, and the sign stays."""
+    """An oracle keeps all discounted sums; a sum restarts after each episode, and rewards keep their sign."""
     rng, gamma, n = np.random.default_rng(1), 0.9, 3
     normalizer = VecNormalize(n, (1,), gamma)
     sums, seen = np.zeros(n), []
@@ -66,7 +66,7 @@ def test_observations_are_normalised_as_seen_and_clipped():
 
 
 class Far(gymnasium.Env):
-    """CartPole-like sizes at an awkward scale: the informative component is tiny, another one huge and constant-ish."""
+    """Two components at an awkward scale: the informative one is tiny, the other is huge and nearly constant."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -152,7 +152,7 @@ def test_a_memory_holds_raw_observations_and_its_samples_are_normalised():
     dqn.rng.set_state(state)
     raw = dqn.buffer.sample(32, dqn.rng.integers(2**63))
     assert raw["obs"][:, 1].min() > 4_900
-    # All that was pushed, and where the next step starts.
+    # All observations that were pushed, and those from which the next step starts.
     seen = np.concatenate([dqn.buffer.gather(np.arange(400))["obs"], dqn.collector._raw]).astype(np.float64)
     moments = dqn.normalizer.obs_moments
     np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-4, atol=1e-9)
@@ -166,7 +166,7 @@ def test_a_memory_holds_raw_observations_and_its_samples_are_normalised():
     np.testing.assert_array_equal(batch.rewards.numpy(), raw["rewards"])
 
 
-def test_off_policy_statistics_act_are_frozen_in_evaluation_and_continue_exactly(tmp_path):
+def test_off_policy_statistics_are_used_to_act_frozen_in_evaluation_and_continue_exactly(tmp_path):
     dqn = DQN("CartPole-v1", normalize_obs=True, **OFF_POLICY)
     dqn.train(400)
     before = dqn.normalizer.state()
@@ -198,7 +198,7 @@ def test_off_policy_learns_at_an_awkward_scale():
 
 
 class ValueOfTheNormalised(torch.nn.Module):
-    """V(s) = 10 times the observation as the policy sees it; acts 0."""
+    """V(s) is 10 times the observation that the policy sees; the action is always 0."""
 
     def __init__(self):
         super().__init__()
@@ -215,9 +215,9 @@ class ValueOfTheNormalised(torch.nn.Module):
 
 
 @pytest.mark.parametrize("truncate", [True, False])
-def test_what_a_time_limit_cut_off_is_valued_as_the_policy_sees_observations(truncate):
-    """lambda = 0, reward 1, statistics N(100, 5^2) that no longer move: an episode that was cut at observation 4 goes
-    on with V of the normalised 4, and one that terminated with nothing."""
+def test_the_value_after_a_time_limit_is_of_the_normalised_observation(truncate):
+    """lambda = 0, reward 1, statistics fixed at N(100, 5^2): an episode that was truncated at observation 4 bootstraps
+    from V of the normalised 4; an episode that terminated does not bootstrap."""
     gamma, mean, std = 0.5, 100.0, 5.0
     normalizer = VecNormalize(2, (1,), gamma, rewards=False, clip_obs=1e6)
     moments = normalizer.obs_moments
@@ -238,7 +238,7 @@ def test_what_a_time_limit_cut_off_is_valued_as_the_policy_sees_observations(tru
 
 def test_rewards_are_clipped_on_both_sides():
     normalizer = VecNormalize(2, (1,), clip_rewards=0.5)
-    normalizer.return_moments.count, ended = 1e18, np.zeros(2, bool)  # of deviation 1, for good
+    normalizer.return_moments.count, ended = 1e18, np.zeros(2, bool)  # a deviation of 1 that no longer changes
     np.testing.assert_allclose(normalizer.normalize_rewards(np.array([-3.0, 3.0]), ended), [-0.5, 0.5])
     np.testing.assert_allclose(normalizer.normalize_rewards(np.array([-0.2, 0.2]), ended), [-0.2, 0.2])
 
@@ -255,7 +255,7 @@ def test_running_sums_are_restored_only_for_the_episodes_they_belong_to():
     np.testing.assert_array_equal(fewer.returns, np.zeros(2))
     for restored in (same, elsewhere, fewer):
         assert restored.return_moments.var == saved.return_moments.var
-    # They are copies: what goes on in one changes nothing in the other.
+    # They are copies: a change of one does not affect the other.
     saved.normalize_rewards(np.array([5.0, 5.0, 5.0]), np.ones(3, bool))
     np.testing.assert_array_equal(same.returns, [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match=r"obs_mean must have shape \(3,\), got \(2,\); the environment differs"):
@@ -267,8 +267,8 @@ def test_running_sums_are_restored_only_for_the_episodes_they_belong_to():
 
 @pytest.mark.parametrize("truncate", [True, False])
 def test_a_collector_counts_every_observation_once_and_ends_sums_at_every_boundary(truncate):
-    """Countdowns of four steps, reward 1, discount 1/2: the sums go 1, 1.5, 1.75, 1.875 and begin anew, whether an
-    episode terminated or was cut."""
+    """Countdowns of four steps, reward 1, discount 1/2: the sums are 1, 1.5, 1.75, 1.875 and then restart, whether
+    the episode terminated or was truncated."""
     normalizer = VecNormalize(2, (1,), 0.5, clip_rewards=1e6)
     collector = RolloutCollector(
         lambda: probes.Countdown(limit=4, truncate=truncate), n_envs=2, gamma=0.5, normalizer=normalizer

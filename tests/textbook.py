@@ -1,5 +1,5 @@
-"""What the updates of SAC, TD3 and their offline relatives have in common, as the papers write it: one network after
-the other, PyTorch's own layers, Adam and autograd. For observations and actions of `probes.Levers`."""
+"""The common parts of the updates of SAC, TD3 and related offline algorithms, as in their papers: separate networks of
+PyTorch layers, with Adam and autograd. For observations and actions of `probes.Levers`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOW, HIGH = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
 
 
 def transitions(n: int = 32, seed: int = 0, weighted: bool = False) -> TransitionBatch:
-    """Random ones; a third of them terminate."""
+    """Random transitions, of which a third terminate."""
     rng = np.random.default_rng(seed)
     columns = {
         "obs": rng.normal(size=(n, 3)),
@@ -47,14 +47,14 @@ def unit(actions):
 
 
 def coming_noise(algorithm, *shape: int) -> torch.Tensor:
-    """What the algorithm's generator will give next, (*shape, 2)."""
+    """The next normal numbers of the algorithm's generator, (*shape, 2)."""
     rng = Rng(0)
     rng.set_state(algorithm.rng.get_state())
     return torch.from_numpy(rng.normal((*shape, 2)))
 
 
 def perceptron(twin, k: int) -> nn.Sequential:
-    """The `k`-th of two stacked networks by itself."""
+    """The `k`-th of two stacked networks as a separate module."""
     layers: list[nn.Module] = []
     for weight, bias in zip(twin.weights, twin.biases, strict=True):
         layer = nn.Linear(*weight.shape[1:])
@@ -64,7 +64,7 @@ def perceptron(twin, k: int) -> nn.Sequential:
 
 
 class Textbook:
-    """A copy of an algorithm's networks, and the half of its update that is in both papers."""
+    """A copy of an algorithm's networks, and the part of the update that the papers have in common."""
 
     def __init__(self, algorithm):
         self.c = algorithm.config
@@ -101,7 +101,7 @@ class Textbook:
                 theirs.copy_((1 - self.c.tau) * theirs + self.c.tau * ours)
 
     def compare(self, algorithm) -> None:
-        """The networks of both agree: no number is off by more than 1e-5 of its tensor's largest."""
+        """Check that the networks agree: differences are at most 1e-5 of the largest entry of each tensor."""
         pairs = [(algorithm.policy.net, self.actor)]
         for k in range(2):
             pairs += [(perceptron(algorithm.critics, k), self.critics[k])]
@@ -111,7 +111,7 @@ class Textbook:
 
 
 class TwinDelayed(Textbook):
-    """What TD3 and TD3+BC have in common (Fujimoto et al. 2018, algorithm 1): critics and their smoothed targets."""
+    """The common part of TD3 and TD3+BC (Fujimoto et al. 2018, algorithm 1): critics and smoothed targets."""
 
     def __init__(self, algorithm):
         super().__init__(algorithm)
@@ -132,7 +132,7 @@ def agree(ours: nn.Module, theirs: nn.Module, most: float = 1e-5) -> None:
 
 
 def shaken(algorithm):
-    """`algorithm` with targets that are not the online networks."""
+    """`algorithm` with target networks that differ from the online ones."""
     rng = torch.Generator().manual_seed(1)
     targets = [algorithm.target, *([algorithm.target_policy] if hasattr(algorithm, "target_policy") else [])]
     with torch.no_grad():

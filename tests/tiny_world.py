@@ -1,4 +1,4 @@
-"""An algorithm that learns from sequences, without a model: what the family does is there, and nothing else."""
+"""A minimal algorithm that learns from sequences: everything the family provides, without a world model."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from rlox.world_models.replay import sample_sequences
 
 @dataclass
 class TinyConfig(Config):
-    """Of an algorithm that learns rewards from sequences."""
+    """Settings of an algorithm that learns rewards from sequences."""
 
     replays = "sequences"
     uses_dataset = "may"

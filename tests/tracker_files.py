@@ -1,4 +1,4 @@
-"""Readers of what trackers have written, apart from their own."""
+"""Readers of the files that trackers write, independent of the trackers' own readers."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Environments, wrappers, rewards and policies that fail in one way each; import it and the environments are there."""
+"""Environments, wrappers and rewards that fail in one way each; importing this module registers the environments."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class OldSignature(Sound):
 
 
 class ShortRow(Sound):
-    """Of a shape that NumPy would broadcast without a word."""
+    """An observation of a shape that NumPy would broadcast silently."""
 
     def obs(self):
         return np.zeros(1, np.float32)
@@ -128,7 +128,7 @@ class FloatImage(Sound):
 
 
 class NanAt(Sound):
-    """What `broken` names is `value` in the step after `after`, counted over all environments of this process."""
+    """Returns `value` for the part `broken` in step `after` + 1, counted over all environments of the process."""
 
     observation_space = spaces.Dict({"arm": spaces.Box(-9, 9, (2,)), "leg": spaces.Box(-9, 9, (1,))})
     steps = 0

@@ -1,4 +1,4 @@
-"""Environments for evaluations in other processes; import it and they are registered."""
+"""Environments for evaluations in other processes; importing this module registers them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class Waits(CartPoleEnv):
-    """Its episodes begin once the file that the environment variable names is there, in processes other than `pid`."""
+    """In processes other than `pid`, `reset` waits for the file that RLOX_TEST_WAITS_FOR names."""
 
     def __init__(self, pid=0):
         super().__init__()
@@ -25,7 +25,7 @@ class Waits(CartPoleEnv):
 
 
 class Slow(CartPoleEnv):
-    """Takes a hundredth of a second for a step of an evaluation: such a seed is below 100."""
+    """Steps of evaluations, which are those with a seed below 100, take a hundredth of a second."""
 
     pause = 0.01
 
@@ -50,7 +50,7 @@ class FailsInEvaluation(Slow):
 
 
 class Endless(Slow):
-    """Never ends an episode of an evaluation."""
+    """Episodes of evaluations never end."""
 
     pause = 0.0
 

@@ -1,4 +1,4 @@
-"""PettingZoo environments whose right answer is known on paper."""
+"""PettingZoo environments whose solution is known analytically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pettingzoo import ParallelEnv
 
 
 class _Env(ParallelEnv):
-    """Agents by name; `spans` says after how many steps each is over, and whether it terminates then."""
+    """Agents by name; `spans` gives the number of steps of each agent, and whether it terminates after them."""
 
     metadata: ClassVar = {"name": "probe_v0", "render_modes": ["rgb_array"]}
     spans: ClassVar[dict[str, tuple[int, bool]]]
@@ -37,7 +37,7 @@ class _Env(ParallelEnv):
         return {agent: self.observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def begin(self, rng):
-        """Before the first observation of an episode."""
+        """Called before the first observation of an episode."""
 
     def get_state(self):
         return {"t": self.t, "seed": self.seed, "episode": self.episode, "agents": self.agents}
@@ -72,7 +72,7 @@ class _Env(ParallelEnv):
 
 
 class Together(_Env):
-    """Both agents get 1 where both choose 1, else 0."""
+    """Both agents get 1 if both choose 1, else 0."""
 
     spans: ClassVar = {"one": (5, True), "two": (5, True)}
 
@@ -84,7 +84,7 @@ class Together(_Env):
 
 
 class DiesHalfway(_Env):
-    """Reward 1 a step: `short` lives 4 steps, `long` 8; both see how many steps there were."""
+    """Reward 1 a step: `short` lives 4 steps, `long` 8; both observe the number of steps."""
 
     spans: ClassVar = {"short": (4, True), "long": (8, True)}
 
@@ -93,7 +93,7 @@ class DiesHalfway(_Env):
 
 
 class LimitForOne(_Env):
-    """Reward 1 a step: a time limit cuts `cut` after 4 steps, in which it always sees the same; `whole` terminates
+    """Reward 1 a step: a time limit truncates `cut` after 4 steps with constant observations; `whole` terminates
     after 8."""
 
     spans: ClassVar = {"cut": (4, False), "whole": (8, True)}
@@ -118,8 +118,8 @@ class HiddenBit(_Env):
 
 
 class Zoo(_Env):
-    """Unequal groups: three walkers that die at different steps and see 3 numbers, a flyer with another space, which
-    a time limit cuts; rewards depend on everything."""
+    """Unequal groups: three walkers that die at different steps and see 3 numbers, and a flyer with another space that
+    a time limit truncates. Rewards depend on everything."""
 
     spans: ClassVar = {"walker_0": (2, True), "walker_1": (5, False), "walker_2": (7, True), "flyer": (6, False)}
 
@@ -139,7 +139,7 @@ class Zoo(_Env):
 
 
 class Masked(_Env):
-    """One of three actions is legal, which the observation does not show; another one is an error."""
+    """Only one of three actions is legal, which the observation does not show; any other action is an error."""
 
     spans: ClassVar = {"one": (6, True), "two": (3, True)}
 
@@ -165,7 +165,7 @@ class Masked(_Env):
 
 
 class Pennies(_Env):
-    """`even` wins a point where both choose the same, else `odd` does; three rounds."""
+    """`even` wins a point if both choose the same action, else `odd` does; three rounds."""
 
     spans: ClassVar = {"even": (3, True), "odd": (3, True)}
 

@@ -1,6 +1,6 @@
-"""One training of IMPALA or APPO, measured from within: frames, CPU time of all its processes, waiting, lag.
+"""Measure one training of IMPALA or APPO from within: frames, CPU time of all its processes, waiting, lag.
 
-The other scripts of this folder import it; it is run by itself to measure one case in a process of its own:
+The other scripts of this folder import this module. Run it by itself to measure one case in a separate process:
 `python benchmarks/distributed/cases.py '{"env": "CartPole-v1", "frames": 200000}'`.
 """
 
@@ -27,7 +27,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Slow(gymnasium.Env):
-    """An environment that takes `step_s` seconds a step and no processor: a simulator on another machine, say."""
+    """An environment whose step takes `step_s` seconds and no CPU time, like a simulator on another machine."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -48,7 +48,7 @@ class Slow(gymnasium.Env):
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of every process below it that still lives."""
+    """Return the CPU time of this process and of all of its living descendants."""
     parents, spent = {}, {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -66,7 +66,7 @@ def cpu_seconds() -> float:
 
 
 class Meter(rlox.Callback):
-    """Reads the clocks after each update; what comes before `warm` frames is left out."""
+    """Reads the clocks after each update; the first `warm` frames are left out."""
 
     def __init__(self, warm: int):
         self.warm = warm
@@ -77,7 +77,7 @@ class Meter(rlox.Callback):
     def on_step(self, step: int, metrics: dict[str, float], **info: Any) -> bool:
         if self.first is None:
             if step >= self.warm:
-                # The learner is this thread; its actors may be others of this process.
+                # The learner is this thread; its actors may be other threads of this process.
                 self.first = (step, time.perf_counter(), cpu_seconds(), time.thread_time())
             return True
         self.rows.append(metrics)
@@ -101,7 +101,7 @@ def measure(
     remote: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What one training takes; `slow_s` > 0 replaces the environment by `Slow`. Times are in seconds.
+    """Return what one training takes; `slow_s` > 0 replaces the environment by `Slow`. Times are in seconds.
 
     `remote` has the fields of `rlox.RemoteConfig`.
     """
@@ -143,7 +143,7 @@ def measure(
 
 
 def alone(before: Sequence[str] = (), **case: Any) -> dict[str, Any]:
-    """`measure` in a process of its own, so that nothing of another case is counted; `before` stands before its
+    """Run `measure` in a separate process, so that nothing of another case is counted; `before` precedes its
     command."""
     done = subprocess.run(
         [*before, sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, timeout=1800, check=False

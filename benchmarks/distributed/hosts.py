@@ -1,9 +1,9 @@
-"""Frames per second of IMPALA with workers on another host, over mTLS and with a token.
+"""Measure frames per second of IMPALA with workers on another host, over mTLS and with a token.
 
 usage: hosts.py [--actors 1 2] [--frames 200000] [--rounds 3] [--ahead 1] [--out FILE]
 
-The hosts are two network namespaces of this machine, joined by one cable. It needs root, `ip` and `openssl`. The
-namespaces are made and removed here.
+The hosts are two network namespaces of this machine, joined by one virtual cable. The script needs root, `ip` and
+`openssl`. It creates the namespaces and removes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def say(*command: str) -> None:
 
 @contextlib.contextmanager
 def hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """What stands before a command on the learner's host, and on the workers'."""
+    """Yield what to put before a command to run it on the learner's host, and on the workers' host."""
     names = [f"rlox{os.getpid()}{side}" for side in "ab"]
     made = []
     try:
@@ -53,7 +53,7 @@ def hosts() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def certificates(folder: Path) -> None:
-    """ca.pem, worker.pem, worker.key, learner.pem, learner.key and token in `folder`."""
+    """Write ca.pem, worker.pem, worker.key, learner.pem, learner.key and token to `folder`."""
     days = ("-days", "2")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     own = ("-keyout", f"{folder}/ca.key", "-out", f"{folder}/ca.pem")
@@ -71,7 +71,7 @@ def certificates(folder: Path) -> None:
 
 @contextlib.contextmanager
 def workers(before: list[str], folder: Path, n: int) -> Iterator[list[str]]:
-    """Addresses of `n` workers on their host."""
+    """Start `n` workers on their host, and yield their addresses."""
     started: list[subprocess.Popen[str]] = []
     files = ["--tls-cert", "worker.pem", "--tls-key", "worker.key", "--tls-ca", "ca.pem", "--token-file", "token"]
     secured = [str(folder / word) if "." in word or word == "token" else word for word in files]
@@ -82,7 +82,7 @@ def workers(before: list[str], folder: Path, n: int) -> Iterator[list[str]]:
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
         for process in started:
             if process.stdout is None or WORKER not in (said := process.stdout.readline()):
-                raise RuntimeError(f"hosts.py: a worker must say its address, got {said!r}")
+                raise RuntimeError(f"hosts.py: a worker must print its address, got {said!r}")
         yield [f"{WORKER}:{7711 + i}" for i in range(n)]
     finally:
         for process in started:
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ahead", type=int, default=1, help="rollouts_ahead")
-    parser.add_argument("--out", type=Path, help="JSON; what it held of other settings is kept")
+    parser.add_argument("--out", type=Path, help="JSON file; its results of other settings are kept")
     args = parser.parse_args()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name, hosts() as (learner, worker):

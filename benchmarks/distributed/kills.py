@@ -1,11 +1,11 @@
-"""Twenty trainings whose actors are killed at random moments.
+"""Kill the actors of twenty trainings at random moments.
 
     python benchmarks/distributed/kills.py processes|grpc|ray [--rounds 20] [--seed 0] [--out FILE.json]
 
-Every round trains CartPole-v1 by IMPALA with three actors, kills up to three of them (``grpc``: of the workers that
-they are on, each of which starts anew after a second) with SIGKILL, and says whether the training came to its end with
-finite weights, how many actors were lost and started anew, and how long it took. At the end no process of the rounds
-may be left. Ray listens on all interfaces of a machine: run it where none is open, for example behind
+Every round trains IMPALA on CartPole-v1 with three actors and kills up to three of them with SIGKILL (``grpc``: the
+workers that they are on, each of which restarts after a second). It reports whether the training finished with finite
+weights, how many actors were lost and restarted, and how long it took. At the end no process of the rounds may be left.
+Ray listens on all interfaces of a machine: run it where none is open, for example behind
 ``unshare -rn bash -c 'ip link set lo up; exec "$0" "$@"'``.
 """
 
@@ -38,15 +38,15 @@ ACTORS = {"n_actors": 3, "n_envs": 8, "hidden_sizes": [32]}
 
 
 class Actors:
-    """What is killed: the processes of the actors themselves."""
+    """The processes to kill: those of the actors themselves."""
 
-    n_lost = 1  # actors that a kill costs, at least
+    n_lost = 1  # actors lost by a kill, at least
 
     def settings(self) -> dict[str, Any]:
         return {}
 
     def alive(self, algorithm: rlox.IMPALA) -> list[int]:
-        """Processes of the actors that have answered since they were started last."""
+        """Return the processes of the actors that have answered since their last start."""
         return [int(found[1]) for line in algorithm.collector.lines() if (found := re.search(r"pid (\d+)", line))]
 
     def kill(self, victim: int) -> None:
@@ -56,7 +56,7 @@ class Actors:
 class Workers(Actors):
     """Three workers, one for each actor."""
 
-    n_lost = 0  # a worker may be killed that no actor is on
+    n_lost = 0  # the killed worker may have no actor
 
     def __init__(self) -> None:
         self._ports = [_free_port() for _ in range(ACTORS["n_actors"])]
@@ -128,7 +128,7 @@ class Killer(threading.Thread):
 
 
 class Long(rlox.Callback):
-    """Trains on until every kill was made and is made good."""
+    """Continues the training until every kill was made and all actors are back."""
 
     def __init__(self, killer: Killer):
         self._killer = killer
@@ -145,7 +145,7 @@ def restarts(algorithm: rlox.IMPALA) -> int:
 
 
 def descendants() -> set[int]:
-    """Processes below this one."""
+    """Return the processes below this one."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -198,7 +198,7 @@ def main() -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
-        # One for all rounds: to start it takes as long as a round.
+        # One Ray for all rounds: starting it takes as long as a round.
         ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     rng, rounds = random.Random(options.seed), []
     try:

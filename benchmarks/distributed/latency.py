@@ -1,9 +1,9 @@
-"""How long a step takes by way of a worker: 64 environments of 4 float32 numbers, beside the same ones in this process.
+"""Measure a step through a worker: 64 environments of 4 float32 numbers, and the same ones in this process.
 
     python benchmarks/distributed/latency.py [--tls FOLDER] [--n-envs 64] [--steps 3000]
 
-The worker is a process of its own on this machine. With --tls FOLDER it asks for certificates and a token: ca.pem,
-worker.pem, worker.key, learner.pem, learner.key and token in there.
+The worker is a separate process on this machine. With --tls FOLDER it requires certificates and a token; FOLDER
+contains ca.pem, worker.pem, worker.key, learner.pem, learner.key and token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlox.envs.remote import RemoteEnvPool
 
 
 def measured(env: Any, n: int, steps: int) -> dict[str, float]:
-    """Microseconds of a step: median and 95th percentile."""
+    """Return the microseconds of a step: median and 95th percentile."""
     actions, times = np.zeros(n, np.int64), np.empty(steps)
     env.reset_all()
     for _ in range(200):

@@ -1,11 +1,12 @@
-"""What IMPALA and APPO learn with each kind of actor: tuned settings, evaluated as `rlox bench learn` does.
+"""Measure what IMPALA and APPO learn with each kind of actor: tuned settings, evaluated as in `rlox bench learn`.
 
 usage: learn.py [--cells CELL …] [--kinds threads processes ray grpc] [--seeds 100 101 102 103 104] [--runs DIR]
                 [--jobs 1] [--out FILE]
-       CELL is algo-env, as impala-CartPole-v1; finished runs in DIR and cells of FILE that are not asked for are kept
+       CELL is algo-env, such as impala-CartPole-v1; finished runs in DIR and cells of FILE that are not requested stay
 
-Each run is evaluated on 20 deterministic episodes at ten points and at the end. With ``grpc`` two workers (`rlox
-worker`) of this machine are started for all runs of a cell. `cpu_s` of a curve is that of the learner's process alone.
+Each run is evaluated on 20 deterministic episodes at ten points and at the end. With ``grpc``, two workers
+(`rlox worker`) on this machine are started for all runs of a cell. `cpu_s` of a curve counts only the learner's
+process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CELLS = ["impala-CartPole-v1", "impala-Acrobot-v1", "impala-LunarLander-v3", "ap
 
 
 def measure(cell: str, kind: str, seeds: list[int], runs: Path, jobs: int, console: Console) -> dict[str, Any]:
-    """All seeds of one algorithm and environment with one kind of actor."""
+    """Run all seeds of one algorithm and environment with one kind of actor."""
     algo, env = cell.split("-", 1)
     with contextlib.ExitStack() as stack:
         words = [f"algo={algo}", f"env={env}", f"algo.actors={kind}"]
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["threads", "processes", "ray", "grpc"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
     parser.add_argument("--runs", type=Path, default=Path("outputs/distributed"))
-    parser.add_argument("--jobs", type=int, default=1, help="seeds side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds to run in parallel")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     console = Console(stderr=True, highlight=False)

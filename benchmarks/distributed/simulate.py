@@ -1,11 +1,12 @@
-"""A discrete-event model of actors and one learner, fed with measured costs: what do 10, 100 and 1,000 workers bring?
+"""Simulate actors and one learner with measured costs: what do 10, 100 and 1,000 workers bring?
 
 usage: simulate.py [--costs benchmarks/distributed_speed.json] [--workers 1 2 10 100 1000] [--check 32] [--out FILE]
 
-The model does what `rlox.distributed.ActorCollector` does: the learner asks every actor that owes less than
-``rollouts_ahead`` rollouts for one more, waits for ``rollouts_per_update`` of them, and updates. An actor serves its
-requests one after the other. Each message takes its bytes over the learner's network, which carries one at a time each
-way, and the latency. `--check` trains with real actors whose environments wait (`cases.Slow`) and compares.
+The discrete-event model works like `rlox.distributed.ActorCollector`: the learner requests one more rollout from every
+actor that owes fewer than ``rollouts_ahead``, waits for ``rollouts_per_update`` rollouts, and updates. An actor serves
+its requests one after the other. Each message takes the time of its bytes on the learner's network, which carries one
+message at a time each way, plus the latency. `--check` trains with real actors whose environments wait (`cases.Slow`)
+and compares.
 """
 
 from __future__ import annotations
@@ -41,23 +42,23 @@ class Plant:
 
     n_actors: int
     frames_per_rollout: int
-    collect_s: float  # that an actor takes for a rollout
-    collect_cv: float  # standard deviation of that over its mean
-    update_s: float  # of the learner for each update, whatever is in it
-    message_s: float  # of the learner for each rollout, whatever is in it: ask, take in
-    frame_s: float  # of the learner for each frame: copy, weigh, learn
+    collect_s: float  # time of an actor for a rollout
+    collect_cv: float  # standard deviation of this time over its mean
+    update_s: float  # time of the learner for each update, whatever is in it
+    message_s: float  # time of the learner for each rollout, whatever is in it: request, receive
+    frame_s: float  # time of the learner for each frame: copy, weigh, learn
     rollout_bytes: int = 0
     weights_bytes: int = 0
     latency_s: float = 0.0  # one way
     bytes_per_s: float = math.inf  # each way, of the learner's network
-    answer_s: float = 0.0  # between an actor's last step and the learner's notice, beyond the network
+    answer_s: float = 0.0  # from an actor's last step until the learner notices, without the network
     rollouts_per_update: int = 1
     rollouts_ahead: int = 1
     in_turn: bool = False  # rollouts are taken from the actors in turn, not as they come
 
     @property
     def rollout_s(self) -> float:
-        """Of the learner for each rollout."""
+        """Time of the learner for each rollout."""
         return self.message_s + self.frame_s * self.frames_per_rollout
 
 
@@ -74,12 +75,12 @@ class _Link:
 
 
 def simulate(plant: Plant, updates: int, seed: int = 0) -> dict[str, float]:
-    """Frames per second, the share of time in which the learner waits, and how many updates old rollouts are."""
+    """Return frames per second, the share of time in which the learner waits, and the age of rollouts in updates."""
     rng = random.Random(seed)
     events: list[tuple[float, int, str, int, int]] = []  # when, number, what, which actor, version of its weights
     numbers = iter(range(1 << 62))
     out, back = _Link(plant), _Link(plant)
-    waiting: list[deque[int]] = [deque() for _ in range(plant.n_actors)]  # versions that an actor was asked for
+    waiting: list[deque[int]] = [deque() for _ in range(plant.n_actors)]  # versions requested from each actor
     busy = [False] * plant.n_actors
     owed = [0] * plant.n_actors
     due = deque(range(plant.n_actors))  # actors that owe less than they may
@@ -96,7 +97,7 @@ def simulate(plant: Plant, updates: int, seed: int = 0) -> dict[str, float]:
         push(now + took, "done", actor, waiting[actor].popleft())
 
     def happen(until: float) -> float:
-        """Everything up to a time, or, where that is infinite, the next event; its time."""
+        """Process everything up to a time, or only the next event if it is infinite; return the time reached."""
         now = until
         while events and events[0][0] <= until:
             now, _, what, actor, version = heapq.heappop(events)
@@ -170,7 +171,7 @@ def simulate(plant: Plant, updates: int, seed: int = 0) -> dict[str, float]:
 
 
 def ceiling(plant: Plant) -> dict[str, float]:
-    """Frames per second that each part alone would allow."""
+    """Return the frames per second that each part alone would allow."""
     n, frames = plant.n_actors, plant.frames_per_rollout
     trip = plant.collect_s / plant.rollouts_ahead
     if plant.rollouts_ahead == 1:
@@ -184,7 +185,7 @@ def ceiling(plant: Plant) -> dict[str, float]:
 
 
 def variants(plant: Plant) -> Iterator[tuple[str, Plant]]:
-    """What may help where it saturates."""
+    """Yield the settings that may help where it saturates."""
     share = max(1, plant.n_actors // 4)
     grown = replace(
         plant,
@@ -200,7 +201,7 @@ def variants(plant: Plant) -> Iterator[tuple[str, Plant]]:
 
 
 def plants(costs: dict[str, Any]) -> dict[str, Plant]:
-    """Actors of each speed on machines of their own, over the network of one machine room."""
+    """Return actors of each speed, each on a machine of its own, over the network of one machine room."""
     learner = {key: costs[key] for key in ("update_s", "frame_s", "rollout_bytes", "weights_bytes")}
     shared: dict[str, Any] = {
         **learner,
@@ -219,7 +220,7 @@ def plants(costs: dict[str, Any]) -> dict[str, Plant]:
 
 
 def study(costs: dict[str, Any], workers: list[int]) -> dict[str, Any]:
-    """Every plant with so many workers, and what helps."""
+    """Simulate every plant with each number of workers, and the settings that may help."""
     found: dict[str, Any] = {}
     for name, plant in plants(costs).items():
         rows = []
@@ -234,7 +235,7 @@ def study(costs: dict[str, Any], workers: list[int]) -> dict[str, Any]:
 
 
 def check(most: int) -> list[dict[str, Any]]:
-    """Real trainings beside the model, which is fed with the costs of each training and not with its speed.
+    """Compare real trainings with the model, which gets the costs of each training and not its speed.
 
     The actors are threads whose environments sleep, so that dozens of them do not need a processor each.
     """
@@ -279,7 +280,7 @@ def check(most: int) -> list[dict[str, Any]]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Frames per second and lag over workers, a line for each variant."""
+    """Draw frames per second and lag over workers, a line for each variant."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -308,7 +309,7 @@ def main() -> None:
     parser.add_argument(
         "--check", type=int, default=0, metavar="N", help="train with up to N real actors and compare; 0: keep --out's"
     )
-    parser.add_argument("--out", type=Path, help="JSON; the curves go beside it as a PNG")
+    parser.add_argument("--out", type=Path, help="JSON file; the curves go next to it as a PNG")
     args = parser.parse_args()
     costs = json.loads(args.costs.read_text())["costs"]
     before = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {}

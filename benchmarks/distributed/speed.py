@@ -1,10 +1,9 @@
-"""Frames per second of IMPALA, learning included, for each kind of actor; what an actor's CPU time goes to; what
-messages and updates cost.
+"""Measure IMPALA, learning included: frames per second for each kind of actor, and costs of actors, messages, updates.
 
 usage: speed.py [--kinds threads processes] [--actors 1 2] [--rounds 3] [--out FILE]
 
-Each training has a process of its own, and the kinds alternate; medians over the rounds. Frames per CPU second count
-the time of all processes below it. A learner's idle share is the time in which it waits for rollouts.
+Each training runs in its own process, and the kinds alternate; results are medians over the rounds. Frames per CPU
+second count the time of all processes of a training. A learner's idle share is the time in which it waits for rollouts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FRAMES = {"native": 400_000, "gymnasium": 60_000}
 
 
 def train(kind: str, n_actors: int, backend: str) -> dict[str, Any]:
-    """One training; with workers their CPU time is not in it, since nobody below it started them."""
+    """Run one training; the CPU time of workers is not counted, since the training does not start them."""
     case: dict[str, Any] = {"env": ENV, "frames": FRAMES[backend], "n_actors": n_actors, "n_envs": N_ENVS,
                             "n_steps": N_STEPS, "actors": kind, "learning_rate": 1e-3}  # fmt: skip
     if backend == "gymnasium":
@@ -48,7 +47,7 @@ def median_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def per_call(function: Callable[[], Any], seconds: float = 1.0) -> float:
-    """CPU seconds of a call: the least of five batches, which the machine's other work disturbs the least."""
+    """Return the CPU seconds of a call: the least of five batches, which other work on the machine disturbs least."""
     function()
     began, calls = time.process_time(), 0
     while time.process_time() - began < seconds / 10:
@@ -71,7 +70,7 @@ def one_actor(backend: str, env: str = ENV) -> tuple[Actor, Weights]:
 
 
 def bare_step_s(env_id: str) -> float:
-    """CPU seconds of a step of gymnasium's environment alone, resets included."""
+    """Return the CPU seconds of a step of the gymnasium environment alone, resets included."""
     env = gymnasium.make(env_id)
     env.action_space.seed(0)
     env.reset(seed=0)
@@ -87,7 +86,7 @@ def bare_step_s(env_id: str) -> float:
 
 
 def environment_share(env_id: str) -> dict[str, float]:
-    """CPU seconds of a frame: by an actor, and by the environment alone."""
+    """Return the CPU seconds of a frame: by an actor, and by the environment alone."""
     actor, weights = one_actor("gymnasium", env_id)
     alone_s = bare_step_s(env_id)
     actor_s = per_call(lambda: actor.rollout(weights), 2.0) / (N_ENVS * N_STEPS)
@@ -96,7 +95,7 @@ def environment_share(env_id: str) -> dict[str, float]:
 
 
 def costs() -> dict[str, float]:
-    """What the model in simulate.py is fed with: CPU seconds of one processor."""
+    """Return the inputs of the model in simulate.py: CPU seconds of one processor."""
     native, weights = one_actor("auto")
     trajectory = native.rollout(weights)
     answer = codec.encode("trajectory", {}, trajectory.arrays())
@@ -140,7 +139,7 @@ def main() -> None:
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--backends", nargs="+", default=["native", "gymnasium"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--skip-costs", action="store_true", help="keep those of --out")
+    parser.add_argument("--skip-costs", action="store_true", help="keep the costs of --out")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     before = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {}
@@ -149,7 +148,7 @@ def main() -> None:
         for backend in args.backends
         for kind in args.kinds
         for n in args.actors
-        if (kind, backend) != ("grpc", "gymnasium")  # a worker is another process: it plays as one of those does
+        if (kind, backend) != ("grpc", "gymnasium")  # a worker is just another process
     ]
     rows: dict[tuple[str, int, str], list[dict[str, Any]]] = {cell: [] for cell in cells}
     for _ in range(args.rounds):

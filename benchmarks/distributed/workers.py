@@ -1,4 +1,4 @@
-"""Workers (`rlox worker`) of this machine, for as long as a measurement takes."""
+"""Workers (`rlox worker`) on this machine, for as long as a measurement takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def workers(env: str, n: int, *words: str) -> Iterator[list[str]]:
-    """Addresses of `n` workers with the environment; `words` are keys of it, as ``env.backend=gymnasium``."""
+    """Start `n` workers with the environment and yield their addresses; `words` are keys of the environment."""
     command = [sys.executable, "-m", "rlox", "worker", "--env", env, "--port", "0", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     started = [subprocess.Popen(command, **pipes) for _ in range(n)]
@@ -33,4 +33,4 @@ def _address(process: subprocess.Popen) -> str:
             host, _, port = word.partition(":")
             if host == "127.0.0.1" and port.isdecimal():
                 return word
-    raise RuntimeError(f"workers: a worker must say its address, got {said!r}")
+    raise RuntimeError(f"workers: a worker must print its address, got {said!r}")

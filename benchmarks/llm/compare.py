@@ -1,11 +1,11 @@
-"""rlox against TRL on the tasks of `tasks.py`: milliseconds an update, interleaved on one core, and what was learned.
+"""Compare rlox with TRL on the tasks of `tasks.py`: milliseconds per update, interleaved on one core, and learning.
 
 usage: compare.py --peer-python PYTHON [--tasks copy sum dpo large] [--seeds 0 1 2] [--out benchmarks/llm.json]
 
-`rlox bench train grpo grpo-sum dpo` measures the same trainings; this is the study behind benchmarks/llm.json, with
-seeds of one's choice, all systems pinned to one core, and numbers of an update. Every seed is one training by each
-system, one after the other, the first of them in turn. A training's number is the median over its updates of the
-process's CPU time; a system's the median over its trainings.
+`rlox bench train grpo grpo-sum dpo` measures the same trainings; this script is the study behind benchmarks/llm.json,
+with chosen seeds, all systems pinned to one core, and numbers per update. For every seed, each system trains once, one
+after the other; the systems take turns at being first. The number of a training is the median over its updates of the
+process's CPU time, and the number of a system the median over its trainings.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""One training by rlox: ``python ours.py REQUEST`` takes what `peer.py` takes and prints what it prints."""
+"""Run one training with rlox: ``python ours.py REQUEST`` takes the request of `peer.py` and prints the same answer."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from rlox.callbacks import Callback
 
 
 class Watch(Callback):
-    """The accuracy of each report."""
+    """Collects the accuracy of each report."""
 
     def __init__(self):
         self.found = []

@@ -1,10 +1,11 @@
-"""One training by TRL, timed; runs under an interpreter that has it.
+"""Run and time one training with TRL, under an interpreter that has it.
 
-``python peer.py REQUEST`` takes a JSON object ``{"task", "seed"}``, with ``"steps"`` in place of the task's, a
-``"start"`` (see `tasks.model`), and of DPO ``"precompute"``: whether the reference reads all pairs beforehand. On its
-last line it prints one: the ``steps``, ``cpu_s`` and ``wall_s`` of all (imports and construction excluded), ``cpu_ms``
-and ``wall_ms`` of each but the first, the ``curve`` (mean reward of each update, or the pairs' accuracy), the share of
-right answers afterwards, ``sampled`` and ``greedy``, and the ``versions``.
+``python peer.py REQUEST`` takes a JSON object ``{"task", "seed"}``, optionally with ``"steps"`` instead of the task's,
+a ``"start"`` (see `tasks.model`), and for DPO ``"precompute"``: whether the reference reads all pairs beforehand. The
+last line of its output is a JSON object: the ``steps``, ``cpu_s`` and ``wall_s`` of all updates (imports and
+construction excluded), ``cpu_ms`` and ``wall_ms`` of each update but the first, the ``curve`` (mean reward of each
+update, or the pairs' accuracy), the share of right answers afterwards, ``sampled`` and ``greedy``, and the
+``versions``.
 """
 
 import copy

@@ -1,10 +1,10 @@
-"""The scores of examples/post_training_pipeline.py over several seeds.
+"""Measure the scores of examples/post_training_pipeline.py over several seeds.
 
 usage: pipeline.py [--seeds 100 101 102 103 104] [--runs FOLDER] [--out benchmarks/llm_pipeline.json]
 
-Each seed is a process of its own with one thread; seeds whose scores are in ``--runs`` are not run again. Beside the
-scores it keeps CPU and wall seconds, and how far the reward model can be fooled: of the wrong answers among ten sampled
-ones of each held-out prompt, the share that it gives more than the right answer.
+Each seed runs in its own process with one thread; seeds whose scores are in ``--runs`` are not run again. In addition
+to the scores, the script stores CPU and wall seconds, and how far the reward model can be fooled: of the wrong answers
+among ten samples of each held-out prompt, the share that get a higher reward than the right answer.
 """
 
 import argparse
@@ -32,7 +32,7 @@ POLICIES = {"sft": rlox.SFT, "grpo": rlox.GRPO, "dpo": rlox.DPO}
 
 
 def fooled(folder, held_out):
-    """Of the wrong answers of each policy, the share that its reward model gives more than the right one."""
+    """Return for each policy the share of its wrong answers that get a higher reward than the right answer."""
     judge, found = rlox.RewardModel.from_checkpoint(folder / "reward_model.safetensors", device="cpu"), {}
     for name, cls in POLICIES.items():
         policy = cls.from_checkpoint(folder / f"{name}.safetensors", device="cpu")
@@ -47,13 +47,13 @@ def fooled(folder, held_out):
 
 
 def children_s():
-    """CPU seconds of the processes that have ended."""
+    """Return the CPU seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def measure(seed, folder):
-    """What the script of the example leaves behind for `seed`, in `folder`."""
+    """Return the results of the example's script for `seed`, run in `folder`."""
     if not (folder / "measured.json").is_file():
         began, cpu = time.perf_counter(), children_s()
         words = [sys.executable, EXAMPLES / "post_training_pipeline.py", "--seed", str(seed), "--out", folder]

@@ -1,11 +1,12 @@
-"""GRPO that samples by a real vLLM server, beside the same training that samples by the model itself.
+"""Compare GRPO that samples with a real vLLM server with the same training that samples with the model itself.
 
 usage: served.py --vllm-python PYTHON [--seeds 0 1 2] [--updates 300] [--out benchmarks/llm_vllm.json]
 
-It starts one server of vLLM's on the loopback device, trains by it with every seed on the task ``copy`` of `tasks.py`,
-with new weights before every update, and then by the local sampler; at the end it stops the server. For each training
-it keeps the mean reward by tenth, the largest and the mean difference between a log-probability of the server's and of
-the training's (of the comparison after each sync, and of all tokens that were sampled), and the seconds.
+The script starts one vLLM server on the loopback device. With every seed it trains on the task ``copy`` of `tasks.py`,
+first with the server, which gets new weights before every update, and then with the local sampler; at the end it stops
+the server. For each training it stores the mean reward of each tenth, the largest and the mean difference between the
+log-probabilities of the server and of the training (in the comparison after each sync, and over all sampled tokens),
+and the seconds.
 """
 
 import argparse
@@ -33,7 +34,7 @@ TASK, START_S = "copy", 300.0
 
 
 class Watched(rlox.GRPO):
-    """Keeps how far server and training are apart: of all tokens of each update, and of the comparison after a sync."""
+    """GRPO that records the gaps between server and training: over the tokens of an update, and after each sync."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -53,7 +54,7 @@ def free_port():
 
 
 def serve(python, folder, log, port=None):
-    """Start a server with the model in `folder`, on any free port; returns its process and its address."""
+    """Start a server with the model in `folder`, on any free port; return its process and its address."""
     port = port or free_port()
     words = [
         "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1", "--port", str(port),
@@ -73,11 +74,11 @@ def serve(python, folder, log, port=None):
         except OSError:
             time.sleep(1.0)
     stop(process)
-    raise SystemExit(f"vLLM must answer within {START_S:g} s, and did not; see {log.name}")
+    raise SystemExit(f"vLLM must answer within {START_S:g} s, got no answer; see {log.name}")
 
 
 def stop(process):
-    """End a server with all of its processes."""
+    """End a server and all of its processes."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -88,7 +89,7 @@ def stop(process):
 
 
 def train(seed, updates, url):
-    """One training: by the server at `url`, or by the model itself."""
+    """Run one training, with the server at `url` or with the model itself."""
     task, clock = tasks.TASKS[TASK], tasks.Clock()
     model = tasks.model(TASK, seed)
     own = {} if url is None else {"sampler": create_backend("vllm", url=url), "sampler_correction": "token_truncate"}

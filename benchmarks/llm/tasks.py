@@ -1,7 +1,7 @@
 """Small tasks whose answers can be checked, the same for every system: model, tokenizer, rows, reward, settings.
 
-It imports PyTorch and transformers alone, so that any interpreter that has a peer can load it. ``python tasks.py PATH``
-writes the model that the sums begin with.
+This module imports only PyTorch and transformers, so any interpreter that has a peer can load it.
+``python tasks.py PATH`` writes the model that the tasks with sums start from.
 """
 
 import random
@@ -14,19 +14,19 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-LETTERS = "0123456789+=abcdefghijklmnopqrs"  # 32 tokens with <eos>, which pads too: no other is invisible in a text
+LETTERS = "0123456789+=abcdefghijklmnopqrs"  # 32 tokens with <eos>, which also pads; all others are visible in a text
 MORE = "".join(chr(0x4E00 + i) for i in range(512 - 32))
 EOS = 0
 
 
 @dataclass(frozen=True)
 class Task:
-    """Settings that have the same meaning in every system; of pairs `group` is 0."""
+    """Settings with the same meaning in every system; `group` is 0 for pairs."""
 
     title: str
     steps: int
     learning_rate: float
-    batch: int  # prompts or pairs an update
+    batch: int  # prompts or pairs per update
     group: int = 8  # completions of each prompt
     new_tokens: int = 4
     hidden: int = 64
@@ -44,7 +44,7 @@ TASKS = {
 
 
 def tokenizer(task):
-    """One token for each character."""
+    """Return a tokenizer with one token for each character."""
     vocabulary = {letter: i for i, letter in enumerate(["<eos>", *TASKS[task].letters])}
     built = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     built.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -55,7 +55,7 @@ def tokenizer(task):
 
 
 def random_model(task, seed):
-    """Qwen2 with random weights: 78,400 parameters, or 2.4 million."""
+    """Return a Qwen2 with random weights: 78,400 parameters, or 2.4 million."""
     t = TASKS[task]
     heads, shared, inner = (2, 1, 128) if t.hidden == 64 else (4, 4, 352)
     torch.manual_seed(seed)
@@ -68,7 +68,7 @@ def random_model(task, seed):
 
 
 def model(task, seed, start=None):
-    """Where training begins: `start`, a file of `save_start`, for the sums; else random weights."""
+    """Return the model that training starts from: for the sums `start`, a file of `save_start`; else random weights."""
     made = random_model(task, seed)
     if start is not None:
         made.load_state_dict(torch.load(start))
@@ -76,8 +76,8 @@ def model(task, seed, start=None):
 
 
 def save_start(path):
-    """A model that has learned the sums by heart and is then made unsure: right when the likeliest token is taken, and
-    in three samples of ten."""
+    """Save a model that learned the sums by heart and was made unsure: right when greedy, and in three samples of
+    ten."""
     torch.set_num_threads(1)
     made, build = random_model("sum", 0), tokenizer("sum")
     rows = prompts("sum")
@@ -98,7 +98,7 @@ def save_start(path):
 
 
 def prompts(task):
-    """Rows with prompt and answer."""
+    """Return rows with prompt and answer."""
     if task == "copy":
         return [{"prompt": f"{d}=", "answer": str(d)} for d in range(10)]
     if task == "large":
@@ -108,7 +108,7 @@ def prompts(task):
 
 
 def pairs():
-    """Rows with prompt, the right sum as chosen, and a wrong one as rejected."""
+    """Return rows with prompt, the right sum as chosen, and a wrong one as rejected."""
     return [
         {"prompt": f"{a}+{b}=", "chosen": f"{a + b:02d}", "rejected": f"{(a + b + wrong) % 20:02d}"}
         for a in range(10) for b in range(10) for wrong in (1, 3, 10)
@@ -116,7 +116,7 @@ def pairs():
 
 
 def reward(answer, completion):
-    """Half for the right beginning, half for ending there; without an answer the share of digits."""
+    """Return half for the right beginning and half for ending there; without an answer, the share of digits."""
     if not answer:
         return sum(letter.isdigit() for letter in completion) / 64
     share = next((i for i, letter in enumerate(answer) if completion[i : i + 1] != letter), len(answer)) / len(answer)
@@ -126,7 +126,7 @@ def reward(answer, completion):
 
 @torch.no_grad()
 def exact(module, task, samples):
-    """The share of completions that are the answer, of `samples` at temperature 1 for each prompt; 0: the likeliest."""
+    """Return the share of right completions, of `samples` per prompt at temperature 1; 0: of the most likely ones."""
     build, rows = tokenizer(task), prompts(task)
     draw = torch.Generator().manual_seed(1234)
     right = total = 0
@@ -145,7 +145,7 @@ def exact(module, task, samples):
 
 
 class Clock:
-    """CPU and wall seconds at the end of each update, and what the completions of each earned."""
+    """CPU and wall seconds at the end of each update, and the mean reward of each update's completions."""
 
     def __init__(self):
         self.at, self.rewards = [(time.process_time(), time.perf_counter())], []
@@ -160,7 +160,7 @@ class Clock:
         return found
 
     def answer(self, module, task, **more):
-        """What a program prints. Milliseconds of single updates, without the first."""
+        """Return what a program prints; milliseconds are those of single updates, without the first."""
         cpu, wall = ([1e3 * (b - a) for a, b in pairwise(times[1:])] for times in zip(*self.at, strict=True))
         (cpu_0, wall_0), (cpu_1, wall_1) = self.at[0], self.at[-1]
         found = {"steps": len(self.at) - 1, "cpu_s": cpu_1 - cpu_0, "wall_s": wall_1 - wall_0, "cpu_ms": cpu,

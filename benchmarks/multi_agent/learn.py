@@ -1,11 +1,11 @@
-"""What several agents learn: MAPPO and IPPO on simple_spread, unlike agents, opponents, and the native pursuit.
+"""Measure what several agents learn: MAPPO and IPPO on simple_spread, different agents, opponents, native pursuit.
 
     python benchmarks/multi_agent/learn.py spread-mappo spread-ippo listener tag pursuit --seeds 100 101 102 103 104
 
-writes benchmarks/multi_agent/learn.json, a cell for each task: per seed the curve of deterministic evaluations (sums
-over agents of undiscounted returns), the last score, and environment steps per CPU second, learning included and
-evaluation not. ``tag`` trains both sides at once, ``tag-self-play`` in turns against earlier policies; each side is
-then scored against random, motionless and trained opponents.
+This writes benchmarks/multi_agent/learn.json, with a cell for each task: for each seed, the curve of deterministic
+evaluations (sums over agents of undiscounted returns), the last score, and environment steps per CPU second, including
+learning but not evaluation. ``tag`` trains both sides at once, ``tag-self-play`` in turns against earlier policies;
+each side is then scored against random, motionless and trained opponents.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SPREAD, PURSUIT = "pettingzoo:mpe2.simple_spread_v3", "GridPursuit-v0"
 
 
 def tuned(env: str) -> dict[str, Any]:
-    """The settings of the tuned file, as MAPPO takes them."""
+    """Return the settings of the tuned file, in the form that MAPPO takes."""
     found = rlox.tuned("mappo", env)
     return {"n_envs": found["env"]["n_envs"], **found["algo"]}
 
 
-MPE = tuned(SPREAD)  # other MPE tasks take them as they are
+MPE = tuned(SPREAD)  # other MPE tasks use the same settings
 SPREAD_TASK = rlox.tuned("mappo", SPREAD)["env"]["kwargs"]
 PLAY = {**MPE, "self_play": True, "self_play_every": 10, "self_play_pool": 20}
 # Environment, its arguments, steps, evaluations, settings.
@@ -58,7 +58,7 @@ EPISODES, EVAL_SEED = 100, 50_000
 
 
 class Fixed:
-    """A player that does not learn: random actions, or action 0, in which MPE's agents stay where they are."""
+    """A player that does not learn: random actions, or action 0, with which MPE's agents stay where they are."""
 
     def __init__(self, n_actions: int, random: bool):
         self.n_actions, self.random = n_actions, random
@@ -69,7 +69,7 @@ class Fixed:
 
 
 def opponents(algorithm: rlox.MAPPO, kwargs: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Mean returns of the agents of each side, trained and random, against random, motionless and trained opponents."""
+    """Return each side's mean returns, trained and random, against random, motionless and trained opponents."""
     found: dict[str, dict[str, float]] = {}
     trained, players = algorithm.actor.parts, algorithm.players
     for p, player in enumerate(players):
@@ -88,7 +88,7 @@ def opponents(algorithm: rlox.MAPPO, kwargs: dict[str, Any]) -> dict[str, dict[s
 
 
 def train(cell: str, seed: int, backend: str) -> dict[str, Any]:
-    """One seed."""
+    """Train one seed."""
     env, kwargs, steps, n_points, settings = CELLS[cell]
     algorithm = rlox.MAPPO(env, seed=seed, env_kwargs=kwargs, backend=backend, **settings)
     curve, cpu = [[0, float(algorithm.evaluate(EPISODES, EVAL_SEED).returns.mean())]], 0.0
@@ -97,7 +97,7 @@ def train(cell: str, seed: int, backend: str) -> dict[str, Any]:
     points = [-(-steps * (i + 1) // n_points // every) * every for i in range(n_points)]
 
     class Evaluate(rlox.Callback):
-        """Scores at the points, outside the measured time."""
+        """Evaluates at the points, outside the measured time."""
 
         def on_step(self, *, step: int, **info: Any) -> bool:
             nonlocal cpu, since
@@ -128,7 +128,7 @@ def train(cell: str, seed: int, backend: str) -> dict[str, Any]:
 
 
 def summary(seeds: dict[str, Any]) -> dict[str, Any]:
-    """IQM and 95 % bootstrap interval [value, low, high] of the last scores, of what training added to them, and of
+    """Return IQM and 95 % bootstrap interval [value, low, high] of the last scores, of their gain by training, and of
     each side's scores against its opponents: trained, and trained less untrained."""
 
     def of(scores: list[float]) -> list[float]:
@@ -153,7 +153,7 @@ def summary(seeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(cells: dict[str, Any], path: Path) -> None:
-    """The curves of a million steps: each seed, and their interquartile mean."""
+    """Draw the curves of a million steps: each seed, and their interquartile mean."""
     titles = {"spread-mappo-1M": "MAPPO", "spread-ippo-1M": "IPPO"}
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for colour, (cell, title) in zip(("tab:blue", "tab:orange"), titles.items(), strict=True):
@@ -174,7 +174,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"none: sum up what the file has; {', '.join(CELLS)}")
+    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"none: only summarise the file; {', '.join(CELLS)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("learn.json"))

@@ -1,8 +1,9 @@
-"""The same operations in every system, timed in a process of its own. Runs under any interpreter that has NumPy.
+"""Time the same operations in every system, each in its own process. Runs under any interpreter with NumPy.
 
-``python systems.py SYSTEM`` reads one JSON request a line and answers with one: ``{"op", "size", "samples",
-"sample_ns", "determined"}`` gives ``{"ns": [...], "check": number or null}``, nanoseconds per call and, where the
-result is determined, its sum, so that a system that computes something else is found. `rlox bench data` starts it.
+``python systems.py SYSTEM`` reads one JSON request per line and answers with one line each:
+``{"op", "size", "samples", "sample_ns", "determined"}`` gives ``{"ns": [...], "check": number or null}``. These are
+nanoseconds per call and, if the result is determined, its sum, which reveals a system that computes something else.
+`rlox bench data` starts this program.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ import numpy as np
 GAMMA, LAM = 0.99, 0.95
 OBS_DIM, ACT_DIM = 4, 1
 GROUP = 8  # rewards of one prompt
-# A process that waited for its turn finds caches, branch predictor and clock frequency as others left them.
+# A process that waited for its turn finds caches, branch predictor and clock frequency as other processes left them.
 WARM_UP_NS = 20_000_000
 
 
 class Absent(Exception):
-    """This system does not offer the operation, or not at this size."""
+    """Raised if the system does not have the operation, or not at this size."""
 
 
 def trajectory(shape, dtype=np.float64):
@@ -33,7 +34,7 @@ def trajectory(shape, dtype=np.float64):
 
 
 def bootstraps(n, dtype=np.float64):
-    """Values after the last step of n environments; 0.5 where there is one, as in the single form."""
+    """Return values after the last step of n environments; 0.5 for a single one, as in the single form."""
     return np.linspace(0.5, -0.5, n).astype(dtype)
 
 
@@ -64,13 +65,13 @@ def limit(size, most):
 
 
 def total(result):
-    """The sum of a result's finite numbers, to compare systems by."""
+    """Return the sum of a result's finite numbers, to compare systems."""
     parts = result if isinstance(result, tuple) else (result,)
     return float(sum(np.sum(np.asarray(part, np.float64)) for part in parts))
 
 
 class Rlox:
-    """rlox, and (in its own interpreter) the original of the same import name: the documented calls are the same."""
+    """rlox, and in its own interpreter the original with the same import name: the documented calls are the same."""
 
     original = False
 
@@ -191,7 +192,7 @@ class Rlox:
         obs, next_obs, actions, rewards, terminated, truncated = transitions(n)
         if self.original:
             flat = (a.ravel() for a in (obs, next_obs, actions))
-            # Its two buffers take flags of different types.
+            # The original's two buffers take flags of different types.
             kind = np.uint8 if isinstance(buffer, self.rlox.ReplayBuffer) else np.float32
             buffer.push_batch(*flat, rewards, terminated.astype(kind), truncated.astype(kind))
         else:
@@ -300,7 +301,7 @@ class Rlox:
         seed = iter(range(1 << 62))
         if self.original:
             return lambda: buffer.sample_sequences(n, 20, next(seed))
-        # The original's sequences lie within one episode.
+        # The original's sequences stay within one episode.
         return lambda: buffer.sample(n, 20, next(seed), cross_episodes=False)
 
     def offline_sample(self, n):
@@ -405,7 +406,7 @@ class Rlox:
     def grid_world(self, n):
         return self._env("GridWorld-v0", n)
 
-    # What only ours has; a peer is measured by the form it does have.
+    # Operations that only rlox has; a peer is measured with the form it has instead.
 
     def gae_out(self, size):
         if self.original:
@@ -429,7 +430,7 @@ class Original(Rlox):
 
 
 class NumPy:
-    """What one writes without a library."""
+    """Plain NumPy, as written without a library."""
 
     def versions(self):
         return {"numpy": np.__version__}
@@ -588,7 +589,7 @@ class SB3:
         buffer = RolloutBuffer(steps, box, box, device="cpu", gae_lambda=LAM, gamma=GAMMA, n_envs=n)
         r, v, d = (x.reshape(n, steps).T for x in trajectory(n * steps, np.float32))
         buffer.rewards[:], buffer.values[:] = r, v
-        # Its flags say that a step *begins* an episode.
+        # Its flags mark steps that *begin* an episode.
         buffer.episode_starts[1:], last_done = d[:-1], d[-1]
         last = torch.from_numpy(bootstraps(n, np.float32))
 
@@ -701,7 +702,7 @@ SYSTEMS = {
 
 
 def sample_ns(f, samples, least):
-    """`samples` times nanoseconds per call; calls shorter than `least` are repeated within a sample."""
+    """Return `samples` times in nanoseconds per call; calls shorter than `least` are repeated within a sample."""
     clock = time.perf_counter_ns
     end = clock() + WARM_UP_NS
     f()
@@ -728,9 +729,9 @@ def sample_ns(f, samples, least):
 def serve(system):
     systems = SYSTEMS[system]()
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+    os.dup2(2, 1)  # the output of a library must not get between the answers
     print(json.dumps({"versions": systems.versions()}), file=out, flush=True)
-    held = None  # the case of the last request: its rounds follow each other
+    held = None  # the case of the last request, since its rounds follow each other
     for line in sys.stdin:
         request = json.loads(line)
         size = request["size"]

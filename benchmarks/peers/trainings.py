@@ -1,13 +1,13 @@
-"""One training by one system, timed. Runs under any interpreter that has the system; `rlox bench train` starts it.
+"""Run and time one training with one system, under any interpreter that has it; `rlox bench train` starts this.
 
-``python trainings.py REQUEST`` takes a JSON object ``{"system", "case", "steps", "seed", "threads"}`` and prints one on
-its last line: ``cpu_s`` and ``wall_s`` of the training call alone (imports and construction excluded), the ``steps`` it
-took, ``mean_return`` of its last 100 training episodes (null where the system reports none), ``eval_return``, the mean
-of 20 deterministic episodes in gymnasium, the ``versions``, of rlox the ``shares`` of that time by section, and of the
-case ``solve`` whether it is ``solved``. With ``"whole": true`` it is a user's script (training, ten evaluations of 20
-episodes, a saved model) without a clock, and prints the last evaluation's ``eval_return``; who starts it times it. Of
-Stable-Baselines3, ``"curve": SETTINGS`` (see `rlox_cli.bench.sb3`) with a ``seed`` and an ``eval_seed`` is a training
-whose ``evaluations`` it prints.
+``python trainings.py REQUEST`` takes a JSON object ``{"system", "case", "steps", "seed", "threads"}`` and prints
+another one on its last line: ``cpu_s`` and ``wall_s`` of the training call alone (imports and construction excluded),
+the ``steps`` it took, ``mean_return`` of its last 100 training episodes (null if the system reports none),
+``eval_return``, the mean of 20 deterministic episodes in gymnasium, the ``versions``, for rlox the ``shares`` of that
+time by section, and for the case ``solve`` whether it is ``solved``. With ``"whole": true`` it works like a user's
+script (training, ten evaluations of 20 episodes, a saved model) without a clock, and prints the last evaluation's
+``eval_return``; the caller measures the time. For Stable-Baselines3, ``"curve": SETTINGS`` (see `rlox_cli.bench.sb3`)
+with a ``seed`` and an ``eval_seed`` runs a training and prints its ``evaluations``.
 
 Settings are the same in every system; only their names differ.
 """
@@ -18,12 +18,12 @@ import time
 import warnings
 
 ENV = "CartPole-v1"
-# The seeds' PPO.
+# PPO, except in the cases ``solve`` and ``process``.
 PPO = {
     "n_steps": 128, "n_epochs": 4, "batch_size": 256, "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.95,
     "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5,
 }  # fmt: skip
-# rl-zoo3's for CartPole-v1, which conf/tuned/ppo has too: learning rate and clipping fall to 0.
+# rl-zoo3's settings for CartPole-v1, which are also in conf/tuned/ppo: learning rate and clipping fall to 0.
 TUNED = {
     "n_steps": 32, "n_epochs": 20, "batch_size": 256, "learning_rate": 1e-3, "gamma": 0.98, "gae_lambda": 0.8,
     "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5,
@@ -32,14 +32,14 @@ A2C = {
     "n_steps": 5, "learning_rate": 7e-4, "gamma": 0.99, "gae_lambda": 1.0, "ent_coef": 0.01, "vf_coef": 0.5,
     "max_grad_norm": 0.5,
 }  # fmt: skip
-# The seeds' DQN, an update each step; without double, which not all have.
+# DQN with an update for each step; without double DQN, which not all systems have.
 DQN = {
     "learning_rate": 1e-4, "buffer_size": 50_000, "batch_size": 64, "gamma": 0.99, "learning_starts": 1000,
     "train_freq": 1, "gradient_steps": 1, "exploration_fraction": 0.1, "exploration_initial_eps": 1.0,
     "exploration_final_eps": 0.05, "max_grad_norm": 10.0,
 }  # fmt: skip
 DQN_HIDDEN, DQN_TARGET_EVERY = 256, 1000
-# rl-zoo3's for Pendulum-v1, with a quarter of its batch.
+# rl-zoo3's settings for Pendulum-v1, with a quarter of its batch.
 SAC = {
     "learning_rate": 1e-3, "buffer_size": 50_000, "batch_size": 64, "gamma": 0.99, "tau": 0.005, "learning_starts": 100,
     "train_freq": 1, "gradient_steps": 1,
@@ -50,7 +50,7 @@ SOLVED = 475.0  # mean return of the last 100 episodes
 
 
 def evaluated(predict, n_episodes=20, seed=10_000, env_id=ENV):
-    """Mean return of deterministic episodes, in gymnasium's own environment."""
+    """Return the mean return of deterministic episodes in gymnasium's own environment."""
     import gymnasium
     import numpy as np
 
@@ -70,7 +70,7 @@ def evaluated(predict, n_episodes=20, seed=10_000, env_id=ENV):
 
 
 def custom_policy():
-    """A user's own module, as one would write it with PyTorch alone: 64-64 tanh, actor and critic apart."""
+    """Return a user's own module, as written with PyTorch alone: 64-64 tanh, separate actor and critic."""
     import torch
     from torch import nn
 
@@ -99,7 +99,7 @@ def custom_policy():
 
 
 class Rlox:
-    """rlox by its native path."""
+    """rlox on its native path."""
 
     backend = "native"
 
@@ -155,13 +155,13 @@ class Rlox:
 
 
 class RloxTorch(Rlox):
-    """rlox by its PyTorch path, which serves modules and losses of one's own."""
+    """rlox on its PyTorch path, which supports custom modules and losses."""
 
     backend = "torch"
 
 
 class RloxHybrid(Rlox):
-    """Its HybridPPO, which collects on a thread of its own."""
+    """rlox's HybridPPO, which collects in a separate thread."""
 
     def build(self, case, seed, threads):
         from rlox.algorithms.hybrid_ppo import HybridPPO
@@ -244,7 +244,7 @@ class SB3:
         return float(watch.last_mean_reward)
 
     def curve(self, settings, seed, eval_seed):
-        """Evaluations of one training, each on a fresh environment, with the CPU seconds of training up to there."""
+        """Return the evaluations of a training, each in a fresh environment, with the CPU seconds of training."""
         import gymnasium
         import numpy as np
         import stable_baselines3 as sb3
@@ -279,7 +279,7 @@ class SB3:
             returns = np.zeros(settings["n_episodes"])
             for k in range(len(returns)):
                 obs, _ = one.reset(seed=eval_seed if k == 0 else None)
-                done, left = False, settings.get("max_steps", 108_000)  # as rlox's evaluation cuts them
+                done, left = False, settings.get("max_steps", 108_000)  # as in rlox's evaluation
                 while not done and left:
                     left -= 1
                     seen = obs if settings["normalize"] is None else env.normalize_obs(obs)
@@ -337,7 +337,7 @@ class Original:
         self.algorithm.train(steps)
 
     def result(self):
-        # What it calls mean_reward is the reward of a rollout per environment, not an episode's return.
+        # Its mean_reward is the reward of a rollout per environment, not an episode's return.
         return {"steps": self.steps, "mean_return": None}
 
     def predict(self, obs):
@@ -364,7 +364,7 @@ class Original:
 
 
 class OriginalHybrid(Original):
-    """Its HybridPPO: fast, and the reason why learning stands beside every speed."""
+    """HybridPPO of the original: fast, and the reason why every speed is shown with what was learned."""
 
     def build(self, case, seed, threads):
         import torch

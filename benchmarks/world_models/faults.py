@@ -1,10 +1,10 @@
-"""Does `rlox bench learn` find faults planted in DreamerV3? Short runs, beside runs of the sound code.
+"""Does `rlox bench learn` find faults planted in DreamerV3? It compares short runs with runs of the sound code.
 
     python benchmarks/world_models/faults.py --runs outputs/faults
 
-trains 20 seeds of the sound code on CartPole-v1 (1,500 steps, 500 updates), then 5 other seeds of it and 5 with each
-fault, has the command judge these beside the twenty, and writes benchmarks/world_models/faults.json. A fault is planted
-into the imported classes, in a process of its own; nothing of it is in the library.
+This trains 20 seeds of the sound code on CartPole-v1 (1,500 steps, 500 updates), then 5 other seeds of it and 5 with
+each fault, lets the command judge these against the twenty, and writes benchmarks/world_models/faults.json. A fault is
+planted into the imported classes, in a separate process; the library contains none of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOUND_SEED, JUDGED_SEED = 1000, 2000
 
 
 def latent_not_reset() -> None:
-    """Where an episode starts within a sequence, the state and the action of the one before go on."""
+    """Keep the state and the action of the previous episode where an episode starts within a sequence."""
     original = RSSM.observe
 
     def observe(self, tokens, actions, is_first, start, uniform):
@@ -45,7 +45,7 @@ def latent_not_reset() -> None:
 
 
 def kl_not_stopped() -> None:
-    """Both halves of the KL train both the prior and the posterior."""
+    """Let both halves of the KL train both the prior and the posterior."""
 
     def kl(self, deter, post_logits, free_nats):
         prior, post = self.mixed(self.prior(deter)), self.mixed(post_logits)
@@ -58,7 +58,7 @@ def kl_not_stopped() -> None:
 
 
 def wrong_discount() -> None:
-    """The update discounts by 0.99 where 0.997 was asked for."""
+    """Let the update discount by 0.99 instead of the configured 0.997."""
     original = DreamerV3.update
 
     def update(self, batch):
@@ -81,7 +81,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def learn(fault: str, runs: Path, first_seed: int, n_seeds: int, *more: str) -> dict:
-    """The command's result with a fault planted, of a process of its own."""
+    """Return the command's result with a planted fault, from a separate process."""
     words = ["bench", "learn", *TASK, "--seeds", str(n_seeds), "--first-seed", str(first_seed), "--json"]
     words += ["--runs", str(runs / fault.replace(" ", "-")), *more]
     done = subprocess.run(
@@ -108,7 +108,7 @@ def main() -> None:
         child(sys.argv[2], sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, help="run folders; what is finished there is kept")
+    parser.add_argument("--runs", type=Path, required=True, help="run folders; finished ones are kept")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("faults.json"))
     given = parser.parse_args()
     sound = given.runs / "sound"

@@ -1,9 +1,10 @@
-"""What DreamerV3 learns with its defaults: curves over steps and over CPU seconds.
+"""Measure what DreamerV3 learns with its defaults: curves over steps and over CPU seconds.
 
     OMP_NUM_THREADS=1 python benchmarks/world_models/learn.py --runs outputs/dreamer
 
-trains each task with the seeds 100-104 and writes benchmarks/world_models/learn.json and learn.png. Finished runs are
-kept in the folder, broken ones resumed. Deterministic evaluations of 20 episodes; their time does not count.
+This trains each task with the seeds 100-104 and writes benchmarks/world_models/learn.json and learn.png. Finished runs
+in the folder are kept, and broken ones resumed. Evaluations are deterministic, with 20 episodes; their time does not
+count.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from rich.console import Console
 from rlox_cli.bench import fingerprint, learn
 from rlox_cli.report.statistics import iqm
 
-# Title, and what is typed beside `algo=dreamer`; the threshold that is drawn.
+# Title; arguments in addition to `algo=dreamer`, and the threshold to draw.
 TASKS: dict[str, tuple[list[str], float | None]] = {
     "CartPole-v1": (["env=CartPole-v1", "total_timesteps=10000"], 475.0),
     "Pendulum-v1": (["env=Pendulum-v1", "total_timesteps=8000"], -200.0),
     "CartPole-v1 without velocities": (["env=rlox/CartPoleHidden-v1", "total_timesteps=10000"], 475.0),
     "DrawnCatch-v0, images": (
         ["env=rlox/DrawnCatch-v0", "env.kwargs.dense=true", "env.kwargs.size=8", "total_timesteps=4000"],
-        6.17,  # the best that can be done on average
+        6.17,  # the best possible mean return
     ),
 }
 
 
 def draw(cells: dict[str, dict[str, Any]], path: Path) -> None:
-    """Each seed's evaluations and their interquartile mean, over steps and over CPU seconds of training."""
+    """Draw each seed's evaluations and their interquartile mean, over steps and over CPU seconds of training."""
     figure, axes = plt.subplots(2, len(cells), figsize=(4 * len(cells), 6), layout="constrained", squeeze=False)
     for column, (title, cell) in enumerate(cells.items()):
         curves = list(cell["curves"].values())

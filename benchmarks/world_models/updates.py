@@ -1,8 +1,9 @@
-"""What an update of DreamerV3 costs on one CPU core, and where its time goes.
+"""Measure what an update of DreamerV3 costs on one CPU core, and where its time goes.
 
     OMP_NUM_THREADS=1 python benchmarks/world_models/updates.py
 
-writes benchmarks/world_models/updates.json: CPU seconds of an update (median and range of several), and of its parts.
+This writes benchmarks/world_models/updates.json: CPU seconds of an update (median and range of several) and of its
+parts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import rlox
 from rlox.checkpoint import versions
 from rlox_cli.bench.machine import provenance
 
-# Of the issue's sizes: settings, updates to warm up, updates to measure.
+# For the sizes in the issue: settings, warm-up updates, measured updates.
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "200k, 16 x 16": ({"size": "200k", "batch_size": 16, "seq_len": 16}, 10, 60),
     "1m, 16 x 64": ({"size": "1m", "batch_size": 16, "seq_len": 64}, 3, 15),
@@ -29,7 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 def measure(settings: dict[str, Any], n_warm: int, n: int) -> dict[str, Any]:
-    """CPU seconds of `n` updates on CartPole-v1, and of their parts."""
+    """Return the CPU seconds of `n` updates on CartPole-v1, and of their parts."""
     agent = rlox.DreamerV3("CartPole-v1", seed=0, learning_starts=1500, **settings)
     agent.train(total_timesteps=1500)
     parts: dict[str, float] = defaultdict(float)

@@ -1,6 +1,6 @@
 """REINFORCE with a learned baseline (Williams 1992, doi:10.1007/BF00992696), as a package outside rlox.
 
-Returns of episodes that a rollout cuts short go on with the baseline's value of the state they stopped in.
+If a rollout cuts an episode short, the baseline's value of the last state completes the return.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReinforceConfig(OnPolicyConfig):
 
     def rules(self):
         yield from super().rules()
-        yield "gae_lambda", self.gae_lambda == 1.0, "be 1, for REINFORCE learns from whole returns"
+        yield "gae_lambda", self.gae_lambda == 1.0, "be 1, because REINFORCE learns from whole returns"
 
 
 class Reinforce(OnPolicyAlgorithm):
@@ -35,7 +35,7 @@ class Reinforce(OnPolicyAlgorithm):
     Config = ReinforceConfig
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
-        """One step of policy and baseline; metrics as tensors ()."""
+        """Take one step of policy and baseline. Returns metrics as scalar tensors."""
         c = self.config
         follow_schedule([self.optimizer], c, self.counters.progress)
         log_probs, entropy = self.policy.get_logprob_and_entropy(batch.obs[:], batch.actions)
@@ -57,4 +57,4 @@ class Reinforce(OnPolicyAlgorithm):
         }
 
 
-_: type[Learner[RolloutBatch]] = Reinforce  # a type checker says here what is missing
+_: type[Learner[RolloutBatch]] = Reinforce  # a type checker reports here what is missing

@@ -3,9 +3,9 @@
     delta_t = r_t + gamma * v'_t - v_t
     A_t     = delta_t + gamma * lam * A_{t+1}     (no trace across a boundary)
 
-v'_t is 0 where the episode terminated, next_values[t] where a time limit cut it, else v_{t+1} (at the last
-step: last_value). Termination, truncation and the value of the true next observation travel apart, so a
-truncated episode never bootstraps from the next episode's first observation.
+v'_t is 0 where the episode terminated, next_values[t] where a time limit truncated it, else v_{t+1} (at the last
+step: last_value). Terminations, truncations and the values of the true next observations are separate arguments, so
+a truncated episode never bootstraps from the first observation of the next episode.
 """
 
 from rlox.kernels.memory import empty
@@ -22,8 +22,8 @@ from rlox.kernels.types cimport f32, f64, real, u8
 cnp.import_array()
 
 
-# Whole registers (`RLOX_GAE`, see suffix.pxd) and one row of the time-major form (`RLOX_ROW`). `next` and
-# `cut` are read only by the forms with CUT, and `wrong` stays 0 for byte flags.
+# The recurrence over whole registers (`RLOX_GAE`, see suffix.pxd) and for one row of the time-major form
+# (`RLOX_ROW`). `next` and `cut` are read only with CUT, and `wrong` stays 0 for byte flags.
 cdef extern from *:
     """
     #if RLOX_SUFFIX
@@ -46,7 +46,7 @@ cdef extern from *:
         REAL x = *carry;                                                                                \\
         Mask wrong = (Mask)zero;                                                                        \\
         for (ptrdiff_t t = n - RLOX_LANES_##S; t >= 0; t -= RLOX_LANES_##S) {                           \\
-            /* Five streams at once are more than the processor foresees by itself: 10 to 25 % at any size. */ \\
+            /* Five streams are more than the hardware prefetches: 10 to 25 % faster at any size. */    \\
             ptrdiff_t ahead = t - 32 * RLOX_LANES_##S;                                                  \\
             __builtin_prefetch(r + ahead);                                                              \\
             __builtin_prefetch(v + ahead);                                                              \\
@@ -137,29 +137,28 @@ cdef extern from *:
                           const f32*, const f32*, f32, f32, f32*, f32*) noexcept nogil
 
 
-# Cores. `truncated` is NULL where no time limit cuts the data, and `next_values` is not read then.
+# Cores. `truncated` is NULL if there are no truncations; `next_values` is not read then.
 
 cdef inline real bootstrap(real next_value, const u8* done, const u8* truncated,
                            const real* next_values, Py_ssize_t t) noexcept nogil:
-    """v'_t. Selects, no products: what must not count may be NaN."""
+    """Return v'_t. Uses selects instead of products, because values that must not count may be NaN."""
     if truncated != NULL and truncated[t]:
         next_value = next_values[t]
     return 0 if done[t] else next_value
 
 
 cdef inline real trace(real decay, const u8* done, const u8* truncated, Py_ssize_t t) noexcept nogil:
-    """gamma * lam, or 0 where the trace stops."""
+    """Return gamma * lam, or 0 where the trace stops."""
     return 0 if done[t] or (truncated != NULL and truncated[t]) else decay
 
 
 cdef real scan(Py_ssize_t n_steps, const real* rewards, const real* values, const u8* done,
                const u8* truncated, const real* next_values, real next_value, real advantage,
                real gamma, real decay, real* advantages, real* returns) noexcept nogil:
-    """Part of a trajectory, four steps at a time; returns its first advantage.
+    """Process part of a trajectory, four steps at a time; return its first advantage.
 
-    A_t = delta_t + c_t * A_{t+1} is a chain of one multiply and one add per step, which the processor can
-    only wait for. Within four steps, e and p with A_i = e_i + p_i * A_{t+4} do not depend on the chain, so
-    it advances once per four steps.
+    A_t = delta_t + c_t * A_{t+1} is a dependency chain of one multiply and one add per step. Within four steps, e and
+    p with A_i = e_i + p_i * A_{t+4} do not depend on the chain, so it advances only once per four steps.
     """
     cdef Py_ssize_t t = n_steps
     cdef Py_ssize_t j
@@ -195,7 +194,7 @@ cdef real scan(Py_ssize_t n_steps, const real* rewards, const real* values, cons
 
 
 cdef inline const u8* after(const u8* flags, Py_ssize_t n) noexcept nogil:
-    """flags + n, where NULL stays NULL: it is what `truncated` is tested for."""
+    """Return flags + n, or NULL for NULL, which means that there are no flags."""
     if flags == NULL:
         return NULL
     return flags + n
@@ -205,7 +204,7 @@ cdef bint trajectory(Py_ssize_t n_steps, const real* rewards, const real* values
                      const real* float_done, const u8* truncated, const real* next_values,
                      real last_value, real gamma, real decay, real* advantages,
                      real* returns) noexcept nogil:
-    """One trajectory; False if a flag in `float_done` (read where `done` is NULL) is neither 0 nor 1."""
+    """Process one trajectory. Return False if a flag in `float_done` (read if `done` is NULL) is neither 0 nor 1."""
     cdef Py_ssize_t lanes = RLOX_LANES_F64 if real is f64 else RLOX_LANES_F32
     cdef Py_ssize_t whole = n_steps // lanes * lanes if RLOX_SUFFIX else 0
     cdef Py_ssize_t t = n_steps
@@ -257,7 +256,7 @@ cdef void sweep(Py_ssize_t n_steps, Py_ssize_t n, const real* rewards, const rea
                 const u8* done, const u8* truncated, const real* next_values,
                 const real* last_values, const real* zeros, real gamma, real decay,
                 real* advantages, real* returns) noexcept nogil:
-    """Time-major: rows from the last to the first, each vectorised over the environments."""
+    """Process time-major data: rows from the last to the first, each vectorised over the environments."""
     cdef Py_ssize_t t, at
     cdef const real* values_after = last_values
     cdef const real* advantages_after = zeros
@@ -354,7 +353,7 @@ cdef inline bint run_any(int type_num, bint time_major, Py_ssize_t n_steps, Py_s
 cdef tuple estimate(str where, int type_num, object rewards, object values, object dones,
                     object last, bint single, object n_steps, object gamma, object lam,
                     object truncated, object next_values, object out):
-    """Check the arguments of the three functions, allocate, and run the core once."""
+    """Check the arguments of one of the three functions, allocate the results, and run the core."""
     cdef f64 gamma_ = as_fraction(gamma, where, "gamma")
     cdef f64 decay = gamma_ * as_fraction(lam, where, "lam")
     cdef cnp.ndarray r = as_real(rewards, type_num, where, "rewards")
@@ -372,7 +371,7 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
         )
     v = as_real(values, type_num, where, "values")
     same_shape(v, r, where, "values", "rewards")
-    # Float flags of the documented form are read as they are, which saves a pass over them.
+    # Float flags of the documented form are read directly, which saves a pass over them.
     cdef bint floats = (
         not time_major and truncated is None and isinstance(dones, cnp.ndarray)
         and cnp.PyArray_TYPE(<cnp.ndarray>dones) == type_num and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>dones)
@@ -421,8 +420,8 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
     if not floats:
         done = <const u8*>cnp.PyArray_DATA(d)
     cdef const void* float_done = cnp.PyArray_DATA(d if floats else v)
-    # Without truncations next_values is never read, and `zeros` only by the time-major sweep: then any
-    # array stands in.
+    # Without truncations, next_values is never read, and only the time-major sweep reads `zeros`: otherwise any array
+    # serves as a placeholder.
     cdef const u8* cut_data = NULL
     if cut is not None:
         cut_data = <const u8*>cnp.PyArray_DATA(cut)
@@ -431,7 +430,7 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
     cdef void* adv_data = cnp.PyArray_DATA(advantages)
     cdef void* ret_data = cnp.PyArray_DATA(returns)
     cdef bint good
-    if cnp.PyArray_SIZE(r) <= 4096:  # a microsecond or two: giving up the GIL would cost more than it gains
+    if cnp.PyArray_SIZE(r) <= 4096:  # a microsecond or two: releasing the GIL would cost more than it gains
         good = run_any(type_num, time_major, length, n, r_data, v_data, done, float_done, cut_data, nexts_data,
                        last_data, zero_data, gamma_, decay, adv_data, ret_data)
     else:
@@ -452,17 +451,17 @@ def compute_gae(rewards, values, dones, last_value, gamma, lam, *, truncated=Non
     rewards, values
         (T,) r_t and V(s_t). Other dtypes and layouts are converted.
     dones
-        (T,) true terminations, 0 or 1 as bool, uint8 or float: nothing bootstraps across them.
+        (T,) terminations, 0 or 1 as bool, uint8 or float: nothing bootstraps across them.
     last_value
         V of the observation after the last step; not used if that step is done or truncated.
     gamma, lam
         Discount and GAE's lambda, both in [0, 1]. lam=0 is the TD residual, lam=1 the Monte-Carlo return.
     truncated
-        (T,) time limits, 0 or 1: the trace stops, and the step bootstraps from `next_values`.
+        (T,) truncations by a time limit, 0 or 1: the trace stops, and the step bootstraps from `next_values`.
     next_values
         (T,) V of the true next observation; read only where truncated and not done.
     out
-        (advantages, returns) to write into, float64 and C-contiguous, sharing no memory with the inputs.
+        Arrays (advantages, returns) to write to, float64 and C-contiguous. They must share no memory with the inputs.
 
     Returns
     -------
@@ -472,10 +471,10 @@ def compute_gae(rewards, values, dones, last_value, gamma, lam, *, truncated=Non
     Raises
     ------
     ValueError
-        Shapes that differ, gamma or lam outside [0, 1], flags other than 0 and 1, truncated without
-        next_values, an unusable `out`.
+        For shapes that differ, gamma or lam outside [0, 1], flags other than 0 and 1, truncated without
+        next_values, or an unusable `out`.
     TypeError
-        What cannot be read as numbers.
+        If an argument cannot be converted to numbers.
 
     References
     ----------
@@ -490,7 +489,7 @@ def compute_gae_batched(rewards, values, dones, last_values, n_steps, gamma, lam
                         next_values=None, out=None):
     """Estimate advantages and returns of N environments over T steps, in float64.
 
-    As `compute_gae`, for arrays of either layout; the result has the layout of `rewards`:
+    Like `compute_gae`, for arrays in one of two layouts; the results have the layout of `rewards`:
 
     - flat (N * T,): env-major, [env0_step0, env0_step1, ..., env1_step0, ...];
     - (T, N): time-major, one row per step.
@@ -505,7 +504,7 @@ def compute_gae_batched(rewards, values, dones, last_values, n_steps, gamma, lam
     Raises
     ------
     ValueError, TypeError
-        As `compute_gae`, and for an `n_steps` or a length of `last_values` that does not fit `rewards`.
+        As for `compute_gae`, and if `n_steps` or the length of `last_values` does not match `rewards`.
     """
     return estimate("compute_gae_batched", cnp.NPY_FLOAT64, rewards, values, dones, last_values, False,
                     n_steps, gamma, lam, truncated, next_values, out)
@@ -515,7 +514,8 @@ def compute_gae_batched_f32(rewards, values, dones, last_values, n_steps, gamma,
                             truncated=None, next_values=None, out=None):
     """Estimate advantages and returns of N environments over T steps, all in float32.
 
-    Arguments, layouts and errors as for `compute_gae_batched`. Half the memory traffic, about 1e-6 relative.
+    Arguments, layouts and errors as for `compute_gae_batched`. Needs half the memory traffic; the relative error is
+    about 1e-6.
     """
     return estimate("compute_gae_batched_f32", cnp.NPY_FLOAT32, rewards, values, dones, last_values,
                     False, n_steps, gamma, lam, truncated, next_values, out)

@@ -1,11 +1,11 @@
 """Backward recurrences x_t = b_t + c_t * x_{t+1} in vector registers.
 
-The recurrence is a chain of one multiply and one add per step, which a processor can only wait for. A
-suffix scan (Hillis and Steele 1986) takes the chain apart: within one register, log2(lanes) rounds of
-shift, multiply, add give e and p with x_i = e_i + p_i * x_{t+lanes}, and only lane 0 has to wait for the
-register after it. The C below does that with the vector extensions of GCC and Clang, at 512 or 256 bits; it
-needs no intrinsics. `RLOX_SUFFIX` is 0 where the registers are shorter (their shuffles would cost more than
-they save) or the compiler has no `__builtin_shufflevector`; kernels then take their scalar loops.
+The recurrence is a dependency chain of one multiply and one add per step. A suffix scan (Hillis and Steele 1986)
+breaks the chain up: within one register, log2(lanes) rounds of shift, multiply and add give e and p with
+x_i = e_i + p_i * x_{t+lanes}, and only lane 0 has to wait for the register after it. The C code below does this with
+the vector extensions of GCC and Clang, at 512 or 256 bits, without intrinsics. `RLOX_SUFFIX` is 0 if the registers are
+shorter (their shuffles would cost more than they save) or the compiler has no `__builtin_shufflevector`; kernels then
+use their scalar loops.
 """
 
 from rlox.kernels.types cimport f32, f64, u8
@@ -48,8 +48,8 @@ cdef extern from *:
     typedef rlox_vf64 rlox_uf64 __attribute__((aligned(8), may_alias));
     typedef rlox_vf32 rlox_uf32 __attribute__((aligned(4), may_alias));
 
-    /* Multiply-adds may be fused here: half the chain's latency, at the price of last bits that differ from
-       level to level (within one level a result depends on its arguments alone). */
+    /* Multiply-adds may be fused here. This halves the latency of the chain, but results differ between levels in
+       the last bits (within one level a result depends only on its arguments). */
     #ifdef __clang__
     #define RLOX_FUSED _Pragma("clang fp contract(fast)")
     #else
@@ -58,7 +58,7 @@ cdef extern from *:
     #pragma GCC optimize("fp-contract=fast")
     #endif
 
-    /* All ones where the flag is 0. Bytes: every lane gets all flags, and picks its own. */
+    /* All ones where the flag is 0. For byte flags, every lane gets all flags and picks its own. */
     static inline rlox_vi64 rlox_off_u8_f64(const uint8_t *flag) {
     #ifdef __AVX512F__
         int64_t w;
@@ -72,7 +72,7 @@ cdef extern from *:
     #endif
         return (((rlox_vi64){0} + w) & own) == 0;
     }
-    /* Eight bytes of 0 and 1 to eight bits: the products put byte i at bit 56 + i, without carries. */
+    /* Pack eight bytes of 0 and 1 into eight bits: the multiplication puts byte i at bit 56 + i, without carries. */
     static inline int32_t rlox_bits(const uint8_t *flag) {
         uint64_t w;
         memcpy(&w, flag, 8);
@@ -91,7 +91,7 @@ cdef extern from *:
     static inline rlox_vi64 rlox_off_f64_f64(const double *flag) { return *(const rlox_uf64 *)flag == 0; }
     static inline rlox_vi32 rlox_off_f32_f32(const float *flag) { return *(const rlox_uf32 *)flag == 0; }
 
-    /* Bytes are checked before; of floats, `wrong` collects the lanes that are neither 0 nor 1. */
+    /* Byte flags are checked before; for float flags, `wrong` collects the lanes that are neither 0 nor 1. */
     #define RLOX_WRONG_u8(V, flag, off)
     #define RLOX_WRONG_f64(V, flag, off) wrong |= ~off & (*(const V *)(flag) != 1);
     #define RLOX_WRONG_f32(V, flag, off) wrong |= ~off & (*(const V *)(flag) != 1);
@@ -123,7 +123,7 @@ cdef extern from *:
     #endif
     }
 
-    /* The values one step on, where `next` follows the register. */
+    /* The values shifted by one step; `next` supplies the value after the register. */
     static inline rlox_vf64 rlox_up_f64(rlox_vf64 x, rlox_vf64 next) { return RLOX_UP_F64(x, next, 1); }
     static inline rlox_vf32 rlox_up_f32(rlox_vf32 x, rlox_vf32 next) { return RLOX_UP_F32(x, next, 1); }
 

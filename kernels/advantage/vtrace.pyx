@@ -5,8 +5,8 @@
     vs_t - V_t = delta_t + gamma c_t (vs_{t+1} - V_{t+1})     (no trace across a boundary)
     pg_t = rho_t (r_t + gamma vs'_t - V_t)
 
-v'_t is 0 where the episode terminated, next_values[t] where a time limit cut it, else V_{t+1} (at the last
-step: bootstrap_value); vs'_t is the same with vs_{t+1} for V_{t+1}.
+v'_t is 0 where the episode terminated, next_values[t] where a time limit truncated it, else V_{t+1} (at the last
+step: bootstrap_value); vs'_t is the same with vs_{t+1} instead of V_{t+1}.
 """
 
 from rlox.kernels.memory import empty
@@ -23,7 +23,7 @@ cnp.import_array()
 
 
 # exp of an array (`RLOX_EXP`), and the recurrence over whole registers (`RLOX_VTRACE`, see suffix.pxd), which
-# finds pi/mu in `pg` and leaves the advantages there. `carry` holds vs_n - V_n, then vs_0 - V_0.
+# reads pi/mu from `pg` and writes the advantages there. `carry` holds vs_n - V_n, then vs_0 - V_0.
 cdef extern from *:
     """
     #ifndef __clang__
@@ -65,7 +65,7 @@ cdef extern from *:
                 after = (after & whole) | ((Mask)*(const Loose *)(next + t) & ~whole);                  \\
                 on &= whole;                                                                            \\
             }                                                                                           \\
-            Mask big = ratio > rhos, cuts = ratio > cs;  /* false for NaN, which so stays */            \\
+            Mask big = ratio > rhos, cuts = ratio > cs;  /* false for NaN, which stays */               \\
             Real rho = (Real)(((Mask)ratio & ~big) | ((Mask)rhos & big));                               \\
             Real c = (Real)((((Mask)ratio & ~cuts) | ((Mask)cs & cuts)) & on);                          \\
             Real delta = rho * (*(const Loose *)(r + t) + gamma * (Real)(after & off) - value);         \\
@@ -133,7 +133,7 @@ cdef extern from *:
                              const f32*, f32, f32, f32, f32, f32*, f32*, f32*) noexcept nogil
 
 
-# Cores. `truncated` is NULL where no time limit cuts the data, and `next_values` is not read then.
+# Cores. `truncated` is NULL if there are no truncations; `next_values` is not read then.
 
 cdef void trajectory(Py_ssize_t n, const real* log_rhos, const real* rewards, const real* values,
                      const u8* done, const u8* truncated, const real* next_values, real last, real gamma,
@@ -179,7 +179,7 @@ cdef void sweep(Py_ssize_t n_steps, Py_ssize_t n, const real* log_rhos, const re
                 const real* values, const u8* done, const u8* truncated, const real* next_values,
                 const real* last, real gamma, real rho_bar, real c_bar, real lam, real* x,
                 real* vs, real* pg) noexcept nogil:
-    """Time-major: rows from the last to the first, each vectorised over its columns."""
+    """Process time-major data: rows from the last to the first, each vectorised over its columns."""
     cdef Py_ssize_t t, at
     if real is f64:
         rlox_exp_array_f64(n_steps * n, log_rhos, pg)
@@ -233,7 +233,7 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
                    truncated=None, next_values=None, gae_lambda=1.0, out=None):
     """Estimate V-trace targets and policy-gradient advantages from off-policy data.
 
-    Computed in float32 if `log_rhos` is a float32 array, else in float64; other arguments are converted.
+    Computes in float32 if `log_rhos` is a float32 array, else in float64; other arguments are converted.
 
     Parameters
     ----------
@@ -242,38 +242,38 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
     rewards, values
         r_t and V(s_t), of the same shape.
     dones
-        True terminations, 0 or 1 as bool, uint8 or float: nothing bootstraps across them.
+        Terminations, 0 or 1 as bool, uint8 or float: nothing bootstraps across them.
     bootstrap_value
         V of the observation after the last step: a number, or (N,) for (T, N); not used where that step is
         done or truncated.
     gamma
         Discount, in [0, 1].
     rho_bar, c_bar
-        Where the ratios of delta and of the trace are clipped, >= 0; inf does not clip. rho_bar decides
+        Values >= 0 at which the ratios in delta and in the trace are clipped; inf does not clip. rho_bar determines
         what the targets converge to (inf: the value of pi), c_bar how fast.
     truncated
-        Time limits, 0 or 1: the trace stops, and the step bootstraps from `next_values`.
+        Truncations by a time limit, 0 or 1: the trace stops, and the step bootstraps from `next_values`.
     next_values
         V of the true next observation; read only where truncated and not done.
     gae_lambda
         Decay of the trace in [0, 1]: its coefficients are ``gae_lambda * min(c_bar, ratio)``.
     out
-        (vs, pg_advantages) to write into, C-contiguous, sharing no memory with the inputs.
+        Arrays (vs, pg_advantages) to write to, C-contiguous. They must share no memory with the inputs.
 
     Returns
     -------
     vs, pg_advantages
-        The value targets and ``rho_t (r_t + gamma vs'_t - V_t)``. With log_rhos 0 and no clipping below 1,
-        ``vs - values`` is GAE with the same gae_lambda. NaN in a step's ratio, reward or value reaches that step and
-        the steps before it in its episode.
+        The value targets and ``rho_t (r_t + gamma vs'_t - V_t)``. If log_rhos is 0 and nothing is clipped below 1,
+        ``vs - values`` is GAE with the same gae_lambda. NaN in the ratio, reward or value of a step spreads to that
+        step and to the earlier steps of its episode.
 
     Raises
     ------
     ValueError
-        Shapes that differ, gamma or gae_lambda outside [0, 1], a negative or NaN bar, flags other than 0 and 1, truncated
-        without next_values, an unusable `out`.
+        For shapes that differ, gamma or gae_lambda outside [0, 1], a negative or NaN rho_bar or c_bar, flags other
+        than 0 and 1, truncated without next_values, or an unusable `out`.
     TypeError
-        What cannot be read as numbers.
+        If an argument cannot be converted to numbers.
 
     References
     ----------
@@ -332,7 +332,7 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
             )
         last_data = cnp.PyArray_DATA(last)
         trace = cnp.PyArray_ZEROS(1, cnp.PyArray_DIMS(l) + 1, type_num, 0)
-        if cut is None:  # a row reads its limits; all of them absent is the rarer case to make fast
+        if cut is None:  # the row loop always reads the flags: data without any is too rare for a second loop
             cut = cnp.PyArray_ZEROS(2, cnp.PyArray_DIMS(l), cnp.NPY_UINT8, 0)
 
     if out is None:
@@ -356,13 +356,13 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
     cdef const void* r_data = cnp.PyArray_DATA(r)
     cdef const void* v_data = cnp.PyArray_DATA(v)
     cdef const u8* d_data = <const u8*>cnp.PyArray_DATA(d)
-    # Without truncations next_values is not read, and without columns the trace is a register: any array
-    # stands in.
+    # Without truncations, next_values is not read, and without columns, the trace is a register: then any array
+    # serves as a placeholder.
     cdef const void* nexts_data = cnp.PyArray_DATA(v if nexts is None else nexts)
     cdef void* vs_data = cnp.PyArray_DATA(vs)
     cdef void* pg_data = cnp.PyArray_DATA(pg)
     cdef void* trace_data = cnp.PyArray_DATA(vs if trace is None else trace)
-    if cnp.PyArray_SIZE(l) <= 4096:  # giving up the GIL would cost more than it gains
+    if cnp.PyArray_SIZE(l) <= 4096:  # releasing the GIL would cost more than it gains
         run(ndim == 2, type_num, length, n, l_data, r_data, v_data, d_data, cut_data, nexts_data, last_data,
             gamma_, rho_bar_, c_bar_, lam_, trace_data, vs_data, pg_data)
     else:

@@ -1,4 +1,4 @@
-"""Where experience is kept: replay memories, tables and offline datasets."""
+"""Stores of experience: replay memories, tables and offline datasets."""
 
 from rlox.kernels import prefer_level
 

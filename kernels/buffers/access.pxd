@@ -1,4 +1,4 @@
-"""The capsule by which one kernel fills and samples the replay memory of another."""
+"""The capsule through which one kernel fills and samples the replay memory of another."""
 
 from rlox.kernels.types cimport f32, i64, u8, u64
 

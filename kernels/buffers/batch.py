@@ -1,4 +1,4 @@
-"""What sampling returns."""
+"""The batches that sampling returns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ _ALIASES = {"observations": "obs", "next_observations": "next_obs"}
 
 
 class Batch(dict):
-    """A dict of arrays whose keys are attributes too: ``batch["obs"]`` is ``batch.obs`` is ``batch.observations``.
+    """A dict of arrays whose keys are also attributes: ``batch["obs"]`` is ``batch.obs`` is ``batch.observations``.
 
     Keys that the buffers use: obs, next_obs (B, D); actions (B, A) float32; rewards (B,) float32; terminated,
     truncated (B,) bool; and, where they apply, discounts, weights (B,) float32 and indices (B,) uint64.
-    A key that is absent raises KeyError, an absent attribute AttributeError, and both say why.
+    An absent key raises KeyError and an absent attribute AttributeError; the message gives the reason.
     """
 
     __slots__ = ()
@@ -18,7 +18,7 @@ class Batch(dict):
     def __missing__(self, key):
         if key == "next_obs":
             raise KeyError(
-                "Batch: next_obs is absent, because no transition was pushed with one; give next_obs to every push"
+                "Batch: next_obs is absent, because no transition was pushed with one; pass next_obs to every push"
             )
         raise KeyError(f"Batch: {key!r} must be one of {', '.join(map(str, self))}")
 

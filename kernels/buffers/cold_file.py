@@ -1,20 +1,24 @@
-"""The file that holds the older transitions of an `MmapReplayBuffer`: its format and its life.
+"""The file with the older transitions of an `MmapReplayBuffer`: its format and lifetime.
 
-Format: a page of header, then blocks of equal size, each a run of records as they lie in memory. The header is
+Format: one page of header, then blocks of equal size, each a run of records as in memory. The header is
 ``RLOXCOLD``, three little-endian uint32 (version, length and CRC-32 of what follows) and a JSON object:
 
 =========== ==================================================================================================
-id          16 random hexadecimal digits, by which a checkpoint names the file
-pid         process that opened it last, created its time of creation (seconds since 1970): for messages
-record      layout of a record in words, stride its bytes
-block_rows  records per block, n_blocks blocks in the file (sparse: only what was written takes disk)
-named       serial numbers of the states that name the file and are kept intact, newest last
-serial      the last serial number given away
+id          16 random hexadecimal digits, by which checkpoints refer to the file
+pid         the process that opened the file last, for messages
+created     time of creation in seconds since 1970, for messages
+record      layout of a record, as text
+stride      size of a record in bytes
+block_rows  records per block
+n_blocks    blocks in the file (which is sparse: only blocks that were written take disk space)
+named       serial numbers of the saved states that refer to the file and are kept intact, newest last
+serial      the last serial number used
 =========== ==================================================================================================
 
-Life: the process that uses a file holds an exclusive ``flock`` on it, and the kernel drops that lock however the
-process ends. So a file whose lock can be taken belongs to no living process. Blocks are written with ``pwrite`` and
-read through a read-only map: on a full disk a store through a map kills the process, while ``pwrite`` says so.
+Lifetime: the process that uses a file holds an exclusive ``flock`` on it, which the operating system releases however
+the process ends. A file whose lock can be taken therefore belongs to no living process. Blocks are written with
+``pwrite`` and read through a read-only map: on a full disk, a write through a map kills the process, while ``pwrite``
+returns an error.
 """
 
 import fcntl
@@ -39,11 +43,11 @@ _WHERE = "MmapReplayBuffer"
 
 
 def read_header(fd: int, path: str) -> dict:
-    """Return the header of an open cold file; ValueError if it is none, or damaged."""
+    """Return the header of an open cold file. Raises ValueError if it is not a cold file or is damaged."""
     page = os.pread(fd, PAGE, 0)
     if page[:8] != MAGIC or len(page) < PAGE:
         raise ValueError(
-            f"{_WHERE}: cold_path must be a cold file of {_WHERE}, got {path!r}, which is none or cut short"
+            f"{_WHERE}: cold_path must be a cold file of {_WHERE}, got {path!r}, which is not one or was cut short"
         )
     _, version, length, crc = _PREFIX.unpack_from(page)
     if version != VERSION:
@@ -66,7 +70,7 @@ def read_header(fd: int, path: str) -> dict:
         and isinstance(header.get("named"), list)
         and all(type(serial) is int and 0 <= serial < 1 << 53 for serial in header["named"])
     ):
-        raise ValueError(f"{_WHERE}: cold_path must have a header of ours, got {path!r}, whose header is not")
+        raise ValueError(f"{_WHERE}: cold_path must have a header that rlox wrote, got another one in {path!r}")
     return header
 
 
@@ -79,7 +83,7 @@ def _write_header(fd: int, header: dict) -> None:
 
 
 def _lock(fd: int, path: str) -> bool:
-    """Take the lock; False if another process (or another buffer of this one) holds it."""
+    """Take the lock. Returns False if another process, or another buffer of this process, holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -92,7 +96,7 @@ def _lock(fd: int, path: str) -> bool:
 
 
 def _is_at(fd: int, path: str) -> bool:
-    """True if `path` is still the file that is open as `fd`."""
+    """Return whether `path` is still the file that is open as `fd`."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except OSError:
@@ -100,9 +104,9 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def _remove(path: str, may_remove) -> bool:
-    """Remove a cold file that no process holds and that `may_remove` accepts by its header; True if it was removed."""
+    """Remove a cold file if no process holds it and `may_remove` accepts its header. Returns whether it was removed."""
     try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):  # nor open anything else: a FIFO would block
+        if not stat.S_ISREG(os.lstat(path).st_mode):  # do not even open anything else: a FIFO would block
             return False
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -112,7 +116,7 @@ def _remove(path: str, may_remove) -> bool:
             header = read_header(fd, path)
         except (ValueError, OSError):
             return False
-        # After the lock, not before: the file may have got an owner, or another file its name, meanwhile.
+        # Check after taking the lock: meanwhile the file may have got an owner, or its path another file.
         if not _lock(fd, path) or not _is_at(fd, path):
             return False
         header = read_header(fd, path)
@@ -125,19 +129,19 @@ def _remove(path: str, may_remove) -> bool:
 
 
 def clean_cold_files(folder: str | os.PathLike, named: Iterable[str] | None = None) -> list[str]:
-    """Remove the cold files in `folder` that a killed process left and no checkpoint needs.
+    """Remove the cold files in `folder` that a killed process left behind and no checkpoint needs.
 
-    Removed is a regular file directly in `folder` that has an intact header of ours, whose lock no living process
-    holds, and that no checkpoint names. Everything else stays: other people's files, files in use, files with a
-    damaged header.
+    Removes regular files directly in `folder` that have an intact cold-file header, are not locked by a living
+    process, and are not referred to by a checkpoint. Keeps everything else: other files, files in use, and files with
+    a damaged header.
 
     Parameters
     ----------
     folder
-        A run's folder.
+        The folder of a run.
     named
-        Ids of the files to keep: ``state["cold_id"]`` of every checkpoint. None keeps each file that any state
-        has ever named, which is what `MmapReplayBuffer` does by itself in its own folder.
+        Ids of the files to keep: ``state["cold_id"]`` of every checkpoint. None keeps every file that a state has ever
+        referred to; `MmapReplayBuffer` does this in its own folder by itself.
 
     Returns
     -------
@@ -147,16 +151,16 @@ def clean_cold_files(folder: str | os.PathLike, named: Iterable[str] | None = No
     Raises
     ------
     FileNotFoundError, NotADirectoryError, PermissionError
-        `folder` cannot be listed.
+        If `folder` cannot be listed.
     TypeError
-        `named` is a single string, or holds what is no string.
+        If `named` is a single string or contains anything but strings.
     """
     if isinstance(named, (str, bytes)):
         raise TypeError(f"clean_cold_files: named must be a collection of ids, got {named!r}; pass [{named!r}]")
     keep = None if named is None else set(named)
     for id_ in keep or ():
         if not isinstance(id_, str):
-            raise TypeError(f"clean_cold_files: named must hold strings, got {id_!r}")
+            raise TypeError(f"clean_cold_files: named must contain strings, got {id_!r}")
 
     def may_remove(header: dict) -> bool:
         return not header["named"] if keep is None else header["id"] not in keep
@@ -167,28 +171,28 @@ def clean_cold_files(folder: str | os.PathLike, named: Iterable[str] | None = No
 
 
 def _release(fd: int, path: str, pid: int, keep: list[bool]) -> None:
-    """Give a file up: the last thing that happens to it, on close, when forgotten or when the interpreter ends."""
+    """Remove and close a file: the last step of its lifetime, on close, garbage collection or interpreter exit."""
     try:
         if os.getpid() == pid and not keep[0] and _is_at(fd, path):
             os.unlink(path)
     except OSError:
-        pass  # the folder may be gone already; no one is left to report it to
+        pass  # the folder may be gone already, and there is no caller to report it to
     finally:
         os.close(fd)
 
 
 class ColdFile:
-    """An open cold file, locked by this process. Made by `create` or `adopt`.
+    """An open cold file, locked by this process. Created by `create` or `adopt`.
 
     Attributes
     ----------
     path, id
-        Where it lies, and its name for checkpoints.
+        Path of the file, and its id in checkpoints.
     header
         The header as it is on disk.
     rows
-        (n_blocks * block_rows * stride,) uint8, read-only: the file's blocks through the map. Who holds this array
-        holds the map, so a thread that still reads keeps it from being unmapped.
+        (n_blocks * block_rows * stride,) uint8, read-only: the mapped blocks of the file. A reference to this array
+        keeps the file mapped, for example while a thread still reads from it.
     """
 
     def __init__(self, fd: int, path: str, header: dict) -> None:
@@ -201,11 +205,11 @@ class ColdFile:
         self._block_bytes = header["block_rows"] * header["stride"]
         self._keep = [bool(header["named"])]
         mapped = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
-        # Samples jump: reading ahead would fetch pages that are not needed.
+        # Samples are random: reading ahead would fetch pages that are not needed.
         if hasattr(mapped, "madvise"):
             mapped.madvise(mmap.MADV_RANDOM)
         self.rows = np.frombuffer(mapped, np.uint8)[PAGE:]
-        # Last, so that after an error from here the caller still owns `fd`.
+        # Last, so that the caller still owns `fd` after an error in this function.
         self._finalizer = weakref.finalize(self, _release, fd, path, self.pid, self._keep)
 
     @classmethod
@@ -214,15 +218,15 @@ class ColdFile:
     ) -> "ColdFile":
         """Create a sparse file at `cold_path`, or as ``replay-<id>.cold`` if that is a folder.
 
-        `preallocate` blocks get their disk space at once. Never overwrites: a file in the way must be one of ours
-        whose process is dead and that no state has named; it is replaced then.
+        The disk space of `preallocate` blocks is taken at once. An existing file is replaced only if it is a cold file
+        whose process is dead and that no state has ever referred to.
         """
         try:
             path = os.path.abspath(os.fsdecode(cold_path))
         except TypeError as e:
             raise TypeError(f"{_WHERE}: cold_path must be a path, got {type(cold_path).__name__}") from e
         if "\0" in path:
-            raise ValueError(f"{_WHERE}: cold_path must be a path, got {path!r} with a NUL")
+            raise ValueError(f"{_WHERE}: cold_path must be a path, got {path!r} with a NUL character")
         id_ = secrets.token_hex(8)
         if os.path.isdir(path):
             clean_cold_files(path)
@@ -235,7 +239,7 @@ class ColdFile:
             raise FileExistsError(e.errno, _why_in_the_way(path), path) from e
         except OSError as e:
             raise type(e)(
-                e.errno, f"{_WHERE}: cold_path must be in an existing folder that can be written to: {e.strerror}", path
+                e.errno, f"{_WHERE}: cold_path must be in an existing, writeable folder: {e.strerror}", path
             ) from e
         header = {
             "id": id_,
@@ -264,14 +268,14 @@ class ColdFile:
 
     @classmethod
     def adopt(cls, paths: Iterable[str], id_: str, serial: int) -> "ColdFile":
-        """Open the file that a state names, at the first of `paths` where it is, and take it over.
+        """Take over the file that a state refers to, from the first of `paths` where it is found.
 
-        Nothing is written yet: `commit` makes the state the only one that names the file.
+        Nothing is written yet: `name` makes the state the only one that refers to the file.
 
         Raises
         ------
         ValueError
-            The file is gone, damaged, cut short, in use, or no longer holds what the state relied on.
+            If the file is gone, damaged, cut short or in use, or no longer contains what the state relies on.
         """
         damage = None
         for path in paths:
@@ -289,22 +293,22 @@ class ColdFile:
                 if not _lock(fd, path):
                     raise ValueError(
                         f"{_WHERE}.set_state: cold_path must not be in use, got {path!r}, which process "
-                        f"{header['pid']} holds; close that buffer first"
+                        f"{header['pid']} has open; close that buffer first"
                     )
-                if not _is_at(fd, path):  # cleaned away between the two calls
+                if not _is_at(fd, path):  # removed between the two calls
                     os.close(fd)
                     continue
                 header = read_header(fd, path)
                 if serial not in header["named"]:
                     raise ValueError(
-                        f"{_WHERE}.set_state: state must be one of the two newest that name {path!r} "
+                        f"{_WHERE}.set_state: state must be one of the two newest that refer to {path!r} "
                         f"({header['named']}), got number {serial}, whose transitions may have been overwritten; "
                         "use a newer checkpoint, or save with include_cold=True"
                     )
                 size = PAGE + header["n_blocks"] * header["block_rows"] * header["stride"]
                 if os.fstat(fd).st_size != size:
                     raise ValueError(
-                        f"{_WHERE}.set_state: cold_path must be a whole file of {size} bytes, got "
+                        f"{_WHERE}.set_state: cold_path must be a complete file of {size} bytes, got "
                         f"{os.fstat(fd).st_size} in {path!r}"
                     )
                 return cls(fd, path, header)
@@ -317,14 +321,16 @@ class ColdFile:
         if damage is not None:
             raise damage
         raise ValueError(
-            f"{_WHERE}.set_state: state names the cold file {id_}, which must be at one of {list(paths)}, got nothing "
-            "there; put the file back, or use a state with include_cold=True"
+            f"{_WHERE}.set_state: state refers to the cold file {id_}, which must be at one of {list(paths)}, got "
+            "nothing there; put the file back, or use a state with include_cold=True"
         )
 
     def write(self, block: int, parts: list[np.ndarray]) -> None:
-        """Write a block, given as consecutive uint8 arrays; OSError if the disk does not take it."""
+        """Write a block, given as consecutive uint8 arrays. Raises OSError if the disk is full or fails."""
         if os.getpid() != self.pid:
-            raise ValueError(f"{_WHERE}: a buffer must be used in the process that made it, got a fork of {self.pid}")
+            raise ValueError(
+                f"{_WHERE}: a buffer must be used in the process that created it, got a fork of process {self.pid}"
+            )
         at = PAGE + block * self._block_bytes
         try:
             for part in parts:
@@ -336,26 +342,26 @@ class ColdFile:
         except OSError as e:
             raise OSError(
                 e.errno,
-                f"{_WHERE}: cold_path must have room for older transitions: {e.strerror}; the buffer is unchanged, "
-                "free some space and push again",
+                f"{_WHERE}: cold_path must have room for older transitions: {e.strerror}; the buffer is unchanged; "
+                "free some disk space and push again",
                 self.path,
             ) from e
 
     def name(self, named: list[int]) -> None:
-        """Make `named` the states that the file is kept intact for, durably."""
+        """Record durably that the file is kept intact for the states `named`."""
         header = dict(self.header, named=named, pid=self.pid, serial=max([self.header["serial"], *named]))
         try:
             _write_header(self.fd, header)
-            os.fsync(self.fd)  # the blocks too: a checkpoint will rely on them
+            os.fsync(self.fd)  # the blocks too, because a checkpoint will rely on them
         except OSError as e:
             raise OSError(
-                e.errno, f"{_WHERE}: cold_path must take the older transitions: {e.strerror}", self.path
+                e.errno, f"{_WHERE}: cold_path must store the older transitions durably: {e.strerror}", self.path
             ) from e
         self.header = header
         self._keep[0] = True
 
     def close(self, keep: bool | None = None) -> None:
-        """Give the file up; it is removed unless a state names it (`keep` None) or as `keep` says."""
+        """Close the file, and remove it unless `keep`; by default it is kept if a state refers to it."""
         if keep is not None:
             self._keep[0] = keep
         self.rows = None
@@ -363,7 +369,7 @@ class ColdFile:
 
 
 def _why_in_the_way(path: str) -> str:
-    """Say why the existing `path` was not replaced, and what helps."""
+    """Return a message with the reason why the existing `path` was not replaced, and a remedy."""
     start = f"{_WHERE}: cold_path must be free"
     if not stat.S_ISREG(os.lstat(path).st_mode):
         return f"{start} or a folder, got something else there; choose another path"
@@ -375,11 +381,11 @@ def _why_in_the_way(path: str) -> str:
         header = read_header(fd, path)
         if header["named"] and _lock(fd, path):
             return (
-                f"{start}, got a cold file that a saved state names ({header['id']}); continue from it with "
-                "MmapReplayBuffer.from_state, or remove it with clean_cold_files"
+                f"{start}, got a cold file that a saved state refers to ({header['id']}); continue from that state "
+                "with MmapReplayBuffer.from_state, or remove the file with clean_cold_files"
             )
         return f"{start}, got the cold file of process {header['pid']}, which is in use; choose another path"
     except (ValueError, OSError):
-        return f"{start}, got a file that is not ours; choose another path, or remove it"
+        return f"{start}, got a file that rlox did not write; choose another path, or remove the file"
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Drawing rows, and windows of consecutive ones, from a dataset that does not change."""
+"""Drawing rows, and windows of consecutive rows, from a fixed dataset."""
 
 from libc.string cimport memcpy, memset
 
@@ -19,7 +19,7 @@ cdef inline void standardise(f32_r rows, Py_ssize_t n, Py_ssize_t width, cf32_r 
 cdef struct Dataset:
     Py_ssize_t n
     Py_ssize_t obs_bytes     # of one observation
-    Py_ssize_t obs_size      # numbers in it
+    Py_ssize_t obs_size      # numbers in one observation
     Py_ssize_t act_dim
     const char* obs
     const char* next_obs
@@ -27,11 +27,11 @@ cdef struct Dataset:
     const f32* rewards
     const u8* terminated
     const u8* truncated
-    const u8* flags          # terminated + 2 truncated: one place to look
-    const f32* mean          # NULL: as stored
-    const f32* inverse
+    const u8* flags          # terminated + 2 truncated, to read both at once
+    const f32* mean          # NULL: observations are not normalised
+    const f32* inverse       # 1 / standard deviation
     Py_ssize_t n_episodes
-    const i64* ends          # one past the last step of each episode, rising
+    const i64* ends          # one past the last step of each episode, ascending
 
 
 cdef inline void gather_rest(const Dataset* data, const i64* at, Py_ssize_t n, f32* actions, f32* rewards,
@@ -75,7 +75,7 @@ cdef inline void sample_rows(const Dataset* data, u64 key, Py_ssize_t b, char* o
 
 
 cdef inline Py_ssize_t episode_at(const Dataset* data, i64 row) noexcept nogil:
-    """The episode that a row belongs to: the first whose end lies behind it."""
+    """Return the episode that a row belongs to: the first one that ends after the row."""
     cdef Py_ssize_t low = 0
     cdef Py_ssize_t high = data.n_episodes - 1
     cdef Py_ssize_t middle

@@ -1,4 +1,4 @@
-"""Drawing many uniform indices at once, and copying the rows that they name."""
+"""Drawing many uniform indices at once, and copying the rows that they refer to."""
 
 from libc.string cimport memcpy
 
@@ -7,15 +7,15 @@ from rlox.kernels.prefetch cimport prefetch
 from rlox.kernels.types cimport i64, u32, u64
 
 cdef enum:
-    LANES = 32             # Philox blocks side by side, two indices each; GCC unrolls 16 and vectorises nothing
-    CHUNK = 512            # indices drawn at a time, into the stack; a multiple of 2 * LANES
-    PREFETCH_AHEAD = 24    # rows; enough to cover a miss to memory
+    LANES = 32             # Philox blocks side by side, two indices each; GCC unrolls 16 instead of vectorising
+    CHUNK = 512            # indices drawn at a time, on the stack; a multiple of 2 * LANES
+    PREFETCH_AHEAD = 24    # rows; enough to hide the latency of a cache miss
 
 
 cdef inline void draw_lanes(u64 high, u64 key, u64 position, u64 domain, i64* out) noexcept nogil:
-    """2 * LANES indices in [0, high), high < 2**32: the same as `below` of each block's two halves.
+    """Write 2 * LANES indices in [0, high), high < 2**32, the same as `below` of the two halves of each block.
 
-    With a `high` of 32 bits no product exceeds 64.
+    With a `high` of 32 bits no product exceeds 64 bits.
     """
     cdef u32[LANES] a
     cdef u32[LANES] b
@@ -29,7 +29,7 @@ cdef inline void draw_lanes(u64 high, u64 key, u64 position, u64 domain, i64* ou
 
 
 cdef inline i64 draw_one(u64 high, u64 key, u64 number, u64 domain) noexcept nogil:
-    """Index `number` of the stream: half (number & 1) of block number // 2."""
+    """Return index `number` of the stream, from half (number & 1) of block number // 2."""
     x = philox(key, number >> 1, domain)
     if number & 1:
         return <i64>below(join(x.c, x.d), high)
@@ -38,9 +38,9 @@ cdef inline i64 draw_one(u64 high, u64 key, u64 number, u64 domain) noexcept nog
 
 cdef inline void draw_indices(u64 high, u64 key, u64 first, u64 domain, i64* out,
                               Py_ssize_t n) noexcept nogil:
-    """Numbers first ... first + n - 1 of the stream of indices in [0, high); `first` must be even.
+    """Write indices first ... first + n - 1 of the stream of indices in [0, high); `first` must be even.
 
-    What a number is depends on nothing but (high, key, its place, domain).
+    An index depends only on (high, key, its place in the stream, domain).
     """
     cdef Py_ssize_t i = 0
     cdef i64[2 * LANES] last
@@ -48,7 +48,7 @@ cdef inline void draw_indices(u64 high, u64 key, u64 first, u64 domain, i64* out
         while i + 2 * LANES <= n:
             draw_lanes(high, key, (first + <u64>i) >> 1, domain, out + i)
             i += 2 * LANES
-        if n - i > 8:  # fewer are quicker one by one
+        if n - i > 8:  # fewer are faster one by one
             draw_lanes(high, key, (first + <u64>i) >> 1, domain, last)
             memcpy(out + i, last, (n - i) * sizeof(i64))
             return
@@ -59,7 +59,7 @@ cdef inline void draw_indices(u64 high, u64 key, u64 first, u64 domain, i64* out
 
 cdef inline void gather_pairs(const char* first, const char* second, Py_ssize_t size, const i64* indices,
                               Py_ssize_t n, char* out, char* other) noexcept nogil:
-    """Rows of two arrays by the same indices; `size` is a literal, so that a copy is a few moves and no call."""
+    """Copy rows of two arrays by the same indices. Pass a literal `size`, so that a copy is a few moves, not a call."""
     cdef Py_ssize_t i, at
     for i in range(n):
         if i + PREFETCH_AHEAD < n:
@@ -98,7 +98,7 @@ cdef inline void gather_two(const char* first, const char* second, Py_ssize_t si
         for i in range(n):
             if i + PREFETCH_AHEAD // 2 < n:
                 at = indices[i + PREFETCH_AHEAD // 2] * size
-                # The first lines of a long row; the hardware follows from there.
+                # The first lines of a long row; the hardware prefetcher continues from there.
                 for j in range(0, min(size, <Py_ssize_t>256), 64):
                     prefetch(first + at + j)
                     prefetch(second + at + j)

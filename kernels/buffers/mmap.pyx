@@ -21,7 +21,7 @@ from rlox.kernels.types cimport f32, f64, i64, u8, u64
 cnp.import_array()
 
 cdef enum:
-    RELEASE_GIL_FROM = 1 << 16  # bytes; below, taking it back costs more than another thread can use
+    RELEASE_GIL_FROM = 1 << 16  # bytes; below, taking the GIL back costs more than other threads gain
 
 
 cdef i64 as_size(object value, str name, i64 lowest, str where="MmapReplayBuffer") except? -1:
@@ -34,50 +34,51 @@ cdef i64 as_size(object value, str name, i64 lowest, str where="MmapReplayBuffer
 cdef class MmapReplayBuffer:
     """A replay memory larger than RAM: the newest transitions in memory, the older ones in a mapped file.
 
-    It gives the draws of a `ReplayBuffer` of `total_capacity` that was given the same. The newest
-    `hot_capacity` transitions lie in anonymous memory; blocks of older ones are written to the file, which is
-    sparse, and read through a read-only map. What the process has mapped or written there is page cache: the
-    kernel takes it back when it needs the memory, and only anonymous memory counts against a budget
-    (`ram_budget`). Rows keep the bytes that they were given: NaN is stored and returned as it is.
+    Its draws are those of a `ReplayBuffer` of `total_capacity` with the same contents. The newest `hot_capacity`
+    transitions are in anonymous memory. Blocks of older ones are written to a sparse file and read through a read-only
+    map. What is mapped or written there is page cache: the operating system reclaims it when it needs the memory, and
+    only anonymous memory counts towards the memory budget (`ram_budget`). Rows are stored byte for byte: NaN is stored
+    and returned unchanged.
 
-    The file belongs to this process alone. It goes with `close`, when the buffer is forgotten and when the
-    interpreter ends, except if a state names it (`get_state(include_cold=False)`): then it stays until
-    `clean_cold_files` is called without a checkpoint that needs it. After a kill, the next buffer in the same
-    folder removes the files that no state has ever named.
+    The file belongs to this process alone. It is removed by `close`, when the buffer is garbage-collected and when the
+    interpreter exits, unless a state refers to it (`get_state(include_cold=False)`). It then stays until
+    `clean_cold_files` is called and no checkpoint needs it. After the process was killed, the next buffer in the same
+    folder removes the files that no state has ever referred to.
 
-    One thread may sample while another one closes the buffer. Pushing while another thread samples is safe too,
-    but a batch may then hold rows of which part is older than the rest.
+    One thread may sample while another closes the buffer. Pushing while another thread samples is safe too, but a
+    batch may then contain rows that mix an old and a new transition.
 
     Parameters
     ----------
     hot_capacity, total_capacity
-        Transitions in memory, and in all; 1 <= hot_capacity <= total_capacity.
+        Number of transitions in memory, and in total; 1 <= hot_capacity <= total_capacity.
     obs_dim, act_dim
         Numbers in an observation (D) and an action (A).
     cold_path
-        The file, or an existing folder such as the run's, which then gets ``replay-<id>.cold``. An existing file
-        is replaced only if it is a cold file that a killed process left and no state names. The file's apparent
-        size is three times the older transitions', for two named states besides the running one; disk is taken
-        as blocks are written.
+        The file, or an existing folder, such as that of the run, in which ``replay-<id>.cold`` is created. An existing
+        file is replaced only if it is a cold file that a killed process left behind and no state refers to. The file's
+        apparent size is three times that of the older transitions, for two saved states in addition to the running
+        one; disk space is taken as blocks are written.
     obs_shape
-        Shape of an observation in a batch, of product `obs_dim`; None for (D,).
+        Shape of an observation in a batch, with product `obs_dim`; None for (D,).
     obs_dtype
         float32 or uint8.
     n_envs
-        Environments that push in turn: transition k belongs to environment k % n_envs.
+        Number of environments that push in turn: transition k belongs to environment k % n_envs.
     n_step, gamma
-        Rewards to sum, discounted; a sum stops at an end, at a time limit, at a `cut` and at the newest transition.
+        Number of rewards to sum, and their discount. A sum stops at a termination, at a truncation, at a `cut` and at
+        the newest transition.
     max_ram
-        Bytes that `ram_budget` must not exceed; None for any.
+        Bytes that `ram_budget` must not exceed; None for no limit.
     preallocate
-        Take the disk space at once, so that a full disk is found now and not on a later push.
+        Take the disk space at once, so that a full disk is noticed now and not on a later push.
 
     Raises
     ------
     ValueError, TypeError
-        A wrong size, shape, dtype or path.
+        For an invalid size, shape, dtype or path.
     OSError
-        The file cannot be made: no such folder (FileNotFoundError), a file in the way (FileExistsError), ...
+        If the file cannot be created: no such folder (FileNotFoundError), a file in the way (FileExistsError), ...
     """
 
     cdef Store store
@@ -88,7 +89,7 @@ cdef class MmapReplayBuffer:
     cdef readonly tuple obs_shape
     cdef readonly object obs_dtype
     cdef int obs_type
-    cdef int with_next      # -1 until the first push says
+    cdef int with_next      # whether rows have next_obs: -1 until the first push, then 0 or 1
     cdef cnp.ndarray seams_
     cdef str record
 
@@ -127,7 +128,7 @@ cdef class MmapReplayBuffer:
         for name, number in (("obs_dim", self.obs_dim), ("act_dim", self.act_dim), ("n_step", self.n_step)):
             if number >= 1 << 40:
                 raise ValueError(f"{where}: {name} must be below 2**40, got {number}")
-        # Python's integers, which do not overflow.
+        # In Python integers, which do not overflow.
         if int(self.total_capacity) * COPIES * (8 * int(self.obs_dim) + 4 * int(self.act_dim) + 128) >= 1 << 62:
             raise ValueError(
                 f"{where}: total_capacity must be such that the file stays below 2**62 bytes, got {total_capacity}"
@@ -138,7 +139,7 @@ cdef class MmapReplayBuffer:
         layout.actions = (2 * layout.obs_bytes + 3) // 4 * 4
         layout.rewards = layout.actions + layout.action_bytes
         layout.flags = layout.rewards + 4
-        # Whole cache lines: a small record is then one of them.
+        # Whole cache lines, so that a small record takes exactly one.
         layout.row = layout.flags + 8
         layout.stride = (layout.row + 63) // 64 * 64
         self.record = (
@@ -148,8 +149,8 @@ cdef class MmapReplayBuffer:
         budget = self.hot_capacity * layout.stride
         if max_ram is not None and budget > as_size(max_ram, "max_ram", 0):
             raise ValueError(
-                f"{where}: max_ram must hold hot_capacity transitions of {layout.stride} bytes ({budget}), got "
-                f"{max_ram}; take hot_capacity={max_ram // layout.stride}"
+                f"{where}: max_ram must fit hot_capacity transitions of {layout.stride} bytes ({budget}), got "
+                f"{max_ram}; use hot_capacity={max_ram // layout.stride}"
             )
         self.with_next = -1
         self.set_seams(no_seams())
@@ -164,8 +165,8 @@ cdef class MmapReplayBuffer:
 
     def __reduce__(self):
         raise TypeError(
-            "MmapReplayBuffer: a buffer that owns a file must not be pickled; pass its get_state() and make another "
-            "with MmapReplayBuffer.from_state"
+            "MmapReplayBuffer: a buffer that owns a file must not be pickled; pass its get_state() instead and create "
+            "another one with MmapReplayBuffer.from_state"
         )
 
     def __enter__(self):
@@ -176,9 +177,10 @@ cdef class MmapReplayBuffer:
         self.close()
 
     def close(self, keep: bool | None = None) -> None:
-        """Unmap the file and remove it, unless a state names it; afterwards only `close` works, and does nothing.
+        """Unmap the file, and remove it unless a state refers to it. Afterwards only `close` works and does nothing.
 
-        `keep` True or False decides instead. A thread that is sampling finishes its batch first.
+        If `keep` is True or False, it decides whether the file stays. A thread that is sampling finishes its batch
+        first.
         """
         if keep is not None and not isinstance(keep, bool):
             raise TypeError(f"MmapReplayBuffer.close: keep must be a bool or None, got {type(keep).__name__}")
@@ -186,20 +188,23 @@ cdef class MmapReplayBuffer:
 
     @property
     def cold_path(self) -> str:
-        """Where the file is."""
+        """Path of the file."""
         self.store.check_open("cold_path")
         return self.store.cold.path
 
     @property
     def cold_id(self) -> str:
-        """The file's name for checkpoints: 16 hexadecimal digits."""
+        """Id by which checkpoints refer to the file: 16 hexadecimal digits."""
         self.store.check_open("cold_id")
         return self.store.cold.id
 
     @property
     def ram_budget(self) -> int:
-        """Bytes of anonymous memory: `hot_capacity` records, of 2 D observation numbers, 4 A + 6 bytes, rounded up
-        to 64; and 11 bytes per block of the file, a block being 128 records or more where a record is small."""
+        """Bytes of anonymous memory: `hot_capacity` records, plus 11 bytes per block of older transitions.
+
+        A record has 2 D observation numbers, A action numbers, the reward and the flags, rounded up to a multiple of
+        64 bytes. A block has up to 128 records, or more if records are small.
+        """
         return self.hot_capacity * self.layout.stride + (8 + COPIES) * self.store.tiers.n_table
 
     def __len__(self) -> int:
@@ -211,7 +216,7 @@ cdef class MmapReplayBuffer:
         return self.__len__()
 
     cdef cnp.ndarray as_obs(self, object value, i64 n, str where, str name):
-        """Return `value` as C-contiguous observations, itself where it is that already."""
+        """Return `value` as C-contiguous observations; `value` itself if it already is that."""
         cdef cnp.ndarray array
         if isinstance(value, cnp.ndarray):
             array = value
@@ -235,9 +240,9 @@ cdef class MmapReplayBuffer:
         Parameters
         ----------
         obs, next_obs
-            (D,) or `obs_shape`, arrays or lists; `next_obs` always or never.
+            (D,) or `obs_shape`, arrays or lists. Pass `next_obs` always or never.
         action
-            A numbers, or one number where A is 1.
+            A numbers, or one number if A is 1.
         reward
             A number.
         terminated, truncated
@@ -246,9 +251,9 @@ cdef class MmapReplayBuffer:
         Raises
         ------
         ValueError, TypeError
-            A wrong shape, dtype or value; `next_obs` given once and left out another time; the buffer is closed.
+            For an invalid shape, dtype or value, if only some transitions have `next_obs`, or if the buffer is closed.
         OSError
-            The disk is full. The buffer is as it was; free some space and push again.
+            If the disk is full. The buffer is unchanged; free some space and push again.
         """
         where = "MmapReplayBuffer.push"
         cdef Store store = self.store
@@ -296,7 +301,9 @@ cdef class MmapReplayBuffer:
             raise ValueError(f"{where}: next_obs must be given with n_step {self.n_step}, got None")
         if self.with_next == 1 - given:
             raise ValueError(
-                f"{where}: next_obs must be given " + ("always, got None" if self.with_next else "never, as so far")
+                f"{where}: next_obs must be "
+                + ("given, as in the first push, got None; pass it always or never" if self.with_next else
+                   "None, as in the first push, got one; pass it always or never")
             )
         return 0
 
@@ -306,7 +313,7 @@ cdef class MmapReplayBuffer:
         Parameters
         ----------
         obs, next_obs
-            (N, D), ``(N, *obs_shape)`` or flat (N * D,); `next_obs` None as in `push`.
+            (N, D), ``(N, *obs_shape)`` or flat (N * D,); `next_obs` or None, as in `push`.
         actions
             (N, A) or flat (N * A,).
         rewards, terminated, truncated
@@ -315,7 +322,7 @@ cdef class MmapReplayBuffer:
         Raises
         ------
         ValueError, TypeError, OSError
-            As `push`, and for lengths that differ. If the disk is full, what came before stays stored.
+            As for `push`, and if lengths differ. If the disk is full, the rows before that point stay stored.
         """
         where = "MmapReplayBuffer.push_batch"
         cdef Store store = self.store
@@ -361,23 +368,24 @@ cdef class MmapReplayBuffer:
             done += m
 
     def sample(self, batch_size: int, seed: int) -> Batch:
-        """Draw `batch_size` transitions uniformly, with replacement: a pure function of the contents and the seed.
+        """Draw `batch_size` transitions uniformly, with replacement. A pure function of the contents and the seed.
 
         Returns
         -------
         Batch
             ``obs``, ``next_obs`` ``(B, *obs_shape)``, ``actions`` (B, A) float32, ``rewards`` (B,) float32,
-            ``terminated``, ``truncated`` (B,) bool. With n_step > 1, rewards are sums, the last three are those of
-            the last transition summed, and ``discounts`` (B,) float32 is what to multiply its value by.
+            ``terminated``, ``truncated`` (B,) bool. With n_step > 1, rewards are sums; next_obs, terminated and
+            truncated are those of the last transition summed; and ``discounts`` (B,) float32 is the factor of the
+            bootstrap value.
 
         Raises
         ------
         ValueError
-            The buffer is empty or closed; batch_size below 1; seed outside [0, 2**64).
+            If the buffer is empty or closed, batch_size is below 1, or the seed lies outside [0, 2**64).
         TypeError
-            What is no integer.
+            If an argument is not an integer.
         OSError
-            Somebody has cut the file short.
+            If the file was cut short.
         """
         where = "MmapReplayBuffer.sample"
         cdef Store store = self.store
@@ -437,7 +445,7 @@ cdef class MmapReplayBuffer:
         Raises
         ------
         ValueError, TypeError, OSError
-            As `sample`, and for uint8 observations.
+            As for `sample`, and for uint8 observations.
         """
         where = "MmapReplayBuffer.sample_packed"
         cdef i64 n = as_size(batch_size, "batch_size", 1, where)
@@ -462,9 +470,9 @@ cdef class MmapReplayBuffer:
         self.layout.n_seams = len(seams)
 
     def cut(self) -> None:
-        """Say that the next transitions do not follow on from the last ones: no n-step return reaches across.
+        """Mark that the next transitions do not continue the last ones, so that no n-step return crosses this point.
 
-        As `ReplayBuffer.cut`.
+        Like `ReplayBuffer.cut`.
         """
         self.store.check_open("cut")
         self.set_seams(with_seam(self.seams_, self.store.tiers.first, self.store.tiers.head))
@@ -476,7 +484,7 @@ cdef class MmapReplayBuffer:
 
     @property
     def seams(self) -> np.ndarray:
-        """Where `cut` was called, as `ReplayBuffer.seams`."""
+        """Where `cut` was called, like `ReplayBuffer.seams`."""
         return self.seams_[self.seams_ > self.store.tiers.first]
 
     cdef int check_sample(self, str where) except -1:
@@ -488,7 +496,7 @@ cdef class MmapReplayBuffer:
     cdef int draw(self, i64 n, u64 key, Columns* to) except -1:
         cdef Store store = self.store
         cdef Tiers tiers = store.tiers
-        # While the GIL is released, another thread may close the buffer: these keep its memory and its map.
+        # While the GIL is released, another thread may close the buffer: these keep its memory and map alive.
         hot, rows, table, seams = store.hot, store.rows, store.table, self.seams_
         cdef Layout layout = self.layout
         if tiers.head - tiers.first > tiers.hot_capacity:
@@ -502,31 +510,30 @@ cdef class MmapReplayBuffer:
         return 0
 
     def get_state(self, include_cold: bool = True) -> dict:
-        """Return everything that the future depends on, for `set_state` of a buffer with the same arguments.
+        """Return everything that future results depend on, for `set_state` of a buffer with the same arguments.
 
         Parameters
         ----------
         include_cold
-            True: all transitions, as arrays. False: those in memory as arrays, and the name of the file, which
-            keeps the others: at least the two newest states that name it stay restorable, however much is pushed
-            afterwards (blocks that a state relies on are not overwritten; others are taken). `set_state` refuses
-            older ones. What has been written is on the disk when this returns (fsync).
+            True returns all transitions as arrays. False returns those in memory as arrays, and a reference to the
+            file for the others. At least the two newest states that refer to the file can be restored, however much is
+            pushed afterwards (blocks that a state relies on are not overwritten). `set_state` rejects older states.
+            What was written to the file is on the disk when this method returns (fsync).
 
         Returns
         -------
         dict
-            ``kind``, ``config`` (the arguments, as JSON), ``next`` (-1, 0 or 1: whether there is a next_obs),
-            ``head`` (transitions pushed so far), ``n``, ``records`` (n, bytes of a record) uint8; ``seams`` where there
-            are some; and with
-            include_cold=False, where ``records`` are only the newest, ``cold_id``, ``cold_path``, ``cold_serial``,
-            ``cold_blocks`` and ``cold_written``.
+            ``kind``, ``config`` (the arguments, as JSON), ``next`` (whether there is a next_obs: 0, 1 or -1 for
+            undecided), ``head`` (transitions pushed so far), ``n``, ``records`` (n, bytes of a record) uint8, and
+            ``seams`` if there are any. With include_cold=False, ``records`` are only the newest ones, and there are
+            also ``cold_id``, ``cold_path``, ``cold_serial``, ``cold_blocks`` and ``cold_written``.
 
         Raises
         ------
         ValueError
-            The buffer is closed.
+            If the buffer is closed.
         OSError
-            The disk does not take the header or what is still to be written.
+            If the header or unwritten blocks cannot be written to the disk.
         """
         if not isinstance(include_cold, (bool, np.bool_)):
             raise TypeError(
@@ -545,20 +552,20 @@ cdef class MmapReplayBuffer:
         })
 
     def set_state(self, state: dict) -> None:
-        """Continue exactly from what `get_state` returned.
+        """Restore a state from `get_state` exactly.
 
-        A state that names its file makes this buffer the owner of that file, looked for in this buffer's folder
-        and then where it was; the buffer's own file goes, and of the states that name the adopted file only this
-        one remains valid, until two newer ones exist.
+        If the state refers to a file, this buffer becomes its owner. The file is searched in this buffer's folder and
+        then at its old path. The buffer's previous file is removed. Of the states that refer to the adopted file, only
+        this one remains valid, until two newer ones exist.
 
         Raises
         ------
         ValueError, TypeError
-            The state is damaged, or of a buffer with other arguments (hot_capacity may differ if the state holds
-            everything); the file is gone, damaged, in use, or has lost what this state relied on. Nothing is
-            changed then.
+            If the state is damaged or belongs to a buffer with other arguments (hot_capacity may differ if the state
+            contains all transitions), or if the file is gone, damaged, in use, or no longer contains what the state
+            relies on. Nothing is changed then.
         OSError
-            The disk is full. The buffer is empty if the state held all transitions, else as it was.
+            If the disk is full. The buffer is then empty if the state contains all transitions, else unchanged.
         """
         where = "MmapReplayBuffer.set_state"
         cdef i64 head, n, next_
@@ -569,7 +576,7 @@ cdef class MmapReplayBuffer:
         cold_keys = {"cold_id", "cold_path", "cold_serial", "cold_blocks", "cold_written"}
         if set(state) - {"seams"} not in (keys, keys | cold_keys):
             raise ValueError(
-                f"{where}: state must have the keys {sorted(keys)}, and those of a file or not, got "
+                f"{where}: state must have the keys {sorted(keys)}, and all or none of the cold_ keys, got "
                 f"{sorted(map(str, state))}; pass what get_state returned"
             )
         for name in ("kind", "config", "cold_id", "cold_path"):
@@ -585,7 +592,7 @@ cdef class MmapReplayBuffer:
         for name, value in json.loads(self.config()).items():
             if (named or name != "hot_capacity") and (not isinstance(theirs, dict) or theirs.get(name) != value):
                 raise ValueError(
-                    f"{where}: state must be of a buffer with {name}={value}, got "
+                    f"{where}: state must come from a buffer with {name}={value}, got "
                     f"{theirs.get(name) if isinstance(theirs, dict) else theirs}"
                 )
         head = as_size(state["head"], "head", 0, where)
@@ -614,16 +621,16 @@ cdef class MmapReplayBuffer:
 
     @classmethod
     def from_state(cls, state: dict, cold_path: str | os.PathLike | None = None) -> MmapReplayBuffer:
-        """Make a buffer from a state of `get_state`; `cold_path` is needed only if the state names no file.
+        """Create a buffer from a state of `get_state`. Pass `cold_path` if the state does not refer to a file.
 
-        Raises what the constructor and `set_state` raise.
+        Raises the errors of the constructor and of `set_state`.
         """
         where = "MmapReplayBuffer.from_state"
         if not isinstance(state, dict) or not isinstance(state.get("config"), str):
             raise TypeError(f"{where}: state must be what get_state returned, got {type(state).__name__}")
         if cold_path is None:
             if not isinstance(state.get("cold_path"), str):
-                raise ValueError(f"{where}: cold_path must be given, since the state names no file")
+                raise ValueError(f"{where}: cold_path must be given, since the state does not refer to a file")
             cold_path = os.path.dirname(state["cold_path"])
         try:
             config = json.loads(state["config"])

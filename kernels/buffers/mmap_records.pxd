@@ -1,4 +1,4 @@
-"""What a record of `MmapReplayBuffer` holds, and how batches of them are read."""
+"""The layout of records of `MmapReplayBuffer`, and reading batches of them."""
 
 from libc.string cimport memcpy
 
@@ -9,7 +9,7 @@ from rlox.kernels.prefetch cimport prefetch
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 
-# Columns of records, in and out. The common small sizes are literals, so that a copy is a few moves, not a call.
+# Copying columns out of and into records. Common small sizes are literals, so that a copy is a few moves, not a call.
 
 cdef inline void out_fixed(const u8** rows, Py_ssize_t offset, Py_ssize_t size, Py_ssize_t n,
                            u8* out) noexcept nogil:
@@ -68,12 +68,12 @@ cdef inline void flags_in(u8* rows, Py_ssize_t stride, Py_ssize_t n, const u8* f
 
 
 cdef enum:
-    GROUP = 64        # records looked up and prefetched together: what a core can wait for
-    LINES = 4         # of each; the processor follows from there
+    GROUP = 64        # records looked up and prefetched together: as many as a core can have in flight
+    LINES = 4         # cache lines of each; the hardware prefetcher continues from there
 
 
 cdef struct Layout:
-    # [obs | next_obs | actions | reward | terminated | truncated], all but observations in float32; offsets:
+    # [obs | next_obs | actions | reward | terminated | truncated], all float32 except the observations. Offsets:
     Py_ssize_t next_obs, actions, rewards, flags
     Py_ssize_t row    # bytes of a record in use
     Py_ssize_t obs_bytes, action_bytes
@@ -83,22 +83,22 @@ cdef struct Layout:
 
 
 cdef struct Columns:
-    u8* packed        # or NULL, and then
+    u8* packed        # whole records; NULL if the columns below are filled instead
     u8* obs
     u8* next_obs
     u8* actions
     f32* rewards
     u8* terminated
     u8* truncated
-    f32* discounts    # only for several steps
+    f32* discounts    # only if n_step > 1
     bint with_next
 
 
 cdef inline i64 walk(const Tiers* t, const Layout* layout, i64 number, i64 n_envs, i64 n_step, f64 gamma,
                      f32* reward, f32* discount) noexcept nogil:
-    """Sum n_step rewards of one environment from transition `number` on; return the last that was counted.
+    """Sum up to n_step rewards of one environment from transition `number` on; return the last transition counted.
 
-    It stops after an end or a time limit, before a seam, and at the newest transition.
+    The sum stops at a termination, at a truncation, before a seam and at the newest transition.
     """
     cdef i64 end = next_seam(layout.seams, layout.n_seams, number, t.head)
     cdef const u8* record = find(t, number)
@@ -120,12 +120,12 @@ cdef inline i64 walk(const Tiers* t, const Layout* layout, i64 number, i64 n_env
 
 cdef inline void locate(const Tiers* t, const Layout* layout, const i64* slots, Py_ssize_t n,
                         const u8** rows, i64* numbers) noexcept nogil:
-    """Find the records of up to GROUP slots and ask for their first lines."""
+    """Find the records of up to GROUP slots and prefetch their first lines."""
     cdef i64 lap = t.head - t.head % t.total_capacity
     cdef Py_ssize_t i, line
     cdef Py_ssize_t lines = min(<Py_ssize_t>LINES, (layout.row + 63) // 64)
     for i in range(n):
-        # Slots are those of a ring of total_capacity: transition k lies in slot k % total_capacity.
+        # Slots are those of a ring of total_capacity: transition k is in slot k % total_capacity.
         numbers[i] = lap + slots[i]
         if numbers[i] >= t.head:
             numbers[i] -= t.total_capacity
@@ -142,7 +142,7 @@ cdef inline void flags_out(const u8** rows, Py_ssize_t offset, Py_ssize_t n, u8*
 
 cdef inline void gather(const Tiers* t, const Layout* layout, Py_ssize_t n, u64 key, i64 n_envs, i64 n_step, f64 gamma,
                  Columns to) noexcept nogil:
-    """Draw n transitions and write their columns, or whole records where `to.packed` is given."""
+    """Draw n transitions and write their columns, or whole records if `to.packed` is given."""
     cdef const u8* rows[GROUP]
     cdef i64[GROUP] numbers
     cdef i64[CHUNK] slots

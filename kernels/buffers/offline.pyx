@@ -1,4 +1,4 @@
-"""Datasets that were recorded once and are only read (offline reinforcement learning)."""
+"""Fixed datasets for offline reinforcement learning, which are only read."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ ctypedef fused stored:
     f32
     u8
 
-# As in TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, section 5): features that never change stay finite.
+# As in TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, section 5): keeps constant features finite.
 cdef f64 STD_EPS = 1e-3
 
 # Below this many bytes a sample takes a few microseconds, too short for another thread to use.
@@ -33,7 +33,7 @@ cdef void moments(const stored* rows, Py_ssize_t n, Py_ssize_t width, f64* mean,
                   f64* sums, f64* squares) noexcept nogil:
     """Mean and sum of squared deviations of each column, chunk by chunk.
 
-    Within a chunk about the chunk's mean; chunks are merged as Chan, Golub and LeVeque 1983, eq. 1.5.
+    Deviations within a chunk are from its mean; chunks are merged as in Chan, Golub and LeVeque 1983, eq. 1.5.
     """
     cdef Py_ssize_t per = max(<Py_ssize_t>1, CHUNK_BYTES // (width * <Py_ssize_t>sizeof(stored)))
     cdef Py_ssize_t start, stop, i, j
@@ -75,46 +75,45 @@ cdef int rows_of(object array, Py_ssize_t n, str where, str name) except -1:
 cdef class OfflineDatasetBuffer:
     """A fixed dataset of transitions, for TD3+BC, IQL, CQL, behavioural cloning and Decision Transformers.
 
-    The arrays are taken as they are: where one is C-contiguous and float32 (uint8 for images, bool or
-    uint8 for flags) it is **kept, not copied**, so that a memory-mapped file larger than memory works. It
-    must not be changed afterwards; what this class gives out of it is read-only. Anything else is
-    converted, which copies. All rows are read once to check them; with `lazy` only the flags are, and
-    every sample is checked instead.
+    A C-contiguous array of the right dtype (float32, or uint8 for images, or bool or uint8 for flags) is **kept, not
+    copied**, so that a memory-mapped file larger than memory works. It must not be changed afterwards; this class
+    returns it only as read-only views. Other arrays are converted, which copies them. All rows are read once to check
+    them; with `lazy`, only the flags are read at first, and every sample is checked instead.
 
-    Transitions lie in the order in which they happened. An episode ends where `terminated` or `truncated`
-    is set; what follows the last end counts as one more episode, unfinished.
+    Transitions must be in the order in which they happened. An episode ends where `terminated` or `truncated`
+    is set; the transitions after the last end count as one more episode, which is unfinished.
 
     Parameters
     ----------
     obs, next_obs
-        (N, D), (N, ...) or flat (N * D,). float32, or uint8 for images (both alike); other real dtypes
-        are converted to float32.
+        (N, D), (N, ...) or flat (N * D,). float32, or both uint8 for images; other real dtypes are converted to
+        float32.
     actions
         (N, A), or flat (N * A,). Discrete actions are integers (N,) or (N, 1), stored as float32.
     rewards
         (N,) or (N, 1).
     terminated, truncated
-        (N,) or (N, 1) flags 0 and 1 as bool, uint8 or any other number.
+        (N,) or (N, 1) flags 0 and 1 as bool, uint8 or any other numeric dtype.
     normalize
-        Sample observations as ``(obs - obs_mean) / obs_std``, both per feature.
+        Whether to sample observations as ``(obs - obs_mean) / obs_std``, both per feature.
     obs_dim, act_dim
-        D and A. They follow from the arrays; given, they are checked against them.
+        D and A. They follow from the arrays; if given, the arrays must match them.
     n_actions
-        How many discrete actions there are, which `actions` number from 0. By default one more than the
-        largest where `actions` are integers from 0 on, and None, for continuous ones, where they are not.
+        Number of discrete actions, which are numbered from 0. The default is the largest action plus one if `actions`
+        are non-negative integers, else None, for continuous actions.
     lazy
-        Take obs, next_obs, actions and rewards as finite until a sample shows otherwise. For files that
-        were checked when they were written, and are too large to be read before they are used.
+        Assume that obs, next_obs, actions and rewards are finite until a sample shows otherwise. For files that
+        were checked when they were written and are too large to be read before use.
     obs_mean, obs_std
-        What the attributes of these names are to be, for who knows them already; by default they are
-        computed, when they are first needed.
+        Values for the attributes of these names, if they are already known. By default they are computed when they are
+        first needed.
     metadata
-        What else is known of the data, such as its environment: kept, not looked at.
+        Further information on the data, such as its environment. It is kept but not used.
 
     Attributes
     ----------
     obs_shape, obs_dim, act_dim
-        Shape of one observation, the count of numbers in it, and A.
+        Shape of one observation, how many numbers it has, and A.
     n_actions
         The number of discrete actions; None for continuous ones.
     metadata
@@ -122,16 +121,16 @@ cdef class OfflineDatasetBuffer:
     normalized
         Whether samples are normalised.
     obs_mean, obs_std
-        (\*obs_shape) float32: mean, and standard deviation **plus 1e-3** (as TD3+BC, so that a feature that
-        never changes gives 0), over `obs`.
+        (\*obs_shape) float32: mean of `obs`, and standard deviation **plus 1e-3** (as in TD3+BC, so that a constant
+        feature is normalised to 0).
 
     Raises
     ------
     ValueError
-        No transitions, lengths or shapes that do not fit, flags other than 0 and 1, NaN or infinities
-        (the message names array and row), `normalize` with uint8 observations.
+        If there are no transitions, lengths or shapes do not match, flags are not 0 and 1, there are NaN or infinities
+        (the message names the array and the row), or `normalize` is used with uint8 observations.
     TypeError
-        What cannot be read as numbers; `obs` and `next_obs` of which one is uint8.
+        If an argument cannot be converted to numbers, or only one of `obs` and `next_obs` is uint8.
 
     References
     ----------
@@ -160,7 +159,7 @@ cdef class OfflineDatasetBuffer:
     cdef int load(self, str where, object obs, object next_obs, object actions, object rewards,
                   object terminated, object truncated, object normalize, object obs_dim, object act_dim,
                   object n_actions, object lazy, object obs_mean, object obs_std, object metadata) except -1:
-        """Check everything, then take it; an error leaves the object as it was."""
+        """Check everything, then store it; an error leaves the object unchanged."""
         for name, value in (("normalize", normalize), ("lazy", lazy)):
             if not isinstance(value, (bool, np.bool_)):
                 raise TypeError(f"{where}: {name} must be True or False, got {value!r}")
@@ -179,7 +178,7 @@ cdef class OfflineDatasetBuffer:
         if next_obs.ndim == 1:
             next_obs = columns(next_obs, n, None, where, "next_obs", "obs_dim")
         if next_obs.shape != obs.shape and next_obs.size == obs.size and 2 in (obs.ndim, next_obs.ndim):
-            # One of them given flat, or as rows.
+            # One of the two is flat or has rows of numbers.
             next_obs = next_obs.reshape(obs.shape) if next_obs.shape[0] == n else next_obs
         if next_obs.shape != obs.shape:
             raise ValueError(f"{where}: next_obs must have the shape of obs {obs.shape}, got {next_obs.shape}")
@@ -294,11 +293,11 @@ cdef class OfflineDatasetBuffer:
         return self.std
 
     def len(self) -> int:
-        """Return the number of transitions, as ``len(buffer)``."""
+        """Return the number of transitions, like ``len(buffer)``."""
         return self.data.n
 
     def n_episodes(self) -> int:
-        """Return the number of episodes, an unfinished last one included."""
+        """Return the number of episodes, including an unfinished last one."""
         return self.data.n_episodes
 
     def stats(self) -> dict:
@@ -309,10 +308,11 @@ cdef class OfflineDatasetBuffer:
         dict
             - ``n_transitions``, ``n_episodes``, ``obs_dim``, ``act_dim``: ints;
             - ``mean_return``, ``std_return``, ``min_return``, ``max_return``: of the episodes' undiscounted
-              returns, an unfinished last one included (``std_return`` divides by n_episodes - 1, and is 0
+              returns, including an unfinished last episode (``std_return`` divides by n_episodes - 1, and is 0
               for one episode);
             - ``mean_episode_length``, ``min_episode_length``, ``max_episode_length``;
-            - ``n_terminated``, ``n_truncated``: set flags; ``unfinished``: bool, the last episode has no end;
+            - ``n_terminated``, ``n_truncated``: number of set flags; ``unfinished``: bool, whether the last episode
+              has no end;
             - ``mean_reward``; ``obs_mean``, ``obs_std``: as the attributes.
         """
         if self.described is None:
@@ -346,7 +346,7 @@ cdef class OfflineDatasetBuffer:
         return 0
 
     def normalize(self, obs) -> np.ndarray:
-        """Return observations as a policy trained on this dataset must see them.
+        """Return observations in the form that a policy trained on this dataset expects.
 
         Parameters
         ----------
@@ -361,13 +361,13 @@ cdef class OfflineDatasetBuffer:
         Raises
         ------
         ValueError
-            The buffer was made with ``normalize=False``, or another shape.
+            If the buffer was created with ``normalize=False``, or `obs` has another shape.
         TypeError
-            What cannot be read as numbers.
+            If `obs` cannot be converted to numbers.
         """
         where = "OfflineDatasetBuffer.normalize"
         if not self.normalized:
-            raise ValueError(f"{where}: the buffer must be made with normalize=True")
+            raise ValueError(f"{where}: the buffer must be created with normalize=True")
         cdef cnp.ndarray array = np.array(real_array(obs, where, "obs"), np.float32, order="C")
         shape = (<object>array).shape
         if shape[max(0, len(shape) - len(self.obs_shape)):] != self.obs_shape:
@@ -384,20 +384,20 @@ cdef class OfflineDatasetBuffer:
         batch_size
             B, at least 1.
         seed
-            0 <= seed < 2**64. The same dataset and seed give the same batch; the batch of a smaller B is
-            its beginning.
+            0 <= seed < 2**64. The same dataset and seed give the same batch; a smaller B gives the beginning of that
+            batch.
 
         Returns
         -------
         Batch
-            Fresh arrays ``obs``, ``next_obs`` (B, \*obs_shape) float32 (normalised if the buffer is) or
+            New arrays ``obs``, ``next_obs`` (B, \*obs_shape) float32 (normalised if the buffer is) or
             uint8, ``actions`` (B, A) float32, ``rewards`` (B,) float32, ``terminated``, ``truncated`` (B,)
             bool.
 
         Raises
         ------
         ValueError, TypeError
-            `batch_size` or `seed` out of range, or no integer.
+            If `batch_size` or `seed` is out of range or not an integer.
         """
         cdef Py_ssize_t b = as_size(batch_size, "OfflineDatasetBuffer.sample", "batch_size")
         cdef u64 key = seed_key(seed, "OfflineDatasetBuffer.sample")
@@ -431,7 +431,7 @@ cdef class OfflineDatasetBuffer:
                            "terminated": terminated, "truncated": truncated})
 
     def sample_trajectories(self, batch_size, seq_len, seed, *, gamma=1.0, start="transitions"):
-        """Draw stretches of consecutive steps, each within one episode, with replacement.
+        """Draw sequences of consecutive steps, each within one episode, with replacement.
 
         Parameters
         ----------
@@ -440,27 +440,26 @@ cdef class OfflineDatasetBuffer:
         seed
             0 <= seed < 2**64, as for `sample`.
         gamma
-            Discount of ``returns_to_go``, in [0, 1]. They are computed over the whole dataset when a
-            `gamma` is first used, and kept for the last one.
+            Discount of ``returns_to_go``, in [0, 1]. They are computed over the whole dataset when a `gamma` is first
+            used; those for the last `gamma` are kept.
         start
             ``"transitions"``: the first step is uniform over all transitions, so that long episodes count
-            for more, as in the Decision Transformer. ``"episodes"``: the episode is uniform, then the
-            first step among those from which T steps remain (its beginning, if it is shorter than T).
+            for more, as in the Decision Transformer. ``"episodes"``: the episode is uniform, then the first step is
+            uniform among those from which T steps remain (the beginning, if the episode is shorter than T).
 
         Returns
         -------
         Batch
-            Fresh arrays ``obs`` (B, T, \*obs_shape), ``actions`` (B, T, A), ``rewards``, ``returns_to_go``
+            New arrays ``obs`` (B, T, \*obs_shape), ``actions`` (B, T, A), ``rewards``, ``returns_to_go``
             (B, T) float32, ``timesteps`` (B, T) int64, ``terminated``, ``truncated``, ``mask`` (B, T) bool.
-            Where the episode ends before T steps the rest is padding: ``mask`` False, everything else 0.
-            ``timesteps`` count from the beginning of the episode, and ``returns_to_go`` sum the rewards from
-            that step to the episode's end (not the end of the stretch; of an unfinished episode, to the end
-            of the data).
+            If the episode ends before T steps, the rest is padding: ``mask`` False, everything else 0.
+            ``timesteps`` count from the beginning of the episode. ``returns_to_go`` sum the rewards from that step to
+            the end of the episode (not of the sequence), or to the end of the data for an unfinished episode.
 
         Raises
         ------
         ValueError, TypeError
-            An argument out of range or of the wrong kind.
+            If an argument is out of range or of the wrong kind.
         """
         where = "OfflineDatasetBuffer.sample_trajectories"
         cdef Py_ssize_t b = as_size(batch_size, where, "batch_size")
@@ -504,7 +503,7 @@ cdef class OfflineDatasetBuffer:
             truncated=<u8*>cnp.PyArray_DATA(truncated),
             mask=<u8*>cnp.PyArray_DATA(mask),
         )
-        # Held here: another thread may ask for another gamma while this one copies without the GIL.
+        # A reference of its own: another thread may use another gamma while this one copies without the GIL.
         cdef cnp.ndarray sums = self.to_go
         cdef const f32* to_go = <const f32*>cnp.PyArray_DATA(sums)
         with nogil:
@@ -524,9 +523,9 @@ cdef class OfflineDatasetBuffer:
                 "terminated": self.terminated, "truncated": self.truncated, "normalize": int(self.normalized)}
 
     def set_state(self, dict state not None) -> None:
-        """Hold the dataset that `get_state` returned instead; its arrays are kept, as the constructor's are.
+        """Replace the dataset by a state from `get_state`; its arrays are kept, like those of the constructor.
 
-        Raises ValueError for other keys and as the constructor; the buffer is then as it was.
+        Raises ValueError for other keys and in the same cases as the constructor, and then leaves the buffer unchanged.
         """
         where = "OfflineDatasetBuffer.set_state"
         keys = ["obs", "next_obs", "actions", "rewards", "terminated", "truncated", "normalize"]
@@ -541,12 +540,12 @@ cdef class OfflineDatasetBuffer:
                   state["truncated"], bool(state["normalize"]), None, None, None, False, None, None, None)
 
     cdef int refuse(self, str where) except -1:
-        """Raise for a sample that was not finite, with the first row of the dataset that is not."""
+        """Raise for a sample that was not finite; the message names the first such row of the dataset."""
         require_finite(self.obs, self.next_obs, self.actions, self.rewards, where)
-        raise ValueError(f"{where}: obs_mean and obs_std must be those of the dataset, or observations overflow")
+        raise ValueError(f"{where}: obs_mean and obs_std must be those of the dataset, since observations overflow")
 
     cdef cnp.ndarray empty_obs(self, Py_ssize_t b, Py_ssize_t length):
-        """Room for observations (b, length, ...), or (b, ...) where the length is negative."""
+        """Return an empty array for observations (b, length, ...), or (b, ...) if the length is negative."""
         cdef cnp.npy_intp[3] shape
         if len(self.obs_shape) == 1:
             shape[0], shape[1], shape[2] = b, length, self.data.obs_size
@@ -577,7 +576,7 @@ cdef class OfflineDatasetBuffer:
 
 
 cdef int require_finite(object obs, object next_obs, object actions, object rewards, str where) except -1:
-    """Raise a ValueError with array and row of the first number that is NaN or infinite."""
+    """Raise a ValueError that names the array and row of the first number that is NaN or infinite."""
     cdef cnp.ndarray array
     cdef Py_ssize_t bad, size, n = rewards.size
     for name, value in (("obs", obs), ("next_obs", next_obs), ("actions", actions), ("rewards", rewards)):
@@ -596,7 +595,7 @@ cdef int require_finite(object obs, object next_obs, object actions, object rewa
 
 
 cdef object discrete(object actions, bint integers, object n_actions, bint lazy, str where):
-    """Return the number of discrete actions, None for continuous ones."""
+    """Return the number of discrete actions, or None for continuous ones."""
     if n_actions is None:
         return int(actions.max()) + 1 if integers and actions.shape[1] == 1 and actions.min() >= 0 else None
     count = as_size(n_actions, where, "n_actions")
@@ -613,7 +612,7 @@ cdef object discrete(object actions, bint integers, object n_actions, bint lazy,
 
 
 cdef object given_moment(object value, tuple shape, bint positive, str where, str name):
-    """Return a mean or deviation that was given as read-only float32 of `shape`; None where it was not."""
+    """Return a given mean or deviation as a read-only float32 array of `shape`, or None if it was not given."""
     if value is None:
         return None
     array = np.array(real_array(value, where, name), np.float32, order="C")
@@ -625,18 +624,18 @@ cdef object given_moment(object value, tuple shape, bint positive, str where, st
 
 
 cdef object inverse_of(object std):
-    """Return 1 / std flat: of the float32 numbers, which are what a file or a pickle keeps."""
+    """Return 1 / std as a flat array, from the float32 numbers, since files and pickles keep those."""
     return read_only((1 / std.astype(np.float64)).astype(np.float32).ravel())
 
 
 cdef object columns(object array, Py_ssize_t n, object dim, str where, str name, str dim_name):
-    """Return (n, ...) of an array that has that shape, or of a flat one."""
+    """Return an array as (n, ...), from that shape or from a flat array."""
     if array.ndim == 0:
         raise ValueError(f"{where}: {name} must have one row per transition ({n}), got a single number")
     if array.ndim == 1:
         if array.size == 0 or array.size % n:
             raise ValueError(
-                f"{where}: {name} must have a multiple of the {n} transitions as its length, got {array.size}"
+                f"{where}: {name} must have a multiple of the {n} transitions as length, got {array.size}"
             )
         array = array.reshape(n, array.size // n)
     if array.shape[0] != n:

@@ -1,4 +1,4 @@
-"""The prioritised replay memory: a `ReplayBuffer` with a tree of priorities, which is described in sumtree.pxd."""
+"""The prioritised replay memory: a `ReplayBuffer` with a tree of priorities (see sumtree.pxd)."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from rlox.kernels.types cimport f32, f64, i64, u32, u64
 
 cnp.import_array()
 
-# What importance weights are divided by, in the order of its names.
+# What importance weights are divided by, in the order of WEIGHT_NORMS.
 cdef enum:
     BY_MEMORY = 0
     BY_BATCH = 1
@@ -30,7 +30,7 @@ WEIGHT_NORMS = ("memory", "batch", "none")
 
 
 cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, f64 eps, str where, f64* highest):
-    """Return (n,) priorities ** alpha as leaves, none below `eps`, and the highest; ValueError for bad ones."""
+    """Return priorities ** alpha as leaves (n,), after raising priorities to at least `eps`; write the highest one."""
     cdef cnp.ndarray array
     cdef cnp.npy_intp size = n
     cdef cnp.ndarray leaves
@@ -53,7 +53,7 @@ cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, f64 eps, s
     p = <const f64*>cnp.PyArray_DATA(array)
     leaf = <f32*>cnp.PyArray_DATA(leaves)
     for i in range(n):
-        # Not (0 <= p <= largest), which NaN fails too.
+        # Also true for NaN.
         bad |= (not p[i] >= 0.0) | (not p[i] <= 1.7976931348623157e308)
         most = most if most > p[i] else p[i]
     if bad:
@@ -81,9 +81,9 @@ cdef void weigh(const f32* leaf, Py_ssize_t n, f64 log_unit, f64 beta, bint abov
 
 
 cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots) noexcept nogil:
-    """The leaves of n <= CHUNK draws of two words each, one level of all of them at a time.
+    """Find the leaves of n <= CHUNK draws of two words each, descending one level for all draws at a time.
 
-    The draws of a level do not depend on each other, so the processor works on many at once.
+    Within a level, the draws do not depend on each other, so the processor works on many at once.
     """
     cdef f64[CHUNK] targets
     cdef const f64* before
@@ -101,7 +101,8 @@ cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots
             target = targets[i]
             node = 16 * slots[i]
             before = tree.before[level] + node
-            # Of four, then within four: half the work of comparing all, and quicker than a vector's sum.
+            # First by groups of four, then within a group: half the work of comparing all, and faster than summing a
+            # vector.
             k = 4 * ((before[4] <= target) + (before[8] <= target) + (before[12] <= target))
             k += (before[k + 1] <= target) + (before[k + 2] <= target) + (before[k + 3] <= target)
             node += k
@@ -116,24 +117,24 @@ cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots
 cdef class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that draws transition i with probability P(i) = p_i**alpha / sum_k p_k**alpha.
 
-    Draws are independent and with replacement (not stratified). p**alpha is kept as float32, clamped to
-    [1.2e-38, 3.4e38]. Everything else, n-step returns and images included, is as there.
+    Draws are independent and with replacement (not stratified). p**alpha is stored as float32, clamped to
+    [1.2e-38, 3.4e38]. Everything else, n-step returns and images included, is as in `ReplayBuffer`.
 
     Parameters
     ----------
     capacity, obs_dim, act_dim
-        As `ReplayBuffer`, as are further keywords.
+        As in `ReplayBuffer`, like all further keywords.
     alpha
         In [0, 1]: 0 draws uniformly.
     beta
-        In [0, 1]: exponent of the importance weights, annealed to 1 by `set_beta`.
+        In [0, 1]: exponent of the importance weights, annealed to 1 with `set_beta`.
     eps
-        The smallest priority, finite and at least 0: one below it counts as `eps`, so that a transition whose error
-        was 0 is still drawn. (Schaul et al. add it; here a priority above it is kept as it is given.) With 0 a
-        priority of 0 takes a transition out of the draw until it is raised again.
+        The smallest priority, finite and at least 0. Lower priorities count as `eps`, so that a transition whose error
+        was 0 is still drawn. (Schaul et al. add eps; here a priority above it stays unchanged.) With 0, a transition
+        with priority 0 is not drawn until its priority is raised again.
     weight_norm
-        What the importance weights are divided by: ``memory``, the largest weight of any transition stored; ``batch``,
-        the largest of the batch; ``none``, nothing.
+        What the importance weights are divided by: ``memory``, the largest weight of all stored transitions;
+        ``batch``, the largest weight of the batch; ``none``, nothing.
 
     References
     ----------
@@ -149,9 +150,9 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
     cdef f64 eps_
     cdef int scale  # what the weights are divided by
     cdef f64 highest  # the largest priority ever given, at least 1
-    cdef f64 last_priority  # and its leaf: most pushes repeat one priority
+    cdef f64 last_priority  # kept with its leaf, because most pushes repeat one priority
     cdef f32 last_leaf
-    cdef i64 summed  # transitions pushed that the tree's sums know
+    cdef i64 summed  # number of pushed transitions that are included in the tree's sums
 
     def __init__(self, capacity, obs_dim, act_dim, alpha=0.6, beta=0.4, eps=1e-6, weight_norm="memory", **keywords):
         cdef str where = type(self).__name__
@@ -170,9 +171,9 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         self.plant()
 
     cdef int plant(self) except -1:
-        """An empty tree. Its memory is zero pages until it is written to.
+        """Create an empty tree. Its memory is zero pages until it is written to.
 
-        The present tree serves other threads until the new one is whole.
+        Other threads use the current tree until the new one is complete.
         """
         cdef SumTree planted
         cdef SumTree* tree = &planted
@@ -223,7 +224,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         sum_range(&self.tree, slot, slot)
 
     cdef int ready(self, str where) except -1:
-        """Bring the sums up to what was pushed since the last draw."""
+        """Update the sums with what was pushed since the last draw."""
         cdef i64 first, last
         cdef i64 capacity = self.layout.capacity
         ReplayBuffer.ready(self, where)
@@ -242,7 +243,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         if not self.tree.total > 0.0:
             raise ValueError(
                 f"{where}: priorities must not all be 0, got 0 for each of {self.size} transitions; "
-                "update_priorities with a small positive number, or make the buffer with eps > 0"
+                "update_priorities with a small positive number, or create the buffer with eps > 0"
             )
         return 0
 
@@ -252,7 +253,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         search(&self.tree, words, n, slots)
 
     cdef f32 leaf_of(self, object priority, str where) except -1:
-        """The leaf of one priority; None is the highest so far."""
+        """Return the leaf of one priority; None means the highest priority so far."""
         cdef f64 p
         if priority is None:
             p = self.highest
@@ -304,7 +305,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         for i in range(n):
             if leaves is not None:
                 leaf = (<const f32*>cnp.PyArray_DATA(leaves))[i]
-            # Of a batch beyond what is stored, the rows that have left already count for nothing.
+            # If the batch is larger than the buffer, its first rows have been dropped again and have no leaves.
             if n - i <= self.size:
                 self.tree.leaves[(self.count - n + i) % self.layout.capacity] = leaf
         if highest > self.highest:
@@ -313,18 +314,18 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
     def sample(self, batch_size, seed=42, out=None):
         """Draw `batch_size` transitions in proportion to priority**alpha, independently.
 
-        As `ReplayBuffer.sample`, and in the batch besides
+        Like `ReplayBuffer.sample`, but the batch also contains
 
         weights
-            (B,) float32, (N P(i))**-beta divided by what `weight_norm` says: by the largest such weight of the whole
-            buffer or of the batch, so in (0, 1], or by nothing.
+            (B,) float32, (N P(i))**-beta, divided by the largest such weight of the buffer or of the batch, or by
+            nothing, depending on `weight_norm`. The first two give weights in (0, 1].
         indices
             (B,) uint64, for `update_priorities`.
 
         Raises
         ------
         ValueError
-            Also if every priority is 0, which only ``eps=0`` allows.
+            As for `ReplayBuffer.sample`, and if every priority is 0, which only ``eps=0`` allows.
         """
         cdef str where = self.in_sample
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
@@ -338,7 +339,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             indices = self.output(out, "indices", cnp.NPY_UINT64, "uint64", (n,))
             weights = self.output(out, "weights", cnp.NPY_FLOAT32, "float32", (n,))
         cdef i64* slots = <i64*>cnp.PyArray_DATA(indices)
-        # With the GIL held: another thread's update in the middle of a search would lead it astray.
+        # With the GIL held: an update by another thread in the middle of a search would mislead it.
         self.ready(where)
         self.draw_weighted(n, key, slots, <f32*>cnp.PyArray_DATA(weights))
         batch = self.gather_batch(n, slots, 0, 0, out)
@@ -349,7 +350,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     cdef void draw_weighted(self, Py_ssize_t n, u64 key, i64* slots, f32* weights) noexcept nogil:
         cdef f32 minimum
-        cdef f64 log_unit  # of the leaf whose weight is 1
+        cdef f64 log_unit  # logarithm of the leaf whose weight is 1
         cdef f32[CHUNK] leaf
         cdef Py_ssize_t at = 0
         cdef Py_ssize_t m, i
@@ -376,21 +377,21 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             at += m
 
     def update_priorities(self, indices, priorities):
-        """Set the priorities of transitions, such as ``|TD error|`` + a small number.
+        """Set the priorities of transitions, for example to ``|TD error|`` plus a small number.
 
         Parameters
         ----------
         indices
-            (n,) integers of any dtype, from ``batch["indices"]``. If one comes twice, the later counts.
+            (n,) integers of any dtype, from ``batch["indices"]``. If an index occurs twice, the later priority counts.
         priorities
             (n,) finite, at least 0.
 
         Raises
         ------
         IndexError
-            An index of no stored transition; nothing is changed then.
+            If an index has no stored transition; nothing is changed then.
         ValueError, TypeError
-            A priority that is negative, infinite or NaN, lengths that differ; nothing is changed then.
+            If a priority is negative, infinite or NaN, or lengths differ; nothing is changed then.
         """
         cdef str where = self.in_update
         cdef cnp.ndarray slots_ = self.occupied(indices, where)
@@ -425,16 +426,16 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def nbytes(self):
-        """Bytes reserved for transitions and priorities; those never pushed to are not resident."""
+        """Bytes reserved for transitions and priorities; those never written to are not resident."""
         return ReplayBuffer.nbytes.__get__(self) + self.tree_memory.nbytes + self.work.nbytes
 
     def clear(self):
-        """Forget every transition and priority."""
+        """Remove all transitions and priorities."""
         self.plant()
         ReplayBuffer.clear(self)
 
     def get_state(self, since=0, since_frame=None):
-        """As `ReplayBuffer.get_state`, with all leaves (size,) float32 of the tree, oldest first."""
+        """Like `ReplayBuffer.get_state`, plus all leaves (size,) float32 of the tree, oldest first."""
         cdef i64 i
         cdef cnp.ndarray leaves = np.empty(self.size, np.float32)
         for i in range(self.size):
@@ -446,7 +447,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         return state
 
     def set_state(self, state):
-        """Continue from what `get_state` of an equally configured buffer returned; see `ReplayBuffer.set_state`."""
+        """Restore a state from `get_state` of a buffer with the same configuration; see `ReplayBuffer.set_state`."""
         cdef str where = f"{self.name}.set_state"
         cdef i64 i
         cdef cnp.ndarray leaves
@@ -464,7 +465,8 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             and bool(np.all(np.isfinite(value) & (value >= 0))) and 0 <= beta <= 1 and 1 <= highest < np.inf
         ):
             raise ValueError(f"{where}: state must be what get_state returned, got parts that do not fit together")
-        # Of a buffer that had eps=0, or of rlox 0.6.0, which had none: what would never be drawn again is.
+        # The state may come from a buffer with eps=0, or from rlox 0.6.0, which had no eps: raise its leaves, so that
+        # transitions that would never be drawn again are drawn.
         leaves = np.maximum(value, np.float32(leaf_value(self.eps_, self.alpha_)))
         state = {k: v for k, v in state.items() if k not in own}
         if state.get("config") == repr({k: v for k, v in self.config.items() if k not in ("eps", "weight_norm")}):

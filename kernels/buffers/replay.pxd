@@ -1,4 +1,4 @@
-"""What the prioritised memory takes from the uniform one."""
+"""Declarations of the uniform replay memory, from which the prioritised one is derived."""
 
 cimport numpy as cnp
 
@@ -8,7 +8,7 @@ from rlox.kernels.buffers.store cimport Layout
 from rlox.kernels.types cimport i64, u64
 
 
-# A buffer as another kernel sees it, which holds no lock and touches no Python object.
+# The parts of a buffer that another kernel may use without a lock and without touching Python objects.
 cdef struct Shared:
     Layout* layout
     i64* count
@@ -19,7 +19,7 @@ cdef struct Shared:
 cdef class ReplayBuffer(Ring):
     cdef Shared shared
     cdef rlox_replay_access ways
-    cdef bint weighted  # draws go by a tree, which other threads may change: only with the GIL
+    cdef bint weighted  # draws use a tree that other threads may change, and so need the GIL
 
     cdef int ready(self, str where) except -1
     cdef Py_ssize_t as_batch_size(self, object batch_size, str where) except -1

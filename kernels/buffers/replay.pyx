@@ -1,4 +1,4 @@
-"""The uniform replay memory. Pushing and saving are in ring.pyx, what a record holds in store.pxd."""
+"""The uniform replay memory. Pushing and saving are in ring.pyx, the layout of a record in store.pxd."""
 
 import numpy as np
 
@@ -19,12 +19,12 @@ from rlox.kernels.buffers.batch import Batch
 
 cnp.import_array()
 
-# Below this much data to move, letting another thread run costs more than it gives.
+# Bytes to copy. Below, releasing the GIL for other threads costs more than it gains.
 cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 17
 
 
 cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
-    """Return 1-D integers in [0, capacity) as int64; IndexError for others."""
+    """Return 1-D integers in [0, capacity) as int64. Raises IndexError for others."""
     cdef cnp.ndarray array
     cdef const i64* data
     cdef Py_ssize_t i, n
@@ -42,7 +42,7 @@ cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
         if array.dtype.kind not in "iu":
             raise TypeError(f"{where}: {name} must be integers, got dtype {array.dtype}")
         array = np.asarray(array, np.int64 if array.dtype.kind == "i" else np.uint64, order="C")
-    # Read as unsigned, a negative number and one above 2**63 are both too large.
+    # Interpreted as unsigned, negative numbers are also too large.
     data = <const i64*>cnp.PyArray_DATA(array)
     n = cnp.PyArray_DIM(array, 0)
     for i in range(n):
@@ -58,7 +58,7 @@ cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
 
 cdef void fill(const Layout* layout, Py_ssize_t n, const i64* slots, u64 key, i64 high, i64 start, i64 newest,
                Dest* dest) noexcept nogil:
-    """n rows: of `slots`, or (NULL) drawn from the `high` places from `start` on."""
+    """Gather n rows at `slots`, or if NULL, at random ones of the `high` slots from `start` on."""
     cdef i64[CHUNK] drawn
     cdef const i64* chunk
     cdef Py_ssize_t at = 0
@@ -80,7 +80,7 @@ cdef void fill(const Layout* layout, Py_ssize_t n, const i64* slots, u64 key, i6
 
 cdef void fill_rows(const Layout* layout, Py_ssize_t n, const i64* slots, u64 key, i64 high, i64 start, i64 newest,
                     f32* data, Py_ssize_t width) noexcept nogil:
-    """As `fill`, whole records."""
+    """Like `fill`, for whole records."""
     cdef i64[CHUNK] drawn
     cdef const i64* chunk
     cdef Py_ssize_t at = 0
@@ -126,7 +126,7 @@ cdef void sample_rows(void* self, i64 n, u64 seed, f32* obs, f32* next_obs, f32*
 
 
 def __getattr__(name):
-    # Pickles of rlox 0.7 and before look for `PrioritizedReplayBuffer` here.
+    # Pickles of rlox 0.7 and earlier refer to `PrioritizedReplayBuffer` in this module.
     from rlox.kernels.buffers import prioritized
 
     return getattr(prioritized, name)
@@ -142,23 +142,23 @@ cdef class ReplayBuffer(Ring):
     Parameters
     ----------
     capacity
-        Transitions that fit, at least 1. Memory is reserved at once but becomes resident only as
+        Number of transitions to keep, at least 1. Memory is reserved at once but becomes resident only as
         transitions arrive.
     obs_dim
-        D, numbers per observation; or the shape of one.
+        D, numbers per observation; or the shape of an observation.
     act_dim
         A, numbers per action, at least 1; a discrete action is one number.
     obs_shape
-        Shape of one observation as it is returned; its product is D. Default (D,).
+        Shape of one observation in a batch; its product is D. Default (D,).
     obs_dtype
         numpy.float32, or numpy.uint8 for images, which are stored and returned as bytes.
     n_stacked
         K > 1: an observation is a stack of K frames along its first axis, oldest first, and each frame is
-        stored once. Frames are recognised by content, so what is returned is exactly what was pushed. The
-        ring has room for 4 % more frames than transitions (+ 48 K n_envs); when short episodes need
-        more, the oldest transitions leave early.
+        stored once. Frames are recognised by content, so a batch contains exactly what was pushed. The
+        ring has room for 4 % more frames than transitions (+ 48 K n_envs); if short episodes need
+        more, the oldest transitions are dropped early.
     n_envs
-        Transitions come from N environments in turn: the successor of one is pushed N pushes later.
+        Transitions come from N environments in turn: the successor of a transition is pushed N pushes later.
     n_step
         n > 1: `sample` returns n-step transitions (Sutton and Barto 2018, eq. 7.1).
     gamma
@@ -166,29 +166,31 @@ cdef class ReplayBuffer(Ring):
 
     Notes
     -----
-    Sampling is a pure function of the contents and the seed, the same on every machine. A sample lets
-    other threads run while it copies a large batch; pushing from another thread meanwhile is safe for
-    memory, but may mix an old and a new transition: use a lock. NaN and infinity are stored as given.
+    Sampling is a pure function of the contents and the seed, the same on every machine. Other threads can run while
+    `sample` copies a large batch. Pushing from another thread meanwhile is memory-safe but may mix an old and a new
+    transition: use a lock. NaN and infinity are stored unchanged.
 
     Raises
     ------
     ValueError, TypeError
-        Arguments out of range or of the wrong kind.
+        If an argument is out of range or of the wrong kind.
     MemoryError
-        More than the machine can reserve.
+        If the machine cannot reserve enough memory.
     """
 
     cdef int ready(self, str where) except -1:
-        """Before every draw."""
+        """Prepare for a draw; called before every one."""
         if self.size == 0:
             raise ValueError(f"{where}: the buffer must hold a transition, got an empty one; push first")
         return 0
 
     def access(self):
-        """How another kernel fills and samples this memory, or None where it is not plain float32 transitions drawn
-        alike. Valid as long as the memory lives; no other thread may use that meanwhile. Internal.
+        """Return a capsule with which another kernel fills and samples this memory. Internal.
+
+        Returns None unless the memory has plain float32 transitions that are drawn uniformly. The capsule is valid as
+        long as the memory lives; no other thread may use the memory meanwhile.
         """
-        if type(self) is not ReplayBuffer:  # whose methods may do more
+        if type(self) is not ReplayBuffer:  # the methods of a subclass may do more
             return None
         if self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
             return None
@@ -220,7 +222,7 @@ cdef class ReplayBuffer(Ring):
         draw_below(key, DOMAIN_REPLAY, first, n, <u64>self.size, self.oldest(), self.layout.capacity, slots)
 
     cdef cnp.ndarray output(self, object given, str key, int type_num, object dtype, tuple shape):
-        """A new array, or the caller's after a check."""
+        """Return a new array, or the caller's array after checking it."""
         cdef cnp.npy_intp[32] dims
         cdef int ndim = len(shape)
         if given is not None:
@@ -238,8 +240,8 @@ cdef class ReplayBuffer(Ring):
         return cnp.PyArray_EMPTY(ndim, dims, type_num, 0)
 
     cdef object gather_batch(self, Py_ssize_t n, const i64* slots, u64 key, i64 window, object out):
-        """Allocate and fill n rows: the given slots; else drawn from the `window` newest (0: from all)."""
-        # What the rows are read by, taken while no other thread can change it.
+        """Allocate and fill n rows: those at `slots`, or if NULL, drawn from the `window` newest (0: from all)."""
+        # A copy, taken while no other thread can change it.
         cdef Layout layout = self.layout
         cdef cnp.npy_intp[2] dims
         cdef Dest dest
@@ -340,31 +342,31 @@ cdef class ReplayBuffer(Ring):
         batch_size
             B, at least 1.
         seed
-            0 <= seed < 2**64. Equal contents and seed give equal batches, of which a smaller one is the
-            beginning of a larger one.
+            0 <= seed < 2**64. Equal contents and seeds give equal batches; a smaller batch is the beginning of a
+            larger one.
         out
-            An earlier batch of the same size to write into, and the return value then.
+            An earlier batch of the same size to write to; it is then also the return value.
 
         Returns
         -------
         Batch
             obs, next_obs (B, *obs_shape), actions (B, A), rewards (B,), terminated, truncated (B,) bool,
-            and the extra columns (B, dim). With n_step > 1 rewards are sum_k gamma**k r_k over the steps
-            used, next_obs, terminated and truncated those of the last step used, and there is
-            `discounts` (B,) = gamma ** (steps used), the factor of the bootstrap: the sum stops at a
-            termination, at a truncation, at a `cut` and at the environment's newest transition.
+            and the extra columns (B, dim). With n_step > 1, rewards are sum_k gamma**k r_k over the steps used,
+            next_obs, terminated and truncated are those of the last step used, and `discounts` (B,) =
+            gamma ** (steps used) is the factor of the bootstrap value. The sum stops at a termination, at a truncation,
+            at a `cut` and at the environment's newest transition.
 
         Raises
         ------
         ValueError
-            Empty buffer, batch_size < 1, seed out of range, an unusable `out`.
+            If the buffer is empty, batch_size < 1, the seed is out of range, or `out` is unusable.
         """
         cdef Py_ssize_t n = self.as_batch_size(batch_size, self.in_sample)
         cdef u64 key = seed_key(seed, self.in_sample)
         return self.gather_batch(n, NULL, key, 0, out)
 
     def sample_recent(self, batch_size, window_size, seed):
-        """As `sample`, from the newest `window_size` transitions only (all, if there are fewer)."""
+        """Like `sample`, from only the newest `window_size` transitions (all of them if there are fewer)."""
         cdef str where = f"{self.name}.sample_recent"
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
         window = as_index(window_size, where, "window_size")
@@ -374,7 +376,7 @@ cdef class ReplayBuffer(Ring):
         return self.gather_batch(n, NULL, key, min(window, self.size), None)
 
     def sample_indices(self, batch_size, seed):
-        """Return the places (B,) int64 that `sample` with this seed reads, for `gather`."""
+        """Return the indices (B,) int64 of the transitions that `sample` with this seed returns, for `gather`."""
         cdef str where = f"{self.name}.sample_indices"
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
         cdef u64 key = seed_key(seed, where)
@@ -382,14 +384,14 @@ cdef class ReplayBuffer(Ring):
         cdef cnp.ndarray slots = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
         cdef i64* data = <i64*>cnp.PyArray_DATA(slots)
         cdef Py_ssize_t at = 0
-        self.ready(where)  # once more: another thread may have emptied the buffer meanwhile
+        self.ready(where)  # again, because another thread may have emptied the buffer meanwhile
         while at < n:
             self.draw(key, at, n - at if n - at < CHUNK else CHUNK, data + at)
             at += CHUNK
         return slots
 
     cdef cnp.ndarray occupied(self, object indices, str where):
-        """Slots that hold a transition."""
+        """Return `indices` as slots after checking that each contains a transition."""
         cdef cnp.ndarray slots = as_slots(indices, self.layout.capacity, where, "indices")
         cdef const i64* data = <const i64*>cnp.PyArray_DATA(slots)
         cdef i64 start = self.oldest()
@@ -409,9 +411,9 @@ cdef class ReplayBuffer(Ring):
         return slots
 
     def gather(self, indices):
-        """Return the Batch of the transitions at `indices` (B,), any integer dtype, as `sample` would.
+        """Return the Batch of the transitions at `indices` (B,), any integer dtype, in the form of `sample`.
 
-        A transition keeps its index until it leaves. Raises IndexError for a place that holds none.
+        A transition keeps its index until it is dropped. Raises IndexError for an index without a transition.
         """
         cdef cnp.ndarray slots = self.occupied(indices, f"{self.name}.gather")
         return self.gather_batch(cnp.PyArray_DIM(slots, 0), <const i64*>cnp.PyArray_DATA(slots), 0, 0, None)
@@ -426,7 +428,7 @@ cdef class ReplayBuffer(Ring):
 
     @property
     def columns(self):
-        """Where each field lies in the rows of `sample_packed`: name -> slice. Known after a push."""
+        """Slices of the fields in the rows of `sample_packed`, by name. Known after the first push."""
         self.check_packed(f"{self.name}.columns")
         if self.has_next == UNDECIDED:
             raise ValueError(f"{self.name}.columns: the buffer must have seen a push, got none yet")
@@ -445,9 +447,9 @@ cdef class ReplayBuffer(Ring):
         return result
 
     def sample_packed(self, batch_size, seed):
-        """As `sample`, with whole rows (B, R) float32: `columns` says where each field lies.
+        """Like `sample`, but return whole rows (B, R) float32, with the fields at the slices in `columns`.
 
-        Flags are 0 and 1. The fastest form: one array is filled, and its columns are views.
+        Flags are 0 and 1. This is the fastest form: one array is filled, and its columns are views.
         """
         cdef str where = self.in_packed
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)

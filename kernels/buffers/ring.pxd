@@ -1,4 +1,4 @@
-"""A ring of transitions in memory: how they are pushed and saved. What a record holds is described in store.pxd."""
+"""A ring of transitions in memory: how they are pushed and saved. store.pxd describes the layout of a record."""
 
 cimport numpy as cnp
 
@@ -10,7 +10,7 @@ cdef enum:
 
 
 cdef inline i64 first_slot(i64 capacity, i64 size, i64 cursor) noexcept nogil:
-    """The slot that draw 0 means; a full ring is drawn from slot 0 on."""
+    """Return the slot of draw 0. In a full ring this is slot 0."""
     if size == capacity:
         return 0
     cdef i64 slot = cursor - size
@@ -23,7 +23,7 @@ cdef inline i64 last_slot(i64 capacity, i64 cursor) noexcept nogil:
 
 cdef inline void write_tail(const Layout* layout, char* r, const f32* action, f32 reward, int term,
                             int trunc) noexcept nogil:
-    """What comes after the observations of a record."""
+    """Write the fields after the observations of a record."""
     cdef f32* tail = <f32*>(r + layout.tail_at)
     cdef Py_ssize_t j
     for j in range(layout.act_dim):
@@ -48,8 +48,8 @@ cdef inline void took_one(i64 capacity, i64* count, i64* size, i64* cursor) noex
 cdef class Ring:
     cdef Layout layout
     cdef i64 count  # transitions pushed since the start or clear()
-    cdef i64 size  # of them still here
-    cdef i64 cursor  # count % capacity, the slot of the next one
+    cdef i64 size  # how many of them are still stored
+    cdef i64 cursor  # count % capacity, the slot of the next transition
     cdef int has_next  # UNDECIDED, 0 or 1
     cdef int obs_type
     cdef tuple shape
@@ -61,7 +61,7 @@ cdef class Ring:
     cdef dict column_dims
     cdef dict config
     cdef str name
-    # What error messages begin with; made once, because a call takes less time than making one.
+    # Prefixes of error messages. They are created once, because creating one takes longer than a call.
     cdef str in_sample, in_packed, in_batch, in_update
 
     cdef inline i64 oldest(self) noexcept nogil:

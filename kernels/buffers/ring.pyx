@@ -1,4 +1,4 @@
-"""A ring of transitions in memory: how they are pushed and saved. What a record holds is described in store.pxd."""
+"""A ring of transitions in memory: how they are pushed and saved. store.pxd describes the layout of a record."""
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 cnp.import_array()
 
-# Keys of a batch, which an extra column must not have.
+# Keys of a batch, which extra columns must not use.
 cdef tuple STANDARD = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated", "discounts",
                        "weights", "indices")
 
 
 cdef inline bint plain(Ring self, object value) noexcept:
-    """True for a 1-D array that can be copied as it is."""
+    """Return whether `value` is an observation as a 1-D array that can be copied without conversion."""
     return (
         type(value) is cnp.ndarray
         and cnp.PyArray_TYPE(<cnp.ndarray>value) == self.obs_type
@@ -31,7 +31,7 @@ cdef inline bint plain(Ring self, object value) noexcept:
 
 
 cdef dict read_columns(object text, str where):
-    """Parse what repr(column_dims) wrote, without evaluating anything."""
+    """Parse the output of repr(column_dims) without evaluating code."""
     import ast
 
     try:
@@ -48,7 +48,7 @@ cdef dict read_columns(object text, str where):
 
 
 cdef class Ring:
-    """The newest transitions, each at its slot; the base of what draws from them."""
+    """The newest transitions, each in its slot; the base class of replay memories."""
 
     def __init__(self, capacity, obs_dim, act_dim, *, obs_shape=None, obs_dtype=np.float32, n_stacked=1,
                  n_envs=1, n_step=1, gamma=0.99):
@@ -113,7 +113,7 @@ cdef class Ring:
         self.allocate()
         if n_stacked > 1:
             layout.frame_bytes = layout.obs_bytes // n_stacked
-            # What n_envs resets at once can put between two uses of a frame, with room to spare.
+            # More than the frames that n_envs simultaneous resets can add between two uses of a frame.
             layout.reach = 32 * n_stacked * n_envs
             layout.n_frames = capacity + capacity // 25 + 48 * n_stacked * n_envs
             self.frame_memory = self.reserve(int(layout.n_frames) * layout.frame_bytes)
@@ -134,7 +134,7 @@ cdef class Ring:
         )
 
     cdef cnp.ndarray reserve(self, nbytes):
-        """Untouched bytes: the system gives pages when they are first written."""
+        """Return untouched bytes: the system provides pages when they are first written."""
         if nbytes >= 1 << 62:
             self.too_large("the buffer", nbytes)
         try:
@@ -143,7 +143,7 @@ cdef class Ring:
             self.too_large("the buffer", nbytes)
 
     cdef int arrange(self) except -1:
-        """Set the places in a record; before the first push there is room for next_obs."""
+        """Compute the layout of a record; before the first push it has room for next_obs."""
         cdef Layout* layout = &self.layout
         cdef Py_ssize_t head = (layout.obs_bytes + 3) & ~3
         if layout.n_stacked > 1:
@@ -154,7 +154,7 @@ cdef class Ring:
             layout.tail_at += sizeof(i64)  # the frame floor
         layout.extra_dim = sum(self.column_dims.values())
         layout.row = layout.tail_at + 4 * (layout.act_dim + 3 + layout.extra_dim)
-        # A record never straddles more lines than it must: a power of two up to a line, then whole lines.
+        # Powers of two up to a cache line, then whole lines, so that a record spans as few cache lines as possible.
         layout.stride = 16
         while layout.stride < layout.row and layout.stride < 64:
             layout.stride *= 2
@@ -164,7 +164,7 @@ cdef class Ring:
 
     cdef int allocate(self) except -1:
         self.arrange()
-        # A line to align with and one that whole-vector reads may run into.
+        # One extra line for alignment, and one because whole-vector reads may run past the last record.
         self.memory = self.reserve(int(self.layout.capacity) * self.layout.stride + 128)
         cdef u64 address = <u64>cnp.PyArray_DATA(self.memory)
         self.layout.base = <char*>cnp.PyArray_DATA(self.memory) + ((64 - address % 64) % 64)
@@ -186,7 +186,7 @@ cdef class Ring:
         self.previous.fill(-1)
 
     cdef int decide(self, bint has_next) except -1:
-        """The first push says whether there are next observations; the others must agree."""
+        """Decide at the first push whether there are next observations, and raise if a later push differs."""
         if self.has_next == UNDECIDED:
             if not has_next and self.layout.n_step > 1:
                 raise ValueError(
@@ -197,16 +197,16 @@ cdef class Ring:
             return 0
         if has_next:
             raise ValueError(
-                f"{self.name}: next_obs must be None, as in the first push, got one; give it always or never "
-                "(clear() starts anew)"
+                f"{self.name}: next_obs must be None, as in the first push, got one; pass it always or never "
+                "(after clear(), the next push decides again)"
             )
         raise ValueError(
-            f"{self.name}: next_obs must be given, as in the first push, got None; give it always or never "
-            "(clear() starts anew)"
+            f"{self.name}: next_obs must be given, as in the first push, got None; pass it always or never "
+            "(after clear(), the next push decides again)"
         )
 
     cdef void left(self, i64 slot) noexcept:
-        """Called where a transition is dropped before its place is needed; a priority tree has to know."""
+        """Called when a transition is dropped before its slot is reused, so that a priority tree can drop it too."""
 
     # Pushing.
 
@@ -237,7 +237,7 @@ cdef class Ring:
 
     cdef i64 store(self, object obs, object action, object reward, object terminated, object truncated,
                    object next_obs) except -1:
-        """Check, then write one transition; return its slot."""
+        """Check and write one transition; return its slot."""
         cdef f32 number
         cdef const f32* action_data = &number
         cdef f64 reward_value
@@ -300,7 +300,7 @@ cdef class Ring:
         cdef i64* numbers = <i64*>r
         cdef i64 floor = layout.next_frame - layout.reach
         cdef i64 slot
-        # The record about to be overwritten leaves first, then those whose frames this push may need.
+        # Drop the record about to be overwritten, then those whose frames this push may overwrite.
         if self.size == layout.capacity:
             self.size -= 1
         while self.size:
@@ -312,7 +312,7 @@ cdef class Ring:
             self.size -= 1
         if floor < 0:
             floor = 0
-        # Within an episode obs is the previous next_obs itself, or, without next_obs, one frame further.
+        # Within an episode, obs equals the previous next_obs or, without next_obs, is one frame further.
         encode(layout, obs, previous, floor, 0 if layout.next_at else 1, numbers)
         if layout.next_at:
             encode(layout, next_obs, numbers, floor, 1, <i64*>(r + layout.next_at))
@@ -321,30 +321,30 @@ cdef class Ring:
         (<i64*>(r + layout.tail_at) - 1)[0] = floor
 
     def push(self, obs, action, reward, terminated, truncated, next_obs=None):
-        """Append one transition; the oldest leaves when the buffer is full.
+        """Append one transition; a full buffer drops the oldest one.
 
         Parameters
         ----------
         obs, next_obs
-            Arrays, lists or tuples of shape `obs_shape` or (D,), any real dtype (uint8 where that is
-            stored). `next_obs` is the true next observation, of the old episode where one ended. It is
-            given always or never: the first push decides.
+            Arrays, lists or tuples of shape `obs_shape` or (D,), of any real dtype (uint8 if that is the obs_dtype).
+            `next_obs` is the true next observation, also at the end of an episode. Pass it always or never: the
+            first push decides.
         action
             A number, or A numbers.
         reward
             A number.
         terminated, truncated
-            Did the environment end the episode; did a time limit cut it.
+            Whether the environment ended the episode; whether a time limit did.
 
         Raises
         ------
         ValueError, TypeError
-            Shapes, kinds or values that do not fit; nothing is stored then.
+            If a shape, kind or value does not match; nothing is stored then.
         """
         self.store(obs, action, reward, terminated, truncated, next_obs)
 
     cdef cnp.ndarray as_rows(self, object value, Py_ssize_t n, str label):
-        """(n, *obs_shape), (n, D) or flat observations."""
+        """Return observations of shape (n, *obs_shape), (n, D) or flat, after checking them."""
         cdef str where = self.in_batch
         cdef cnp.ndarray array = as_values(value, self.obs_type, where, label)
         shape = (<object>array).shape
@@ -356,7 +356,7 @@ cdef class Ring:
 
     cdef Py_ssize_t store_batch(self, object obs, object next_obs, object actions, object rewards,
                                 object terminated, object truncated) except -1:
-        """Check, then append n rows; return n. Their slots are the last n before `count`."""
+        """Check and append n rows; return n. They are the last n transitions before number `count`."""
         cdef str where = self.in_batch
         cdef cnp.ndarray rewards_ = as_values(rewards, cnp.NPY_FLOAT32, where, "rewards")
         if cnp.PyArray_NDIM(rewards_) != 1:
@@ -415,34 +415,34 @@ cdef class Ring:
         terminated, truncated
             (n,) flags.
 
-        With n_envs > 1, n is a multiple of it: one row per environment in the same order each time, and
-        several time steps one after the other.
+        With n_envs > 1, n must be a multiple of it: one row per environment, always in the same order, and one time
+        step after the other.
 
         Raises
         ------
         ValueError, TypeError
-            As `push`; nothing is stored then.
+            As for `push`; nothing is stored then.
         """
         self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
 
     def cut(self):
-        """Say that the next transitions do not follow on from the last ones: no n-step return reaches across.
+        """Mark that the next transitions do not continue the last ones, so that no n-step return crosses this point.
 
-        To be called where environments start afresh though their episodes have not ended (a reset by hand, other
-        environments, transitions from elsewhere). The sums before it stop and bootstrap there, as they do at the
-        newest transition; nothing is stored as truncated.
+        Call it when environments restart although their episodes have not ended (a manual reset, other
+        environments, transitions from another source). n-step sums before this point stop and bootstrap here, as they
+        do at the newest transition; nothing is stored as truncated.
         """
         self.set_seams(with_seam(self.seams_, self.count - self.size, self.count))
 
     def register_column(self, name, dim):
         """Add `dim` float32 numbers to every transition; `sample` returns them under `name`.
 
-        Before the first push. Returns the handle for `push_extra`; without a `push_extra` they are 0.
+        Call it before the first push. Returns the handle for `push_extra`; without a `push_extra`, the numbers are 0.
 
         Raises
         ------
         ValueError
-            After a push, for a name that is taken, or for dim < 1.
+            After a push, if the name is taken, or if dim < 1.
         """
         cdef str where = f"{self.name}.register_column"
         if not isinstance(name, str):
@@ -469,9 +469,9 @@ cdef class Ring:
         Raises
         ------
         IndexError
-            No such handle.
+            If the handle does not exist.
         ValueError
-            Nothing pushed yet, or another number of values.
+            If nothing was pushed yet, or the number of values is wrong.
         """
         cdef str where = f"{self.name}.push_extra"
         handle = as_index(handle, where, "handle")
@@ -493,28 +493,27 @@ cdef class Ring:
         return self.size
 
     def len(self):
-        """Number of transitions stored."""
+        """Return the number of transitions stored."""
         return self.size
 
     @property
     def n_pushed(self):
-        """Transitions pushed so far, since the last `clear`."""
+        """Transitions pushed since the last `clear`."""
         return self.count
 
     @property
     def seams(self):
-        """Where `cut` was called: numbers (S,) int64, ascending, of the transitions after it that are stored or next.
-        """
+        """Where `cut` was called: ascending numbers (S,) int64 of the transitions after it that are stored or next."""
         return self.seams_[self.seams_ > self.count - self.size]
 
     @property
     def frame_slots(self):
-        """How many frames a memory of frame stacks holds; 0 for others."""
+        """Number of frames that a memory of frame stacks has room for; 0 for other memories."""
         return self.layout.n_frames if self.layout.n_stacked > 1 else 0
 
     @property
     def capacity(self):
-        """Transitions that fit."""
+        """Maximum number of transitions."""
         return self.layout.capacity
 
     @property
@@ -527,7 +526,7 @@ cdef class Ring:
 
     @property
     def nbytes(self):
-        """Bytes reserved; those never pushed to are not resident."""
+        """Bytes reserved; those never written to are not resident."""
         total = self.memory.nbytes
         if self.frame_memory is not None:
             total += self.frame_memory.nbytes
@@ -538,20 +537,20 @@ cdef class Ring:
         return f"{self.name}({config}): {self.size} stored, {self.nbytes / 2**20:.1f} MiB"
 
     def clear(self):
-        """Forget every transition; extra columns stay, and the next push decides about next_obs."""
+        """Remove all transitions. Extra columns stay, and the next push decides again about next_obs."""
         self.reset()
         self.arrange()
 
     def get_state(self, since=0, since_frame=None):
-        """Return everything stored as a dict of arrays, numbers and strings (a copy).
+        """Return a copy of everything stored as a dict of arrays, numbers and strings.
 
         Parameters
         ----------
         since
             Leave out the ``rows`` of the first `since` transitions that were ever pushed.
         since_frame
-            Of a memory of frame stacks: ``frames`` (K, bytes) are those from this number on, in the order of their
-            numbers, up to ``next_frame``. None: as `set_state` takes them, frame f in row ``f % frame_slots``.
+            For a memory of frame stacks: return as ``frames`` (K, bytes) only those from this number up to
+            ``next_frame``, in order. None returns the form that `set_state` takes: frame f in row ``f % frame_slots``.
         """
         cdef Layout* layout = &self.layout
         cdef str where = f"{self.name}.get_state"
@@ -582,14 +581,14 @@ cdef class Ring:
         return keys + ("frames", "next_frame", "previous") if self.layout.n_stacked > 1 else keys
 
     def set_state(self, state):
-        """Continue from what `get_state` of an equally configured buffer returned.
+        """Restore a state from `get_state` of a buffer with the same configuration.
 
-        Extra columns are registered as they were. Samples and pushes go on exactly as they would have.
+        Extra columns are registered as they were. Samples and pushes continue exactly as in the saved buffer.
 
         Raises
         ------
         ValueError, TypeError
-            A state of another configuration, or one that is incomplete or inconsistent; nothing is changed.
+            If the state has another configuration, is incomplete or inconsistent; nothing is changed then.
         """
         cdef str where = f"{self.name}.set_state"
         cdef Layout* layout = &self.layout
@@ -602,14 +601,14 @@ cdef class Ring:
             )
         if state["config"] != repr(self.config):
             raise ValueError(
-                f"{where}: state must come from a buffer made with {self.config!r}, got {state['config']}"
+                f"{where}: state must come from a buffer created with {self.config!r}, got {state['config']}"
             )
         count = as_index(state["count"], where, "state['count']")
         has_next = as_index(state["has_next"], where, "state['has_next']")
         columns = read_columns(state["columns"], where)
         rows = state["rows"]
         seams = as_seams(state.get("seams"), count, where)
-        # The places of this state, found on a buffer without memory, so that an error changes nothing.
+        # Compute the row size of this state without touching the memory, so that an error changes nothing.
         before = (self.has_next, self.column_dims)
         self.has_next, self.column_dims = has_next, columns
         self.arrange()

@@ -1,4 +1,4 @@
-"""Reading what a caller pushes, one row or many, with the house's error messages."""
+"""Conversions and checks of pushed data, one row or many, with error messages in rlox's format."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ cdef extern from "Python.h":
 
 
 cdef inline Py_ssize_t first_not_finite(const f32* values, Py_ssize_t n) noexcept nogil:
-    """Return the place of the first NaN or infinity, or -1."""
+    """Return the index of the first NaN or infinity, or -1."""
     cdef const u32* bits = <const u32*>values
     cdef Py_ssize_t i, start, stop
     cdef u32 bad
@@ -33,22 +33,22 @@ cdef inline Py_ssize_t first_not_finite(const f32* values, Py_ssize_t n) noexcep
 
 
 cdef inline object real_array(object value, str where, str name):
-    """Return `value` as float32 or, of images, uint8; itself (never copied) where it is that and C-contiguous."""
+    """Return `value` as float32, or uint8 for images; not copied if it already is that and C-contiguous."""
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and name.endswith("obs"):
         return np.asarray(value, order="C")
-    with np.errstate(over="ignore"):  # to infinity, which the check for finite numbers then names
+    with np.errstate(over="ignore"):  # overflow gives infinity, which the check for finite numbers then reports
         return as_real(value, cnp.NPY_FLOAT32, where, name)
 
 
 cdef inline cnp.ndarray as_values(object value, int type_num, str where, str name):
-    """Return `value` as a C-contiguous array of float32, or of uint8, to which nothing is converted."""
+    """Return `value` as a C-contiguous float32 array, or as uint8, for which no other dtype is converted."""
     if type_num != cnp.NPY_UINT8:
         return as_real(value, type_num, where, name)
     if not isinstance(value, cnp.ndarray) or cnp.PyArray_TYPE(<cnp.ndarray>value) != cnp.NPY_UINT8:
         kind = value.dtype if isinstance(value, cnp.ndarray) else type(value).__name__
         raise TypeError(
-            f"{where}: {name} must have dtype uint8, as obs_dtype says, got {kind}; "
-            "bytes are stored as they are, never scaled or cast"
+            f"{where}: {name} must have dtype uint8, the buffer's obs_dtype, got {kind}; "
+            "bytes are stored unchanged, never scaled or cast"
         )
     return np.asarray(value, order="C")
 
@@ -65,7 +65,7 @@ cdef inline object as_obs_dtype(object value, str where):
 
 
 cdef inline Py_ssize_t as_size(object value, str where, str name) except -1:
-    """Return an integer that is at least 1 and no larger than an array can be long."""
+    """Return an integer of at least 1 and at most 2**40."""
     cdef int overflow = 0
     cdef long long small
     if PyLong_CheckExact(value):
@@ -90,14 +90,14 @@ cdef inline u64 seed_key(object seed, str where) except? 0:
 
 
 cdef inline object read_only(object array):
-    """Return a view that cannot be written through."""
+    """Return a read-only view."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 cdef inline int put_row(f32* out, Py_ssize_t width, object value, str where, str name) except -1:
-    """Write one row of `width` finite numbers: a float32 array of that size at once, else what can be read."""
+    """Write one row of `width` finite numbers. A float32 array of that size is copied at once, others are converted."""
     cdef cnp.ndarray array
     cdef f64 number
     cdef Py_ssize_t bad
@@ -116,7 +116,7 @@ cdef inline int put_row(f32* out, Py_ssize_t width, object value, str where, str
     memcpy(out, cnp.PyArray_DATA(array), width * sizeof(f32))
     bad = first_not_finite(out, width)
     if bad >= 0:
-        raise ValueError(f"{where}: {name} must be finite float32 numbers, got {out[bad]} at place {bad}")
+        raise ValueError(f"{where}: {name} must be finite float32 numbers, got {out[bad]} at index {bad}")
     return 0
 
 
@@ -159,7 +159,7 @@ cdef inline f32 as_reward(object value, str where, str name) except? -1:
 
 
 cdef inline cnp.ndarray batch_rows(object value, Py_ssize_t n, Py_ssize_t width, bint images, str where, str name):
-    """Return n rows of `width` numbers, as float32 or bytes, C-contiguous and finite; (n, ...) or flat."""
+    """Return n rows of `width` finite numbers as C-contiguous float32 or bytes; `value` is (n, ...) or flat."""
     cdef cnp.ndarray array
     cdef Py_ssize_t bad
     if images:
@@ -194,6 +194,7 @@ cdef inline cnp.ndarray state_array(dict state, str key, object dtype, object sh
     array = np.asarray(state[key])
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(
-            f"{where}: {key} must have shape {shape} and dtype {np.dtype(dtype)}, got shape {array.shape} of {array.dtype}"
+            f"{where}: {key} must have shape {shape} and dtype {np.dtype(dtype)}, got shape {array.shape} of "
+            f"{array.dtype}"
         )
     return np.array(array, order="C")

@@ -1,4 +1,4 @@
-"""Seams: the numbers, ascending, of transitions that do not follow on from the ones pushed before them."""
+"""Seams: the ascending numbers of transitions that do not continue the ones pushed before them."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from rlox.kernels.types cimport i64
 
 
 cdef inline i64 next_seam(const i64* seams, Py_ssize_t n, i64 number, i64 head) noexcept nogil:
-    """The first seam after transition `number`, or `head` where there is none below it."""
+    """Return the first seam after transition `number`, or `head` if there is none before it."""
     cdef Py_ssize_t low = 0, high = n, middle
     while low < high:
         middle = (low + high) >> 1
@@ -23,14 +23,14 @@ cdef inline cnp.ndarray no_seams():
 
 
 cdef inline cnp.ndarray with_seam(cnp.ndarray seams, i64 oldest, i64 head):
-    """A new array: the seams among the transitions from `oldest` on, and one before transition `head`."""
+    """Return a new array with the seams among the transitions from `oldest` on, and a seam before transition `head`."""
     if head == oldest:
         return no_seams()
     return np.append(seams[(seams > oldest) & (seams < head)], np.int64(head))
 
 
 cdef inline cnp.ndarray as_seams(object value, i64 head, str where):
-    """Return a copy of the seams of a saved state; those of rlox 0.6.0 have none (None)."""
+    """Return a copy of the seams of a saved state; states of rlox 0.6.0 have none (None)."""
     if value is None:
         return no_seams()
     if not (

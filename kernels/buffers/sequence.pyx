@@ -20,68 +20,68 @@ from rlox.kernels.types cimport f32, i64, u8, u64
 cnp.import_array()
 
 cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 15
-cdef Py_ssize_t MARKS = 0  # set so far in this process, over all buffers
+cdef Py_ssize_t MARKS = 0  # number of marks set in this process, over all buffers
 
 cdef tuple NAMES = ("obs", "actions", "rewards", "terminated", "truncated", "is_first", "next_obs", "state")
 
 
 cdef class SequenceReplayBuffer:
-    """A ring of steps per environment, sampled as stretches of consecutive steps.
+    """A ring of steps per environment, sampled as sequences of consecutive steps.
 
-    **What a step is.** Row t holds obs_t, the action_t taken in it, and the reward_t, terminated_t and
-    truncated_t that followed; is_first_t says that obs_t is the first of an episode. The observation after an
-    episode's last step is not a row; give `next_obs` with every step to have it, at twice the memory.
+    **Steps.** Row t contains obs_t, the action_t taken at it, and the reward_t, terminated_t and truncated_t
+    that followed; is_first_t marks obs_t as the first of an episode. The observation after the last step of an episode
+    is not a row; to have it, pass `next_obs` with every step, at twice the memory.
 
-    DreamerV3 pushes rows of another kind: row t holds the reward that came with obs_t, and the last
+    DreamerV3 pushes rows of another kind: row t contains the reward that came with obs_t, and the last
     observation of an episode is a row of its own, with an action of zeros, that is terminated or truncated.
 
     A step begins an episode if it is the first of its environment, if the step before it was terminated or
-    truncated, or if it was pushed with ``is_first=True`` (a reset by hand).
+    truncated, or if it was pushed with ``is_first=True`` (a manual reset).
 
-    **Numbers.** The steps of an environment are numbered from 0 in the order of their pushes, also once they
-    are replaced. A place in the memory is ``number * N + env``.
+    **Numbers.** The steps of an environment are numbered from 0 in the order of their pushes; steps that were replaced
+    also count. The index of a step is ``number * N + env``.
 
-    Not to be pushed to by one thread while another samples.
+    One thread must not push while another one samples.
 
     Parameters
     ----------
     capacity
-        Steps over all environments; each holds ``capacity // n_envs``, the oldest is replaced first.
+        Steps over all environments. Each environment stores ``capacity // n_envs``; the oldest step is replaced first.
     obs_dim
-        D; None with `obs_shape`.
+        D; None if `obs_shape` is given.
     act_dim
         A.
     seq_len
-        What `sample` takes for its `seq_len` by default.
+        Default of `seq_len` in `sample`.
     n_envs
         N.
     obs_shape
-        Shape of an observation, in place of `obs_dim`.
+        Shape of an observation, instead of `obs_dim`.
     obs_dtype
         float32, or uint8 for images (pushed as uint8 arrays only).
     state_dim
-        S > 0 stores with every step the recurrent state the agent was in *before* it saw obs_t.
+        S > 0 stores with every step the recurrent state that the agent was in *before* it saw obs_t.
 
     Attributes
     ----------
     capacity
-        As it is held: a multiple of `n_envs`.
+        The actual capacity, a multiple of `n_envs`.
     n_envs, obs_shape, obs_dim, act_dim, seq_len, state_dim, obs_dtype
         As given.
     n_pushed
-        How many steps it was ever given, over all environments.
+        Number of steps ever pushed, over all environments.
     mark
         For `get_news`.
     nbytes
-        Bytes of its arrays at full capacity; the system gives them as they are first written.
+        Bytes of its arrays at full capacity; the system provides them when they are first written.
 
     Raises
     ------
     ValueError
-        A capacity below `n_envs`, a dimension below 1, `seq_len` beyond what an environment holds, neither
-        or both of `obs_dim` and `obs_shape`.
+        If the capacity is below `n_envs`, a dimension is below 1, `seq_len` exceeds the capacity of an environment, or
+        neither or both of `obs_dim` and `obs_shape` are given.
     TypeError
-        A size that is no integer, another dtype.
+        If a size is not an integer, or for another dtype.
 
     References
     ----------
@@ -96,13 +96,13 @@ cdef class SequenceReplayBuffer:
     cdef readonly Py_ssize_t mark
     cdef bint images
     cdef Rings rings
-    # -1 until the first step has said whether next_obs is given, then 0 or 1.
+    # Whether steps have next_obs: -1 until the first step, then 0 or 1.
     cdef int with_next
     cdef Py_ssize_t total
     # These own the memory that `rings` points into.
     cdef list columns
     cdef cnp.ndarray heads, sizes, starting, pushed, queued, marked, changed
-    cdef cnp.ndarray offsets  # (N + 1), what a call of `sample` counts in
+    cdef cnp.ndarray offsets  # (N + 1), scratch memory of `sample`
 
     def __init__(self, capacity, obs_dim=None, act_dim=1, *, seq_len=None, n_envs=1, obs_shape=None,
                  obs_dtype=np.float32, state_dim=0) -> None:
@@ -113,7 +113,7 @@ cdef class SequenceReplayBuffer:
             raise ValueError(f"{where}: capacity must be at least one step per environment ({n_envs}), got {capacity}")
         if (obs_dim is None) == (obs_shape is None):
             raise ValueError(
-                f"{where}: obs_dim must be given, or obs_shape in its place, got "
+                f"{where}: obs_dim must be given, or obs_shape instead, got "
                 f"{'neither' if obs_dim is None else 'both'}"
             )
         if obs_shape is None:
@@ -136,17 +136,17 @@ cdef class SequenceReplayBuffer:
         cdef Py_ssize_t held = capacity_ // self.n_envs
         if seq_len is not None and as_size(seq_len, where, "seq_len") > held:
             raise ValueError(
-                f"{where}: seq_len must be at most the {held} steps that one environment holds, got {seq_len}"
+                f"{where}: seq_len must be at most the {held} steps that one environment can store, got {seq_len}"
             )
         self.seq_len = seq_len
         self.capacity = held * self.n_envs
         self.rings.n_envs = self.n_envs
-        # One slot is always free: a push that fails half-way has then overwritten nothing.
+        # One slot is always free, so that a push that fails half-way has overwritten nothing.
         self.rings.slots = held + 1
         self.clear()
 
     def clear(self) -> None:
-        """Remove all steps and give the memory back; `next_obs` may then be given or not anew."""
+        """Remove all steps and free the memory. The next push decides again whether steps have `next_obs`."""
         self.columns = [None] * N_COLUMNS
         self.heads = np.zeros(self.n_envs, np.int64)
         self.sizes = np.zeros(self.n_envs, np.int64)
@@ -184,7 +184,7 @@ cdef class SequenceReplayBuffer:
         self.set_state(state)
 
     def len(self) -> int:
-        """Return the number of steps held over all environments, as ``len(buffer)``."""
+        """Return the number of steps stored over all environments, like ``len(buffer)``."""
         return self.total
 
     @property
@@ -203,9 +203,9 @@ cdef class SequenceReplayBuffer:
         ----------
         obs, next_obs
             Finite numbers (uint8 for images), as many as `obs_shape` has. `next_obs`, the true next
-            observation, is given for every step or for none.
+            observation, must be given for every step or for none.
         action
-            A finite numbers, or one number where A is 1.
+            A finite numbers, or one number if A is 1.
         reward
             A finite number.
         terminated, truncated
@@ -213,18 +213,18 @@ cdef class SequenceReplayBuffer:
         env
             The environment, 0 <= env < N.
         is_first
-            True after a reset that no end of an episode announced.
+            True after a reset without the end of an episode before it.
         state
-            (S,) recurrent state before `obs`; given exactly if the buffer has a `state_dim`.
+            (S,) recurrent state before `obs`; required if the buffer has a `state_dim`, else not allowed.
 
         Raises
         ------
         ValueError
-            A wrong count of numbers, NaN or infinity, `next_obs` given for some steps only.
+            For a wrong number of values, NaN or infinity, or if only some steps have `next_obs`.
         IndexError
-            No such `env`.
+            If `env` does not exist.
         TypeError
-            What cannot be read as numbers or flags.
+            If a value cannot be converted to numbers or flags.
         """
         where = "SequenceReplayBuffer.push"
         cdef Py_ssize_t e = 0
@@ -250,31 +250,31 @@ cdef class SequenceReplayBuffer:
 
     def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, *, is_first=None,
                    state=None, envs=None) -> None:
-        """Append steps of all environments, all of them or, where one is wrong, none.
+        """Append steps of all environments, or none of them if one is invalid.
 
-        The rows come time-major: row r is environment ``r % N``. So (N, ...) arrays are one step of every
-        environment, (T, N, ...) arrays are T of them, and flat arrays are read alike. With `envs` row r is
-        environment ``envs[r]``, and there may be any number of rows R.
+        Rows are time-major: row r belongs to environment ``r % N``. (N, ...) arrays are one step of every
+        environment, (T, N, ...) arrays are T steps, and flat arrays have the same order. With `envs`, row r belongs to
+        environment ``envs[r]``, and there may be any number R of rows.
 
         Parameters
         ----------
         obs, next_obs
-            (N, D), (T, N, D) or flat; `next_obs` may be None (then always).
+            (N, D), (T, N, D) or flat; `next_obs` may be None, but then always.
         actions
             (N, A), (T, N, A) or flat.
         rewards, terminated, truncated
             (N,), (T, N) or flat.
         is_first
-            As `rewards`, or None for no resets by hand.
+            Like `rewards`, or None for no manual resets.
         state
-            (N, S) or (T, N, S), given exactly if the buffer has a `state_dim`.
+            (N, S) or (T, N, S); required if the buffer has a `state_dim`, else not allowed.
         envs
             (R,) integers in [0, N), or None.
 
         Raises
         ------
         ValueError, TypeError
-            As `push`, for a number of rows that is no multiple of N, and for environments that there are not.
+            As for `push`, if the number of rows is not a multiple of N, and for environments that do not exist.
         """
         where = "SequenceReplayBuffer.push_batch"
         cdef cnp.ndarray r = batch_rows(rewards, np.size(rewards), 1, False, where, "rewards")
@@ -318,9 +318,10 @@ cdef class SequenceReplayBuffer:
             self.commit(e, slot)
 
     def cut(self, truncated=False) -> None:
-        """Let the next step of every environment begin an episode, as after a reset of all of them by hand.
+        """Let the next step of every environment begin an episode, as after a manual reset of all environments.
 
-        With `truncated` the newest step of each becomes the last of a truncated episode, unless it ended one.
+        With `truncated`, the newest step of each environment also becomes the end of a truncated episode, unless it
+        already ended one.
         """
         cdef Py_ssize_t e
         if as_flag(truncated, "SequenceReplayBuffer.cut", "truncated"):
@@ -330,30 +331,30 @@ cdef class SequenceReplayBuffer:
         self.starting[:] = 1
 
     def clear_queue(self) -> None:
-        """Let no step held so far count as new to ``sample(online=True)``."""
+        """Mark all steps stored so far as not new to ``sample(online=True)``."""
         self.queued[:] = self.pushed
 
     def update_states(self, indices, states) -> None:
-        """Replace the states of steps that follow those a batch began at.
+        """Replace the states of the steps after those at which the sequences of a batch begin.
 
-        Where a step is named more than once, its last state stays. Steps that begin an episode keep theirs, and
-        what is no longer held, or not yet there, is left out.
+        If a step occurs more than once, its last state counts. Steps that begin an episode keep their state. Steps that
+        are no longer stored, or not yet pushed, are skipped.
 
         Parameters
         ----------
         indices
-            (B,) as `sample` returned them.
+            (B,) as returned by `sample`.
         states
-            (B, T, S) finite numbers: row t is the state before the step t + 1 places behind the first.
+            (B, T, S) finite numbers: row t is the state before the step that comes t + 1 steps after the first.
 
         Raises
         ------
         ValueError, TypeError
-            For other shapes, what is not finite, places that no step was ever at, a buffer without `state_dim`.
+            For other shapes, non-finite numbers, indices that were never pushed to, or a buffer without `state_dim`.
         """
         where = "SequenceReplayBuffer.update_states"
         if not self.state_dim:
-            raise ValueError(f"{where}: the buffer must be made with a state_dim to hold states, got 0")
+            raise ValueError(f"{where}: the buffer must be created with a state_dim to store states, got 0")
         shape = np.shape(states)
         if len(shape) != 3 or shape[2] != self.state_dim:
             raise ValueError(f"{where}: states must have shape (B, T, {self.state_dim}), got {shape}")
@@ -362,59 +363,59 @@ cdef class SequenceReplayBuffer:
         most = int((self.pushed * self.n_envs + np.arange(self.n_envs)).max()) if self.total else 0
         cdef cnp.ndarray numbers = self.places(indices, (b,), most, where, "indices")
         if (numbers // self.n_envs >= self.pushed[numbers % self.n_envs]).any():
-            raise ValueError(f"{where}: indices must be places that steps were pushed to; pass what sample returned")
+            raise ValueError(f"{where}: indices must be those of pushed steps; pass what sample returned")
         with nogil:
             write_states(&self.rings, <const i64*>cnp.PyArray_DATA(numbers), b, length,
                          <const char*>cnp.PyArray_DATA(rows))
 
     def sample(self, batch_size, seq_len=None, seed=None, *, cross_episodes=True, time_major=False, online=False,
                with_indices=False):
-        """Draw stretches of consecutive steps of one environment each, with replacement.
+        """Draw sequences of consecutive steps, each from one environment, with replacement.
 
         Parameters
         ----------
         batch_size
             B, at least 1.
         seq_len
-            T; None for the buffer's own.
+            T; None for that of the buffer.
         seed
             0 <= seed < 2**64. The same contents and seed give the same batch.
         cross_episodes
-            True: T steps as they happened, through the ends of episodes, which ``is_first`` marks (where a
-            recurrent state must be reset). The first step is uniform over all from which T steps remain.
-            False: the stretch stops with its episode and is padded to T: ``mask`` is False there and
-            everything else 0. The first step is uniform over all steps held.
+            True: T steps as they happened, across the ends of episodes; ``is_first`` marks where a recurrent state
+            must be reset. The first step is uniform over all steps from which T steps remain.
+            False: a sequence stops at the end of its episode and is padded to T: ``mask`` is False there and
+            everything else 0. The first step is uniform over all stored steps.
         time_major
-            True returns (T, B, ...) in place of (B, T, ...).
+            True returns (T, B, ...) instead of (B, T, ...).
         online
-            True: first the steps that came since the last such call, in stretches that do not overlap, the oldest
-            first and each once; the rest of the batch is drawn. A call then changes what the next one returns,
-            also in a buffer restored by `set_state`.
+            True: the batch starts with the steps pushed since the last such call, as sequences that do not overlap,
+            oldest first and each once; only the rest of the batch is drawn. A call then changes what the next one
+            returns, also in a buffer restored by `set_state`.
         with_indices
             True adds ``indices``.
 
         Returns
         -------
         Batch
-            Fresh arrays ``obs`` (B, T, \\*obs_shape), ``actions`` (B, T, A), ``rewards`` (B, T) float32,
-            ``terminated``, ``truncated``, ``is_first`` (B, T) bool; ``next_obs`` where it was pushed;
+            New arrays ``obs`` (B, T, \\*obs_shape), ``actions`` (B, T, A), ``rewards`` (B, T) float32,
+            ``terminated``, ``truncated``, ``is_first`` (B, T) bool; ``next_obs`` if it was pushed;
             ``mask`` (B, T) bool with ``cross_episodes=False``; ``state`` (B, S), the recurrent state before
-            the first step, with a `state_dim`; ``indices`` (B,) int64, the place of the first step, if asked for.
+            the first step, with a `state_dim`; ``indices`` (B,) int64 of the first steps, with `with_indices`.
 
         Raises
         ------
         ValueError
-            Nothing to draw from (empty, or no environment holds T steps), an argument out of range, `online`
-            without `cross_episodes`.
+            If there is nothing to draw from (the buffer is empty, or no environment has T steps), an argument is out of
+            range, or `online` is used without `cross_episodes`.
         TypeError
-            No `seed` or no `seq_len` at all, or one that is no integer.
+            If `seed` or `seq_len` is missing or not an integer.
         """
         where = "SequenceReplayBuffer.sample"
         cdef Py_ssize_t b = as_size(batch_size, where, "batch_size")
         if seq_len is None:
             seq_len = self.seq_len
             if seq_len is None:
-                raise TypeError(f"{where}: seq_len must be given here or to the buffer, got None")
+                raise TypeError(f"{where}: seq_len must be given here or to the constructor, got None")
         cdef Py_ssize_t length = as_size(seq_len, where, "seq_len")
         cdef u64 key = seed_key(seed, where)
         cdef bint cross = as_flag(cross_episodes, where, "cross_episodes")
@@ -431,7 +432,7 @@ cdef class SequenceReplayBuffer:
                 raise ValueError(f"{where}: the buffer must hold steps to sample, got none; push some first")
             raise ValueError(
                 f"{where}: seq_len must be at most the steps of one environment "
-                f"({self.sizes.max()} held), got {length}; push more, or take cross_episodes=False"
+                f"({self.sizes.max()} stored), got {length}; push more, or use cross_episodes=False"
             )
         if by_time:
             shape[0], shape[1] = length, b
@@ -475,7 +476,7 @@ cdef class SequenceReplayBuffer:
         cdef Py_ssize_t n = 0
         if newest:
             n = take_queued(&self.rings, <i64*>cnp.PyArray_DATA(self.queued), length, first, b)
-        # Nothing between these two lets another thread in.
+        # Nothing between these two calls lets another thread run.
         count_starts(&self.rings, length, cross, before)
         draw_starts(&self.rings, before, key, first + n, b - n)
         if places:
@@ -488,15 +489,15 @@ cdef class SequenceReplayBuffer:
         return batch
 
     def get_state(self) -> dict:
-        """Return everything held, from the oldest step to the newest.
+        """Return everything stored, from the oldest step to the newest.
 
         Returns
         -------
         dict
-            The columns as (N, L, ...) with L the most steps that an environment holds (0 behind the steps
-            of one that holds fewer), ``sizes`` (N,) int64, ``starting`` (N,) bool (whether its next step
-            begins an episode), ``pushed`` (N,) int64 (steps ever given), ``queued`` (N,) int64 (how many of
-            them ``sample(online=True)`` no longer has to take), and the ints ``capacity`` and ``n_envs``.
+            The columns as (N, L, ...), where L is the largest number of steps in an environment (shorter ones are
+            padded with 0 at the end), ``sizes`` (N,) int64, ``starting`` (N,) bool (whether the next step begins an
+            episode), ``pushed`` (N,) int64 (steps ever pushed), ``queued`` (N,) int64 (how many of them
+            ``sample(online=True)`` no longer has to take), and the ints ``capacity`` and ``n_envs``.
         """
         cdef Py_ssize_t longest = int(self.sizes.max())
         state = self.values()
@@ -511,21 +512,22 @@ cdef class SequenceReplayBuffer:
         return state
 
     def get_news(self, mark=None, all_states=False) -> dict:
-        """Return what came or changed since the call that returned `mark`, and set a new mark.
+        """Return what was added or changed since the call that returned `mark`, and set a new mark.
 
         Parameters
         ----------
         mark
-            Of the last call, or the attribute ``mark`` after `set_state`. Any other, and None, stands for everything.
+            From the last call, or the attribute ``mark`` after `set_state`. None, or any other mark, returns
+            everything.
         all_states
-            True returns the states of all steps, not only of those that are new or changed.
+            True returns the states of all steps, not only of new and changed ones.
 
         Returns
         -------
         dict
-            ``values``: what `get_state` returns beside the columns. ``whole``: whether that is everything.
-            ``rows``: the columns of M steps by name, without the states, and ``places`` (M,) int64, where these
-            steps are; the newest step before the mark is among them. ``states``: (K, S) as ``state`` and their
+            ``values``: what `get_state` returns in addition to the columns. ``whole``: whether this is everything.
+            ``rows``: the columns of M steps by name, without the states, and the indices ``places`` (M,) int64 of these
+            steps, which include the newest step before the mark. ``states``: the states (K, S) as ``state``, and their
             ``places``; empty without a `state_dim`. ``mark``: for the next call.
         """
         cdef bint whole = mark is None or mark != self.mark
@@ -548,12 +550,12 @@ cdef class SequenceReplayBuffer:
         return {"values": values, "whole": whole, "rows": rows, "states": states, "mark": self.mark}
 
     cdef dict values(self):
-        """What a state holds beside the columns."""
+        """Return the contents of a state other than the columns."""
         return {"capacity": int(self.capacity), "n_envs": int(self.n_envs), "sizes": self.sizes.copy(),
                 "starting": self.starting.astype(np.bool_), "pushed": self.pushed.copy(), "queued": self.queued.copy()}
 
     cdef void set_mark(self):
-        """Count what comes from now on as news."""
+        """Count everything from now on as new."""
         global MARKS
         MARKS += 1
         self.mark = MARKS
@@ -561,13 +563,13 @@ cdef class SequenceReplayBuffer:
         self.changed[:] = 0
 
     def set_state(self, dict state not None) -> None:
-        """Replace everything by what `get_state` of a buffer of the same sizes returned.
+        """Replace everything by a state from `get_state` of a buffer of the same sizes.
 
-        Samples are then what they were there. Raises ValueError for other keys, sizes, shapes or dtypes; the
-        buffer is then as it was.
+        Samples are then the same as there. Raises ValueError for other keys, sizes, shapes or dtypes, and then leaves
+        the buffer unchanged.
         """
         where = "SequenceReplayBuffer.set_state"
-        # States of before version 0.7 do not count pushes.
+        # States from before version 0.7 do not count pushes.
         if isinstance(state, dict) and not {"pushed", "queued"} & set(state) and "sizes" in state:
             state = {**state, "pushed": state["sizes"], "queued": state["sizes"]}
         wanted = {"capacity", "n_envs", "sizes", "starting", "pushed", "queued", *NAMES[:NEXT_OBS]}
@@ -610,7 +612,7 @@ cdef class SequenceReplayBuffer:
         self.with_next = -1 if self.total == 0 else "next_obs" in state
 
     cdef int allocate(self, int c) except -1:
-        """Make a column; the pages are zero and taken from the system as they are first written."""
+        """Allocate a column; its pages are zero, and the system provides them when they are first written."""
         shape = (self.n_envs, self.rings.slots)
         try:
             if c == OBS or c == NEXT_OBS:
@@ -632,16 +634,16 @@ cdef class SequenceReplayBuffer:
         return 0
 
     cdef int agree(self, bint with_next, bint with_state, str where) except -1:
-        """Check that `next_obs` is given always or never, and `state` if there is a place for it."""
+        """Check that all steps have `next_obs` or none has, and that `state` is given if the buffer has a state_dim."""
         if self.with_next >= 0 and self.with_next != with_next:
             raise ValueError(
                 f"{where}: next_obs must be given for every step or for none, got "
-                + ("one after steps without" if with_next else "none after steps with one")
+                + ("one after steps without one" if with_next else "none after steps with one")
             )
         if with_state != (self.state_dim > 0):
             raise ValueError(
-                f"{where}: state must " + ("be given, for the buffer has a state_dim" if self.state_dim else
-                                           "be None, for the buffer was made without a state_dim")
+                f"{where}: state must " + ("be given, because the buffer has a state_dim" if self.state_dim else
+                                           "be None, because the buffer was created without a state_dim")
             )
         if with_next and self.columns[NEXT_OBS] is None:
             self.allocate(NEXT_OBS)
@@ -682,6 +684,6 @@ cdef class SequenceReplayBuffer:
 
 
 def _remake(capacity, act_dim, seq_len, n_envs, obs_shape, obs_dtype, state_dim):
-    """What a pickle calls: the constructor takes some arguments by keyword only."""
+    """Rebuild a buffer from a pickle, since the constructor takes some arguments by keyword only."""
     return SequenceReplayBuffer(capacity, None, act_dim, seq_len=seq_len, n_envs=n_envs, obs_shape=obs_shape,
                                 obs_dtype=obs_dtype, state_dim=state_dim)

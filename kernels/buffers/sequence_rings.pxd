@@ -1,4 +1,4 @@
-"""Stretches of consecutive steps in a ring per environment: which are drawn, and copying them."""
+"""Sequences of consecutive steps in one ring per environment: which are drawn, and copying them."""
 
 from libc.string cimport memcpy, memset
 
@@ -20,10 +20,10 @@ cdef enum:
 
 cdef struct Rings:
     Py_ssize_t n_envs
-    Py_ssize_t slots              # of one environment; one more than it may hold
-    const i64* heads              # (N) the free slot that the next step goes to
-    const i64* sizes              # (N) steps held, the newest just before the head
-    const i64* pushed             # (N) steps ever given, the number that the next one gets
+    Py_ssize_t slots              # of one environment; one more than the steps it can store
+    const i64* heads              # (N) the free slot for the next step
+    const i64* sizes              # (N) steps stored, the newest just before the head
+    const i64* pushed             # (N) steps pushed so far, which is the number of the next step
     u8* changed                   # (N, slots) whether a step's state was replaced since the last mark
     char* columns[8]              # (N, slots, row) each; NULL: not stored
     Py_ssize_t sizes_of[8]        # bytes of a row
@@ -31,7 +31,7 @@ cdef struct Rings:
 
 cdef inline Py_ssize_t within_episode(const Rings* rings, Py_ssize_t base, Py_ssize_t at,
                                       Py_ssize_t most) noexcept nogil:
-    """How many of the next `most` steps belong to the episode of the first of them."""
+    """Return how many of the next `most` steps belong to the episode of the first one."""
     cdef const u8* terminated = <const u8*>rings.columns[TERMINATED] + base
     cdef const u8* truncated = <const u8*>rings.columns[TRUNCATED] + base
     cdef const u8* is_first = <const u8*>rings.columns[IS_FIRST] + base
@@ -49,7 +49,7 @@ cdef inline Py_ssize_t within_episode(const Rings* rings, Py_ssize_t base, Py_ss
 
 cdef inline void copy_steps(const char* ring, Py_ssize_t slots, Py_ssize_t at, Py_ssize_t used,
                             Py_ssize_t length, Py_ssize_t row, Py_ssize_t step, char* out) noexcept nogil:
-    """Copy `used` consecutive steps, padded with zeros to `length`, to places `step` bytes apart."""
+    """Copy `used` consecutive steps, padded with zeros to `length`, to destinations `step` bytes apart."""
     cdef Py_ssize_t j
     cdef Py_ssize_t before = min(used, slots - at)
     if step == row:
@@ -69,16 +69,16 @@ cdef inline void copy_steps(const char* ring, Py_ssize_t slots, Py_ssize_t at, P
 
 
 cdef inline Py_ssize_t slot_of(const Rings* rings, Py_ssize_t e, i64 number) noexcept nogil:
-    """The slot of step `number` of an environment, which must hold it."""
+    """Return the slot of step `number` of an environment, which must still be stored."""
     cdef Py_ssize_t at = rings.heads[e] - <Py_ssize_t>(rings.pushed[e] - number)
     return at + rings.slots if at < 0 else at
 
 
 cdef inline Py_ssize_t take_queued(const Rings* rings, i64* queued, Py_ssize_t length, i64* indices,
                                    Py_ssize_t most) noexcept nogil:
-    """Take up to `most` stretches that none was taken of before, the oldest first; returns how many there were.
+    """Take up to `most` sequences of steps that were not taken before, oldest first; return how many were taken.
 
-    `queued` (N) counts the steps of each environment that were taken, or were replaced before they could be.
+    `queued` (N) counts the steps of each environment that were taken, or replaced before they could be taken.
     """
     cdef Py_ssize_t k, e, best
     cdef i64 oldest
@@ -98,8 +98,10 @@ cdef inline Py_ssize_t take_queued(const Rings* rings, i64* queued, Py_ssize_t l
 
 
 cdef inline i64 count_starts(const Rings* rings, Py_ssize_t length, bint cross, i64* offsets) noexcept nogil:
-    """How many steps a stretch may begin at; `offsets` (N + 1), unless NULL, counts those of the environments before
-    each."""
+    """Return the number of steps at which a sequence may start.
+
+    `offsets` (N + 1), unless NULL, takes the number of such steps in the environments before each environment.
+    """
     cdef i64 total = 0
     cdef Py_ssize_t e
     for e in range(rings.n_envs):
@@ -113,7 +115,7 @@ cdef inline i64 count_starts(const Rings* rings, Py_ssize_t length, bint cross, 
 
 cdef inline void draw_starts(const Rings* rings, const i64* offsets, u64 key, i64* indices,
                              Py_ssize_t b) noexcept nogil:
-    """Draw `b` starts; `offsets` (N + 1) as `count_starts` fills them."""
+    """Draw `b` starts; `offsets` (N + 1) are those of `count_starts`."""
     cdef i64[CHUNK] starts
     cdef Py_ssize_t base = 0
     cdef Py_ssize_t i, n, low, high, middle
@@ -135,7 +137,7 @@ cdef inline void draw_starts(const Rings* rings, const i64* offsets, u64 key, i6
 
 cdef inline void copy_sequences(const Rings* rings, const i64* indices, Py_ssize_t b, Py_ssize_t length, bint cross,
                                 bint time_major, char** out, u8* mask) noexcept nogil:
-    """Copy the `b` stretches that begin at `indices`: number of the step times N, plus the environment."""
+    """Copy the `b` sequences that start at `indices`; an index is the step's number times N, plus the environment."""
     cdef Py_ssize_t j, k, e, at, used, row
     cdef i64 number
     for k in range(b):
@@ -160,8 +162,10 @@ cdef inline void copy_sequences(const Rings* rings, const i64* indices, Py_ssize
 
 cdef inline void write_states(const Rings* rings, const i64* indices, Py_ssize_t b, Py_ssize_t length,
                               const char* states) noexcept nogil:
-    """Write the states (b, length) before the steps that follow each of `indices`, where the steps are held and do not
-    begin an episode."""
+    """Replace the states of the `length` steps after each of `indices` with states (b, length).
+
+    Skips steps that are not stored or that begin an episode.
+    """
     cdef Py_ssize_t j, k, e, at
     cdef Py_ssize_t row = rings.sizes_of[STATE]
     cdef i64 number

@@ -1,6 +1,7 @@
-"""How transitions lie in memory, and the loops that draw and gather them. No Python objects here.
+"""The layout of transitions in memory, and the loops that draw and gather them, without Python objects.
 
-One record per transition, so that a sample costs one cache line (or a few in a row) instead of one per field:
+There is one record per transition, so that a sample touches one cache line (or a few adjacent ones) instead of one per
+field:
 
     [obs | next_obs | actions A | reward | terminated | truncated | extra columns]      plain
     [K frame numbers | K frame numbers | frame floor | actions A | ...]                 frame stacks
@@ -20,7 +21,7 @@ cdef enum:
     AHEAD = 24  # records requested before they are read
     LANES = 8  # Philox blocks computed side by side
 
-# The letters "REPL" and "PRIO": named so that no other purpose picks the same by counting.
+# The letters "REPL" and "PRIO", so that they cannot collide with domains that are numbered in sequence.
 cdef enum:
     DOMAIN_REPLAY = 0x5245_504C
     DOMAIN_PRIORITY = 0x5052_494F
@@ -31,7 +32,7 @@ cdef struct Layout:
     Py_ssize_t stride  # bytes from one record to the next
     Py_ssize_t row  # bytes of a record that are in use
     Py_ssize_t obs_bytes  # of one observation as the user sees it
-    Py_ssize_t next_at  # byte offset of next_obs; 0: there is none
+    Py_ssize_t next_at  # byte offset of next_obs; 0: none
     Py_ssize_t tail_at  # byte offset of the actions
     Py_ssize_t act_dim
     Py_ssize_t extra_dim
@@ -39,22 +40,22 @@ cdef struct Layout:
     # Frame stacks only (n_stacked > 1).
     Py_ssize_t n_stacked
     Py_ssize_t frame_bytes
-    i64 n_frames  # slots of the frame ring; frame number f lies in slot f % n_frames
-    i64 next_frame  # number that the next new frame gets
+    i64 n_frames  # slots of the frame ring; frame number f is in slot f % n_frames
+    i64 next_frame  # number of the next new frame
     i64 reach  # a stack may refer to frames at most this much older than next_frame
     char* frames
     # N-step returns.
     i64 n_step
     i64 n_envs
     f64 gamma
-    i64 head  # transitions pushed so far, as rows are gathered
+    i64 head  # transitions pushed by the time that rows are gathered
     const i64* seams
     Py_ssize_t n_seams
 
 
 cdef struct Dest:
     char* obs
-    char* next_obs  # NULL where there is none
+    char* next_obs  # NULL if there is none
     f32* actions
     f32* rewards
     u8* terminated
@@ -66,7 +67,7 @@ cdef struct Dest:
 # Indices.
 
 cdef inline void words_of_lanes(u64 key, u64 counter, u64 domain, u32* out) noexcept nogil:
-    """LANES consecutive blocks in their usual order, 4 words each."""
+    """Write LANES consecutive blocks in order, 4 words each."""
     cdef u32[LANES] a
     cdef u32[LANES] b
     cdef u32[LANES] c
@@ -81,10 +82,10 @@ cdef inline void words_of_lanes(u64 key, u64 counter, u64 domain, u32* out) noex
 
 
 cdef inline void draw_words(u64 key, u64 counter, u64 domain, Py_ssize_t n, u32* out) noexcept nogil:
-    """The first `n` words from block `counter` on; `out` has room for n rounded up to 4 * LANES."""
+    """Write the first `n` words from block `counter` on. `out` needs room for n rounded up to 4 * LANES."""
     cdef Py_ssize_t i = 0
     cdef Block x
-    if n <= 16:  # a few blocks are quicker one by one
+    if n <= 16:  # a few blocks are faster one by one
         while i < n:
             x = philox(key, counter, domain)
             counter += 1
@@ -102,11 +103,11 @@ cdef inline void draw_words(u64 key, u64 counter, u64 domain, Py_ssize_t n, u32*
 
 cdef inline void draw_below(u64 key, u64 domain, Py_ssize_t first, Py_ssize_t n, u64 high, i64 start,
                             i64 capacity, i64* out) noexcept nogil:
-    """Draws first .. first + n - 1 of uniform slots: start + [0, high), wrapped at `capacity`.
+    """Write draws first .. first + n - 1 of uniform slots: start + [0, high), wrapped at `capacity`.
 
-    `n` <= CHUNK and `first` is a multiple of CHUNK. Up to 2**24 values take one 32-bit word by
-    multiply-shift: no value's probability is off by more than a relative high / 2**32 (0.02 % at one
-    million). More take two words each, off by at most high / 2**64.
+    `n` <= CHUNK and `first` is a multiple of CHUNK. For `high` up to 2**24, a draw takes one 32-bit word, by
+    multiply-shift: the relative error of a slot's probability is at most high / 2**32 (0.02 % for one million). For
+    larger `high`, a draw takes two words, with an error of at most high / 2**64.
     """
     cdef u32[CHUNK * 2 + 4 * LANES] words
     cdef Py_ssize_t i
@@ -130,7 +131,7 @@ cdef inline char* record(const Layout* layout, i64 slot) noexcept nogil:
 
 
 cdef inline void copy(char* target, const char* source, Py_ssize_t n) noexcept nogil:
-    """memcpy, without the call for a few whole words."""
+    """Copy n bytes, without calling memcpy for a few whole words."""
     cdef Py_ssize_t i = 0
     if n > 128 or n & 3:
         memcpy(target, source, n)
@@ -146,12 +147,12 @@ cdef inline void copy(char* target, const char* source, Py_ssize_t n) noexcept n
 
 
 cdef inline const char* frame(const Layout* layout, i64 number) noexcept nogil:
-    # Unsigned, so that a number torn by another thread still lies in the ring.
+    # Unsigned, so that even a number that another thread has half written maps into the ring.
     return layout.frames + <i64>(<u64>number % <u64>layout.n_frames) * layout.frame_bytes
 
 
 cdef inline void copy_obs(const Layout* layout, const char* source, char* target) noexcept nogil:
-    """Write the observation whose bytes, or whose frame numbers, lie at `source`."""
+    """Write the observation that is stored at `source`, as bytes or as frame numbers."""
     cdef const i64* numbers = <const i64*>source
     cdef Py_ssize_t j
     if layout.n_stacked == 1:
@@ -162,7 +163,7 @@ cdef inline void copy_obs(const Layout* layout, const char* source, char* target
 
 
 cdef inline void request(const Layout* layout, i64 slot) noexcept nogil:
-    """Prefetch a record; of a long one the first lines, which start the hardware's own prefetcher."""
+    """Prefetch a record, or the first lines of a long one, which start the hardware prefetcher."""
     cdef const char* r = record(layout, slot)
     cdef Py_ssize_t at = 0
     cdef Py_ssize_t end = layout.row if layout.row < 256 else 256
@@ -174,8 +175,8 @@ cdef inline void request(const Layout* layout, i64 slot) noexcept nogil:
 cdef inline i64 walk(const Layout* layout, i64 slot, i64 newer, f64* reward, f64* discount) noexcept nogil:
     """Sum the discounted rewards of up to n_step transitions; return the slot of the last one.
 
-    `newer` is the number of transitions pushed after this one. Stops at a termination, a truncation, before a
-    seam and at the environment's newest transition; discount = gamma ** (transitions used).
+    `newer` is the number of transitions pushed after this one. The sum stops at a termination, at a truncation, before
+    a seam and at the environment's newest transition; discount = gamma ** (transitions used).
     """
     cdef i64 number = layout.head - 1 - newer
     if layout.n_seams:
@@ -197,19 +198,19 @@ cdef inline i64 walk(const Layout* layout, i64 slot, i64 newer, f64* reward, f64
 
 
 cdef inline i64 pushed_after(const Layout* layout, i64 slot, i64 newest) noexcept nogil:
-    """How many transitions are newer than the one in `slot`."""
+    """Return how many transitions are newer than the one in `slot`."""
     cdef i64 newer = newest - slot
     return newer + (layout.capacity if newer < 0 else 0)
 
 
 cdef inline void gather_whole(const Layout* layout, const i64* slots, Py_ssize_t n, Py_ssize_t ahead, Py_ssize_t at,
                               const Dest* out, Py_ssize_t vectors, Py_ssize_t act_dim) noexcept nogil:
-    """n rows from `at` on in whole vectors, no extra columns; the last four rows of `out` are not among them.
+    """Fill rows at .. at + n - 1 in whole vectors, without extra columns; these must exclude the last four of `out`.
 
-    What runs over is overwritten by the rows that follow; a row of one word needs four rows for 12 bytes. `vectors` and
-    `act_dim` are literals where that counts. Everything read in the loop is a local: flags are written through a byte
-    pointer, which may point at anything, so that the compiler would read all fields again for every row.
-    `ahead` more slots follow the n.
+    Bytes written past the end of a row are overwritten by the rows that follow, which is why the last rows are
+    excluded: a row of one word is followed by 12 such bytes. Pass literals for `vectors` and `act_dim` where speed
+    matters. The loop reads only locals: flags are written through a byte pointer, which may point at anything, so the
+    compiler would otherwise reload all fields for every row. `slots` has `ahead` more entries after the first n.
     """
     cdef Py_ssize_t stride = layout.stride
     cdef Py_ssize_t next_at = layout.next_at
@@ -231,7 +232,7 @@ cdef inline void gather_whole(const Layout* layout, const i64* slots, Py_ssize_t
         r = base + slots[i] * stride
         tail = <const f32*>(r + tail_at)
         memcpy(obs, r, 16 * vectors)
-        memcpy(next_obs, r + next_at, 16 * vectors)  # obs once more, into itself, where there is no next_obs
+        memcpy(next_obs, r + next_at, 16 * vectors)  # without next_obs, this copies obs to the same place again
         obs += bytes_
         next_obs += bytes_
         for j in range(act_dim):
@@ -244,7 +245,7 @@ cdef inline void gather_whole(const Layout* layout, const i64* slots, Py_ssize_t
 
 cdef inline void gather_words(const Layout* layout, const i64* slots, Py_ssize_t n, Py_ssize_t at,
                               Py_ssize_t end, Dest* out) noexcept nogil:
-    """Float32 observations, one step: rows at .. at + n - 1 of `out`, which has `end` rows in all."""
+    """Fill rows at .. at + n - 1 of `out`, which has `end` rows in total, for float32 observations and n_step 1."""
     cdef Py_ssize_t i, j
     cdef Py_ssize_t bytes_ = layout.obs_bytes
     cdef Py_ssize_t vectors = (bytes_ + 15) >> 4
@@ -287,7 +288,7 @@ cdef inline void gather_words(const Layout* layout, const i64* slots, Py_ssize_t
 
 cdef inline void gather_any(const Layout* layout, const i64* slots, Py_ssize_t n, i64 newest, Py_ssize_t at,
                             Dest* out) noexcept nogil:
-    """Every layout, any n_step: rows at .. at + n - 1 of `out`; `newest` is the slot pushed last."""
+    """Fill rows at .. at + n - 1 of `out`, for any layout and n_step; `newest` is the slot pushed last."""
     cdef Py_ssize_t i, j
     cdef i64 last
     cdef f64 reward, discount
@@ -320,7 +321,7 @@ cdef inline void gather_any(const Layout* layout, const i64* slots, Py_ssize_t n
 
 cdef inline void gather_rows(const Layout* layout, const i64* slots, Py_ssize_t n, i64 newest,
                              f32* out) noexcept nogil:
-    """Whole records of float32 observations; with n_step > 1 one more column, the discounts."""
+    """Copy whole records with float32 observations; n_step > 1 adds a column, the discounts."""
     cdef Py_ssize_t width = (layout.row >> 2) + (layout.n_step > 1)
     cdef Py_ssize_t row = layout.row
     cdef Py_ssize_t i
@@ -333,7 +334,7 @@ cdef inline void gather_rows(const Layout* layout, const i64* slots, Py_ssize_t 
     for i in range(n):
         if i + AHEAD < n:
             request(layout, slots[i + AHEAD])
-        if row == 48:  # CartPole's, and a constant that the compiler can use
+        if row == 48:  # the size for CartPole, as a constant that the compiler can use
             memcpy(out, record(layout, slots[i]), 48)
         else:
             copy(<char*>out, record(layout, slots[i]), row)
@@ -358,11 +359,11 @@ cdef inline bint same_frame(const Layout* layout, const char* pushed, i64 number
 
 cdef inline void encode(Layout* layout, const char* stack, const i64* reference, i64 floor,
                         Py_ssize_t shift, i64* numbers) noexcept nogil:
-    """Write the frame numbers of a pushed stack, storing the frames that the ring does not have yet.
+    """Write the frame numbers of a pushed stack, storing the frames that are not in the ring yet.
 
-    Candidates are the frames of `reference` (the previous stack) at the same place and one further, the
-    `shift`ed one first, and the frame before it in the stack (padding repeats it). All are compared byte
-    by byte, so the stack that is read back is the one pushed, whatever the environment does.
+    A frame may equal those of `reference` (the previous stack) at the same place or one place further, of which the
+    one at distance `shift` is tried first, or the frame before it in the stack (padding repeats frames). All are
+    compared byte by byte, so the stack that is read back is the one pushed, whatever the environment does.
     """
     cdef Py_ssize_t k = layout.n_stacked
     cdef Py_ssize_t j, first, second

@@ -1,12 +1,12 @@
-"""A 16-ary tree of sums and minima over priorities. No Python objects here.
+"""A 16-ary tree of sums and minima over priorities, without Python objects.
 
-Leaves are float32, 16 to a cache line ("block"); everything above is float64. A node keeps the exclusive
-prefix sums of its 16 children, so a level of a descent is six comparisons in one node. Sums of float32
-numbers in float64 are exact unless they differ by more than 2**29, and a draw has 53 bits, so that among
-millions of leaves each is hit in proportion; with float32 sums and draws (24 bits) it would not be.
+Leaves are float32, 16 to a cache line (a "block"); everything above is float64. A node stores the exclusive prefix
+sums of its 16 children, so descending one level takes six comparisons in one node. Sums of float32 numbers in float64
+are exact unless the numbers differ by a factor of more than 2**29, and a draw has 53 bits. Therefore even among
+millions of leaves, each is drawn in proportion to its value; with float32 sums and draws (24 bits) it would not be.
 
-Every inner value is recomputed from its children when one of them changes: nothing drifts, and the tree is
-a pure function of its leaves. A leaf of 0 is never drawn and does not count for the minimum.
+Every inner value is recomputed from its children when one of them changes, so nothing drifts and the tree is a pure
+function of its leaves. A leaf of 0 is never drawn and does not count for the minimum.
 """
 
 from libc.string cimport memcpy, memset
@@ -38,12 +38,12 @@ cdef struct SumTree:
 
 
 cdef inline f64 exp_moderate(f64 x) noexcept nogil:
-    """e**x for |x| <= 700 in plain arithmetic, so that it vectorises; relative error below 1e-11, for float32 results."""
+    """Return e**x for |x| <= 700, in arithmetic that vectorises; relative error below 1e-11, for float32 results."""
     cdef f64 magic = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to the nearest integer
     cdef f64 shifted = x * 1.44269504088896338700e+00 + magic
     cdef f64 n = shifted - magic
     cdef f64 r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
-    # Taylor to degree 9: |r| <= ln(2) / 2 leaves 7e-12.
+    # Taylor series to degree 9: for |r| <= ln(2) / 2 the error is 7e-12.
     cdef f64 y = 1.0 / 362880.0
     y = y * r + 1.0 / 40320.0
     y = y * r + 1.0 / 5040.0
@@ -54,12 +54,12 @@ cdef inline f64 exp_moderate(f64 x) noexcept nogil:
     y = y * r + 0.5
     y = y * r + 1.0
     y = y * r + 1.0
-    # The low bits of `shifted` hold n; 1.5 * 2**52 leaves the twelve that matter zero.
+    # The low bits of `shifted` hold n; 1.5 * 2**52 contributes zeros to the twelve that matter.
     return y * from_bits(bits_of(shifted + 1023.0) << 52)
 
 
 cdef inline f32 leaf_value(f64 priority, f64 alpha) noexcept nogil:
-    """priority**alpha as float32, kept within its normal range; 0 stays 0."""
+    """Return priority**alpha as float32, clamped to its normal range; 0 stays 0."""
     cdef f64 p = priority if priority > 2.3e-308 else 2.3e-308
     cdef f64 exponent = alpha * log_positive(p)
     exponent = exponent if exponent > -87.3 else -87.3
@@ -69,7 +69,7 @@ cdef inline f32 leaf_value(f64 priority, f64 alpha) noexcept nogil:
 
 
 cdef inline f32 importance(f32 leaf, f64 log_unit, f64 beta, f64 most) noexcept nogil:
-    """(leaf / unit) ** -beta, at most e**most."""
+    """Return (leaf / unit) ** -beta, at most e**most."""
     cdef f64 x = beta * (log_unit - log_positive(<f64>leaf))
     x = x if x < most else most
     x = x if x > -700.0 else -700.0
@@ -81,21 +81,21 @@ cdef extern from *:
     typedef float rlox_block_f4 __attribute__((vector_size(16), aligned(4), may_alias));
     typedef double rlox_block_d4 __attribute__((vector_size(32)));
     #define RLOX_WIDEN(x) __builtin_convertvector(*(const rlox_block_f4 *)(x), rlox_block_d4)
-    /* Left to themselves, compilers convert the sixteen one by one, which takes longer than all the rest. */
+    /* Otherwise compilers convert the sixteen numbers one by one, which takes longer than everything else. */
     static inline void rlox_sum_groups(const float *x, double *sums) {
         const rlox_block_d4 s = RLOX_WIDEN(x) + RLOX_WIDEN(x + 4) + RLOX_WIDEN(x + 8) + RLOX_WIDEN(x + 12);
         sums[0] = s[0];
         for (int q = 1; q < 4; q++) sums[q] = sums[q - 1] + s[q];
     }
     """
-    # Running sums of a block's four groups; group q is leaves q, q + 4, q + 8, q + 12.
+    # Running sums of a block's four groups; group q consists of leaves q, q + 4, q + 8, q + 12.
     void sum_groups "rlox_sum_groups"(const f32* x, f64* sums) noexcept nogil
 
 
 cdef inline u32 smallest16(const void* x) noexcept nogil:
-    """Bits of the smallest positive one of 16 non-negative floats, 0 if there is none.
+    """Return the bits of the smallest positive number among 16 non-negative floats, 0 if there is none.
 
-    Such floats are ordered as their bits are, and less one, zero becomes the largest.
+    Non-negative floats are ordered like their bits; subtracting 1 from the bits turns zero into the largest value.
     """
     cdef u32[16] bits
     cdef u32 smallest = 0xFFFF_FFFF
@@ -132,7 +132,7 @@ cdef inline void sum_node(SumTree* tree, int level, i64 node) noexcept nogil:
 
 
 cdef inline void sum_range(SumTree* tree, i64 first, i64 last) noexcept nogil:
-    """Recompute all that lies above leaves first .. last."""
+    """Recompute everything above leaves first .. last."""
     cdef i64 a = first >> 4
     cdef i64 b = last >> 4
     cdef i64 i
@@ -147,9 +147,9 @@ cdef inline void sum_range(SumTree* tree, i64 first, i64 last) noexcept nogil:
 
 
 cdef inline void sum_above(SumTree* tree, const i64* slots, Py_ssize_t n, i64* work) noexcept nogil:
-    """Recompute all that lies above these leaves, each inner value once.
+    """Recompute everything above these leaves, each inner value once.
 
-    `work` holds n_blocks + 1 numbers: a repeated block is written past the list before it is dropped.
+    `work` has room for n_blocks + 1 numbers: a repeated block is written past the end of the list and then dropped.
     """
     cdef Py_ssize_t i, m, kept
     cdef i64 child
@@ -184,13 +184,13 @@ cdef inline void sum_above(SumTree* tree, const i64* slots, Py_ssize_t n, i64* w
 
 
 cdef inline f64 inside(f64 target, f64 total) noexcept nogil:
-    """A target below its node's total, whatever was rounded: the child it leads to is not empty then."""
+    """Return `target` limited to below its node's total despite rounding, so that it leads to a non-empty child."""
     cdef f64 most = total * (1.0 - 2.220446049250313e-16)
     return target if target < most else most
 
 
 cdef inline i64 find_leaf(const SumTree* tree, i64 block, f64 target) noexcept nogil:
-    """The leaf of a block that `target` in [0, total of the block) falls into."""
+    """Return the leaf of a block that `target` in [0, total of the block) falls into."""
     cdef const f32* x = tree.leaves + 16 * block
     cdef f64[5] sums
     cdef f64 a, b, c

@@ -1,4 +1,4 @@
-"""Transitions in the order they came, for on-policy learning."""
+"""Transitions in the order of their pushes, for on-policy learning."""
 
 import numpy as np
 
@@ -20,9 +20,8 @@ NAMES = ("obs", "actions", "rewards", "terminated", "truncated", "next_obs")
 cdef class ExperienceTable:
     """An append-only table of transitions, one array per column.
 
-    The columns are given out as **read-only views without a copy**. A view shows the rows there were when
-    it was made and never changes, whatever is pushed, cleared or restored later; ``np.array(view)`` makes
-    an array to write to.
+    Columns are returned as **read-only views, without a copy**. A view shows the rows that existed when it was created
+    and never changes, whatever is pushed, cleared or restored later. ``np.array(view)`` returns a writeable array.
 
     Parameters
     ----------
@@ -37,9 +36,9 @@ cdef class ExperienceTable:
     Raises
     ------
     ValueError
-        A dimension below 1.
+        If a dimension is below 1.
     TypeError
-        A dimension that is no integer.
+        If a dimension is not an integer.
 
     Examples
     --------
@@ -51,7 +50,7 @@ cdef class ExperienceTable:
 
     cdef readonly Py_ssize_t obs_dim, act_dim
     cdef Py_ssize_t n, capacity
-    # -1 until the first row has said whether next_obs is given, then 0 or 1.
+    # Whether rows have next_obs: -1 until the first row, then 0 or 1.
     cdef int with_next
     cdef cnp.ndarray obs, acts, reward, done, cut, nexts
 
@@ -75,14 +74,14 @@ cdef class ExperienceTable:
         self.set_state(state)
 
     def len(self) -> int:
-        """Return the number of rows, as ``len(table)``."""
+        """Return the number of rows, like ``len(table)``."""
         return self.n
 
     def clear(self) -> None:
-        """Remove all rows; views that were given out keep theirs. `next_obs` may then be given or not anew."""
+        """Remove all rows; existing views keep theirs. The next push decides again whether rows have `next_obs`."""
         self.n = 0
         self.with_next = -1
-        # Somebody who still looks at the rows keeps these arrays, and new rows go into others.
+        # If a view still refers to these arrays, it keeps them, and new rows go into new arrays.
         if (Py_REFCNT(self.obs) > 1 or Py_REFCNT(self.acts) > 1 or Py_REFCNT(self.reward) > 1
                 or Py_REFCNT(self.done) > 1 or Py_REFCNT(self.cut) > 1
                 or (self.nexts is not None and Py_REFCNT(self.nexts) > 1)):
@@ -95,20 +94,20 @@ cdef class ExperienceTable:
         ----------
         obs, next_obs
             D finite numbers. A float32 array is the fast form; lists and other real dtypes are converted.
-            `next_obs` is given for every row or for none.
+            `next_obs` must be given for every row or for none.
         action
-            A finite numbers, or one number where A is 1.
+            A finite numbers, or one number if A is 1.
         reward
             A finite number, stored as float32.
         terminated, truncated
-            True or False (0 and 1 too).
+            True or False, or 1 and 0.
 
         Raises
         ------
         ValueError
-            A wrong count of numbers, NaN or infinity, `next_obs` given for some rows only.
+            For a wrong number of values, NaN or infinity, or if only some rows have `next_obs`.
         TypeError
-            What cannot be read as numbers or flags.
+            If a value cannot be converted to numbers or flags.
         """
         cdef Py_ssize_t n = self.n
         if (self.with_next >= 0 and self.with_next != (next_obs is not None)) or n == self.capacity:
@@ -129,21 +128,21 @@ cdef class ExperienceTable:
         self.n = n + 1
 
     def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated) -> None:
-        """Append N transitions, all of them or, where one is wrong, none.
+        """Append N transitions, or none of them if one is invalid.
 
         Parameters
         ----------
         obs, next_obs
-            (N, D) or flat (N * D,); `next_obs` may be None (then for every row).
+            (N, D) or flat (N * D,); `next_obs` may be None, but then for every row.
         actions
             (N, A) or flat (N * A,).
         rewards, terminated, truncated
-            (N,), which may be 0. Values as for `push`.
+            (N,); N may be 0. Values as for `push`.
 
         Raises
         ------
         ValueError, TypeError
-            As `push`; the message names the row.
+            As for `push`; the message names the row.
         """
         where = "ExperienceTable.push_batch"
         cdef cnp.ndarray r = batch_rows(rewards, np.size(rewards), 1, False, where, "rewards")
@@ -172,7 +171,7 @@ cdef class ExperienceTable:
         self.n = at + n
 
     def observations(self) -> np.ndarray:
-        """Return the observations, (n, D) float32, read-only; see the class for what a view is."""
+        """Return the observations, (n, D) float32, as a read-only view (see the class)."""
         return self.view(self.obs, self.obs_dim)
 
     def actions(self) -> np.ndarray:
@@ -184,17 +183,17 @@ cdef class ExperienceTable:
         return self.view(self.reward, 0)
 
     def terminated(self) -> np.ndarray:
-        """Return which transitions ended their episode, (n,) bool, read-only."""
+        """Return which transitions terminated their episode, (n,) bool, read-only."""
         return self.view(self.done, 0)
 
     def truncated(self) -> np.ndarray:
-        """Return which transitions a limit cut off, (n,) bool, read-only."""
+        """Return which transitions were truncated, (n,) bool, read-only."""
         return self.view(self.cut, 0)
 
     def next_observations(self) -> np.ndarray:
         """Return the next observations, (n, D) float32, read-only.
 
-        Raises ValueError where the rows were pushed without `next_obs`, or there are none.
+        Raises ValueError if the rows were pushed without `next_obs`, or if there are no rows.
         """
         if self.with_next != 1:
             raise ValueError(
@@ -204,7 +203,7 @@ cdef class ExperienceTable:
         return self.view(self.nexts, self.obs_dim)
 
     def get_state(self) -> dict:
-        """Return the columns by name (fresh arrays), ``next_obs`` only where it was given."""
+        """Return a dict of the columns as new arrays; ``next_obs`` only if rows have one."""
         state = {"obs": self.observations().copy(), "actions": self.actions().copy(),
                  "rewards": self.rewards().copy(), "terminated": self.terminated().copy(),
                  "truncated": self.truncated().copy()}
@@ -213,9 +212,9 @@ cdef class ExperienceTable:
         return state
 
     def set_state(self, dict state not None) -> None:
-        """Replace all rows by those that `get_state` of a table of the same dimensions returned.
+        """Replace all rows by those of a state from `get_state` of a table with the same dimensions.
 
-        Raises ValueError for other keys, shapes or dtypes; the table is then as it was.
+        Raises ValueError for other keys, shapes or dtypes, and then leaves the table unchanged.
         """
         where = "ExperienceTable.set_state"
         if set(state) not in (set(NAMES), set(NAMES[:5])):
@@ -224,7 +223,7 @@ cdef class ExperienceTable:
                 f"{sorted(map(str, state))}; pass what get_state returned"
             )
         cdef Py_ssize_t n = np.size(state["rewards"])
-        # The room is that of the arrays, and the next push doubles it.
+        # The capacity is that of the arrays; the next push doubles it.
         obs = state_array(state, "obs", np.float32, (n, self.obs_dim), where)
         actions = state_array(state, "actions", np.float32, (n, self.act_dim), where)
         rewards = state_array(state, "rewards", np.float32, (n,), where)
@@ -248,23 +247,23 @@ cdef class ExperienceTable:
         return array
 
     cdef int prepare(self, Py_ssize_t n, bint with_next, str where) except -1:
-        """Check that `next_obs` is given always or never, and make room for n more rows."""
+        """Check that all rows have `next_obs` or none has, and make room for n more rows."""
         if self.with_next >= 0 and self.with_next != with_next:
             raise ValueError(
                 f"{where}: next_obs must be given for every row or for none, got "
-                + ("one after rows without" if with_next else "none after rows with one")
+                + ("one after rows without one" if with_next else "none after rows with one")
             )
         if self.n + n > self.capacity:
             self.allocate(max(2 * self.capacity, self.n + n, FIRST_ROWS), self.n)
         return 0
 
     cdef int allocate(self, Py_ssize_t capacity, Py_ssize_t keep) except -1:
-        """Take fresh arrays of this many rows and copy the first `keep`; views hold on to the old ones."""
+        """Allocate new arrays for this many rows and copy the first `keep`; views keep the old arrays."""
         try:
             columns = [np.empty((capacity, self.obs_dim), np.float32), np.empty((capacity, self.act_dim), np.float32),
                        np.empty(capacity, np.float32), np.empty(capacity, np.bool_), np.empty(capacity, np.bool_),
                        None if self.nexts is None else np.empty((capacity, self.obs_dim), np.float32)]
-        except ValueError as e:  # more bytes than there are addresses
+        except ValueError as e:  # more bytes than the address space has
             raise MemoryError(f"ExperienceTable: {capacity} rows are more than memory can hold") from e
         for old, new in zip((self.obs, self.acts, self.reward, self.done, self.cut, self.nexts), columns):
             if keep and new is not None:

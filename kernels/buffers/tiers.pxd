@@ -5,21 +5,21 @@ cimport numpy as cnp
 from rlox.kernels.types cimport i64, u8
 
 cdef enum:
-    # A file has room for the ring and for two states that name it.
+    # The file has room for the blocks in use and for those of two saved states that refer to it.
     COPIES = 3
 
 
 cdef struct Tiers:
-    # Transitions are numbered from 0 in the order of their pushes. The newest `hot_capacity` lie in a ring in
-    # memory. Blocks of 1 << shift consecutive ones are copied to the file before their places in the ring are
-    # needed; table[b % n_table] says where in the file block b lies.
+    # Transitions are numbered from 0 in the order of their pushes. The newest `hot_capacity` are in a ring in
+    # memory. Blocks of 1 << shift consecutive transitions are copied to the file before their places in the ring
+    # are reused; table[b % n_table] is the position of block b in the file.
     u8* hot
     const u8* cold
     i64* table
     i64 stride
     i64 hot_capacity
     i64 total_capacity
-    i64 n_table      # 0 if all is in memory
+    i64 n_table      # 0 if everything is in memory
     int shift
     i64 head         # number of the next transition
     i64 first        # number of the oldest that may be sampled
@@ -29,7 +29,7 @@ cdef struct Tiers:
 
 
 cdef inline const u8* find(const Tiers* t, i64 number) noexcept nogil:
-    """The record of a transition. No division: a subtraction and, in the file, a look-up."""
+    """Return the record of a transition. Takes a subtraction and, in the file, a look-up, but no division."""
     cdef i64 block
     cdef i64 at = t.hot_at - (t.head - number)
     if t.head - number <= t.hot_capacity:
@@ -47,14 +47,14 @@ cdef class Store:
     cdef Tiers tiers
     cdef object __weakref__
     cdef object cold          # ColdFile, or None once closed or forked
-    cdef int fd               # its
-    cdef i64 size             # two
-    cdef i64 checked_at       # millisecond
+    cdef int fd               # of `cold`
+    cdef i64 size             # of `cold`, in bytes
+    cdef i64 checked_at       # time of the last size check, in milliseconds
     cdef bint forked
-    cdef cnp.ndarray hot      # keeps tiers.hot alive, as `rows` and `table` do for theirs
+    cdef cnp.ndarray hot      # keeps tiers.hot alive, as `rows` and `table` do for tiers.cold and tiers.table
     cdef cnp.ndarray rows
     cdef cnp.ndarray table
-    cdef cnp.ndarray users    # (COPIES * n_table,) uint8: who needs a block of the file
+    cdef cnp.ndarray users    # (COPIES * n_table,) uint8: bits for who needs each block of the file
     cdef i64 free_from        # no block below it is free
     cdef list named           # serial numbers of the states that own bits 1 and 2, or None
     cdef object lock
@@ -63,9 +63,9 @@ cdef class Store:
         return self.tiers.head - self.tiers.first
 
     cdef inline i64 room(self) except -1:
-        """How many records can follow, one after the other from `place`; at least 1.
+        """Return how many consecutive records can be written at `place`; at least 1.
 
-        OSError, and nothing changed, if the disk does not take the block that must make way.
+        Raises OSError, without changing anything, if the block that must make room cannot be written to the disk.
         """
         cdef Tiers* t = &self.tiers
         cdef i64 until_end = t.hot_capacity - t.hot_at
@@ -82,7 +82,7 @@ cdef class Store:
         return self.tiers.hot + self.tiers.hot_at * self.tiers.stride
 
     cdef inline void advance(self, i64 n) noexcept:
-        """Count `n` <= room() records that were written at `place`."""
+        """Append the `n` <= room() records that were written at `place`."""
         cdef Tiers* t = &self.tiers
         t.head += n
         t.hot_at += n

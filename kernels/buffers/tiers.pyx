@@ -18,13 +18,13 @@ from rlox.kernels.types cimport i64, u8
 
 cnp.import_array()
 
-# A block is what goes to the file in one write. 32 KiB keep a push_batch even; 128 transitions keep the writes
-# out of a push's 99th percentile; 8 MiB (2 ms, image stacks of 84x84x4) bound what one push can take.
+# A block is what is written to the file at once. With 32 KiB the time of a push_batch is even; with 128 transitions
+# the writes stay out of the 99th percentile of a push; 8 MiB (2 ms, image stacks of 84x84x4) limit the time of a push.
 cdef enum:
     BLOCK_BYTES = 1 << 15
     BLOCK_ROWS = 128
     MAX_BLOCK_BYTES = 1 << 23
-    CURRENT = 4  # bits of `users`: who needs a block of the file; 1 and 2 are the two states
+    CURRENT = 4  # bits of `users`, who needs a block of the file: this one for the buffer itself, 1 and 2 for states
 
 # The open buffers of this process, which a forked child must not use.
 OPEN = weakref.WeakSet()
@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 cdef class Store:
-    """Knows nothing of what is in the records."""
+    """The records of an `MmapReplayBuffer`, in memory and in the file, as opaque bytes."""
 
     def __init__(self, cold_path, str record, i64 stride, i64 hot_capacity, i64 total_capacity, bint preallocate):
         cdef Tiers* t = &self.tiers
@@ -51,13 +51,13 @@ cdef class Store:
             t.shift += 1
         t.n_table = 0
         if total_capacity > hot_capacity:
-            # One more than the ring's blocks: the oldest and the newest are both partly in use.
+            # One more than the blocks that fit: the oldest and the newest block are both partly in use.
             t.n_table = ((total_capacity - hot_capacity - 1) >> t.shift) + 2
         self.lock = threading.Lock()
         self.table = np.full(t.n_table, -1, np.int64)
         self.users = np.zeros(COPIES * t.n_table, np.uint8)
         try:
-            # Zeros, which cost nothing until touched: a block may go to the file with unused places in it.
+            # Zeros, which cost nothing until touched, because unused places of a block may be written to the file.
             memory = np.zeros(hot_capacity * stride + 64, np.uint8)
         except MemoryError as e:
             raise MemoryError(
@@ -94,10 +94,10 @@ cdef class Store:
             at = t.hot_at - (t.head - first)
             if at < 0:
                 at += t.hot_capacity
-            # What the entry of the table held so far, if anything, is older than what may be sampled.
+            # The block that this table entry refers to so far, if any, is older than what may be sampled.
             old = t.table[t.table_at]
-            # The lowest block that is not needed. There is one: COPIES * n_table less what two states and the rest
-            # of the table can hold.
+            # Find the lowest block that is not needed. There is one, because two states and the rest of the table
+            # together need fewer than the COPIES * n_table blocks.
             block = self.free_from
             if old >= 0 and users[old] == CURRENT and old < block:
                 block = old
@@ -122,13 +122,13 @@ cdef class Store:
     cdef int refuse(self, str method) except -1:
         raise ValueError(
             f"MmapReplayBuffer.{method}: the buffer must be "
-            + ("used in the process that made it, got a fork of that" if self.forked else "open, got a closed one")
+            + ("used in the process that created it, got a fork of it" if self.forked else "open, got a closed one")
         )
 
     cdef int check_whole(self) except -1:
-        """Raise if somebody has cut the file short: to read past its end through the map kills the process.
+        """Raise if the file was cut short: reading past its end through the map would kill the process.
 
-        Asked at most once a millisecond, since the system call costs as much as a small sample.
+        Checks at most once per millisecond, since the system call takes as long as a small sample.
         """
         cdef timespec now
         cdef struct_stat status
@@ -138,7 +138,7 @@ cdef class Store:
             return 0
         if fstat(self.fd, &status) != 0 or status.st_size < self.size:
             raise OSError(
-                errno.EIO, "MmapReplayBuffer: cold_path must be left alone, got a file that was cut short",
+                errno.EIO, "MmapReplayBuffer: cold_path must not be modified, got a file that was cut short",
                 self.cold.path,
             )
         self.checked_at = milliseconds
@@ -152,7 +152,7 @@ cdef class Store:
         self.tiers.hot = NULL
 
     def _disown(self):
-        """In a forked child: let go of the file, which stays the parent's."""
+        """Release the file in a forked child; it still belongs to the parent."""
         cold = self.cold
         if cold is not None:
             self.forked = True
@@ -168,7 +168,7 @@ cdef class Store:
         return 0
 
     cdef cnp.ndarray blocks(self):
-        """Where in the file the blocks lie that hold transitions from `first` on, oldest first."""
+        """Return the positions in the file of the blocks with transitions from `tiers.first` on, oldest first."""
         cdef Tiers* t = &self.tiers
         cdef i64 n = max(t.n_written - (t.first >> t.shift), 0)
         if n == 0:
@@ -176,7 +176,7 @@ cdef class Store:
         return self.table[np.arange(t.table_at - n, t.table_at) % t.n_table]
 
     cdef cnp.ndarray copy_records(self, i64 first):
-        """(n, stride) uint8: the records from number `first` on."""
+        """Return the records from number `first` on, (n, stride) uint8."""
         cdef Tiers* t = &self.tiers
         cdef cnp.ndarray records = np.empty((t.head - first, t.stride), np.uint8)
         cdef u8* to = <u8*>cnp.PyArray_DATA(records)
@@ -196,7 +196,7 @@ cdef class Store:
                 return {"head": t.head, "n": self.length(), "records": self.copy_records(t.first)}
             blocks = self.blocks()
             records = self.copy_records(max(t.first, t.head - t.hot_capacity))
-            # The older of the two states gives its place up; its blocks are free once the header says so.
+            # The new state replaces the older of the two; the blocks of that are free once the header is written.
             which = 0 if self.named[0] is None else 1 if self.named[1] is None else self.named.index(min(self.named))
             serial = self.cold.header["serial"] + 1
             other = self.named[1 - which]
@@ -218,20 +218,20 @@ cdef class Store:
             }
 
     cdef int restart(self, i64 first) except -1:
-        """Be empty, with `first` as the number of the next transition."""
+        """Drop all records; the next transition gets the number `first`."""
         cdef Tiers* t = &self.tiers
         t.head = t.first = first
         t.hot_at = first % t.hot_capacity
         t.n_written = first >> t.shift
         t.table_at = t.n_written % t.n_table if t.n_table else 0
-        self.table = np.full(t.n_table, -1, np.int64)  # a new one: another thread may still look up in the old
+        self.table = np.full(t.n_table, -1, np.int64)  # a new array: another thread may still read the old one
         t.table = <i64*>cnp.PyArray_DATA(self.table)
         self.users &= 255 ^ CURRENT
         self.free_from = 0
         return 0
 
     cdef int fill(self, i64 first, cnp.ndarray records) except -1:
-        """Hold exactly `records`, numbered from `first`; empty if the disk does not take them."""
+        """Replace everything by `records`, numbered from `first`. Empty if they cannot be written to the disk."""
         cdef Tiers* t = &self.tiers
         cdef const u8* data = <const u8*>cnp.PyArray_DATA(records)
         cdef i64 n = records.shape[0]
@@ -249,11 +249,11 @@ cdef class Store:
         return 0
 
     cdef int adopt(self, dict state) except -1:
-        """Continue with the file that `state` names; nothing is changed if that cannot be."""
+        """Continue with the file that `state` refers to. Changes nothing if that is impossible."""
         cdef Tiers* t = &self.tiers
         cdef i64 k
         cdef i64 head = state["head"], first = head - state["n"], n_written = state["cold_written"]
-        cdef i64 newest = max(head - first - t.hot_capacity, 0)  # of those only in the file
+        cdef i64 newest = max(head - first - t.hot_capacity, 0)  # number of transitions that are only in the file
         where = "MmapReplayBuffer.set_state"
         blocks = state["cold_blocks"]
         serial = state["cold_serial"]
@@ -273,7 +273,7 @@ cdef class Store:
                 cold = self.cold
                 if serial not in cold.header["named"]:
                     raise ValueError(
-                        f"{where}: state must be one of the two newest that name {cold.path!r} "
+                        f"{where}: state must be one of the two newest that refer to {cold.path!r} "
                         f"({cold.header['named']}), got number {serial}, whose transitions may have been overwritten"
                     )
             else:
@@ -307,7 +307,7 @@ cdef class Store:
         return 0
 
     cdef int put_newest(self, i64 head, cnp.ndarray records) except -1:
-        """Lay `records`, the newest ones, into the ring in memory without writing to the file."""
+        """Copy `records`, the newest ones, into the ring in memory without writing to the file."""
         cdef Tiers* t = &self.tiers
         cdef const u8* data = <const u8*>cnp.PyArray_DATA(records)
         cdef i64 n = records.shape[0]

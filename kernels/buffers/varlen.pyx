@@ -28,10 +28,10 @@ cdef void fill(char* out, Py_ssize_t n, const char* item, Py_ssize_t itemsize) n
 
 
 cdef class VarLenStore:
-    """An append-only list of 1-D sequences, kept end to end in a few large arrays.
+    """An append-only list of 1-D sequences, stored end to end in a few large arrays.
 
-    Sequences are copied in by `push` and out by `get`; nothing that a caller holds is shared. What is
-    stored never moves, so a push costs the copy of its own elements and, amortised, nothing else.
+    `push` copies sequences in and `get` copies them out, so no memory is shared with the caller. Stored elements never
+    move, so the amortised cost of a push is only the copy of its own elements.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ cdef class VarLenStore:
     Raises
     ------
     ValueError
-        Another dtype.
+        For another dtype.
 
     Examples
     --------
@@ -57,7 +57,7 @@ cdef class VarLenStore:
     cdef readonly object dtype
     cdef int type_num
     cdef Py_ssize_t itemsize
-    # Where each sequence starts, and how long it is; both grow by doubling.
+    # Start and length of each sequence; both arrays grow by doubling.
     cdef cnp.ndarray addresses, lengths
     cdef Py_ssize_t n, total
     # The segments own the memory that `addresses` points into.
@@ -78,7 +78,7 @@ cdef class VarLenStore:
         self.clear()
 
     def clear(self) -> None:
-        """Remove every sequence and give the memory back."""
+        """Remove all sequences and free the memory."""
         self.addresses = np.empty(8, np.uint64)
         self.lengths = np.empty(8, np.int64)
         self.n = self.total = self.room = 0
@@ -101,7 +101,7 @@ cdef class VarLenStore:
         return map(self.get, range(self.n))
 
     def len(self) -> int:
-        """Return the number of sequences, as ``len(store)``."""
+        """Return the number of sequences, like ``len(store)``."""
         return self.n
 
     def num_sequences(self) -> int:
@@ -109,7 +109,7 @@ cdef class VarLenStore:
         return self.n
 
     def total_elements(self) -> int:
-        """Return the number of elements of all sequences together."""
+        """Return the total number of elements of all sequences."""
         return self.total
 
     def push(self, seq) -> None:
@@ -124,9 +124,9 @@ cdef class VarLenStore:
         Raises
         ------
         ValueError
-            More than one dimension, or an integer that does not fit.
+            For more than one dimension, or an integer that does not fit.
         TypeError
-            No numbers; floats or bools for an integer store.
+            If the elements are not numbers, or are floats or bools in an integer store.
         """
         cdef cnp.ndarray array
         if (isinstance(seq, cnp.ndarray) and cnp.PyArray_TYPE(<cnp.ndarray>seq) == self.type_num
@@ -137,17 +137,17 @@ cdef class VarLenStore:
         self.append(array)
 
     def push_batch(self, seqs) -> None:
-        """Append copies of several sequences, all of them or, where one is wrong, none.
+        """Append copies of several sequences, or none of them if one is invalid.
 
         Parameters
         ----------
         seqs
-            List of sequences, each as for `push`; the rows of a (B, L) array also count as one.
+            List of sequences, each as for `push`. A (B, L) array is also accepted, as a list of its rows.
 
         Raises
         ------
         ValueError, TypeError
-            As `push`; the message names the place, as in ``seqs[3]``.
+            As for `push`; the message names the sequence, as in ``seqs[3]``.
         """
         try:
             items = list(seqs)
@@ -160,10 +160,10 @@ cdef class VarLenStore:
             self.append(array)
 
     def get(self, index) -> np.ndarray:
-        """Return sequence `index` as a fresh array (L,) of the store's dtype.
+        """Return sequence `index` as a new array (L,) of the store's dtype.
 
-        Negative indices count from the end. Raises IndexError outside [-n, n) and TypeError for what is
-        no integer.
+        Negative indices count from the end. Raises IndexError outside [-n, n), and TypeError if the index is not an
+        integer.
         """
         cdef Py_ssize_t i = self.place(index, "VarLenStore.get", "index")
         cdef Py_ssize_t length = (<i64*>cnp.PyArray_DATA(self.lengths))[i]
@@ -178,30 +178,30 @@ cdef class VarLenStore:
         return self.get(index)
 
     def padded(self, indices, pad=0, *, bint left=False) -> tuple[np.ndarray, np.ndarray]:
-        """Return several sequences side by side, filled up to the longest of them.
+        """Return several sequences as the rows of one array, padded to the longest of them.
 
         Parameters
         ----------
         indices
             (B,) integers, each as for `get`; repeats are allowed.
         pad
-            The element to fill up with; must fit the store's dtype.
+            The element to pad with; must fit the store's dtype.
         left
-            True puts the padding in front, as generation from prompts of different lengths needs it.
+            True puts the padding in front, as needed for generation from prompts of different lengths.
 
         Returns
         -------
         tokens
-            (B, L) of the store's dtype, L the length of the longest (0 for no indices).
+            (B, L) of the store's dtype, where L is the length of the longest sequence (0 without indices).
         mask
-            (B, L) bool, True where there is an element of a sequence.
+            (B, L) bool, True at the elements of sequences, False at padding.
 
         Raises
         ------
         IndexError
-            An index outside [-n, n).
+            If an index lies outside [-n, n).
         ValueError, TypeError
-            Indices that are not one list of integers, a `pad` that does not fit.
+            If `indices` is not a list of integers, or `pad` does not fit the dtype.
         """
         cdef cnp.ndarray filler = self.convert([pad], "VarLenStore.padded", "pad")
         cdef cnp.ndarray chosen = np.asarray(indices)
@@ -249,7 +249,7 @@ cdef class VarLenStore:
         return tokens, mask
 
     def get_state(self) -> dict:
-        """Return ``{"elements": (total,), "lengths": (n,) int64}``, fresh arrays."""
+        """Return ``{"elements": (total,), "lengths": (n,) int64}`` as new arrays."""
         cdef cnp.ndarray elements = np.empty(self.total, self.dtype)
         cdef char* out = <char*>cnp.PyArray_DATA(elements)
         cdef const i64* lengths = <const i64*>cnp.PyArray_DATA(self.lengths)
@@ -264,9 +264,9 @@ cdef class VarLenStore:
         return {"elements": elements, "lengths": self.lengths[: self.n].copy()}
 
     def set_state(self, dict state not None) -> None:
-        """Replace everything by what `get_state` of a store of the same dtype returned.
+        """Replace everything by a state from `get_state` of a store of the same dtype.
 
-        Raises ValueError for other keys, dtypes or lengths; the store is then as it was.
+        Raises ValueError for other keys, dtypes or lengths, and then leaves the store unchanged.
         """
         where = "VarLenStore.set_state"
         if set(state) != {"elements", "lengths"}:
@@ -278,19 +278,19 @@ cdef class VarLenStore:
         if elements.dtype != self.dtype or elements.ndim != 1:
             raise ValueError(
                 f"{where}: elements must be 1-D of dtype {self.dtype}, got shape {elements.shape} of "
-                f"{elements.dtype}; make the store with that dtype"
+                f"{elements.dtype}; create the store with that dtype"
             )
         if lengths.dtype != np.int64 or lengths.ndim != 1:
             raise ValueError(
                 f"{where}: lengths must be 1-D of dtype int64, got shape {lengths.shape} of {lengths.dtype}"
             )
-        # Bounded one by one first, so that no sum of them can wrap round to the right total.
+        # Each length is checked first, so that their sum cannot wrap around to the right total.
         if ((lengths < 0) | (lengths > elements.size)).any() or sum(lengths.tolist()) != elements.size:
             raise ValueError(
                 f"{where}: lengths must be at least 0 and sum to the {elements.size} elements, got a sum of "
                 f"{sum(lengths.tolist())}"
             )
-        # One copy is the only segment; whatever comes later opens another.
+        # The copy is the only segment; later pushes open another one.
         cdef cnp.ndarray data = np.array(elements, order="C")
         cdef Py_ssize_t n = len(lengths)
         self.clear()
@@ -357,8 +357,8 @@ cdef class VarLenStore:
     cdef char* allocate(self, Py_ssize_t nbytes) except? NULL:
         """Return room for `nbytes` that never moves.
 
-        Segments grow with what is stored, so that their number and what is left over at their ends stay
-        small; a sequence longer than the next segment gets one of its own, and the open one stays open.
+        Segments grow with the amount stored, so that their number and the unused space at their ends stay small. A
+        sequence longer than the next segment gets a segment of its own, and the open one stays open.
         """
         cdef char* target
         cdef Py_ssize_t size

@@ -1,4 +1,4 @@
-"""Native environments: one file of inline functions each, one vectorised loop for all."""
+"""Native environments: one file of inline functions for each, and one vectorised loop for all."""
 
 from rlox.kernels import prefer_level
 

@@ -1,7 +1,7 @@
 """Acrobot-v1: swing the lower of two links above a line by a torque at the joint between them.
 
-Sutton, "Generalization in reinforcement learning", 1996; Sutton and Barto's book has the equations. Those here,
-the constants and the integration (one Runge-Kutta step of fourth order) are gymnasium's Acrobot-v1 ("book" dynamics).
+Sutton, "Generalization in reinforcement learning", 1996; the equations are in Sutton and Barto's book. The equations,
+constants and integration here (one Runge-Kutta step of fourth order) are gymnasium's Acrobot-v1 ("book" dynamics).
 
 State        theta1, theta2 (rad, 0 hangs down, wrapped to [-pi, pi]), their speeds (rad/s, within 4 pi and 9 pi),
              float64.
@@ -24,7 +24,7 @@ cdef inline f64 wrap(f64 x) noexcept nogil:
     cdef f64 pi = 3.14159265358979323846
     cdef f64 magic = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to the nearest integer
     x = x - 2.0 * pi * ((x * (0.5 / pi) + magic) - magic)
-    # The rounding above may be off where x lies next to an odd multiple of pi.
+    # The rounding above may be off if x is close to an odd multiple of pi.
     x = x - 2.0 * pi if x > pi else x
     return x + 2.0 * pi if x < -pi else x
 
@@ -36,7 +36,7 @@ cdef inline f64 bound(f64 x, f64 limit) noexcept nogil:
 
 cdef inline void accelerate(f64 theta1, f64 theta2, f64 speed1, f64 speed2, f64 torque, f64* acc1,
                             f64* acc2) noexcept nogil:
-    """The links' accelerations: lengths and masses 1, centres of mass at 1/2, moments of inertia 1, g = 9.8."""
+    """Compute the accelerations of links of length 1, mass 1, centre of mass at 1/2, inertia 1, for g = 9.8."""
     cdef f64 sin1, cos1, sin2, cos2, d1, d2, phi1, phi2, turn, determinant, per
     sincos(theta1, &sin1, &cos1)
     sincos(theta2, &sin2, &cos2)
@@ -98,7 +98,7 @@ cdef inline void step_all(i64 n, f64_r theta1, f64_r theta2, f64_r speed1, f64_r
         write_obs(obs + 6 * i, sin1, cos1, sin2, cos2, u, v)
         up = sin1 * sin2 - cos1 * cos2 - cos1 > 1.0
         rewards[i] = 0.0 if up else -1.0
-    # Bytes in the first loop would make it take 64 environments at a time (see cartpole.pxd).
+    # Bytes in the first loop would make it process 64 environments at a time (see cartpole.pxd).
     for i in range(n):
         terminated[i] = rewards[i] == 0.0
 

@@ -1,9 +1,9 @@
-"""What the vectorised loop knows about an environment: the C struct that environments from outside fill too.
+"""Description of an environment for the vectorised loop: the C struct that external environments fill in too.
 
-An environment's .pxd fills one `rlox_env_v1` in ``spec()`` (kernels/include/rlox_native.h says what its fields and
-functions mean). The loop in episodes.pxd calls the functions once for a block of environments, so the indirection
-costs nothing per environment. State is float64 in structure-of-arrays form: component s of environment i of a batch of
-n is ``state[s * n + i]``. Observations are float32 rows.
+The .pxd file of an environment fills in an `rlox_env_v1` in ``spec()`` (its fields and functions are documented in
+kernels/include/rlox_native.h). The loop in episodes.pxd calls the functions once per block of environments, so the
+indirection costs nothing per environment. State is float64 in structure-of-arrays form: component s of environment i in
+a batch of n is ``state[s * n + i]``. Observations are float32 rows.
 """
 
 from rlox.kernels.philox cimport DOMAIN_ENV_RESET, DOMAIN_ENV_STEP, Block, philox
@@ -43,22 +43,22 @@ cdef extern from "rlox_native.h":
         reset_n_f reset_n
         step_n_f step_n
         observe_n_f observe_n
-        # Of several agents; to be read only where `flags` has RLOX_ENV_AGENTS: see agents_of.
+        # For several agents; read only if `flags` has RLOX_ENV_AGENTS: see agents_of.
         i64 n_agents
         i64 central_dim
         observe_n_f central_n
 
 
 cdef inline i64 agents_of(const rlox_env_v1* spec) noexcept nogil:
-    """Rows of observations, actions and rewards that an environment has."""
+    """Return the number of rows of observations, actions and rewards of one environment."""
     return spec.n_agents if spec.flags & RLOX_ENV_AGENTS else 1
 
 
 cdef inline Block reset_block(const rlox_batch_v1* batch, Py_ssize_t i) noexcept nogil:
-    """Random words for the start of environment i's episode: a pure function of its key and episode number."""
+    """Return random words for the start of environment i's episode, a pure function of its key and episode number."""
     return philox(batch.keys[i], batch.episodes[i], DOMAIN_ENV_RESET)
 
 
 cdef inline Block step_block(const rlox_batch_v1* batch, Py_ssize_t i) noexcept nogil:
-    """Random words for the step that environment i is taking: a pure function of its key, episode and step."""
+    """Return random words for environment i's current step, a pure function of its key, episode and step."""
     return philox(batch.keys[i], batch.episodes[i], DOMAIN_ENV_STEP | <u64>batch.steps[i] << 32)

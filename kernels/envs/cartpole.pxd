@@ -30,7 +30,7 @@ cdef inline void step_one(f64* x, f64* x_dot, f64* theta, f64* theta_dot, i64 ac
     cdef f64 force = -10.0 + 20.0 * <f64><int>action  # N
     cdef f64 sin_theta, cos_theta, push, theta_acc, x_acc
     sincos(theta[0], &sin_theta, &cos_theta)
-    # Products with 1 / mass: three divisions less halve the time of a step, and differ by a rounding.
+    # Multiplying by 1 / mass saves three divisions, which halves the time of a step; results differ by rounding.
     push = (force + pole_moment * (theta_dot[0] * theta_dot[0]) * sin_theta) * per_mass
     theta_acc = (gravity * sin_theta - cos_theta * push) / (
         half_length * (4.0 / 3.0 - 0.1 * per_mass * (cos_theta * cos_theta)))
@@ -41,8 +41,8 @@ cdef inline void step_one(f64* x, f64* x_dot, f64* theta, f64* theta_dot, i64 ac
     theta_dot[0] += tau * theta_acc
 
 
-# The bytes of `terminated` have a loop of their own: in the first, they would make the vectoriser take 64
-# environments at a time, which are too many for the registers, and for a batch of 8.
+# The bytes of `terminated` are written in a loop of their own. In the first loop, they would make the vectoriser take
+# 64 environments at a time, which are too many for the registers and for a batch of 8.
 
 cdef inline void step_all(i64 n, f64_r x, f64_r x_dot, f64_r theta, f64_r theta_dot, ci64_r actions,
                           f32_r obs) noexcept nogil:

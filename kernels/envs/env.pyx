@@ -1,4 +1,4 @@
-"""One native environment without auto-reset, for reading and trying things out."""
+"""A single native environment without auto-reset, for learning and experiments."""
 
 import secrets
 
@@ -20,9 +20,9 @@ cnp.import_array()
 
 
 cdef class Env(NativeEnv):
-    """One native environment without auto-reset, for reading and trying things out.
+    """A single native environment without auto-reset, for learning and experiments.
 
-    ``Env(env_id, seed=s)`` plays the same episodes as environment 0 of ``VecEnv(1, seed=s, env_id=env_id)``.
+    ``Env(env_id, seed=s)`` has the same episodes as environment 0 of ``VecEnv(1, seed=s, env_id=env_id)``.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ cdef class Env(NativeEnv):
     Attributes
     ----------
     env_id, obs_dim, discrete, n_actions, act_dim, act_low, act_high, max_episode_steps
-        As those of `VecEnv`.
+        As in `VecEnv`.
     """
 
     cdef Envs env
@@ -52,7 +52,7 @@ cdef class Env(NativeEnv):
         self.begin(seed)
 
     cdef int begin(self, object seed) except -1:
-        """Build what the chosen environment needs."""
+        """Set up the memory of the chosen environment."""
         key = seed if seed is not None else secrets.randbits(64)
         self.running = False
         self.physics = np.zeros(self.spec.state_size)
@@ -83,7 +83,7 @@ cdef class Env(NativeEnv):
         self.set_state(state)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Start the next episode, or with a seed the first one of that seed; return (D,) float32.
+        """Start the next episode, or with a seed, the first one of that seed. Returns the observation, (D,) float32.
 
         Raises ValueError for a seed outside [0, 2**64).
         """
@@ -95,21 +95,21 @@ cdef class Env(NativeEnv):
         return obs
 
     def observe(self) -> np.ndarray:
-        """Return the current observation, (D,) float32; raises ValueError before the first `reset`."""
+        """Return the current observation, (D,) float32. Raises ValueError before the first `reset`."""
         if self.episode == <u64>-1:
-            raise ValueError(f"{self.name()}.observe: an episode must have begun; call reset() first")
+            raise ValueError(f"{self.name()}.observe: an episode must have started; call reset() first")
         cdef cnp.ndarray obs = np.empty(self.spec.obs_dim, np.float32)
         observe_all(&self.spec, &self.env, <f32*>cnp.PyArray_DATA(obs))
         return obs
 
     def step(self, action) -> dict:
-        """Take one step; the first one begins the first episode, if `reset` has not.
+        """Take one step. Without a `reset` before it, the first step starts the first episode.
 
         Parameters
         ----------
         action
-            Discrete: an integer in [0, n_actions). Continuous: (A,) numbers, or one number where A = 1; they
-            are taken as float32, and those beyond the bounds are clipped by the dynamics.
+            Discrete: an integer in [0, n_actions). Continuous: (A,) numbers, or one number if A = 1. They are
+            converted to float32, and the dynamics clip those outside the bounds.
 
         Returns
         -------
@@ -119,9 +119,9 @@ cdef class Env(NativeEnv):
         Raises
         ------
         ValueError
-            The episode has ended, or the action is out of range, NaN or of another shape.
+            If the episode has ended, or the action is out of range, NaN or of another shape.
         TypeError
-            The action is no integer, or not made of real numbers.
+            If a discrete action is not an integer, or a continuous one is not made of real numbers.
         """
         if not self.running and self.episode != <u64>-1:
             raise ValueError(f"{self.name()}.step: an episode must be running; call reset() first")
@@ -168,7 +168,7 @@ cdef class Env(NativeEnv):
         return array
 
     def get_state(self) -> dict:
-        """Return everything that the future depends on, as plain Python numbers."""
+        """Return the complete state as plain Python numbers."""
         return {
             "state": self.physics.tolist(),
             "key": self.key,
@@ -179,7 +179,7 @@ cdef class Env(NativeEnv):
         }
 
     def set_state(self, state: dict) -> None:
-        """Continue exactly from what `get_state` returned; raises ValueError for other keys or values."""
+        """Restore a state from `get_state` exactly. Raises ValueError for other keys or values."""
         where = self.name() + ".set_state"
         if set(state) != set(self.get_state()):
             raise ValueError(
@@ -205,9 +205,9 @@ cdef class Env(NativeEnv):
 
 
 cdef class CartPole(Env):
-    """One CartPole-v1 without auto-reset, for reading and trying things out.
+    """A single CartPole-v1 without auto-reset, for learning and experiments.
 
-    ``CartPole(seed=s)`` plays the same episodes as environment 0 of ``VecEnv(1, seed=s)``.
+    ``CartPole(seed=s)`` has the same episodes as environment 0 of ``VecEnv(1, seed=s)``.
 
     Parameters
     ----------
@@ -220,39 +220,39 @@ cdef class CartPole(Env):
 
 
 cdef class Pendulum(Env):
-    """One Pendulum-v1 without auto-reset; parameters and methods as those of `CartPole`."""
+    """A single Pendulum-v1 without auto-reset. Parameters and methods as in `CartPole`."""
 
     def __init__(self, seed: int | None = None) -> None:
         Env.__init__(self, "Pendulum-v1", seed)
 
 
 cdef class MountainCar(Env):
-    """One MountainCar-v0 without auto-reset; parameters and methods as those of `CartPole`."""
+    """A single MountainCar-v0 without auto-reset. Parameters and methods as in `CartPole`."""
 
     def __init__(self, seed: int | None = None) -> None:
         Env.__init__(self, "MountainCar-v0", seed)
 
 
 cdef class MountainCarContinuous(Env):
-    """One MountainCarContinuous-v0 without auto-reset; parameters and methods as those of `CartPole`."""
+    """A single MountainCarContinuous-v0 without auto-reset. Parameters and methods as in `CartPole`."""
 
     def __init__(self, seed: int | None = None) -> None:
         Env.__init__(self, "MountainCarContinuous-v0", seed)
 
 
 cdef class Acrobot(Env):
-    """One Acrobot-v1 without auto-reset; parameters and methods as those of `CartPole`."""
+    """A single Acrobot-v1 without auto-reset. Parameters and methods as in `CartPole`."""
 
     def __init__(self, seed: int | None = None) -> None:
         Env.__init__(self, "Acrobot-v1", seed)
 
 
 cdef class GridWorld(Env):
-    """A grid to walk on, with a goal in the last corner; its first episode begins with the construction.
+    """A grid with a goal in the last corner. The constructor starts the first episode.
 
     Observations are (row, column), each divided by its largest value. Actions are 0 up, 1 right, 2 down, 3 left;
-    walls hold the walker back. A step costs 0.01, the one that reaches the goal gives 1 and ends the episode, and
-    4 * rows * cols steps cut it. It starts on any cell but the goal, all equally likely.
+    walls block moves. A step has reward -0.01; the step that reaches the goal has reward 1 and terminates the episode,
+    which is truncated after 4 * rows * cols steps. An episode starts on any cell but the goal, all equally likely.
 
     Parameters
     ----------
@@ -264,9 +264,9 @@ cdef class GridWorld(Env):
     Raises
     ------
     ValueError
-        A size or seed out of range.
+        If a size or the seed is out of range.
     TypeError
-        A size or seed that is no integer.
+        If a size or the seed is not an integer.
     """
 
     cdef Grid grid
@@ -277,7 +277,7 @@ cdef class GridWorld(Env):
             if not 1 <= value <= 4096:
                 raise ValueError(f"GridWorld: {name} must be at least 1 and at most 4096, got {value}")
         if sizes["rows"] * sizes["cols"] == 1:
-            raise ValueError("GridWorld: rows and cols must make at least 2 cells, got 1; the goal takes one")
+            raise ValueError("GridWorld: rows and cols must give at least 2 cells, got 1; the goal takes one")
         self.grid = Grid(rows=sizes["rows"], columns=sizes["cols"])
         self.spec = gridworld(&self.grid)
         self.begin(seed)
@@ -290,12 +290,12 @@ cdef class GridWorld(Env):
         return f"GridWorld(rows={self.grid.rows}, cols={self.grid.columns}, pos={self.pos})"
 
     def set_state(self, state: dict) -> None:
-        """As `Env.set_state`; raises ValueError for a position that is no cell of this grid, too."""
+        """Like `Env.set_state`, but also raises ValueError for a position outside this grid."""
         try:
             row, column = state["state"]
             inside = row in range(self.grid.rows) and column in range(self.grid.columns)
         except (KeyError, TypeError, ValueError):
-            inside = True  # Env.set_state has the error for it
+            inside = True  # Env.set_state raises the error
         if not inside:
             raise ValueError(
                 f"GridWorld.set_state: state must be a cell of the grid of {self.grid.rows} x "
@@ -313,7 +313,7 @@ cdef class GridWorld(Env):
 
     @property
     def pos(self) -> tuple[int, int]:
-        """(row, column) of the walker; can be set to any cell but the goal."""
+        """Position (row, column) of the walker; can be set to any cell but the goal."""
         return int(self.env.state[0]), int(self.env.state[1])
 
     @pos.setter
@@ -323,7 +323,7 @@ cdef class GridWorld(Env):
         self.env.state[1] = column
 
     cdef tuple on_grid(self, object cell, str where):
-        """Return `cell` as a pair of ints; ValueError unless it is a cell that one can stand on."""
+        """Return `cell` as a pair of ints. Raises ValueError unless it is a cell of the grid other than the goal."""
         if not isinstance(cell, tuple | list) or len(cell) != 2:
             raise TypeError(f"{where}: the position must be a pair (row, column), got {cell!r}")
         row, column = as_index(cell[0], where, "row"), as_index(cell[1], where, "column")
@@ -336,7 +336,7 @@ cdef class GridWorld(Env):
         return row, column
 
     def render(self) -> str:
-        """Return the grid, a line per row: ``A`` the walker, ``G`` the goal, ``.`` any other cell."""
+        """Return the grid as text with a line per row: ``A`` is the walker, ``G`` the goal, ``.`` any other cell."""
         rows, columns = self.rows, self.cols
         marks = {(rows - 1, columns - 1): "G", self.pos: "A"}
         return "".join(["".join([marks.get((r, c), ".") for c in range(columns)]) + "\n" for r in range(rows)])

@@ -6,23 +6,23 @@ from libc.string cimport memcpy
 from rlox.kernels.envs.base cimport RLOX_ENV_AGENTS, agents_of, rlox_batch_v1, rlox_env_v1
 from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
 
-# Environments are stepped in blocks, each with its own (S, block) state, so that the passes over a block (step,
-# statistics, copies, resets) find it in the first-level cache.
+# Environments are stepped in blocks, each with its own (S, block) state, which stays in the first-level cache for all
+# passes over the block (step, statistics, copies, resets).
 cdef enum:
     BLOCK = 256
 
 
-# Of N environments with A agents each (1 but for those with several); flags and lengths are an environment's.
+# Results of N environments with A agents each (A is 1 for single-agent ones); flags and lengths are per environment.
 cdef struct Outputs:
     f32* obs             # (N, A, D)
     f64* rewards         # (N, A)
     u8* terminated       # (N)
     u8* truncated        # (N)
-    f32* final_obs       # (N, A, D); the last three may be NULL: not wanted
+    f32* final_obs       # (N, A, D); NULL if not wanted, like the next two
     f64* episode_return  # (N, A)
     i64* episode_length  # (N)
-    f32* central         # (N, C) and, before any reset, (N, C); looked at only where the environment has them
-    f32* final_central
+    f32* central         # (N, C); used only if the environment has a central observation, like the next one
+    f32* final_central   # (N, C), before any reset
 
 
 cdef struct Envs:
@@ -39,7 +39,7 @@ cdef inline Py_ssize_t n_blocks(Py_ssize_t n) noexcept nogil:
 
 
 cdef inline rlox_batch_v1 block_of(const rlox_env_v1* spec, Envs* envs, Py_ssize_t start) noexcept nogil:
-    """The block of environments that begins with number `start`, a multiple of BLOCK."""
+    """Return the block of environments that begins with number `start`, a multiple of BLOCK."""
     cdef rlox_batch_v1 batch
     batch.n = min(<Py_ssize_t>BLOCK, envs.n - start)
     batch.state = envs.state + start * spec.state_size
@@ -51,7 +51,7 @@ cdef inline rlox_batch_v1 block_of(const rlox_env_v1* spec, Envs* envs, Py_ssize
 
 cdef inline void start_episodes(const rlox_env_v1* spec, Envs* envs, Py_ssize_t start, const rlox_batch_v1* batch,
                                 i64 m, const i64* index, f32* obs) noexcept nogil:
-    """Start the next episodes of the environments index[0..m) of a block, whose observations `obs` is."""
+    """Start the next episodes of the environments index[0..m) of a block with observations `obs`."""
     cdef i64 j, agent, agents = agents_of(spec)
     for j in range(m):
         envs.episodes[start + index[j]] += 1
@@ -88,7 +88,7 @@ cdef inline void observe_all(const rlox_env_v1* spec, Envs* envs, f32* obs) noex
 
 
 cdef inline void central_all(const rlox_env_v1* spec, Envs* envs, f32* central) noexcept nogil:
-    """Write what a central critic sees, of an environment that has a function for it."""
+    """Write the inputs of a central critic, for an environment that has a function for them."""
     cdef Py_ssize_t k, start
     cdef rlox_batch_v1 batch
     for k in range(n_blocks(envs.n)):
@@ -121,7 +121,7 @@ cdef inline Py_ssize_t first_bad_action(const rlox_env_v1* spec, const void* act
 
 cdef inline int count(Py_ssize_t n, Py_ssize_t agents, i64 limit, cf64_r rewards, u8_r terminated, u8_r truncated,
                       i64_r steps, f64_r returns) noexcept nogil:
-    """Advance the statistics and apply the time limit; nonzero if an episode ended."""
+    """Update the statistics and apply the time limit; return nonzero if an episode ended."""
     cdef Py_ssize_t i
     cdef u8 ended = 0
     for i in range(n * agents):
@@ -130,13 +130,13 @@ cdef inline int count(Py_ssize_t n, Py_ssize_t agents, i64 limit, cf64_r rewards
         steps[i] += 1
         truncated[i] = steps[i] >= limit
     for i in range(n):
-        terminated[i] = terminated[i] != 0  # a byte of 2 from outside would be no bool
+        terminated[i] = terminated[i] != 0  # a byte of 2 from an external environment would not be a valid bool
         ended |= terminated[i] | truncated[i]
     return ended
 
 
 cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outputs* out) noexcept nogil:
-    """One step of every environment, with same-step auto-reset."""
+    """Step every environment once, with same-step auto-reset."""
     cdef Py_ssize_t agents = agents_of(spec)
     cdef Py_ssize_t action_size = agents * (sizeof(i64) if spec.n_actions else spec.act_dim * sizeof(f32))
     cdef Py_ssize_t row = agents * spec.obs_dim
@@ -172,7 +172,7 @@ cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* action
             memcpy(out.central + start * seen, out.final_central + start * seen, n * seen * sizeof(f32))
         if m:
             m = 0
-            # Eight flags at a time, for most of them are 0.
+            # Check eight flags at a time, because most of them are 0.
             for i in range(0, n - 7, 8):
                 memcpy(&some, terminated + i, 8)
                 memcpy(&more, truncated + i, 8)

@@ -1,4 +1,4 @@
-"""Environments that are Python objects, stepped one after the other into the rows of arrays."""
+"""Stepping environments that are Python objects, one after the other, into the rows of arrays."""
 
 import numpy as np
 
@@ -12,35 +12,35 @@ cnp.import_array()
 
 
 cdef class ForeignSteps:
-    """What a step of several gymnasium environments takes of Python, but for their own code.
+    """Steps several gymnasium environments, with everything but their own code compiled.
 
     Parameters
     ----------
     envs : list
         The N environments.
     to_env : callable
-        What an environment takes for a row of the actions.
+        Converts a row of the actions to the action that an environment takes.
     row : callable
-        What is written for an observation; raises where it is none.
+        Converts an observation to the row to write; raises if it is not a valid observation.
     vectors : bool
-        Whether `row` leaves a vector of the right length, f32 or f64, as it is. Such are copied without calling it.
+        Whether `row` leaves f32 and f64 vectors of the right length unchanged. They are then copied without calling it.
     first_action : int, optional
-        Of Discrete actions, which the environments count from here; then `to_env` is not called.
+        For Discrete actions: the environments' first action, from which they count. `to_env` is then not called.
     no_answers : frozenset
-        Types that are neither a reward nor a flag, though `float` or `bool` takes them.
+        Types that are neither a reward nor a flag, although `float` or `bool` accepts them.
     unanswered : object
-        Stands in `answer` until an environment has returned.
+        Value of `answer` until an environment has returned.
 
     Attributes
     ----------
     at : int
         The environment that is being stepped.
     answer : Any
-        What its ``step`` has returned.
+        The return value of its ``step``.
     rewards, terminated, truncated : arrays (N,) f64, bool, bool
         Of the last step.
     returns, lengths : arrays (N,) f64, i64
-        Of the running episodes, that step among them; the caller sets them to 0 where an episode begins.
+        Of the running episodes, including the last step. The caller sets them to 0 where an episode starts.
     """
 
     cdef list _envs
@@ -62,25 +62,25 @@ cdef class ForeignSteps:
         self.lengths = np.zeros(n, np.int64)
 
     def step(self, cnp.ndarray actions not None, cnp.ndarray reached):
-        """Take one step each.
+        """Take one step in each environment.
 
         Parameters
         ----------
         actions : array (N,) or (N, K) i64, or (N, A) f32
         reached : array (N, …), optional
-            Takes the observations that the steps led to.
+            Receives the observations that the steps led to.
 
         Returns
         -------
         list of int
-            Where an episode is over.
+            The environments whose episode has ended.
 
         Raises
         ------
         TypeError
-            For a reward or a flag that is none.
+            If a reward is not a number, or a flag not a bool.
         Exception
-            Of an environment; `at` says which, and `answer` what it had returned.
+            From an environment; `at` is its number, and `answer` what it had returned.
         """
         cdef Py_ssize_t i, n = len(self._envs), width = 0
         cdef bint ended, cut, direct
@@ -122,7 +122,7 @@ cdef class ForeignSteps:
             rewards[i], terminated[i], truncated[i] = reward, ended, cut
             returns[i] += reward
             lengths[i] += 1
-            # Written before the reset, which may reuse the environment's own array.
+            # Write the observation before the reset, which may reuse the environment's array.
             direct = rows != NULL and type(obs) is cnp.ndarray and _copied(<cnp.ndarray>obs, rows + i * width, width)
             if not direct:
                 obs = self._row(obs)
@@ -143,7 +143,7 @@ cdef class ForeignSteps:
 
 
 cdef inline bint _copied(cnp.ndarray obs, f32* row, Py_ssize_t width) noexcept:
-    """Whether `obs` is a vector of so many floats; then it stands in `row`."""
+    """Copy `obs` to `row` if it is a vector of `width` floats; return whether it is."""
     cdef Py_ssize_t k
     cdef const f64* wide
     if obs.ndim != 1 or obs.shape[0] != width or not cnp.PyArray_ISCARRAY_RO(obs):

@@ -1,11 +1,11 @@
-"""GridWorld-v0: walk to the last corner of a grid. `Params` holds its size; the id stands for 5 x 5.
+"""GridWorld-v0: walk to the last corner of a grid. `Params` contains its size; the id stands for 5 x 5.
 
 State        row, column, float64 whole numbers.
-Observation  row / (rows - 1), column / (columns - 1), float32; 0 where there is only one.
-Action       0 up (row - 1), 1 right (column + 1), 2 down (row + 1), 3 left (column - 1). Walls hold it back.
+Observation  row / (rows - 1), column / (columns - 1), float32; 0 if there is only one row or column.
+Action       0 up (row - 1), 1 right (column + 1), 2 down (row + 1), 3 left (column - 1). Walls block moves.
 Reward       -0.01 for every step, 1 for the one that reaches the goal.
 Start        uniform over all cells but the goal.
-Terminated   in the last row of the last column.
+Terminated   in the last row and last column.
 Truncated    after 4 * rows * columns steps.
 """
 
@@ -77,7 +77,7 @@ cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, 
     for j in range(m):
         i = index[j]
         block = reset_block(batch, i)
-        cell = <i64>below(join(block.a, block.b), <u64>(grid.rows * grid.columns - 1))  # the goal is the last one
+        cell = <i64>below(join(block.a, block.b), <u64>(grid.rows * grid.columns - 1))  # the goal is the last cell
         batch.state[i] = <f64>(cell // grid.columns)
         batch.state[batch.n + i] = <f64>(cell % grid.columns)
         observe_all(1, grid.rows, grid.columns, batch.state + i, batch.state + batch.n + i, obs + 2 * i)

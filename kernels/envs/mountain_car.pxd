@@ -1,4 +1,4 @@
-"""MountainCar-v0: rock a car that is too weak for the slope out of a valley.
+"""MountainCar-v0: rock a car, which is too weak for the slope, out of a valley.
 
 Moore, "Efficient memory-based learning for robot control", 1990; the equations and constants are gymnasium's
 MountainCar-v0.
@@ -35,8 +35,8 @@ cdef inline void roll(f64* position, f64* velocity, f64 push) noexcept nogil:
     velocity[0] = 0.0 if (p == left_wall) & (v < 0.0) else v
 
 
-# Flags, rewards and observations come from a second loop over the new state. In one loop GCC follows the constants of
-# the clipping into them, and the branches that it derives stop the vectoriser.
+# Flags, rewards and observations are computed in a second loop over the new state. In a single loop, GCC propagates the
+# constants of the clipping into them and introduces branches that prevent vectorisation.
 
 cdef inline void roll_all(i64 n, f64_r position, f64_r velocity, ci64_r actions) noexcept nogil:
     cdef i64 i

@@ -1,4 +1,4 @@
-"""MountainCarContinuous-v0: MountainCar with a force to choose, and a price for it.
+"""MountainCarContinuous-v0: MountainCar with a continuous force, which has a cost.
 
 The equations and constants are gymnasium's MountainCarContinuous-v0, which rounds its state to float32 after every
 step; here it stays float64, as in the other environments.

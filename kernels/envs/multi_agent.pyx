@@ -17,14 +17,14 @@ from rlox.kernels.envs.native_env import NATIVE_MULTI_AGENT_ENVS, native_multi_a
 
 cnp.import_array()
 
-# What an environment of ours is made with: name -> default.
+# Parameters of built-in environments: name -> default.
 PARAMS = {
     "GridPursuit-v0": {"size": 8, "n_pursuers": 3, "n_catchers": 2, "max_cycles": 50, "randomness": 0.2},
 }
 
 
 cdef Pursuit pursuit_of(dict params, str where) except *:
-    """The struct of a pursuit with these parameters."""
+    """Return the struct of a pursuit with these parameters."""
     cdef Pursuit grid
     sizes = {}
     limits = {"size": (2, 1 << 10), "n_pursuers": (1, MOST_PURSUERS), "n_catchers": (1, MOST_PURSUERS),
@@ -55,7 +55,7 @@ cdef struct Stepped:
 
 cdef void step_rows(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
                     f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil:
-    """One step of all environments, whose N * A agents are the rows of the arrays."""
+    """Step all environments once; the rows of the arrays are the N * A agents."""
     cdef Stepped* stepped = <Stepped*>self
     cdef Py_ssize_t n = stepped.envs.n, agents = agents_of(stepped.spec), i, a
     cdef Outputs out = Outputs(obs=obs, rewards=rewards, terminated=stepped.flags, truncated=stepped.flags + n,
@@ -70,10 +70,11 @@ cdef void step_rows(void* self, const void* actions, f32* obs, f64* rewards, u8*
 
 
 cdef class AgentVecEnv(NativeEnvs):
-    """N copies of one native environment with A agents each, stepped together; each restarts as soon as it ends.
+    """N copies of one native environment with A agents each, stepped together. Each restarts when its episode ends.
 
-    The randomness of environment i is decided as `VecEnv` does it: the start of episode k is a pure function of its
-    key, mixed from (seed, i), and k; what happens in a step is one of the key, k and the number of the step.
+    The randomness of environment i is determined as in `VecEnv`: the start of episode k is a pure function of k and of
+    the environment's key, which is derived from (seed, i). The randomness of a step is a pure function of the key, k
+    and the number of the step.
 
     Parameters
     ----------
@@ -82,23 +83,24 @@ cdef class AgentVecEnv(NativeEnvs):
     seed
         0 <= seed < 2**64.
     env_id
-        One of `native_multi_agent_ids()`, or a PyCapsule named ``rlox.env.v1`` with such an environment from outside.
+        One of `native_multi_agent_ids()`, or a PyCapsule named ``rlox.env.v1`` with an external multi-agent
+        environment.
     params
-        What an environment of `PARAMS` is made with, where its default should not be.
+        Parameters of a built-in environment that differ from the defaults in `PARAMS`.
 
     Attributes
     ----------
     n_envs, n_agents, seed, env_id, params
         As given (`params` with the defaults).
     obs_dim, n_actions, discrete, act_dim, act_low, act_high, max_episode_steps
-        Of one agent, as those of `VecEnv`.
+        Of one agent, as in `VecEnv`.
     central_dim
-        C, how many numbers a central critic sees; 0 where it sees the observations of all agents.
+        C, the number of inputs of a central critic; 0 if it sees the observations of all agents.
 
     Raises
     ------
     ValueError, TypeError
-        A number out of range or of another kind, an unknown id or parameter, a capsule that breaks a rule of
+        For a number out of range or of another kind, an unknown id or parameter, or a capsule that breaks a rule of
         ``rlox_native.h``.
     """
 
@@ -129,7 +131,7 @@ cdef class AgentVecEnv(NativeEnvs):
         )
 
     cdef int play(self, object env_id, dict params, str where) except -1:
-        """Take the environment that `env_id`, an id or a capsule, stands for."""
+        """Use the environment that `env_id`, an id or a capsule, refers to."""
         if isinstance(env_id, str) and env_id in NATIVE_MULTI_AGENT_ENVS:
             defaults = PARAMS[env_id]
             for name in params:
@@ -156,9 +158,10 @@ cdef class AgentVecEnv(NativeEnvs):
         return f"AgentVecEnv(n={self.n_envs}, seed={self.seed}, env_id={self.env_id!r}, params={self.params})"
 
     def reset_all(self, seed: int | None = None) -> np.ndarray:
-        """Start a new episode in every environment; with a seed, the first ones of that seed.
+        """Start a new episode in every environment; with a seed, the first episodes of that seed.
 
-        Returns (N, A, D) float32. Raises ValueError or TypeError for a seed out of range, or no integer.
+        Returns the first observations, (N, A, D) float32. Raises ValueError or TypeError if the seed is out of range or
+        not an integer.
         """
         cdef cnp.ndarray obs = np.empty((self.n_envs, self.n_agents, self.spec.obs_dim), np.float32)
         if seed is not None:
@@ -178,7 +181,7 @@ cdef class AgentVecEnv(NativeEnvs):
         return obs
 
     def central(self) -> np.ndarray:
-        """Return what a central critic sees now, (N, C) float32: the observations of all agents where C is 0.
+        """Return the current inputs of a central critic, (N, C) float32, or all agents' observations if C is 0.
 
         Raises ValueError before the first `reset_all`.
         """
@@ -192,26 +195,26 @@ cdef class AgentVecEnv(NativeEnvs):
 
     def step_into(self, actions, obs, rewards, terminated, truncated, final_obs, episode_return, episode_length,
                   central=None, final_central=None) -> None:
-        """Take one step in every environment, and write what follows; those that end start their next episode at once.
+        """Take one step in every environment and write the results. Those whose episode ends start the next at once.
 
         Parameters
         ----------
         actions
             (N, A) int64 in [0, n_actions), or (N, A, act_dim) float32; C-contiguous.
         obs, final_obs
-            (N, A, D) float32: what to act on next, and what the step truly led to.
+            (N, A, D) float32: the observations to act on next, and those that the step led to, before any reset.
         rewards, terminated, truncated
             (N, A) float64, bool, bool; the flags of an environment are those of all its agents.
         episode_return, episode_length
-            (N, A) float64 and (N,) int64: totals, this step included, of the episode that this step belongs to.
+            (N, A) float64 and (N,) int64: totals of the episode that this step belongs to, including this step.
         central, final_central
-            (N, C) float32, where C is not 0: what a central critic sees, next to obs and to final_obs.
+            (N, C) float32, if C is not 0: the inputs of a central critic for obs and for final_obs.
 
         Raises
         ------
         ValueError, TypeError
-            An array of another shape or dtype, an action out of range or NaN; nothing has moved then. Before the
-            first `reset_all`.
+            For an array of another shape or dtype, an action out of range or NaN, or before the first `reset_all`. No
+            environment is stepped then.
         """
         cdef Py_ssize_t n = self.n_envs, i, j
         cdef str where = "AgentVecEnv.step_into"
@@ -265,15 +268,14 @@ cdef class AgentVecEnv(NativeEnvs):
                     cut[j] = out.truncated[i]
 
     def stepper(self):
-        """How another kernel steps these environments, with a row for each of the N * A agents; valid as long as they
-        live. Internal.
+        """Return a capsule with which another kernel steps these environments, with N * A agents as rows. Internal.
 
-        Raises ValueError before the first `reset_all`.
+        It is valid as long as the environments live. Raises ValueError before the first `reset_all`.
         """
         return self.stepper_of(&self.stepped, self.n_envs * self.n_agents, step_rows)
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Return a copy of everything that the future depends on (S state components, N environments).
+        """Return a copy of the complete state (S state components, N environments).
 
         ``state`` (S, N) float64, ``keys`` and ``episodes`` (N,) uint64, ``steps`` (N,) int64 and ``returns`` (N, A)
         float64 of the running episodes.
@@ -281,8 +283,8 @@ cdef class AgentVecEnv(NativeEnvs):
         return self.snapshot()
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned, of such environments of the same number.
+        """Restore exactly a state from `get_state` of equally many of these environments.
 
-        Raises ValueError or TypeError for other keys, shapes or dtypes, and values that no such environment has.
+        Raises ValueError or TypeError for other keys, shapes or dtypes, and for invalid values.
         """
         self.put_back(state, "AgentVecEnv.set_state")

@@ -1,4 +1,4 @@
-"""The environment that `VecEnv`, `AgentVecEnv` and `Env` play, and the memory of N copies of it."""
+"""The environment that `VecEnv`, `AgentVecEnv` and `Env` run, and the memory of N copies of it."""
 
 cimport numpy as cnp
 
@@ -10,7 +10,7 @@ from rlox.kernels.types cimport u64
 
 cdef class NativeEnv:
     cdef rlox_env_v1 spec
-    cdef object capsule  # what keeps an environment from outside alive
+    cdef object capsule  # keeps an external environment alive
 
     cdef int choose(self, object env_id, str where) except -1
     cdef int find(self, object env_id, str where) except -1
@@ -20,7 +20,7 @@ cdef class NativeEnvs(NativeEnv):
     cdef readonly Py_ssize_t n_envs
     cdef readonly u64 seed
     cdef Envs envs
-    cdef bint ready     # whether all have begun an episode
+    cdef bint ready     # whether all environments have started an episode
     # The arrays own the memory that `envs` points into.
     cdef cnp.ndarray state, keys, episodes, steps, returns
     cdef rlox_stepper access

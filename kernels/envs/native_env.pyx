@@ -1,4 +1,4 @@
-"""The native environments there are: the built-in ones, and those that are registered from outside."""
+"""The available native environments: the built-in ones, and those registered by other packages."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from rlox.kernels.envs.snapshot import restore, saved
 
 cnp.import_array()
 
-# A new environment is one .pxd file and one line here (and one more of N_SPECS).
+# To add an environment, add a .pxd file and a line here, and increase N_SPECS.
 cdef enum:
     N_SPECS = 6
 cdef Grid GRID_5X5 = Grid(rows=5, columns=5)
@@ -47,19 +47,19 @@ SPECS[5] = gridworld(&GRID_5X5)
 
 NATIVE_ENVS: tuple[str, ...] = tuple([SPECS[k].env_id.decode() for k in range(N_SPECS)])
 
-# Those with several agents, which `AgentVecEnv` plays; their parameters make the struct (kernels/envs/multi_agent.pyx).
+# Built-in environments with several agents, for `AgentVecEnv`. Their structs depend on parameters: see multi_agent.pyx.
 NATIVE_MULTI_AGENT_ENVS: tuple[str, ...] = ("GridPursuit-v0",)
 
-REGISTERED = {}  # env_id -> capsule, of environments from outside
+REGISTERED = {}  # env_id -> capsule, of external environments
 
 
 def native_ids() -> tuple[str, ...]:
-    """Return every id that `VecEnv` takes: `NATIVE_ENVS`, then those with one agent that `register_native` added."""
+    """Return all ids that `VecEnv` accepts: `NATIVE_ENVS`, then the single-agent ones added by `register_native`."""
     return NATIVE_ENVS + tuple([env_id for env_id, capsule in REGISTERED.items() if not has_agents(capsule)])
 
 
 def native_multi_agent_ids() -> tuple[str, ...]:
-    """Return every id that `AgentVecEnv` takes: `NATIVE_MULTI_AGENT_ENVS`, then those that `register_native` added."""
+    """Return all ids that `AgentVecEnv` accepts: `NATIVE_MULTI_AGENT_ENVS`, then those added by `register_native`."""
     return NATIVE_MULTI_AGENT_ENVS + tuple([env_id for env_id, capsule in REGISTERED.items() if has_agents(capsule)])
 
 
@@ -68,13 +68,13 @@ cdef bint has_agents(object capsule) except -1:
 
 
 def register_native(capsule) -> str:
-    """Let an environment from outside be known by its id, as the built-in ones are.
+    """Register an external environment, so that it can be used by its id like the built-in ones.
 
     Parameters
     ----------
     capsule
-        A PyCapsule named ``rlox.env.v1`` that holds the address of an ``rlox_env_v1`` (see ``rlox_native.h``).
-        It is kept for the life of the process.
+        A PyCapsule named ``rlox.env.v1`` that contains the address of an ``rlox_env_v1`` (see ``rlox_native.h``).
+        It is kept until the process ends.
 
     Returns
     -------
@@ -84,10 +84,10 @@ def register_native(capsule) -> str:
     Raises
     ------
     TypeError
-        `capsule` is no PyCapsule.
+        If `capsule` is not a PyCapsule.
     ValueError
-        A capsule of another name, a field that breaks a rule of ``rlox_native.h``, or an id that another
-        environment has.
+        If the capsule has another name, a field breaks a rule of ``rlox_native.h``, or another environment has the
+        same id.
     """
     env_id = env_of(capsule, "register_native").env_id.decode()
     REGISTERED.setdefault(env_id, capsule)
@@ -95,12 +95,12 @@ def register_native(capsule) -> str:
 
 
 def capsule_id(capsule) -> str:
-    """Return the id inside a capsule; raises as `register_native` does."""
+    """Return the id inside a capsule. Raises the same errors as `register_native`."""
     return env_of(capsule, "register_env").env_id.decode()
 
 
 cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
-    """Return the struct in `capsule` once every field has been found in order."""
+    """Return the struct in `capsule` after checking all its fields."""
     if not PyCapsule_CheckExact(capsule):
         raise TypeError(
             f"{where}: capsule must be a PyCapsule named {RLOX_ENV_CAPSULE.decode()!r}, got "
@@ -111,7 +111,7 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
         got = "one without a name" if name == NULL else repr(name.decode(errors="replace"))
         raise ValueError(f"{where}: capsule must be named {RLOX_ENV_CAPSULE.decode()!r}, got {got}")
     cdef const rlox_env_v1* env = <const rlox_env_v1*>PyCapsule_GetPointer(capsule, RLOX_ENV_CAPSULE)
-    # A struct that was built before there were several agents ends before their fields, and has no flags.
+    # A struct compiled before multi-agent support ends before n_agents, and has no flags.
     cdef size_t least = RLOX_ENV_V1_ONE_AGENT
     if env.struct_size >= least and env.flags & RLOX_ENV_AGENTS:
         least = sizeof(rlox_env_v1)
@@ -138,11 +138,11 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
     cdef i64 k
     if env.n_actions:
         if env.act_dim != 1:
-            raise ValueError(f"{where}: act_dim must be 1 where n_actions is not 0, got {env.act_dim}")
+            raise ValueError(f"{where}: act_dim must be 1 if n_actions is not 0, got {env.act_dim}")
         if env.act_low != NULL or env.act_high != NULL:
-            raise ValueError(f"{where}: act_low and act_high must be NULL where n_actions is not 0, got bounds")
+            raise ValueError(f"{where}: act_low and act_high must be NULL if n_actions is not 0, got bounds")
     elif not bounds:
-        raise ValueError(f"{where}: act_low and act_high must hold bounds where n_actions is 0, got NULL")
+        raise ValueError(f"{where}: act_low and act_high must point to bounds if n_actions is 0, got NULL")
     else:
         for k in range(env.act_dim):
             if not env.act_low[k] < env.act_high[k]:
@@ -161,35 +161,35 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
         if (env.central_n == NULL) != (env.central_dim == 0):
             raise ValueError(
                 f"{where}: central_n must be "
-                + ("a function where central_dim is not 0, got NULL" if env.central_dim
-                   else "NULL where central_dim is 0, got a function")
+                + ("a function if central_dim is not 0, got NULL" if env.central_dim
+                   else "NULL if central_dim is 0, got a function")
             )
     if env_id in NATIVE_ENVS or env_id in NATIVE_MULTI_AGENT_ENVS:
-        raise ValueError(f"{where}: env_id must not be that of a built-in environment; choose another id")
+        raise ValueError(f"{where}: env_id must not be the id of a built-in environment; choose another id")
     known = REGISTERED.get(env_id)
     if known is not None and env != <const rlox_env_v1*>PyCapsule_GetPointer(known, RLOX_ENV_CAPSULE):
-        raise ValueError(f"{where}: env_id must be new, got one that is registered with another environment")
+        raise ValueError(f"{where}: env_id must be new, got one that is registered for another environment")
     return env
 
 
 cdef class NativeEnv:
-    """What `VecEnv`, `AgentVecEnv` and `Env` say of the environment they play."""
+    """Base class of `VecEnv`, `AgentVecEnv` and `Env` with the properties of the environment they run."""
 
     def __cinit__(self, *args, **kwargs) -> None:
         self.spec = SPECS[0]  # so that nothing is NULL before `choose`
 
     cdef int choose(self, object env_id, str where) except -1:
-        """Take the environment with one agent that `env_id`, an id or a capsule, stands for."""
+        """Use the single-agent environment that `env_id`, an id or a capsule, refers to."""
         self.find(env_id, where)
         if self.capsule is not None and has_agents(self.capsule):
             raise ValueError(
                 f"{where}: env_id must be an environment with one agent, got {self.env_id!r}, which has "
-                f"{agents_of(&self.spec)}; rlox.multi_agent.make_multi_agent_env plays it"
+                f"{agents_of(&self.spec)}; use rlox.multi_agent.make_multi_agent_env"
             )
         return 0
 
     cdef int find(self, object env_id, str where) except -1:
-        """Take the environment that `env_id`, an id or a capsule, stands for, whatever number of agents it has."""
+        """Use the environment that `env_id`, an id or a capsule, refers to, with any number of agents."""
         cdef const rlox_env_v1* found
         if isinstance(env_id, str):
             if env_id in NATIVE_ENVS:
@@ -198,7 +198,7 @@ cdef class NativeEnv:
             if env_id in NATIVE_MULTI_AGENT_ENVS:
                 raise ValueError(
                     f"{where}: env_id must be an environment with one agent, got {env_id!r}; "
-                    "rlox.multi_agent.make_multi_agent_env plays it"
+                    "use rlox.multi_agent.make_multi_agent_env"
                 )
             if env_id not in REGISTERED:
                 from rlox.envs.registry import register_offered
@@ -208,8 +208,8 @@ cdef class NativeEnv:
             if self.capsule is None:
                 raise ValueError(
                     f"{where}: env_id must be a native environment, got {env_id!r}; try one of "
-                    f"{', '.join(native_ids())}, or rlox.GymVecEnv, which serves every other gymnasium id; "
-                    "register_native comes first for one from outside"
+                    f"{', '.join(native_ids())}, or rlox.GymVecEnv, which runs every other gymnasium id; "
+                    "register an external environment with register_native first"
                 )
         elif PyCapsule_CheckExact(env_id):
             self.capsule = env_id
@@ -259,11 +259,11 @@ cdef class NativeEnvs(NativeEnv):
     Attributes
     ----------
     n_envs, seed
-        As given (`seed` follows a reset with another one).
+        As given (a reset with a seed changes `seed`).
     """
 
     cdef int hold(self, object n, tuple shape, object seed, str where) except -1:
-        """Make the memory of n copies of the chosen environment, with returns of this shape; none has begun."""
+        """Allocate the memory of n copies of the chosen environment, with returns of this shape and no episodes yet."""
         self.n_envs = n
         self.state = np.zeros(n * self.spec.state_size)
         self.keys = np.empty(n, np.uint64)
@@ -281,7 +281,7 @@ cdef class NativeEnvs(NativeEnv):
         return self.rekey(seed, where)
 
     cdef int rekey(self, object seed, str where) except -1:
-        """Give every copy a key of its own, and count its episodes from 0 again."""
+        """Give every copy a new key, and restart its episode count at 0."""
         cdef Py_ssize_t i
         self.seed = as_seed(seed, where, "seed")
         for i in range(self.n_envs):
@@ -300,7 +300,7 @@ cdef class NativeEnvs(NativeEnv):
         return 0
 
     cdef object stepper_of(self, void* stepped, Py_ssize_t n, rows_step_f step):
-        """How another kernel steps these environments, by calling `step` with `stepped`, on arrays of n rows."""
+        """Return a capsule with which another kernel steps these environments: `step(stepped, ...)`, on n rows."""
         self.require_ready("stepper")
         self.access = rlox_stepper(
             self=stepped, n=n, obs_dim=self.spec.obs_dim, n_actions=self.spec.n_actions, act_dim=self.spec.act_dim,
@@ -310,7 +310,7 @@ cdef class NativeEnvs(NativeEnv):
         return PyCapsule_New(&self.access, RLOX_STEPPER_CAPSULE, NULL)
 
     cdef dict arrays(self):
-        """What a snapshot holds, by the names that it has there."""
+        """Return the arrays of a snapshot by name."""
         return {"state": self.state, "keys": self.keys, "episodes": self.episodes, "steps": self.steps,
                 "returns": self.returns}
 
@@ -318,7 +318,7 @@ cdef class NativeEnvs(NativeEnv):
         return saved(self.arrays(), self.spec.state_size, BLOCK)
 
     cdef int put_back(self, state, str where) except -1:
-        """Continue from a snapshot; raises as `rlox.kernels.envs.snapshot.restore`."""
+        """Restore a snapshot. Raises the errors of `rlox.kernels.envs.snapshot.restore`."""
         self.ready = restore(self.arrays(), state, self.spec.state_size, BLOCK,
                              self.spec.max_episode_steps or INT64_MAX, where)
         return 0

@@ -70,7 +70,7 @@ cdef inline void step_all(i64 n, f64_r theta, f64_r theta_dot, cf32_r actions, f
         theta[i] = angle
         theta_dot[i] = speed
         write_obs(obs + 3 * i, angle, speed)
-    # Bytes in the first loop would make it take 64 environments at a time (see cartpole.pxd).
+    # Bytes in the first loop would make it process 64 environments at a time (see cartpole.pxd).
     for i in range(n):
         terminated[i] = 0
 

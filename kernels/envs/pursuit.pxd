@@ -1,20 +1,20 @@
-"""GridPursuit-v0: several pursuers catch a prey that flees over a grid, which none of them can do alone.
+"""GridPursuit-v0: several pursuers catch a prey that flees over a grid, which no pursuer can do alone.
 
-`Params` holds the size of the grid and the numbers of agents; the defaults are 8 x 8 cells, three pursuers, of which
-two must be beside the prey.
+`Params` contains the size of the grid and the numbers of agents. By default there are 8 x 8 cells and three pursuers,
+two of which must be next to the prey.
 
 State        row and column of each pursuer, then of the prey, float64 whole numbers.
-Observation  of pursuer a: its own row and column, the prey's position relative to its own, and that of pursuers a + 1,
-             a + 2, … (after the last comes the first), all divided by size - 1; float32. Central: all positions in the
-             order of the state, divided alike.
-Action       0 stay, 1 up (row - 1), 2 right (column + 1), 3 down (row + 1), 4 left (column - 1). Walls hold it back;
-             several may stand in one cell.
-Prey         Moves after the pursuers, if it is not caught, as they do: by chance (randomness) any of its five moves,
-             else one that takes it farthest from the nearest pursuer, then from all of them. Between equal ones the
-             first counts from a move that is drawn.
-Reward       -0.01 for every step, to each; 1 more for the one that catches the prey.
+Observation  of pursuer a: its own row and column, then the position relative to its own of the prey and of pursuers
+             a + 1, a + 2, … (cyclically), all divided by size - 1; float32. Central: all positions in the order of the
+             state, also divided by size - 1.
+Action       0 stay, 1 up (row - 1), 2 right (column + 1), 3 down (row + 1), 4 left (column - 1). Walls block moves;
+             several pursuers may be in one cell.
+Prey         Moves after the pursuers and with the same five moves, unless it is caught: with probability `randomness`
+             a random move, else the move that takes it farthest from the nearest pursuer, then from all of them.
+             Ties are broken by the order of the moves, starting from a random one.
+Reward       for each pursuer -0.01 per step, and 1 more for the step that catches the prey.
 Start        every position uniform over all cells.
-Terminated   n_catchers pursuers or more are at most one cell from the prey, not diagonally.
+Terminated   n_catchers or more pursuers are at most one cell from the prey, not diagonally.
 Truncated    after max_cycles steps.
 """
 
@@ -32,7 +32,7 @@ cdef struct Params:
     i64 n_pursuers
     i64 n_catchers
     i64 max_cycles      # steps
-    u64 random_below    # the prey moves at random where a random word of 32 bits is below it
+    u64 random_below    # the prey moves at random if a random word of 32 bits is below this
 
 
 cdef inline i64 clipped(i64 x, i64 last) noexcept nogil:
@@ -40,7 +40,7 @@ cdef inline i64 clipped(i64 x, i64 last) noexcept nogil:
     return x if x > 0 else 0
 
 
-# Rows and columns that the moves 0 ... 4 add.
+# Changes of the row and column by moves 0 ... 4.
 cdef inline i64 down(i64 move) noexcept nogil:
     return <i64>(move == 3) - <i64>(move == 1)
 
@@ -57,7 +57,7 @@ cdef inline i64 distance(i64 r, i64 c, i64 row, i64 column) noexcept nogil:
 
 cdef inline void flee(const Params* grid, const i64* rows, const i64* columns, i64* row, i64* column,
                       const Block* words) noexcept nogil:
-    """Move the prey, which stands in row and column."""
+    """Move the prey from `row` and `column`, which are updated."""
     cdef i64 last = grid.size - 1
     cdef i64 first = <i64>((<u64>words.b * 5) >> 32)
     cdef i64 k, a, move, r, c, d, nearest, total, score, best = -1, best_row = row[0], best_column = column[0]
@@ -103,7 +103,7 @@ cdef inline void look(const Params* grid, const i64* rows, const i64* columns, i
 
 
 cdef inline void read(const Params* grid, const rlox_batch_v1* batch, i64 i, i64* rows, i64* columns) noexcept nogil:
-    """Take the positions of environment i; the prey's is the last."""
+    """Read the positions of environment i; the last is that of the prey."""
     cdef i64 a
     for a in range(grid.n_pursuers + 1):
         rows[a] = <i64>batch.state[2 * a * batch.n + i]
@@ -175,7 +175,7 @@ cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, 
     for j in range(m):
         i = index[j]
         for a in range(n + 1):
-            if a & 3 == 0:  # four words to a block
+            if a & 3 == 0:  # four words per block
                 words = philox(batch.keys[i], batch.episodes[i], DOMAIN_ENV_RESET | <u64>(a >> 2) << 32)
             word = words.a if a & 3 == 0 else words.b if a & 3 == 1 else words.c if a & 3 == 2 else words.d
             cell = <i64>((<u64>word * cells) >> 32)

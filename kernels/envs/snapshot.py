@@ -1,4 +1,4 @@
-"""Everything that the future of native environments depends on, as arrays of a dict and back."""
+"""Saving and restoring the complete state of native environments as a dict of arrays."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 
 def saved(arrays: dict[str, np.ndarray], size: int, block: int) -> dict[str, np.ndarray]:
-    """Copies of `arrays`, with the state as (S, N).
+    """Return copies of `arrays`, with the state as (S, N).
 
     Parameters
     ----------
     arrays : dict
-        ``state`` (S * N,) float64, a block of environments after the other and within it a component after the other;
+        ``state`` (S * N,) float64, block after block of environments, and component after component within a block;
         ``keys`` and ``episodes`` (N,) uint64, ``steps`` (N,) int64, ``returns`` (N,) or (N, A) float64.
     size, block : int
-        S, and how many environments a block has.
+        S, and the number of environments in a block.
     """
     n = len(arrays["keys"])
     state = np.empty((size, n))
@@ -35,14 +35,19 @@ def saved(arrays: dict[str, np.ndarray], size: int, block: int) -> dict[str, np.
 def restore(
     arrays: dict[str, np.ndarray], state: dict[str, Any], size: int, block: int, limit: int, where: str
 ) -> bool:
-    """Write what `saved` returned into the arrays of environments of the same kind; whether all have begun an episode.
+    """Write a state from `saved` into the arrays of environments of the same kind.
+
+    Returns
+    -------
+    bool
+        Whether all environments have started an episode.
 
     Raises
     ------
     ValueError
-        Other keys, shapes, values that are not finite, steps outside [0, limit). Nothing has been written then.
+        For other keys or shapes, values that are not finite, or steps outside [0, limit). Nothing is written then.
     TypeError
-        Another dtype, or no array.
+        If a value is not an array or has another dtype.
     """
     n = len(arrays["keys"])
     likes = {**arrays, "state": np.broadcast_to(0.0, (size, n))}
@@ -73,7 +78,7 @@ def restore(
 
 
 def _blocks(state: np.ndarray, size: int, n: int, block: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(start, stop, the block's state (S, stop - start))."""
+    """Yield (start, stop, state (S, stop - start)) of each block."""
     for start in range(0, n, block):
         stop = min(start + block, n)
         yield start, stop, state[start * size : stop * size].reshape(size, stop - start)

@@ -1,4 +1,4 @@
-"""The capsule by which one kernel steps the environments of another."""
+"""The capsule through which one kernel steps the environments of another."""
 
 from rlox.kernels.types cimport f32, f64, i64, u8
 

@@ -16,14 +16,14 @@ from rlox.kernels.types cimport f32, f64, i64, u8
 
 cnp.import_array()
 
-# A smaller batch takes less than a microsecond or two: too short for another thread to use, while
-# releasing the GIL and taking it back costs 40 ns, and far more when another thread wants it.
+# A smaller batch takes less than one or two microseconds, too short for another thread to use, while
+# releasing the GIL and taking it back costs 40 ns, and far more if another thread wants it.
 cdef enum:
     RELEASE_GIL_FROM = 256
 
 
 def __getattr__(name):
-    # Pickles of rlox 0.7 and before look for `Env` and its kinds here.
+    # Pickles of rlox 0.7 and earlier refer to `Env` and its subclasses in this module.
     from rlox.kernels.envs import env
 
     return getattr(env, name)
@@ -44,11 +44,11 @@ cdef void step_through(void* self, const void* actions, f32* obs, f64* rewards, 
 
 
 cdef class VecEnv(NativeEnvs):
-    """N copies of one native environment, stepped together, each restarting as soon as it ends.
+    """N copies of one native environment, stepped together. Each restarts as soon as its episode ends.
 
-    Every environment has its own 64-bit key, mixed from (seed, index), and a count of its resets. The
+    Every environment has its own 64-bit key, derived from (seed, index), and a count of its resets. The
     start of episode k of environment i is a pure function of (key_i, k): it does not depend on the other
-    environments, on N, or on what was played before.
+    environments, on N, or on earlier episodes.
 
     Parameters
     ----------
@@ -57,39 +57,39 @@ cdef class VecEnv(NativeEnvs):
     seed
         0 <= seed < 2**64.
     env_id
-        One of `native_ids()`, or a PyCapsule named ``rlox.env.v1`` with an environment from outside.
+        One of `native_ids()`, or a PyCapsule named ``rlox.env.v1`` with an external environment.
 
     Attributes
     ----------
     n_envs, env_id, seed
-        As given (`seed` follows `reset_all`).
+        As given (`reset_all` with a seed changes `seed`).
     obs_dim
         D, the length of an observation.
     discrete, n_actions, act_dim
-        True, the number of actions and 1 for an environment with discrete actions (one integer per
-        environment); False, None and the length of an action for continuous ones.
+        For discrete actions (one integer per environment): True, the number of actions, and 1. For continuous
+        actions: False, None, and the length of an action.
     act_low, act_high
-        (act_dim,) float32 bounds of a continuous action, None for discrete ones. Actions beyond them are
-        clipped by the dynamics.
+        (act_dim,) float32 bounds of continuous actions; None for discrete actions. The dynamics clip actions outside
+        the bounds.
     max_episode_steps
-        The time limit, None without one.
+        The time limit; None if there is none.
 
     Raises
     ------
     ValueError
-        `n` below 1, a seed out of range, an `env_id` that is not native, a capsule that breaks a rule of
+        If `n` is below 1, the seed is out of range, `env_id` is not native, or a capsule breaks a rule of
         ``rlox_native.h``.
     TypeError
-        `n` or `seed` is no integer, `env_id` neither a str nor a capsule.
+        If `n` or `seed` is not an integer, or `env_id` is neither a str nor a capsule.
     """
 
-    cdef tuple scratch   # what a caller does not ask for
+    cdef tuple scratch   # arrays for results that the caller does not want
     cdef Outputs sink
     cdef Stepped stepped
-    cdef dict views      # what copy=False returns, and where its arrays lie
+    cdef dict views      # the arrays that copy=False returns, and pointers to them
     cdef Outputs viewed
-    cdef cnp.ndarray choices  # (N,) int64, holds the actions of a list
-    cdef bint busy       # a step without the GIL is under way
+    cdef cnp.ndarray choices  # (N,) int64, the actions of a list
+    cdef bint busy       # whether a step without the GIL is in progress
 
     def __cinit__(self, n: int, seed: int = 0, env_id="CartPole-v1") -> None:
         count_ = as_index(n, "VecEnv", "n")
@@ -126,8 +126,8 @@ cdef class VecEnv(NativeEnvs):
         Parameters
         ----------
         seed
-            New keys, and episodes counted from 0 again. None keeps both, so that the next episodes of the
-            same sequences start.
+            Gives the environments new keys and restarts their episode counts at 0. None keeps both and starts the next
+            episodes of the same sequences.
 
         Returns
         -------
@@ -137,7 +137,7 @@ cdef class VecEnv(NativeEnvs):
         Raises
         ------
         ValueError, TypeError
-            A seed out of range, or no integer.
+            If the seed is out of range or not an integer.
         """
         cdef cnp.ndarray obs = np.empty((self.n_envs, self.spec.obs_dim), np.float32)
         if self.busy:
@@ -161,45 +161,45 @@ cdef class VecEnv(NativeEnvs):
         return obs
 
     def step_all(self, actions, dict out=None, bint copy=True) -> dict[str, np.ndarray]:
-        """Take one step in every environment; those that end start their next episode at once.
+        """Take one step in every environment. Those whose episode ends start the next one at once.
 
-        Without a `reset_all` before it, the first call starts the first episodes by itself.
+        Without a `reset_all` before it, the first call starts the first episodes.
 
         Parameters
         ----------
         actions
             Discrete: N integers in [0, n_actions), as a list or an array of any integer dtype (int64 is
-            the fast one). Continuous: (N, A) numbers, taken as float32 (the fast dtype); (N,) too for A = 1.
+            the fast one). Continuous: (N, A) numbers, converted to float32 (the fast dtype); also (N,) for A = 1.
         out
-            Dict with any of the keys below and arrays to write into: C-contiguous, of exactly the dtype
-            and shape below, sharing no memory. Keys that are absent are not produced.
+            Dict with any of the keys below and arrays to write to: C-contiguous, of exactly the dtype
+            and shape below, and sharing no memory. Results for absent keys are not written.
         copy
-            False: the arrays are the object's own, the same in every call, and **the next step overwrites
-            them**; copy what must last. Faster, above all for many environments. Not together with `out`.
+            False returns arrays that the object reuses in every call: **the next step overwrites them**, so copy what
+            must last. This is faster, above all for many environments. Not allowed together with `out`.
 
         Returns
         -------
         dict
-            `out` itself, or a fresh dict of fresh arrays (of reused ones with ``copy=False``):
+            `out` itself, or a new dict of new arrays (of reused arrays with ``copy=False``):
 
-            - ``obs`` (N, D) float32: what to act on next; the first observation of the new episode where
-              one ended;
+            - ``obs`` (N, D) float32: the observations to act on next; after the end of an episode, the first
+              observation of the next one;
             - ``rewards`` (N,) float64;
-            - ``terminated``, ``truncated`` (N,) bool: ended by the task, cut by the time limit (both are
-              set when they coincide);
+            - ``terminated``, ``truncated`` (N,) bool: ended by the task, or by the time limit (both are set if they
+              coincide);
             - ``final_obs`` (N, D) float32: the true next observation, before any reset;
-            - ``episode_return`` (N,) float64, ``episode_length`` (N,) int64: totals, this step included,
-              of the episode that this step belongs to.
+            - ``episode_return`` (N,) float64, ``episode_length`` (N,) int64: totals of the episode that this step
+              belongs to, including this step.
 
         Raises
         ------
         ValueError
-            A wrong number of actions; an action out of range or NaN; an
-            `out` with another key, shape or layout, or together with ``copy=False``. Nothing has moved then.
+            For a wrong number of actions, an action out of range or NaN, or an `out` with another key, shape or layout
+            or together with ``copy=False``. No environment is stepped then.
         TypeError
-            Actions of another kind; an `out` array of another dtype.
+            For actions of another kind, or an `out` array of another dtype.
         RuntimeError
-            Another thread is taking a step of these environments.
+            If another thread is stepping these environments.
         """
         cdef cnp.ndarray held
         cdef Outputs outputs
@@ -217,7 +217,7 @@ cdef class VecEnv(NativeEnvs):
             )
         if out is not None:
             if not copy:
-                raise ValueError("VecEnv.step_all: copy must be True where out says where the arrays are, got False")
+                raise ValueError("VecEnv.step_all: copy must be True if out is given, got False")
             outputs = self.sink
             self.bind(out, &outputs)
         elif copy:
@@ -225,7 +225,7 @@ cdef class VecEnv(NativeEnvs):
         else:
             if self.views is None:
                 self.views = self.fresh(&self.viewed)
-                # Held apart, so that a caller who deletes or replaces what is in the dict takes no memory away.
+                # Referenced here too, so that deleting or replacing entries of the dict does not free the memory.
                 self.scratch += tuple(self.views.values())
             outputs = self.viewed
             out = PyDict_Copy(self.views)
@@ -242,11 +242,11 @@ cdef class VecEnv(NativeEnvs):
 
     cdef int refuse(self, str method) except -1:
         raise RuntimeError(
-            f"VecEnv.{method}: only one thread may use these environments at a time; make a VecEnv per thread"
+            f"VecEnv.{method}: only one thread may use these environments at a time; create a VecEnv per thread"
         )
 
     cdef cnp.ndarray as_actions(self, object actions):
-        """Return `actions` as N contiguous int64 or N * A float32 numbers, itself where it is that already."""
+        """Return `actions` as N contiguous int64 or N * A float32 numbers; `actions` itself if it already is that."""
         cdef int type_num = cnp.NPY_INT64 if self.spec.n_actions else cnp.NPY_FLOAT32
         cdef cnp.ndarray array
         if isinstance(actions, cnp.ndarray):
@@ -281,7 +281,7 @@ cdef class VecEnv(NativeEnvs):
         return cnp.PyArray_FROM_OTF(array, type_num, cnp.NPY_ARRAY_CARRAY_RO | cnp.NPY_ARRAY_FORCECAST)
 
     cdef int read_list(self, list actions) except -1:
-        """Fill `choices` from N plain ints (ten times faster than NumPy does it); 0 if there is something else."""
+        """Fill `choices` from N plain ints (ten times faster than NumPy). Return 0 if there is anything else."""
         cdef Py_ssize_t i
         cdef int overflow = 0
         cdef i64* choices
@@ -301,7 +301,7 @@ cdef class VecEnv(NativeEnvs):
         return 1
 
     cdef dict fresh(self, Outputs* to):
-        """Return a dict of new arrays, and where they lie."""
+        """Return a dict of new arrays, and point `to` at them."""
         cdef cnp.npy_intp[2] shape
         shape[0] = self.n_envs
         shape[1] = self.spec.obs_dim
@@ -330,7 +330,7 @@ cdef class VecEnv(NativeEnvs):
         }
 
     cdef int bind(self, dict out, Outputs* to) except -1:
-        """Point `to` at the arrays of `out`; what `out` lacks stays as it is."""
+        """Point `to` at the arrays of `out`; pointers for absent keys stay unchanged."""
         cdef Outputs unused
         cdef Py_ssize_t found = 0
         found += self.take(out, "obs", cnp.NPY_FLOAT32, 2, <void**>&to.obs)
@@ -344,11 +344,11 @@ cdef class VecEnv(NativeEnvs):
             known = list(self.fresh(&unused))
             wrong = [key for key in out if key not in known]
             raise ValueError(f"VecEnv.step_all: out must have keys among {known}, got {wrong}")
-        # The arrays of one dtype and shape are the ones that can be given twice by mistake.
+        # Only arrays of the same dtype and shape can be passed twice by mistake.
         if (to.obs == to.final_obs or to.rewards == to.episode_return
                 or to.terminated == to.truncated):
             raise ValueError(
-                "VecEnv.step_all: out must hold a different array under every key, got one twice"
+                "VecEnv.step_all: out must contain a different array under every key, got one twice"
             )
         return 0
 
@@ -368,10 +368,10 @@ cdef class VecEnv(NativeEnvs):
                 return 1
         model = self.fresh(&unused)[key]
         check_out(<object>item, type_num, model.dtype, model.shape, "VecEnv.step_all", f"out[{key!r}]")
-        raise AssertionError("check_out refuses what take refuses")
+        raise AssertionError("check_out must raise for the same arrays as take")
 
     def stepper(self):
-        """How another kernel steps these environments; valid as long as they live. Internal.
+        """Return a capsule with which another kernel steps these environments, valid as long as they live. Internal.
 
         Raises ValueError before the first `reset_all`.
         """
@@ -379,7 +379,7 @@ cdef class VecEnv(NativeEnvs):
         return self.stepper_of(&self.stepped, self.n_envs, step_through)
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Return a copy of everything that the future depends on (S state components, N environments).
+        """Return a copy of the complete state (S state components, N environments).
 
         ``state`` (S, N) float64 physics, ``keys`` (N,) uint64, ``episodes`` (N,) uint64 resets so far,
         ``steps`` (N,) int64 and ``returns`` (N,) float64 of the running episodes.
@@ -389,18 +389,18 @@ cdef class VecEnv(NativeEnvs):
         return self.snapshot()
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned, of any VecEnv of this env_id and size.
+        """Restore exactly a state from `get_state` of any VecEnv of this env_id and size.
 
-        Environments that have begun no episode (``episodes`` 0) leave the whole in need of `reset_all`.
+        If an environment has not started an episode (``episodes`` 0), `reset_all` is required first.
         With equal ``keys`` and ``episodes`` 0 ... N-1, a following `reset_all` without a seed starts the
-        first N episodes of one environment, side by side.
+        first N episodes of one environment in parallel.
 
         Raises
         ------
         ValueError
-            Other keys, shapes, values that are not finite, steps outside [0, max_episode_steps).
+            For other keys or shapes, values that are not finite, or steps outside [0, max_episode_steps).
         TypeError
-            Another dtype, or no array.
+            If a value is not an array or has another dtype.
         """
         if self.busy:
             self.refuse("set_state")

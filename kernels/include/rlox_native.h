@@ -1,11 +1,12 @@
-/* What a package outside rlox hands over to add a native environment or a native reward function.
+/* The C interface for packages that add native environments or native reward functions to rlox.
  *
- * Build a static `rlox_env_v1` (or `rlox_reward_v1`), wrap its address in a PyCapsule of the name given here, and
- * register the capsule: rlox.register_env(capsule), reward_fn=capsule. Plain C, no Python, no rlox at link time.
- * All functions work on whole batches, hold no GIL, and must neither allocate, raise nor block.
+ * Define a static `rlox_env_v1` (or `rlox_reward_v1`), wrap its address in a PyCapsule named RLOX_ENV_CAPSULE (or
+ * RLOX_REWARD_CAPSULE) and pass the capsule to rlox.register_env(capsule) (or as reward_fn=capsule). This header is
+ * plain C and needs neither Python nor rlox at link time. Every function works on a whole batch, may be called without
+ * the GIL, and must not allocate memory, raise an exception or block.
  *
- * A struct may grow at its end only, and `struct_size` says how much of it the caller knows; what would break that
- * gets a new name (v2). Arrays are C-contiguous and do not overlap.
+ * Structs only ever grow at the end; `struct_size` tells rlox how much of a struct your code was compiled with.
+ * Incompatible changes get a new name (v2). Arrays are C-contiguous and do not overlap.
  */
 #ifndef RLOX_NATIVE_H
 #define RLOX_NATIVE_H
@@ -21,64 +22,66 @@ extern "C" {
 #define RLOX_REWARD_CAPSULE "rlox.reward.v1"
 
 /* Bits of rlox_env_v1.flags. */
-#define RLOX_ENV_AGENTS 1u /* several agents: the fields from n_agents on count; without it they are not read */
+#define RLOX_ENV_AGENTS 1u /* several agents; without this flag, n_agents and the fields after it are not read */
 
-/* N environments as the functions below see them: all of a VecEnv or a block of them (256 now), with its own arrays.
- * Component s of environment i is state[s * n + i]. */
+/* N environments, as passed to the functions below: all environments of a VecEnv or a block of them (currently 256),
+ * with arrays of its own. Component s of environment i is state[s * n + i]. */
 typedef struct rlox_batch_v1 {
     int64_t n;                /* N */
     double *state;            /* (S, N) */
-    const uint64_t *keys;     /* (N) what decides each environment's randomness */
+    const uint64_t *keys;     /* (N) key of each environment's random numbers */
     const uint64_t *episodes; /* (N) number of the running episode, from 0 */
-    const int64_t *steps;     /* (N) steps taken in it so far */
+    const int64_t *steps;     /* (N) steps taken in the running episode so far */
 } rlox_batch_v1;
 
 typedef struct rlox_env_v1 {
     uint32_t struct_size;      /* sizeof(rlox_env_v1) */
     uint32_t flags;            /* 0 or RLOX_ENV_AGENTS */
     const char *env_id;        /* "My-v0"; not empty */
-    int64_t state_size;        /* S >= 1 numbers per environment: all that its future depends on */
-    int64_t obs_dim;           /* D >= 1 */
+    int64_t state_size;        /* S >= 1 numbers per environment: its complete state */
+    int64_t obs_dim;           /* D >= 1 numbers per observation */
     int64_t n_actions;         /* discrete: number of actions >= 1, one int64 per environment; 0: continuous */
-    int64_t act_dim;           /* A >= 1, float32 numbers per environment; 1 where discrete */
-    const float *act_low;      /* (A) bounds; NULL where discrete */
+    int64_t act_dim;           /* A >= 1 float32 numbers per environment; 1 if discrete */
+    const float *act_low;      /* (A) bounds; NULL if discrete */
     const float *act_high;     /* (A) */
-    int64_t max_episode_steps; /* the time limit, which truncates; 0: none */
-    const void *params;        /* handed to every call; may be NULL; must outlive the capsule */
-    /* Start the episodes of the m environments index[0..m): write their state and their rows of obs (N, D). */
+    int64_t max_episode_steps; /* time limit, at which rlox truncates an episode; 0: none */
+    const void *params;        /* passed to every function; may be NULL; must outlive the capsule */
+    /* Start new episodes in the m environments index[0..m): write their states and their rows of obs (N, D). */
     void (*reset_n)(const void *params, const rlox_batch_v1 *batch, int64_t m, const int64_t *index, float *obs);
-    /* One step of all: next state, obs (N, D), rewards (N), terminated (N) 0 or 1. No reset, no time limit: the
-     * caller does both. Actions are in range and not NaN; continuous ones may lie beyond their bounds. */
+    /* Step all environments: write the next state, obs (N, D), rewards (N) and terminated (N), 0 or 1. Do not reset or
+     * apply the time limit: rlox does both. Discrete actions are in range; continuous actions are never NaN but may lie
+     * outside their bounds. */
     void (*step_n)(const void *params, const rlox_batch_v1 *batch, const void *actions, float *obs, double *rewards,
                    uint8_t *terminated);
     /* Write obs (N, D) from the state. */
     void (*observe_n)(const void *params, const rlox_batch_v1 *batch, float *obs);
 
-    /* With RLOX_ENV_AGENTS, A agents act at once in each environment. The fields above are those of one agent, and the
-     * arrays of the functions have a row for each: obs (N, A, D), actions (N, A) or (N, A, act_dim), rewards (N, A).
-     * terminated stays (N): the agents of an environment begin and end their episode together. */
+    /* With RLOX_ENV_AGENTS, A agents act at the same time in each environment. The fields above then describe one
+     * agent, and the arrays passed to the functions have one row per agent: obs (N, A, D), actions (N, A) or
+     * (N, A, act_dim), rewards (N, A). terminated stays (N): all agents of an environment start and end their episode
+     * together. */
     int64_t n_agents;    /* A >= 1 */
-    int64_t central_dim; /* C numbers that a central critic sees of each environment; 0: what all agents observe */
-    /* Write central (N, C) from the state; NULL where central_dim is 0. */
+    int64_t central_dim; /* C numbers per environment for a central critic; 0: it sees all agents' observations */
+    /* Write central (N, C) from the state; NULL if central_dim is 0. */
     void (*central_n)(const void *params, const rlox_batch_v1 *batch, float *central);
 } rlox_env_v1;
 
-/* What struct_size must be at least without RLOX_ENV_AGENTS. */
+/* The smallest valid struct_size without RLOX_ENV_AGENTS. */
 #define RLOX_ENV_V1_ONE_AGENT offsetof(rlox_env_v1, n_agents)
 
 typedef struct rlox_reward_v1 {
     uint32_t struct_size; /* sizeof(rlox_reward_v1) */
     uint32_t flags;       /* 0 */
-    const char *name;     /* recorded with the run */
-    int64_t obs_dim;      /* D it is written for; 0: any */
-    const void *params;
-    /* Change rewards (N) in place. obs (N, D) is what was acted on; actions (N) int64 or (N, A) float32. */
+    const char *name;     /* recorded with the run; not empty */
+    int64_t obs_dim;      /* length D of the observations that the function expects; 0: any */
+    const void *params;   /* passed to the function; may be NULL; must outlive the capsule */
+    /* Change rewards (N) in place. obs (N, D): observations before the step; actions (N) int64 or (N, A) float32. */
     void (*reward_n)(const void *params, int64_t n, int64_t obs_dim, const float *obs, int64_t act_dim,
                      const void *actions, double *rewards);
 } rlox_reward_v1;
 
-/* Philox4x32-10 (Salmon et al., SC 2011): four random words, a pure function of the arguments. Domains keep the
- * numbers of a reset apart from those of a step. */
+/* Philox4x32-10 (Salmon et al., SC 2011): write four random words to `out`, a pure function of the other arguments.
+ * Use a different domain for resets and for steps, so that the two never share random numbers. */
 #define RLOX_DOMAIN_RESET 1u
 #define RLOX_DOMAIN_STEP 2u
 
@@ -97,7 +100,7 @@ static inline void rlox_random(uint64_t key, uint64_t counter, uint32_t domain, 
     out[0] = a, out[1] = b, out[2] = c, out[3] = d;
 }
 
-/* (0, 1), symmetric about 1/2, from one word. */
+/* Convert a random word to a number in (0, 1), symmetric about 1/2. */
 static inline double rlox_unit(uint32_t word) { return ((double)word + 0.5) * 2.3283064365386963e-10; }
 
 #ifdef __cplusplus

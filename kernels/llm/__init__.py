@@ -1,5 +1,7 @@
-"""Mathematics of language-model post-training: group advantages, token KL, packing, preference pairs; and, in modules
-of their own, parts of language models: `decoder`, `parts`, `vocabulary`."""
+"""Mathematics of language-model post-training: group advantages, token KL, packing, preference pairs.
+
+Parts of language models are in modules of their own: `decoder`, `parts`, `vocabulary`.
+"""
 
 from rlox.kernels import prefer_level
 

@@ -1,7 +1,8 @@
-/* What stands between the matrix products of a decoder of Llama's shape, for one token of each row.
+/* The computations between the matrix products of a Llama-style decoder, for one token of each row.
  *
- * Keys lie in tiles of PAD tokens, number after number: tile[i][token]. The scores of a tile are then sums of whole
- * vectors, and none has to be added up across its lanes. Values lie token after token, padded to PAD numbers.
+ * Keys are stored in tiles of PAD tokens, component after component: tile[i][token]. The scores of a tile are then sums
+ * of whole vectors, without sums across the lanes of a vector. Values are stored token after token, each padded to a
+ * multiple of PAD numbers.
  */
 #ifndef RLOX_DECODER_H
 #define RLOX_DECODER_H
@@ -9,10 +10,10 @@
 #include "parts.h"
 
 #define TILE_VECTORS (PAD / VL)
-/* Sums of a tile side by side, so that one multiply-add need not wait for the one before. */
+/* Independent sums of a tile, so that a multiply-add need not wait for the one before. */
 #define CHAINS (TILE_VECTORS < 4 ? 4 / TILE_VECTORS : 1)
 
-/* Turn d numbers in place by a position's angles; numbers i and i + d / 2 are a pair. */
+/* Rotate d numbers in place by the angles of a position; numbers i and i + d / 2 are a pair. */
 static void rlox_rotate(int64_t d, float *x, const float *cosine, const float *sine) {
     const int64_t half = d / 2;
     float *__restrict__ low = x, *__restrict__ high = x + half;
@@ -23,13 +24,14 @@ static void rlox_rotate(int64_t d, float *x, const float *cosine, const float *s
     }
 }
 
-/* Put the key of token t among the tiles. */
+/* Store the key of token t in the tiles. */
 static void rlox_put_key(int64_t d, const float *key, float *tiles, int64_t t) {
     float *to = tiles + t / PAD * PAD * d + t % PAD;
     for (int64_t i = 0; i < d; i++) to[i * PAD] = key[i];
 }
 
-/* Scores q . key * scale of n tokens, minus infinity for the rest of the last tile. `after` is read next. */
+/* Scores q . key * scale of n tokens, and minus infinity for the rest of the last tile. `after` is memory that is read
+ * next, and so is prefetched. */
 static void rlox_scores(int64_t d, const float *q, const float *tiles, int64_t n, const float *after, float scale,
                         float *scores) {
     for (int64_t t = 0; t < n; t += PAD, tiles += PAD * d) {
@@ -62,7 +64,7 @@ static void rlox_scores(int64_t d, const float *q, const float *tiles, int64_t n
     for (int64_t t = n; t % PAD; t++) scores[t] = -INFINITY;
 }
 
-/* Exponentials of n scores, a multiple of PAD, over their greatest one; returns their sum. */
+/* Replaces n scores, a multiple of PAD, by exp(score - largest score); returns their sum. */
 static float rlox_exponentials(int64_t n, float *scores) {
     rlox_vf most = rlox_load(scores), sum = {0};
     for (int64_t i = VL; i < n; i += VL) {
@@ -78,15 +80,15 @@ static float rlox_exponentials(int64_t n, float *scores) {
     return rlox_lanes_sum(sum);
 }
 
-#define AHEAD 8 /* tokens: so far ahead are values fetched */
+#define AHEAD 8 /* how many tokens ahead values are prefetched */
 
-/* One part of the tokens that a query sees: its own, or those of the prompt. */
+/* A part of the tokens that a query attends to: those of its own row, or those of the prompt. */
 typedef struct {
-    const float *keys, *values, *after; /* the last is read next */
+    const float *keys, *values, *after; /* `after` is read next */
     int64_t n;
 } rlox_span;
 
-/* nv vectors of the mean of values, weighted; a span's weights are padded to PAD. */
+/* nv vectors of the weighted sum of values, times `scale`; the weights of each span are padded to PAD. */
 static inline __attribute__((always_inline)) void rlox_mix(const int nv, int64_t dp, const rlox_span *spans,
                                                            const float *weights, float scale, rlox_vf *mean) {
     rlox_vf even[4], odd[4];
@@ -116,7 +118,8 @@ static inline __attribute__((always_inline)) void rlox_mix(const int nv, int64_t
     for (int k = 0; k < nv; k++) mean[k] = (even[k] + odd[k]) * scale;
 }
 
-/* What `group` queries (group, d) see in two spans, to (group, d). scores: room for both spans, padded. */
+/* Attention of `group` queries (group, d) over two spans, written to `to` (group, d). `scores` has room for both spans,
+ * padded. */
 static void rlox_attend(int64_t group, int64_t d, const float *q, const rlox_span *spans, float scale, float *scores,
                         float *to) {
     const int64_t dp = (d + PAD - 1) / PAD * PAD;

@@ -1,13 +1,13 @@
-"""The next token's logits of many rows at once, by language models of Llama's shape.
+"""Logits of the next token for many rows at once, for Llama-style language models.
 
     x   = embedding[token]
     x  += output(attend(rotate(query(h)), rotate(key(h)), value(h)))     h = norm(x)       in each layer
     x  += down(silu(gate(h)) * up(h))                                   h = norm(x)
     logits = head(norm(x))
 
-Weights are packed once into the panels that `gemm.h` reads. Keys and values of a prompt are kept once for all of its
-completions; those of a completion lie together, so that its attention reads through them in one go. A row that is left
-out of a call costs nothing. What a row gets does not depend on the rows beside it, to the last bit.
+Weights are packed once into the panels that `gemm.h` reads. Keys and values of a prompt are stored once for all its
+completions; those of a completion are adjacent in memory, so that its attention reads them sequentially. A row that is
+not part of a call costs nothing. The result of a row does not depend on the other rows, to the last bit.
 """
 
 import numpy as np
@@ -38,11 +38,11 @@ cdef extern from "decoder.h":
     void rlox_attend(Py_ssize_t group, Py_ssize_t d, const f32* q, const Span* spans, f32 scale, f32* scores,
                      f32* to) noexcept nogil
 
-# What a layer has, by the names of its arrays ...
-NORMS = ("input_norm", "post_norm", "query_norm", "key_norm")  # the last two of each head, and maybe None
+# Names of the arrays of a layer.
+NORMS = ("input_norm", "post_norm", "query_norm", "key_norm")  # the last two are per head and may be None
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
 
-# ... and their places in these.
+# Their indices in these tuples.
 cdef enum:
     INPUT_NORM, POST_NORM, QUERY_NORM, KEY_NORM, N_NORMS
 
@@ -55,7 +55,7 @@ cdef struct Product:
     Py_ssize_t n_in
     Py_ssize_t width    # of the output, padded
     const f32* panels
-    const f32* bias     # (width,); zeros where there is none
+    const f32* bias     # (width,); zeros if there is none
 
 
 cdef struct Block:
@@ -69,16 +69,16 @@ cdef inline void product(const Product* p, Py_ssize_t rows, const f32* x, Py_ssi
 
 
 cdef class Decoder:
-    """A language model's weights, and the keys and values of the rows that it goes on with.
+    """The weights of a language model, and the keys and values of the rows that it continues.
 
     Calls on one decoder must not overlap.
 
     Parameters
     ----------
     embedding : array (V, H) float32
-        Read where it is, and kept.
+        Kept and used in place, without a copy.
     layers : sequence of dict
-        Arrays by name, float32: ``input_norm`` and ``post_norm`` (H,); ``query_norm`` and ``key_norm`` (D,), or None;
+        float32 arrays by name: ``input_norm`` and ``post_norm`` (H,); ``query_norm`` and ``key_norm`` (D,), or None;
         and pairs (weight (n_out, n_in), bias (n_out,) or None): ``query``, ``key``, ``value``, ``output``, ``gate``,
         ``up``, ``down``.
     norm : array (H,) float32
@@ -86,9 +86,9 @@ cdef class Decoder:
     head : array (V, H) float32
         May be the embedding.
     head_dim : int
-        D, even; the widths of ``query`` and ``key`` are multiples of it.
+        D, even; the widths of ``query`` and ``key`` must be multiples of it.
     eps : float
-        What the norms add to the mean square.
+        Number that the norms add to the mean square.
 
     Raises
     ------
@@ -102,17 +102,17 @@ cdef class Decoder:
     cdef readonly Py_ssize_t head_dim
     cdef readonly Py_ssize_t n_heads
     cdef readonly Py_ssize_t n_key_heads
-    cdef list held              # the arrays that pointers lead into
+    cdef list held              # the arrays that own the memory of pointers
     cdef Block* blocks
     cdef Product head
     cdef const f32* embedding
     cdef const f32* norm
     cdef f32 eps
-    cdef Py_ssize_t key_at      # where keys begin in `projected` ...
-    cdef Py_ssize_t value_at
-    cdef Py_ssize_t wide        # ... and how wide it is
+    cdef Py_ssize_t key_at      # start of the keys in a row of `projected`
+    cdef Py_ssize_t value_at    # start of the values
+    cdef Py_ssize_t wide        # width of `projected`
     cdef Py_ssize_t inner       # padded width of the gate
-    # Of the rows that were begun.
+    # Set by `begin`.
     cdef readonly Py_ssize_t n_prompts
     cdef readonly Py_ssize_t n_rows
     cdef readonly Py_ssize_t room
@@ -120,7 +120,7 @@ cdef class Decoder:
     cdef Py_ssize_t width       # of the longest prompt
     cdef list begun
     cdef i64* lengths           # (n_prompts,) tokens of each prompt
-    cdef i64* written           # (n_rows,) tokens of each row behind it
+    cdef i64* written           # (n_rows,) tokens of each row after the prompt
     cdef const f32* cosine      # (width + room, D)
     cdef const f32* sine
     cdef f32* prompt_keys       # (n_layers, n_prompts, n_key_heads) tiles
@@ -129,12 +129,12 @@ cdef class Decoder:
     cdef f32* own_values        # (n_layers, n_rows, n_key_heads, room, padded D)
     cdef f32* x                 # (n_rows, padded H)
     cdef f32* normed
-    cdef f32* projected         # (n_rows, query + key + value), each padded
+    cdef f32* projected         # (n_rows, query + key + value), each part padded
     cdef f32* seen              # (n_rows, padded n_heads * D)
     cdef f32* mlp               # (n_rows, gate + up)
     cdef f32* scores
-    cdef cnp.ndarray logits     # (n_rows, padded V) ...
-    cdef f32* found             # ... and where they are
+    cdef cnp.ndarray logits     # (n_rows, padded V)
+    cdef f32* found             # pointer to the logits
 
     def __init__(self, embedding, layers, norm, head, head_dim, eps):
         cdef str where = "Decoder"
@@ -143,7 +143,8 @@ cdef class Decoder:
         shape = np.shape(embedding)
         if len(shape) != 2 or min(shape) < 1 or not len(layers):
             raise ValueError(
-                f"{where}: embedding must be (V, H) and layers hold at least one, got {shape} and {len(layers)}"
+                f"{where}: embedding must be (V, H) and layers must contain at least one layer, got {shape} and "
+                f"{len(layers)}"
             )
         self.held, self.begun = [], []
         self.n_layers, self.n_rows = len(layers), 0
@@ -161,13 +162,13 @@ cdef class Decoder:
         for l, layer in enumerate(layers):
             if set(layer) != {*NORMS, *PRODUCTS}:
                 raise ValueError(
-                    f"{where}: layers[{l}] must hold {', '.join(NORMS + PRODUCTS)}, got {', '.join(layer)}"
+                    f"{where}: layers[{l}] must have the keys {', '.join(NORMS + PRODUCTS)}, got {', '.join(layer)}"
                 )
         widths = [np.shape(layers[0][name][0])[0] for name in ("query", "key", "gate")]
         if widths[0] % self.head_dim or widths[1] % self.head_dim or widths[1] < 1 or widths[0] % widths[1]:
             raise ValueError(
-                f"{where}: query and key must have widths that are multiples of head_dim {self.head_dim}, the first "
-                f"one of the second, got {widths[0]} and {widths[1]}"
+                f"{where}: query and key must have widths that are multiples of head_dim {self.head_dim}, and that of "
+                f"query must be a multiple of that of key, got {widths[0]} and {widths[1]}"
             )
         self.n_heads, self.n_key_heads = widths[0] // self.head_dim, widths[1] // self.head_dim
         self.key_at = padded(widths[0])
@@ -189,13 +190,13 @@ cdef class Decoder:
                 block.products[<int>k] = self.packed(layer[name], n_out, n_in, f"layers[{l}].{name}")
 
     cdef const f32* vector(self, array, tuple shape, str name) except NULL:
-        """Where the numbers of an array stand, after its checks."""
+        """Return the data of an array after checking it, and keep the array."""
         cdef cnp.ndarray taken = given(array, cnp.NPY_FLOAT32, "float32", shape, "Decoder", name)
         self.held.append(taken)
         return <const f32*>cnp.PyArray_DATA(taken)
 
     cdef Product packed(self, pair, Py_ssize_t n_out, Py_ssize_t n_in, str name) except *:
-        """A weight (n_out, n_in) and its bias (n_out,), or None, in the form that products read."""
+        """Return a weight (n_out, n_in) and its bias (n_out,), or None, in the form that `product` reads."""
         cdef Product p
         cdef f32* panels
         cdef f32* bias
@@ -211,33 +212,33 @@ cdef class Decoder:
         return p
 
     cdef f32* fresh(self, list held, Py_ssize_t n) except NULL:
-        """Room for n numbers that starts on a cache line, in an array that `held` keeps."""
+        """Return room for n numbers that starts on a cache line, in an array that `held` keeps."""
         cdef cnp.ndarray array = np.empty(n + 16, np.float32)
         held.append(array)
         return <f32*>((<size_t>cnp.PyArray_DATA(array) + 63) & ~<size_t>63)
 
     def begin(self, keys, values, padding, n, room, cosine, sine) -> None:
-        """Take prompts that were read elsewhere; `n` rows go on from each, by at most `room` tokens.
+        """Take the keys and values of prompts; each prompt is continued by `n` rows of at most `room` tokens.
 
         Parameters
         ----------
         keys, values : sequence of arrays (B, n_key_heads, P, D) float32
-            One of each layer, keys turned by their positions.
+            One array per layer, keys after their rotation by position.
         padding : array (B,) int64
-            Columns on the left that are none of the prompt's.
+            Number of padding columns on the left of each prompt.
         cosine, sine : array (P + room or more, D) float32
-            Of the positions from 0.
+            Of the rotation angles of the positions from 0.
 
         Raises
         ------
         TypeError, ValueError
-            For arrays of another dtype or shape, and a prompt without tokens.
+            For arrays of another dtype or shape, and for a prompt without tokens.
         """
         cdef str where = "Decoder.begin"
         cdef cnp.ndarray k, v, left, lengths, written
         cdef Py_ssize_t l, b, width, d = self.head_dim
         if len(keys) != self.n_layers or len(values) != self.n_layers:
-            raise ValueError(f"{where}: keys and values must hold {self.n_layers} arrays, got {len(keys)} and "
+            raise ValueError(f"{where}: keys and values must contain {self.n_layers} arrays, got {len(keys)} and "
                              f"{len(values)}")
         shape = np.shape(keys[0])
         if len(shape) != 4 or shape[1] != self.n_key_heads or shape[3] != d or min(shape) < 1:
@@ -300,8 +301,10 @@ cdef class Decoder:
                 memcpy(to_values + t * dp, values + at + t * d, d * sizeof(f32))
 
     def again(self, tokens) -> cnp.ndarray:
-        """Logits (B, V) float32 after the last token (B,) int64 of each prompt, which is read a second time: what was
-        read elsewhere can be compared with them. To be called right after `begin`."""
+        """Return logits (B, V) float32 after the last token (B,) int64 of each prompt, which is read a second time.
+
+        They can be compared with the logits of the model that computed the keys. Call it right after `begin`.
+        """
         cdef cnp.ndarray ids = self.checked(tokens, self.n_prompts, self.vocabulary, "again", "tokens")
         cdef cnp.ndarray rows = np.arange(0, self.n_rows, self.n)
         cdef Py_ssize_t b
@@ -315,14 +318,14 @@ cdef class Decoder:
         return self.logits[:self.n_prompts, :self.vocabulary]
 
     def next(self, tokens, rows) -> cnp.ndarray:
-        """Logits after one more token of some rows.
+        """Return the logits after one more token in some rows.
 
         Parameters
         ----------
         tokens : array (M,) int64
             Ids.
         rows : array (M,) int64
-            Which rows they are of, ascending: row r goes on from prompt r // n.
+            The rows of these tokens, ascending; row r continues prompt r // n.
 
         Returns
         -------
@@ -332,7 +335,7 @@ cdef class Decoder:
         Raises
         ------
         TypeError, ValueError
-            For arrays of another dtype or shape, ids that there are not, and a row that has no room left.
+            For arrays of another dtype or shape, ids out of range, and a row that has no room left.
         """
         cdef Py_ssize_t m = np.size(rows), i
         cdef cnp.ndarray ids = self.checked(tokens, m, self.vocabulary, "next", "tokens")
@@ -340,22 +343,22 @@ cdef class Decoder:
         cdef const i64* r = <const i64*>cnp.PyArray_DATA(chosen)
         for i in range(m):
             if i and r[i] <= r[i - 1]:
-                raise ValueError(f"Decoder.next: rows must ascend, got {r[i]} after {r[i - 1]}")
+                raise ValueError(f"Decoder.next: rows must be ascending, got {r[i]} after {r[i - 1]}")
             if self.written[r[i]] >= self.room:
-                raise ValueError(f"Decoder.next: rows must have room left, got {r[i]} with all {self.room} taken")
+                raise ValueError(f"Decoder.next: rows must have room left, got {r[i]}, which has {self.room} tokens")
         with nogil:
             self.step(<const i64*>cnp.PyArray_DATA(ids), r, m)
         return self.logits[:m, :self.vocabulary]
 
     cdef cnp.ndarray checked(self, array, Py_ssize_t m, Py_ssize_t limit, str method, str name):
-        """Numbers (m,) int64 in [0, limit)."""
+        """Return numbers (m,) int64 after checking that they are in [0, limit)."""
         cdef str where = f"Decoder.{method}"
         if self.n_rows == 0:
-            raise ValueError(f"{where}: there must be rows to go on with, got none; call begin first")
+            raise ValueError(f"{where}: there must be rows to continue, got none; call begin first")
         return numbers_below(array, m, limit, where, name)
 
     cdef void step(self, const i64* tokens, const i64* rows, Py_ssize_t m) noexcept nogil:
-        """Logits of m rows after one more token each."""
+        """Compute the logits of m rows after one more token each."""
         cdef Py_ssize_t i, l, ld = padded(self.hidden), inner = 2 * self.inner
         cdef const Block* block
         for i in range(m):
@@ -385,7 +388,7 @@ cdef class Decoder:
             rlox_rms_norm(self.hidden, self.x + i * ld, weight, self.eps, self.normed + i * ld)
 
     cdef void attention(self, Py_ssize_t l, const i64* rows, Py_ssize_t m) noexcept nogil:
-        """What the queries in `projected` see, to `seen`; keys and values are kept."""
+        """Write the attention of the queries in `projected` to `seen`, and store keys and values."""
         cdef Py_ssize_t i, j, head, first = 0, last
         cdef Py_ssize_t prompt
         while first < m:
@@ -395,14 +398,14 @@ cdef class Decoder:
                 last += 1
             for i in range(first, last):
                 self.turn(&self.blocks[l], i, self.lengths[prompt] + self.written[rows[i]])
-            # Head after head, so that the prompt's keys and values stay near while its rows look at them.
+            # Head after head, so that keys and values of the prompt stay in the cache while its rows attend to them.
             for head in range(self.n_key_heads):
                 for j in range(first, last):
                     self.look(l, head, prompt, j, rows[j], rows[j + 1] if j + 1 < last else rows[j])
             first = last
 
     cdef void turn(self, const Block* block, Py_ssize_t i, Py_ssize_t position) noexcept nogil:
-        """Normalise and turn the queries and keys of row i."""
+        """Normalise and rotate the queries and keys of row i."""
         cdef Py_ssize_t head, d = self.head_dim
         cdef const f32* cosine = self.cosine + position * d
         cdef const f32* sine = self.sine + position * d
@@ -419,7 +422,10 @@ cdef class Decoder:
 
     cdef void look(self, Py_ssize_t l, Py_ssize_t head, Py_ssize_t prompt, Py_ssize_t i, i64 row,
                    i64 following) noexcept nogil:
-        """Keep key and value of one head of row i, and let its queries look at all; `following` is the next row."""
+        """Store key and value of one head of row i, and compute the attention of its queries.
+
+        `following` is the row that is processed next.
+        """
         cdef Py_ssize_t d = self.head_dim, dp = padded(self.head_dim), t = self.written[row]
         cdef Py_ssize_t group = self.n_heads // self.n_key_heads
         cdef Py_ssize_t of_prompt = (l * self.n_prompts + prompt) * self.n_key_heads + head

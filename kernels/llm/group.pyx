@@ -13,9 +13,9 @@ from rlox.kernels.types cimport f32, f64
 
 cnp.import_array()
 
-# A sum is a chain of additions, and IEEE arithmetic may not reorder it: eight partial sums, one per lane,
-# take it apart. Everything is measured from the group's first reward: equal rewards then deviate by exactly
-# 0, however large they are. `RLOX_LOAD` widens float32, so that all sums are float64.
+# A sum is a dependency chain of additions, which compilers must not reorder; eight partial sums, one per lane, break it
+# up. Everything is measured relative to the first reward of the group, so that equal rewards deviate by exactly 0,
+# however large they are. `RLOX_GROUP_LOAD` widens float32, so that all sums are float64.
 cdef extern from *:
     """
     #include <math.h>
@@ -59,7 +59,7 @@ cdef extern from *:
         }                                                                                               \\
     }                                                                                                   \\
     static void NAME(ptrdiff_t n, ptrdiff_t size, const REAL *x, REAL *out) {                           \\
-        /* The usual sizes, known to the compiler: no loops are left within a group. */                 \\
+        /* The usual sizes as constants, so that the compiler unrolls all loops within a group. */      \\
         if (size == 4) NAME##_of(n, 4, x, out);                                                         \\
         else if (size == 8) NAME##_of(n, 8, x, out);                                                    \\
         else if (size == 16) NAME##_of(n, 16, x, out);                                                  \\
@@ -129,20 +129,20 @@ def compute_group_advantages(rewards):
     Parameters
     ----------
     rewards
-        (K,) rewards of K completions of one prompt. float32 is kept, everything else becomes float64; the
-        sums are float64 always.
+        (K,) rewards of K completions of one prompt. float32 is kept, everything else becomes float64; sums are
+        always float64.
 
     Returns
     -------
     numpy.ndarray
-        (K,) of mean 0 and population std 1; zeros if the std is below 1e-8. One NaN or inf makes all NaN.
+        (K,) with mean 0 and population std 1; zeros if the std is below 1e-8. One NaN or inf makes all NaN.
 
     Raises
     ------
     ValueError
-        rewards is not 1-D.
+        If `rewards` is not 1-D.
     TypeError
-        What cannot be read as numbers.
+        If `rewards` cannot be converted to numbers.
 
     References
     ----------
@@ -152,18 +152,18 @@ def compute_group_advantages(rewards):
 
 
 def compute_batch_group_advantages(rewards, group_size=None):
-    """Normalise each group of rewards by itself, as `compute_group_advantages` does one.
+    """Normalise each group of rewards separately, like `compute_group_advantages`.
 
     Parameters
     ----------
     rewards
         (G * K,), one group after the other, or (G, K); the result has the same shape and dtype.
     group_size
-        K; may be left out for (G, K).
+        K; optional for (G, K).
 
     Raises
     ------
     ValueError, TypeError
-        As `compute_group_advantages`, and for a `group_size` that does not fit.
+        As for `compute_group_advantages`, and if `group_size` does not match.
     """
     return advantages("compute_batch_group_advantages", rewards, group_size, False)

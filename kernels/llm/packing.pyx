@@ -1,4 +1,4 @@
-"""Packing of token sequences into rows of one length, and preference pairs."""
+"""Packing token sequences into rows of equal length, and preference pairs."""
 
 import numpy as np
 
@@ -13,10 +13,11 @@ cnp.import_array()
 
 cdef Py_ssize_t fit(Py_ssize_t n, i64 capacity, const i64* lengths, const i64* order, i64* room,
                     Py_ssize_t leaves, i64* bin_of, i64* start) noexcept nogil:
-    """First fit: each sequence, in `order`, goes to the first bin with room for it; returns the bin count.
+    """First fit: put each sequence, in `order`, into the first bin with room for it; return the number of bins.
 
-    `room` is a binary tree over the bins (node i has the children 2i and 2i + 1, the bins are its last
-    `leaves` nodes) with the most room of any bin below: the first that fits is found in log(n) steps.
+    `room` is a binary tree over the bins (node i has the children 2i and 2i + 1, and the bins are the last
+    `leaves` nodes). A node contains the largest room of all bins below it, so that the first bin that fits is found in
+    log(n) steps.
     """
     cdef Py_ssize_t i, node
     cdef Py_ssize_t bins = 0
@@ -45,11 +46,10 @@ cdef Py_ssize_t fit(Py_ssize_t n, i64 capacity, const i64* lengths, const i64* o
 
 
 cdef cnp.ndarray place(cnp.ndarray lengths, i64 capacity, Py_ssize_t* bins):
-    """Fit by falling length, equals as they came.
+    """Fit sequences in order of decreasing length; equal ones stay in order.
 
-    Returns int64 numbers in a row: n of the order, n bins (of each sequence), n starts (of each in its bin),
-    and 2n for the caller; what follows is the tree. One array, because each would cost more than the work
-    on a short list.
+    Returns one int64 array with the order (n), the bin of each sequence (n), its start in the bin (n), 2n places for
+    the caller, and the tree. For a short list, allocating several arrays would take longer than the rest.
     """
     cdef Py_ssize_t n = cnp.PyArray_DIM(lengths, 0)
     cdef const i64* length = <const i64*>cnp.PyArray_DATA(lengths)
@@ -60,7 +60,7 @@ cdef cnp.ndarray place(cnp.ndarray lengths, i64 capacity, Py_ssize_t* bins):
     cdef cnp.npy_intp size = 5 * n + 2 * leaves
     cdef cnp.ndarray memory = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
     cdef i64* order = <i64*>cnp.PyArray_DATA(memory)
-    if n <= 32:  # insertion sort: a call of NumPy's would cost more
+    if n <= 32:  # insertion sort: calling NumPy would take longer
         for i in range(n):
             j = i
             while j > 0 and length[order[j - 1]] < length[i]:
@@ -75,7 +75,7 @@ cdef cnp.ndarray place(cnp.ndarray lengths, i64 capacity, Py_ssize_t* bins):
 
 
 cdef cnp.ndarray as_tokens(object value, str where, str name):
-    """Return `value` as a C-contiguous uint32 array (T,), itself where it already is one."""
+    """Return `value` as a C-contiguous uint32 array (T,); `value` itself if it already is one."""
     cdef cnp.ndarray array
     if isinstance(value, cnp.ndarray):
         array = value
@@ -91,10 +91,10 @@ cdef cnp.ndarray as_tokens(object value, str where, str name):
     if array.size == 0:
         return np.zeros(0, np.uint32)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{where}: {name} must hold integer token ids, got dtype {array.dtype}")
+        raise TypeError(f"{where}: {name} must contain integer token ids, got dtype {array.dtype}")
     low, high = array.min(), array.max()
     if low < 0 or high >= 1 << 32:
-        raise ValueError(f"{where}: {name} must hold token ids of [0, 2**32), got {low if low < 0 else high}")
+        raise ValueError(f"{where}: {name} must contain token ids in [0, 2**32), got {low if low < 0 else high}")
     return np.ascontiguousarray(array, np.uint32)
 
 
@@ -107,7 +107,7 @@ cdef void check_lengths(cnp.ndarray lengths, i64 capacity, str name) except *:
         if length[i] > capacity:
             raise ValueError(
                 f"pack_sequences: every length must be at most {name} {capacity}, got {length[i]} at {i}; "
-                f"cut the sequence, or raise {name}"
+                f"shorten the sequence, or increase {name}"
             )
 
 
@@ -132,7 +132,8 @@ cdef list pack_tokens(object sequences, i64 capacity):
     cdef const i64* order_data = <const i64*>cnp.PyArray_DATA(memory)
     cdef const i64* bin_data = order_data + n
     cdef const i64* start_data = order_data + 2 * n
-    # Per bin: tokens, sequences; then the place of its next sequence. There are at most n bins.
+    # Per bin: the number of tokens, and of sequences; the latter then becomes the index of its next sequence. There are
+    # at most n bins.
     cdef i64* tokens_in = <i64*>order_data + 3 * n
     cdef i64* sequences_in = tokens_in + n
     memset(tokens_in, 0, 2 * n * sizeof(i64))
@@ -177,7 +178,7 @@ cdef tuple pack_lengths(cnp.ndarray lengths, i64 capacity):
     cdef Py_ssize_t n = cnp.PyArray_DIM(lengths, 0)
     cdef Py_ssize_t i, j, bins
     cdef i64 at
-    check_lengths(lengths, capacity, "max_len")
+    check_lengths(lengths, capacity, "max_length")
     cdef cnp.ndarray memory = place(lengths, capacity, &bins)
     packed = np.full((bins, capacity), -1, np.int64)
     positions = np.zeros((bins, capacity), np.int64)
@@ -196,10 +197,10 @@ cdef tuple pack_lengths(cnp.ndarray lengths, i64 capacity):
 
 
 def pack_sequences(sequences, max_length):
-    """Pack sequences into as few rows of at most `max_length` tokens as first-fit-decreasing finds.
+    """Pack sequences into few rows of at most `max_length` tokens, with the first-fit-decreasing algorithm.
 
-    Longest first (equal ones as they came), each into the first row with room: at most 11/9 of the best
-    possible number of rows, plus one (Dósa 2007). n sequences take O(n log n).
+    Each sequence, longest first (equal ones in order), goes into the first row with room for it. This takes at most
+    11/9 of the best possible number of rows, plus one (Dósa 2007). The time for n sequences is O(n log n).
 
     Parameters
     ----------
@@ -212,21 +213,21 @@ def pack_sequences(sequences, max_length):
     Returns
     -------
     list of dict
-        For sequences: one dict per row, without padding, of `input_ids`, `attention_mask` (ones) and
-        `position_ids` (from 0 in each sequence), uint32 (L,); `sequence_starts` uint64 and
-        `sequence_index` int64, (number of sequences,): where each begins, and which of `sequences` it is.
+        For sequences: one dict per row, without padding, with `input_ids`, `attention_mask` (ones) and
+        `position_ids` (from 0 in each sequence), uint32 (L,); and `sequence_starts` uint64 and
+        `sequence_index` int64, (number of sequences,): where each sequence begins, and its index in `sequences`.
         [] for [].
     packed, masks, positions
-        For lengths: (rows, max_length) each. `packed` int64 holds at every slot the index of its sequence,
-        -1 for padding; `masks` bool is True where there is a token; `positions` int64 counts from 0 in each
-        sequence, 0 for padding.
+        For lengths: (rows, max_length) each. `packed` int64 is the index of the sequence at each slot, or -1 for
+        padding; `masks` bool is True where there is a token; `positions` int64 counts from 0 in each sequence and is 0
+        for padding.
 
     Raises
     ------
     ValueError
-        A sequence longer than max_length, one that is not 1-D, a token id out of range, max_length < 1.
+        If a sequence is longer than max_length or not 1-D, a token id is out of range, or max_length < 1.
     TypeError
-        Token ids or lengths that are no integers, or a mixture of the two forms.
+        If token ids or lengths are not integers, or the two forms are mixed.
     """
     cdef i64 capacity
     wanted = as_index(max_length, "pack_sequences", "max_length")
@@ -246,7 +247,7 @@ def pack_sequences(sequences, max_length):
         )
     if len(sequences) and hasattr(sequences[0], "__index__") and not isinstance(sequences[0], cnp.ndarray):
         lengths = [as_index(length, "pack_sequences", "lengths") for length in sequences]
-        # What does not fit into 63 bits does not fit into max_length either.
+        # Clamped, because lengths that do not fit into 63 bits do not fit into max_length either.
         return pack_lengths(np.array([min(max(x, -1), 1 << 40) for x in lengths], np.int64), capacity)
     return pack_tokens(sequences, capacity)
 
@@ -268,34 +269,34 @@ cdef void block_mask(Py_ssize_t rows, Py_ssize_t length, const i64* index, bint 
 
 
 def packed_attention_mask(packed, causal=True):
-    """Return which slot may attend to which: only slots of the same sequence.
+    """Return the mask with which slots attend only to slots of the same sequence.
 
     Parameters
     ----------
     packed
         (rows, L) integers as from ``pack_sequences(lengths, L)[0]``: the sequence at each slot, -1 for
-        padding. A sequence occupies neighbouring slots.
+        padding. The slots of a sequence are adjacent.
     causal
-        Whether a slot attends only to itself and what is before it.
+        Whether a slot attends only to itself and to earlier slots.
 
     Returns
     -------
     numpy.ndarray
         (rows, L, L) bool, True at [b, i, j] where slot i attends to slot j. Padding attends to nothing and
-        nothing to it, so softmax over its rows is undefined: mask what comes out there.
+        nothing attends to it, so the softmax over its rows is undefined: mask the result there.
 
     Raises
     ------
     ValueError
-        packed is not 2-D.
+        If `packed` is not 2-D.
     TypeError
-        packed holds no integers.
+        If `packed` does not contain integers.
     """
     indices = np.asarray(packed)
     if indices.ndim != 2:
         raise ValueError(f"packed_attention_mask: packed must be 2-D (rows, L), got shape {indices.shape}")
     if indices.dtype.kind not in "iu":
-        raise TypeError(f"packed_attention_mask: packed must hold integers, got dtype {indices.dtype}")
+        raise TypeError(f"packed_attention_mask: packed must contain integers, got dtype {indices.dtype}")
     cdef cnp.ndarray index = np.ascontiguousarray(indices, np.int64)
     cdef Py_ssize_t rows = cnp.PyArray_DIM(index, 0)
     cdef Py_ssize_t length = cnp.PyArray_DIM(index, 1)
@@ -314,7 +315,7 @@ cdef class DPOPair:
     Parameters
     ----------
     prompt_tokens, chosen_tokens, rejected_tokens
-        (P,), (C,), (R,) token ids in [0, 2**32), any integer dtype or lists; copied.
+        (P,), (C,), (R,) token ids in [0, 2**32), as lists or arrays of any integer dtype; copied.
 
     Attributes
     ----------
@@ -324,12 +325,12 @@ cdef class DPOPair:
     Raises
     ------
     ValueError
-        Not 1-D, or a token id out of range.
+        If an argument is not 1-D, or a token id is out of range.
     TypeError
-        Not integers.
+        If token ids are not integers.
     """
 
-    cdef cnp.ndarray memory  # all three in turn: one allocation, and attributes are made when asked for
+    cdef cnp.ndarray memory  # all three, one after the other, in one allocation; attributes are created on access
     cdef Py_ssize_t prompt
     cdef Py_ssize_t chosen
     cdef Py_ssize_t rejected

@@ -1,6 +1,6 @@
-/* Parts of a transformer's layer, row by row, and their derivatives.
+/* Parts of a transformer layer, row by row, and their gradients.
  *
- * The including file must have the exponential of vexp.pxd.
+ * A file that includes this header must also contain the exponential of vexp.pxd.
  */
 #ifndef RLOX_PARTS_H
 #define RLOX_PARTS_H
@@ -20,7 +20,7 @@ static inline float rlox_lanes_max(rlox_vf x) {
     return x[0];
 }
 
-/* to = x / rms(x) * weight, n numbers; `to` may be x. Returns what x was multiplied by. */
+/* to = x / rms(x) * weight, n numbers; `to` may be x. Returns 1 / rms(x). */
 static inline float rlox_rms_norm(int64_t n, const float *x, const float *weight, float eps, float *to) {
     rlox_vf sums[4] = {{0}, {0}, {0}, {0}};
     int64_t i = 0;
@@ -38,7 +38,8 @@ static inline float rlox_rms_norm(int64_t n, const float *x, const float *weight
     return scale;
 }
 
-/* The derivatives of `rlox_rms_norm`, which returned `scale`: by x to dx, by the weights added to d_weight. */
+/* The gradients of `rlox_rms_norm`, which returned `scale`: with respect to x written to dx, and with respect to the
+ * weights added to d_weight. */
 static inline void rlox_rms_norm_back(int64_t n, const float *__restrict__ x, const float *__restrict__ weight, float scale,
                                const float *__restrict__ dy, float *__restrict__ dx, double *__restrict__ d_weight) {
     rlox_vf sum = {0};
@@ -54,13 +55,13 @@ static inline void rlox_rms_norm_back(int64_t n, const float *__restrict__ x, co
 }
 
 static inline rlox_vf rlox_exp_not_above_0(rlox_vf x) {
-    /* Where the exponential is below 1e-37 its last bits are not worth a second way. */
+    /* Exponentials below 1e-37 are clamped: their exact value is not worth a second code path. */
     const rlox_vf low = (rlox_vf){0} - RLOX_EXP_RANGE_f32;
     return (rlox_vf)rlox_exp_fast_f32((rlox_xf32)rlox_select(x < low, low, x));
 }
 
 static inline rlox_vf rlox_sigmoid(rlox_vf x) {
-    /* The exponential of what is not above 0 cannot overflow: 1 / (1 + exp(-x)) from that side. */
+    /* 1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow. */
     const rlox_vf e = rlox_exp_not_above_0(rlox_select(x > 0, -x, x));
     return rlox_select(x > 0, (rlox_vf){0} + 1.0f, e) / (1.0f + e);
 }
@@ -75,7 +76,7 @@ static inline void rlox_gated(int64_t n, const float *gate, const float *up, flo
     for (; i < n; i++) to[i] = gate[i] * rlox_sigmoid((rlox_vf){0} + gate[i])[0] * up[i];
 }
 
-/* The derivatives of `rlox_gated`. */
+/* The gradients of `rlox_gated`. */
 static inline void rlox_gated_back(int64_t n, const float *gate, const float *up, const float *dy, float *d_gate, float *d_up) {
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {

@@ -1,4 +1,4 @@
-"""Parts of a transformer's layer and their derivatives, each in one pass over its rows: norm and gate."""
+"""Parts of a transformer layer, norm and gate, and their gradients, each in one pass over the rows."""
 
 import numpy as np
 
@@ -25,13 +25,13 @@ cdef inline const f32* at(cnp.ndarray array) noexcept nogil:
 
 
 cdef f32* into(object array, tuple shape, str where, str name) except NULL:
-    """Where an output stands, after its checks."""
+    """Return the data of an output after checking it."""
     check_out(array, cnp.NPY_FLOAT32, "float32", shape, where, name)
     return <f32*>cnp.PyArray_DATA(<cnp.ndarray>array)
 
 
 cdef tuple rows_of(object x, str where):
-    """`x` after its checks: (R, H) float32."""
+    """Return `x`, (R, H) float32, and its shape after checking it."""
     shape = np.shape(x)
     if len(shape) != 2 or shape[1] < 1:
         raise ValueError(f"{where}: x must have shape (R, H), got {shape}")
@@ -39,7 +39,7 @@ cdef tuple rows_of(object x, str where):
 
 
 def rms_norm(x, weight, eps, out) -> cnp.ndarray:
-    """``x / rms(x) * weight`` of each row.
+    """Compute ``x / rms(x) * weight`` of each row.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ def rms_norm(x, weight, eps, out) -> cnp.ndarray:
     eps : float
         Added to the mean square.
     out : array (R, H) float32
-        Written whole; may be `x`.
+        Receives the result; may be `x`.
 
     Returns
     -------
     array (R,) float32
-        ``1 / rms(x)``, which `rms_norm_gradient` needs.
+        ``1 / rms(x)``, for `rms_norm_gradient`.
 
     Raises
     ------
@@ -77,23 +77,23 @@ def rms_norm(x, weight, eps, out) -> cnp.ndarray:
 
 
 def rms_norm_gradient(x, weight, scales, slopes, out) -> cnp.ndarray:
-    """The derivatives of `rms_norm`.
+    """Compute the gradients of `rms_norm`.
 
     Parameters
     ----------
     x, weight
-        As `rms_norm` took them.
+        The arguments of `rms_norm`.
     scales : array (R,) float32
-        What it returned.
+        Its return value.
     slopes : array (R, H) float32
-        The gradient by its output.
+        The gradient with respect to its output.
     out : array (R, H) float32
-        Takes the gradient by `x`; shares no memory with an input.
+        Receives the gradient with respect to `x`; must share no memory with an input.
 
     Returns
     -------
     array (H,) float32
-        The gradient by `weight`, summed in float64.
+        The gradient with respect to `weight`, summed in float64.
 
     Raises
     ------
@@ -120,13 +120,13 @@ def rms_norm_gradient(x, weight, scales, slopes, out) -> cnp.ndarray:
 
 
 def swiglu(gate, up, out) -> None:
-    """``silu(gate) * up``, number by number.
+    """Compute ``silu(gate) * up`` elementwise.
 
     Parameters
     ----------
     gate, up : arrays (N,) float32
     out : array (N,) float32
-        Written whole.
+        Receives the result.
 
     Raises
     ------
@@ -143,16 +143,16 @@ def swiglu(gate, up, out) -> None:
 
 
 def swiglu_gradient(gate, up, slopes, d_gate, d_up) -> None:
-    """The derivatives of `swiglu`, to `d_gate` and `d_up`.
+    """Compute the gradients of `swiglu`.
 
     Parameters
     ----------
     gate, up
-        As `swiglu` took them.
+        The arguments of `swiglu`.
     slopes : array (N,) float32
-        The gradient by its output.
+        The gradient with respect to its output.
     d_gate, d_up : arrays (N,) float32
-        Written whole.
+        Receive the gradients with respect to `gate` and `up`.
 
     Raises
     ------

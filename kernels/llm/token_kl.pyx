@@ -15,8 +15,8 @@ cimport rlox.kernels.vexp
 
 cnp.import_array()
 
-# Sums over whole vectors in chunks of 1024, each chunk added in float64. A chunk is first taken with the exp
-# for ordinary numbers and, only if one was not, once more with the exp for all of them.
+# Sums over whole vectors in chunks of 1024, which are added up in float64. A chunk is first computed with the fast exp
+# and, only if a number is outside its range, once more with the full exp.
 cdef extern from *:
     """
     #ifndef __clang__
@@ -39,7 +39,7 @@ cdef extern from *:
         rlox_x##S r = q - p, zero = {0};                                                                \\
         rlox_x##IS inside = ~rlox_exp_outside_##S(r), huge = r > RLOX_EXP_RANGE_##S;                    \\
         rlox_x##S near_ = rlox_k3_fast_##S((rlox_x##S)((rlox_x##IS)r & inside));                        \\
-        /* inf - inf must not come up: what is subtracted stays finite where exp is infinite. */        \\
+        /* inf - inf must not occur: the subtracted number stays finite where exp is infinite. */       \\
         rlox_x##S less = (rlox_x##S)(((rlox_x##IS)r & ~huge)                                            \\
                                      | ((rlox_x##IS)(zero + RLOX_EXP_RANGE_##S) & huge));               \\
         rlox_x##S far_ = rlox_exp_full_##S(r) - less - 1;                                               \\
@@ -114,7 +114,7 @@ cdef inline f64 divergence(bint k3, int type_num, Py_ssize_t n, const void* p, c
 
 cdef void sequences(bint k3, int type_num, Py_ssize_t n, Py_ssize_t length, const i64* lengths, const char* p,
                     const char* q, void* out) noexcept nogil:
-    """One sum per sequence; `lengths` is NULL where every sequence is whole."""
+    """Compute one sum per sequence; `lengths` is NULL if every sequence has full length."""
     cdef Py_ssize_t i
     cdef Py_ssize_t stride = length * (8 if type_num == cnp.NPY_FLOAT64 else 4)
     cdef f64 sum_
@@ -137,7 +137,7 @@ cdef object single(str where, bint k3, int type_num, object log_p, object log_q)
     cdef const void* p_data = cnp.PyArray_DATA(p)
     cdef const void* q_data = cnp.PyArray_DATA(q)
     cdef f64 result
-    if n <= 8192:  # giving up the GIL would cost more than it gains
+    if n <= 8192:  # releasing the GIL would cost more than it gains
         return divergence(k3, type_num, n, p_data, q_data)
     with nogil:
         result = divergence(k3, type_num, n, p_data, q_data)
@@ -212,20 +212,20 @@ def compute_token_kl(log_p, log_q):
     -------
     float
         0.0 for T = 0. A token with log_p = -inf counts 0; log_q = -inf with p > 0 makes the sum inf; NaN
-        stays NaN. Over a single sampled token per step this is not a divergence and may be negative.
+        stays NaN. With only one sampled token per step, the sum is not a divergence and may be negative.
 
     Raises
     ------
     ValueError
-        log_p is not 1-D, or log_q has another shape.
+        If `log_p` is not 1-D, or `log_q` has another shape.
     TypeError
-        What cannot be read as numbers.
+        If an argument cannot be converted to numbers.
     """
     return single("compute_token_kl", False, cnp.NPY_FLOAT64, log_p, log_q)
 
 
 def compute_token_kl_f32(log_p, log_q):
-    """As `compute_token_kl`, with float32 terms (other inputs are converted); sums of 1024 in float32."""
+    """Like `compute_token_kl`, with float32 terms (other inputs are converted), summed in float32 by 1024."""
     return single("compute_token_kl_f32", False, cnp.NPY_FLOAT32, log_p, log_q)
 
 
@@ -233,29 +233,29 @@ def compute_token_kl_schulman(log_p, log_q):
     """Return ``sum(exp(r) - r - 1)`` with ``r = log_q - log_p``, in float64.
 
     Schulman's k3 estimator of KL(p, q) for tokens drawn from p: http://joschu.net/blog/kl-approx.html.
-    Small differences lose nothing to cancellation (r = 1e-9 gives 5e-19).
+    Small differences do not suffer from cancellation (r = 1e-9 gives 5e-19).
 
     Parameters
     ----------
     log_p, log_q
-        (T,) log-probabilities under the policy, which drew the tokens, and under the reference.
+        (T,) log-probabilities under the policy that drew the tokens, and under the reference.
 
     Returns
     -------
     float
-        At least 0; 0.0 for T = 0. Equal entries count 0, also when both are -inf; one infinite entry makes
+        At least 0; 0.0 for T = 0. Equal entries count 0, even if both are -inf; a single infinite entry makes
         the sum inf; NaN stays NaN.
 
     Raises
     ------
     ValueError, TypeError
-        As `compute_token_kl`.
+        As for `compute_token_kl`.
     """
     return single("compute_token_kl_schulman", True, cnp.NPY_FLOAT64, log_p, log_q)
 
 
 def compute_token_kl_schulman_f32(log_p, log_q):
-    """As `compute_token_kl_schulman`, with float32 terms; sums of 1024 in float32."""
+    """Like `compute_token_kl_schulman`, with float32 terms, summed in float32 by 1024."""
     return single("compute_token_kl_schulman_f32", True, cnp.NPY_FLOAT32, log_p, log_q)
 
 
@@ -267,10 +267,10 @@ def compute_batch_token_kl(log_p, log_q, seq_len=None, *, lengths=None):
     log_p, log_q
         (B * T,), one sequence after the other, or (B, T).
     seq_len
-        T; may be left out for (B, T).
+        T; optional for (B, T).
     lengths
-        (B,) integers in [0, T]: only the first `lengths[b]` tokens of sequence b count, the rest is padding
-        and not read.
+        (B,) integers in [0, T]: only the first `lengths[b]` tokens of sequence b count; the rest is padding
+        and is not read.
 
     Returns
     -------
@@ -280,21 +280,21 @@ def compute_batch_token_kl(log_p, log_q, seq_len=None, *, lengths=None):
     Raises
     ------
     ValueError, TypeError
-        As `compute_token_kl`, and for a `seq_len` or `lengths` that does not fit.
+        As for `compute_token_kl`, and if `seq_len` or `lengths` does not match.
     """
     return batch("compute_batch_token_kl", False, cnp.NPY_FLOAT64, log_p, log_q, seq_len, lengths)
 
 
 def compute_batch_token_kl_f32(log_p, log_q, seq_len=None, *, lengths=None):
-    """As `compute_batch_token_kl`, with float32 terms; returns (B,) float32."""
+    """Like `compute_batch_token_kl`, with float32 terms; returns (B,) float32."""
     return batch("compute_batch_token_kl_f32", False, cnp.NPY_FLOAT32, log_p, log_q, seq_len, lengths)
 
 
 def compute_batch_token_kl_schulman(log_p, log_q, seq_len=None, *, lengths=None):
-    """Return `compute_token_kl_schulman` of B sequences at once; arguments as for `compute_batch_token_kl`."""
+    """Return `compute_token_kl_schulman` of B sequences at once. Arguments as for `compute_batch_token_kl`."""
     return batch("compute_batch_token_kl_schulman", True, cnp.NPY_FLOAT64, log_p, log_q, seq_len, lengths)
 
 
 def compute_batch_token_kl_schulman_f32(log_p, log_q, seq_len=None, *, lengths=None):
-    """As `compute_batch_token_kl_schulman`, with float32 terms; returns (B,) float32."""
+    """Like `compute_batch_token_kl_schulman`, with float32 terms; returns (B,) float32."""
     return batch("compute_batch_token_kl_schulman_f32", True, cnp.NPY_FLOAT32, log_p, log_q, seq_len, lengths)

@@ -1,4 +1,4 @@
-"""What is done over a whole vocabulary: a token is drawn, and scored, in one or two passes over its logits."""
+"""Computations over a whole vocabulary: drawing and scoring tokens, in one or two passes over the logits."""
 
 import numpy as np
 
@@ -47,7 +47,7 @@ cdef extern from *:
         return x[0];
     }
 
-    /* exp((x - top) * scale) of a run of at most RLOX_RUN numbers, to e, and 0 behind them; returns their sum. */
+    /* Writes exp((x - top) * scale) of a run of at most RLOX_RUN numbers to e, then zeros; returns their sum. */
     static inline float rlox_run(ptrdiff_t n, const float *x, float top, float scale, float *e) {
         rlox_xf32 sum = {0};
         for (ptrdiff_t i = 0; i < RLOX_RUN; i += RLOX_LANES) {
@@ -58,7 +58,7 @@ cdef extern from *:
         return rlox_sum_of(sum);
     }
 
-    /* The token at which the distribution function reaches `noise`, and its log-probability. */
+    /* Returns the token at which the distribution function reaches `noise`, and writes its log-probability. */
     static ptrdiff_t rlox_draw(ptrdiff_t n, const float *x, double noise, float scale, float *log_prob) {
         const float top = rlox_greatest(n, x);
         float e[RLOX_RUN];
@@ -73,7 +73,8 @@ cdef extern from *:
             if (!(reached >= wanted)) continue;
             double within = before;
             ptrdiff_t end = n - i < RLOX_RUN ? n - i : RLOX_RUN;
-            /* A run's sum may be larger than that of its numbers one by one: then it is the last one with any share. */
+            /* Due to rounding, adding the numbers of a run one by one may not reach `wanted`: then the token is the
+               last one with a probability above 0. */
             for (ptrdiff_t k = 0; k < end && !(within >= wanted); k++)
                 if (e[k] > 0) {
                     within += e[k];
@@ -95,7 +96,7 @@ cdef extern from *:
             for (ptrdiff_t k = i; k < n && k < i + RLOX_RUN; k += RLOX_LANES) {
                 const rlox_xf32 below = (rlox_loaded(x + k, n - k, -INFINITY) - top) * scale;
                 const rlox_xf32 e = rlox_exp_full_f32(below);
-                /* Minus infinity has probability 0, and 0 times it is no number. */
+                /* A logit of minus infinity has probability 0, but 0 * inf would be NaN. */
                 const rlox_xi32 none = below < -1e30f;
                 run += e;
                 weighted += e * (rlox_xf32)((rlox_xi32)below & ~none);
@@ -109,7 +110,7 @@ cdef extern from *:
         *entropy = (float)(size - moment / sum);
     }
 
-    /* slope * scale * (one at the target - the probabilities), to d. */
+    /* Writes slope * scale * (one-hot target - probabilities) to d. */
     static void rlox_unscore(ptrdiff_t n, const float *x, ptrdiff_t target, float scale, float total, float slope,
                              float *d) {
         const float factor = slope * scale;
@@ -131,7 +132,7 @@ cdef extern from *:
 
 
 cdef cnp.ndarray rows_of(object array, str where):
-    """`logits` after its checks: (M, V) float32, each row's numbers side by side."""
+    """Return `logits`, (M, V) float32 with contiguous rows, after checking it."""
     if not isinstance(array, cnp.ndarray):
         raise TypeError(f"{where}: logits must be a NumPy array, got {type(array).__name__}")
     cdef cnp.ndarray x = array
@@ -152,12 +153,12 @@ cdef f32 inverse_of(object temperature, str where) except -1:
 
 
 def draw_tokens(logits, noise, temperature=1.0) -> tuple[cnp.ndarray, cnp.ndarray]:
-    """One token of each row: the first at which the distribution function reaches a number.
+    """Draw one token per row: the first one at which the distribution function reaches `noise`.
 
     Parameters
     ----------
     logits : array (M, V) float32
-        Rows may be apart.
+        Rows need not be adjacent in memory.
     noise : array (M,) float64
         In (0, 1].
     temperature : float
@@ -192,27 +193,27 @@ def draw_tokens(logits, noise, temperature=1.0) -> tuple[cnp.ndarray, cnp.ndarra
 
 
 def score_tokens(logits, rows, targets, temperature=1.0) -> tuple[cnp.ndarray, cnp.ndarray, cnp.ndarray]:
-    """Log-probabilities of tokens and the entropies of the distributions that they are of.
+    """Return the log-probabilities of tokens and the entropies of their distributions.
 
     Parameters
     ----------
     logits : array (M, V) float32
     rows : array (N,) int64
-        Those that tokens are of.
+        The row of the logits for each token.
     targets : array (N,) int64
-        Their ids.
+        The ids of the tokens.
     temperature : float
         Above 0; the logits are divided by it.
 
     Returns
     -------
     log_probs, totals, entropies : arrays (N,) float32
-        The second is the logarithm of the sum of all exponentials. Entropies are in nats.
+        `totals` are the logarithms of the sums of all exponentials. Entropies are in nats.
 
     Raises
     ------
     TypeError, ValueError
-        For arrays of another dtype or shape, and numbers that there are not.
+        For arrays of another dtype or shape, and for rows or ids out of range.
     """
     cdef str where = "score_tokens"
     cdef cnp.ndarray x = rows_of(logits, where)
@@ -232,20 +233,23 @@ def score_tokens(logits, rows, targets, temperature=1.0) -> tuple[cnp.ndarray, c
 
 
 def score_gradient(logits, rows, targets, totals, slopes, out, temperature=1.0) -> None:
-    """The gradient by the logits of the sum of ``slopes * log_probs``, as `score_tokens` returns these.
+    """Compute the gradient of the sum of ``slopes * log_probs`` with respect to the logits (see `score_tokens`).
 
     Parameters
     ----------
     logits, rows, targets, temperature
-        As `score_tokens` took them; no row twice.
-    totals, slopes : array (N,) float32
+        The arguments of `score_tokens`; every row at most once.
+    totals : array (N,) float32
+        As returned by `score_tokens`.
+    slopes : array (N,) float32
+        The gradient with respect to the log-probabilities.
     out : array (M, V) float32
-        Written whole: 0 in the rows that no token is of.
+        Receives the gradient, which is 0 in rows without a token.
 
     Raises
     ------
     TypeError, ValueError
-        For arrays of another dtype or shape, numbers that there are not, and a row that comes twice.
+        For arrays of another dtype or shape, rows or ids out of range, and a row that occurs twice.
     """
     cdef str where = "score_gradient"
     cdef cnp.ndarray x = rows_of(logits, where)
@@ -267,7 +271,7 @@ def score_gradient(logits, rows, targets, totals, slopes, out, temperature=1.0) 
     cdef i64 k
     for i in range(n):
         if token[r[i]] >= 0:
-            raise ValueError(f"{where}: rows must each come once, got {r[i]} twice")
+            raise ValueError(f"{where}: rows must be distinct, got {r[i]} twice")
         token[r[i]] = i
     with nogil:
         for i in range(m):

@@ -1,4 +1,4 @@
-"""Small networks without a framework: forward, loss, backward and optimiser step of an actor-critic in one call."""
+"""Small networks without a framework: forward pass, loss, backward pass and optimiser step in one call."""
 
 from rlox.kernels import prefer_level
 

@@ -1,4 +1,4 @@
-"""What PPO, A2C and MAPPO share: a perceptron actor and a perceptron critic on one block, and how they learn."""
+"""Common parts of PPO, A2C and MAPPO: a perceptron actor and a perceptron critic on one block, and their update."""
 
 cimport numpy as cnp
 
@@ -14,11 +14,11 @@ cdef struct Loss:
     f64 vf_coef
     f64 ent_coef
     f64 clip_vf         # 0: off
-    bint maximum        # of the value loss and the clipped one; else the clipped one
-    f64 huber           # 0: squares
+    bint maximum        # use the maximum of the value loss and the clipped one; else the clipped one
+    f64 huber           # delta of the Huber loss; 0: squared errors
 
 
-# An update's options; a limit or a target of 0 is none.
+# Options of an update; a limit or target of 0 means none.
 cdef struct Options:
     Py_ssize_t epochs
     Py_ssize_t size     # of a minibatch
@@ -28,7 +28,7 @@ cdef struct Options:
     bint normalize      # advantages, in each minibatch
 
 
-# What a minibatch is made of, all rows of it; NULL where there is none.
+# The columns from which minibatches are taken, with all rows; NULL if a column is absent.
 cdef struct Data:
     Py_ssize_t n
     const f32* obs
@@ -40,7 +40,7 @@ cdef struct Data:
     const f32* advantages
     const f32* returns
     const f32* values
-    f64* moments            # running ones of the returns, by which the critic's units are made; they move along
+    f64* moments            # running moments of the returns, which normalise the critic's targets; updated in place
 
 
 # A chunk of a minibatch, gathered.
@@ -76,7 +76,7 @@ cdef class ActorCriticLearner(FlatLearner):
     cdef Net actor
     cdef Net critic
     cdef f32* x             # (CHUNK, obs_pad): the actor's inputs
-    cdef f32* s             # (CHUNK, state_pad): the critic's; the same where it reads what the actor does
+    cdef f32* s             # (CHUNK, state_pad): the critic's inputs; equal to `x` if they are the actor's
     cdef Rows rows
     cdef f64* d_log_std
 

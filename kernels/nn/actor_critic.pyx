@@ -1,4 +1,4 @@
-"""What PPO, A2C and MAPPO share: a perceptron actor and a perceptron critic on one block, and how they learn."""
+"""Common parts of PPO, A2C and MAPPO: a perceptron actor and a perceptron critic on one block, and their update."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rlox.kernels.types cimport cf32_r, f32, f64, i64, u8, u64
 cnp.import_array()
 
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
-# As rlox.nn.players and rlox.multi_agent.players have them.
+# The same as in rlox.nn.players and rlox.multi_agent.players.
 cdef f32 LOWEST = <f32>-1e9
 cdef f64 DECAY = 0.99999
 cdef f64 LEAST_VARIANCE = 1e-2
@@ -27,14 +27,14 @@ cdef f64 LEAST_WEIGHT = 1e-5
 
 
 def n_parameters(obs_dim: int, n_outputs: int, hidden_sizes, gaussian: bool = False, state_dim=None) -> int:
-    """How many numbers the block holds of an actor and a critic, which reads `state_dim` numbers or, None, the same."""
+    """Return the size of the block of an actor and a critic with `state_dim` inputs (None: those of the actor)."""
     actor = [obs_dim, *hidden_sizes, n_outputs]
     critic = [obs_dim if state_dim is None else state_dim, *hidden_sizes, 1]
     return (n_outputs if gaussian else 0) + size_of(actor) + size_of(critic)
 
 
 cdef inline f64 policy_term(const Loss* loss, f64 log_prob, f64 old, f64 advantage, Sums* sums) noexcept nogil:
-    """Add the policy loss of one row; return its derivative by the log-probability."""
+    """Add the policy loss of one row; return its derivative with respect to the log-probability."""
     cdef f64 log_ratio, ratio, clipped, first, second
     if not loss.ppo:
         sums.policy_loss -= log_prob * advantage
@@ -47,13 +47,13 @@ cdef inline f64 policy_term(const Loss* loss, f64 log_prob, f64 old, f64 advanta
     sums.approx_kl += ratio - 1.0 - log_ratio
     sums.clipped += ratio != clipped
     sums.policy_loss -= min(first, second)
-    # Where the clipped term is the smaller one, nothing depends on the ratio.
+    # If the clipped term is smaller, the loss does not depend on the ratio.
     return -first if first <= second else 0.0
 
 
 cdef void categorical_loss(const Loss* loss, const f32* logits, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t n_actions,
                            const Rows* rows, f64 scale, f32* d_logits, Sums* sums) noexcept nogil:
-    """Gradients (n, ld) by the logits, times `scale` = 1 / B, and the sums that metrics are made of."""
+    """Write gradients (n, ld) with respect to the logits, times `scale` = 1 / B, and add to the metrics' sums."""
     cdef Py_ssize_t i, j
     cdef const f32* x
     cdef f32* d
@@ -108,7 +108,7 @@ cdef void gaussian_loss(const Loss* loss, const f32* mean, Py_ssize_t ld, Py_ssi
 
 
 cdef inline f64 error_of(const Loss* loss, f64 error) noexcept nogil:
-    """The loss of one error: its square, or Huber's."""
+    """Return the loss of one error: its square, or the Huber loss."""
     if loss.huber <= 0.0:
         return error * error
     if fabs(error) <= loss.huber:
@@ -117,13 +117,13 @@ cdef inline f64 error_of(const Loss* loss, f64 error) noexcept nogil:
 
 
 cdef inline f64 slope_of(const Loss* loss, f64 error) noexcept nogil:
-    """The derivative of `error_of`."""
+    """Return the derivative of `error_of`."""
     return 2.0 * error if loss.huber <= 0.0 else bounded(error, -loss.huber, loss.huber)
 
 
 cdef void value_loss(const Loss* loss, const f32* values, Py_ssize_t ld, Py_ssize_t n, const Rows* rows, f64 scale,
                      f32* d_values, Sums* sums) noexcept nogil:
-    """Gradients by the values, times `scale` = 1 / B; `rows.returns` are in the critic's units."""
+    """Write gradients with respect to the values, times `scale` = 1 / B; `rows.returns` are in the critic's units."""
     cdef Py_ssize_t i
     cdef f64 moved, error, clipped
     cdef bint free
@@ -142,7 +142,7 @@ cdef void value_loss(const Loss* loss, const f32* values, Py_ssize_t ld, Py_ssiz
 
 cdef void follow(f64* moments, const f32* returns, const i64* order, Py_ssize_t n, f64* mean,
                  f64* deviation) noexcept nogil:
-    """Move the running moments on by the rows `order`, and take mean and deviation from them."""
+    """Update the running moments with the rows `order`, and write the new mean and deviation."""
     cdef Py_ssize_t i
     cdef f64 sums = 0.0, square = 0.0
     for i in range(n):
@@ -157,7 +157,7 @@ cdef void follow(f64* moments, const f32* returns, const i64* order, Py_ssize_t 
 
 
 cdef f64 explained_variance(cf32_r errors, cf32_r returns, Py_ssize_t n) noexcept nogil:
-    """1 less the variance of the errors over that of the returns; NaN where all returns are equal."""
+    """Return 1 minus the ratio of the variances of errors and returns; NaN if all returns are equal."""
     cdef Py_ssize_t i
     cdef f64 mean = 0.0, shift = 0.0, total = 0.0, left = 0.0, x
     for i in range(n):
@@ -174,7 +174,7 @@ cdef f64 explained_variance(cf32_r errors, cf32_r returns, Py_ssize_t n) noexcep
 
 
 cdef Loss ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, str where) except *:
-    """PPO's loss after the checks of its numbers."""
+    """Return PPO's loss after checking its numbers."""
     return Loss(ppo=True, clip_eps=number(clip_eps, 0.0, where, "clip_eps"),
                 vf_coef=number(vf_coef, 0.0, where, "vf_coef"), ent_coef=number(ent_coef, 0.0, where, "ent_coef"),
                 clip_vf=0.0 if clip_vf is None else number(clip_vf, 0.0, where, "clip_vf"), maximum=False, huber=0.0)
@@ -182,7 +182,7 @@ cdef Loss ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, str where) except *:
 
 cdef Options options_of(n_epochs, batch_size, learning_rate, max_grad_norm, target_kl, bint normalize,
                         str where) except *:
-    """An update's options after their checks."""
+    """Return the options of an update after checking them."""
     cdef Options options = Options(
         epochs=as_index(n_epochs, where, "n_epochs"), size=as_index(batch_size, where, "batch_size"),
         rate=number(learning_rate, 0.0, where, "learning_rate"),
@@ -197,21 +197,21 @@ cdef Options options_of(n_epochs, batch_size, learning_rate, max_grad_norm, targ
 
 
 cdef class ActorCriticLearner(FlatLearner):
-    """A perceptron actor and a perceptron critic on one block: ``log_std`` (A) where Gaussian, the actor, the critic.
+    """A perceptron actor and a perceptron critic on one block: ``log_std`` (A) if Gaussian, the actor, the critic.
 
-    The critic may read other inputs than the actor, and actions may be masked.
+    The critic may have other inputs than the actor, and actions may be masked.
 
     Attributes
     ----------
     n_outputs, gaussian
-        The actor's outputs, the number of actions or A; and which of both.
+        Number of outputs of the actor (the number of actions, or A if Gaussian), and whether it is Gaussian.
     state_dim, central
-        S, what the critic reads, and whether that is something else than the observations.
+        S, the number of inputs of the critic, and whether they are other inputs than the observations.
     """
 
     cdef int make(self, str where, parameters, obs_dim, n_outputs, hidden_sizes, activation, bint gaussian, optimizer,
                   state_dim) except -1:
-        """Check and keep the arguments, and lay the networks on the block."""
+        """Check and store the arguments, and set up the networks on the block."""
         cdef Py_ssize_t at
         self.n_outputs = self.begin(where, obs_dim, n_outputs, "n_outputs", hidden_sizes, activation)
         if optimizer not in ("adam", "rmsprop"):
@@ -226,7 +226,7 @@ cdef class ActorCriticLearner(FlatLearner):
         self.x = scratch(self.held, CHUNK * self.obs_pad)
         self.s = scratch(self.held, CHUNK * self.state_pad) if self.central else self.x
         cdef f32* gathered = scratch(self.held, CHUNK * (4 + 2 * self.n_outputs))
-        # The last ones are actions of either kind, of which only one is there.
+        # Both kinds of actions share the last part, because only one of them is used.
         self.rows = Rows(log_probs=gathered, advantages=gathered + CHUNK, returns=gathered + 2 * CHUNK,
                          values=gathered + 3 * CHUNK, choices=<i64*>(gathered + 4 * CHUNK),
                          actions=gathered + 4 * CHUNK)
@@ -238,33 +238,33 @@ cdef class ActorCriticLearner(FlatLearner):
         return 0
 
     cdef object actions_of(self, object actions, Py_ssize_t n, str where):
-        """`actions` after their checks: (n,) int64 in range, or (n, A) float32."""
+        """Return `actions`, (n,) int64 in range or (n, A) float32, after checking them."""
         if self.gaussian:
             return given(actions, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs), where, "actions")
         return numbers_below(actions, n, self.n_outputs, where, "actions")
 
     cdef object masks_of(self, object masks, Py_ssize_t n, str where):
-        """`masks` after their checks: (n, n_outputs) bool, or None."""
+        """Return `masks`, (n, n_outputs) bool or None, after checking them."""
         if masks is None:
             return None
         if self.gaussian:
-            raise ValueError(f"{where}: masks must be None where actions are continuous")
+            raise ValueError(f"{where}: masks must be None if actions are continuous")
         return given(masks, cnp.NPY_BOOL, "bool", (n, self.n_outputs), where, "masks")
 
     cdef object states_of(self, object states, Py_ssize_t n, str where):
-        """`states` after their checks: (n, S) float32 where the critic is central, else None."""
+        """Return `states`, (n, S) float32 if the critic is central, else None, after checking them."""
         if not self.central:
             if states is not None:
-                raise ValueError(f"{where}: states must be None where the critic reads the observations")
+                raise ValueError(f"{where}: states must be None if the critic reads the observations")
             return None
         return given(states, cnp.NPY_FLOAT32, "float32", (n, self.state_dim), where, "states")
 
     cdef list take(self, str where, Data* data, obs, actions, log_probs, advantages, returns, values, states, masks):
-        """Fill `data` with the columns of B rows after their checks; returns the arrays that it points into."""
+        """Check the columns of B rows and point `data` at them; return the arrays that own the memory."""
         cdef cnp.ndarray x = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(x, 0)
         if n < 1:
-            raise ValueError(f"{where}: obs must hold at least one row, got none")
+            raise ValueError(f"{where}: obs must have at least one row, got none")
         cdef cnp.ndarray taken = self.actions_of(actions, n, where)
         seen, legal = self.states_of(states, n, where), self.masks_of(masks, n, where)
         cdef list columns = [
@@ -289,7 +289,7 @@ cdef class ActorCriticLearner(FlatLearner):
 
     cdef const f32* acted(self, const f32* obs, Py_ssize_t ld, const u8* masks, Py_ssize_t first,
                           Py_ssize_t rows) noexcept nogil:
-        """The actor's outputs (rows, out_pad), those of illegal actions the lowest. The actor must be packed."""
+        """Return the actor's outputs (rows, out_pad), very low for illegal actions. The actor must be packed."""
         cdef Py_ssize_t i, j, a = self.n_outputs, out = last_of(&self.actor).out_pad
         cdef f32* y = <f32*>forward(&self.actor, obs, ld, rows)
         if masks != NULL:
@@ -324,7 +324,7 @@ cdef class ActorCriticLearner(FlatLearner):
             start += rows
 
     cdef object sampled(self, str where, obs, noise, masks):
-        """Actions, (B,) int64 or (B, A) float32, for observations (B, D) and noise (B, n_outputs)."""
+        """Return actions, (B,) int64 or (B, A) float32, for observations (B, D) and noise (B, n_outputs)."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
         cdef cnp.ndarray noise_ = given(noise, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs), where, "noise")
@@ -341,7 +341,7 @@ cdef class ActorCriticLearner(FlatLearner):
         return out
 
     cdef void values_of(self, const f32* states, Py_ssize_t n, f32* values) noexcept nogil:
-        """Values (n,) for what the critic reads, (n, S). The critic must be packed."""
+        """Write values (n,) for inputs (n, S) of the critic. The critic must be packed."""
         cdef Py_ssize_t start = 0, rows, i, s = self.state_dim
         cdef const f32* y
         while start < n:
@@ -352,7 +352,7 @@ cdef class ActorCriticLearner(FlatLearner):
             start += rows
 
     cdef cnp.ndarray valued(self, cnp.ndarray states):
-        """Values (B,) for what the critic reads, (B, S) after its checks."""
+        """Return values (B,) for inputs (B, S) of the critic, which were already checked."""
         cdef Py_ssize_t n = cnp.PyArray_DIM(states, 0)
         cdef cnp.ndarray out = np.empty(n, np.float32)
         with self.lock:
@@ -363,7 +363,7 @@ cdef class ActorCriticLearner(FlatLearner):
 
     cdef void log_probs_of(self, const f32* outputs, Py_ssize_t ld, Py_ssize_t n, const i64* choices,
                            const f32* actions, f32* log_probs) noexcept nogil:
-        """Log-probabilities (n,) of actions by the actor's outputs (n, ld), in nats."""
+        """Write log-probabilities (n,) of actions, in nats, from the actor's outputs (n, ld)."""
         cdef Py_ssize_t i, j, a = self.n_outputs
         cdef const f32* x
         cdef const f32* log_std = self.weights.p
@@ -388,7 +388,7 @@ cdef class ActorCriticLearner(FlatLearner):
 
     cdef int gradients(self, const Loss* loss, const Data* data, const i64* order, Py_ssize_t n, bint normalize,
                        Sums* sums, Watch* watch) except -1 nogil:
-        """Gradient of the n minibatch rows `order`, into self.gradient; moments of the returns move on first."""
+        """Compute self.gradient for the n minibatch rows `order`, after updating the moments of the returns."""
         cdef Py_ssize_t start, rows, i, k, a = self.n_outputs, d = self.obs_dim, s = self.state_dim
         cdef f64 scale = 1.0 / n, mean = 0.0, deviation = 1.0, square = 0.0, shift, middle = 0.0, unit = 1.0
         cdef Rows* held = &self.rows
@@ -449,7 +449,7 @@ cdef class ActorCriticLearner(FlatLearner):
         return 0
 
     cdef dict learn(self, const Loss* loss, const Options* options, const Data* data, rng):
-        """Minibatch steps; in the rows' own order where `rng` is None. Means of the metrics over the steps taken."""
+        """Take minibatch steps, without shuffling if `rng` is None; return means of the metrics over these steps."""
         cdef Py_ssize_t n = data.n, start, rows, epoch
         cdef cnp.ndarray order = np.arange(n) if rng is None else np.empty(n, np.int64)
         cdef i64* at = <i64*>cnp.PyArray_DATA(order)
@@ -475,7 +475,7 @@ cdef class ActorCriticLearner(FlatLearner):
                         while start < n:
                             rows = min(options.size, n - start)
                             if n - start - rows == 1 and options.size > 1:
-                                rows += 1  # as rlox.nn.batch.minibatches: no minibatch of the one row left over
+                                rows += 1  # like rlox.nn.batch.minibatches: no minibatch of one remaining row
                             pack(&self.actor, True)
                             pack(&self.critic, True)
                             memset(&sums, 0, sizeof(sums))

@@ -1,4 +1,4 @@
-"""The native update of behavioural cloning, as `rlox.algorithms.BC.update` defines it, for a plain perceptron."""
+"""The native update of behavioural cloning, as defined by `rlox.algorithms.BC.update`, for a plain perceptron."""
 
 cimport numpy as cnp
 from libc.math cimport exp, log, tanh
@@ -16,18 +16,18 @@ cnp.import_array()
 
 
 cdef class NativeBC(BlockLearner):
-    """Behavioural cloning: a perceptron whose outputs' tanh is the action, or whose softmax is how likely each is.
+    """Behavioural cloning: a perceptron whose outputs give the action by tanh, or action probabilities by softmax.
 
-    Parameters and errors as of `NativeSAC`, but there is one block, and
+    Parameters and errors are those of `NativeSAC`, with only one block, except for:
 
     Parameters
     ----------
     policy
         (P,) float32: the perceptron.
     obs_dim, n_outputs
-        D, and the outputs: A, or the number of actions.
+        D, and the number of outputs: A, or the number of actions.
     discrete
-        Whether an action is one of `n_outputs`.
+        Whether actions are discrete, one of `n_outputs`.
     """
 
     cdef readonly Py_ssize_t n_outputs
@@ -53,7 +53,7 @@ cdef class NativeBC(BlockLearner):
         self.weights.step = steps["policy"]
 
     cdef void regress(self, const f32* actions, Py_ssize_t rows, f64 share, f64* loss) noexcept nogil:
-        """From outputs, what goes backward from the squared distance, of which this is added up."""
+        """Add the squared distance of the outputs' actions to `loss`, and write its gradient."""
         cdef Layer* head = last_of(&self.actor)
         cdef Py_ssize_t i, j, a = self.n_outputs, ld = head.out_pad
         cdef f64 action, error
@@ -65,7 +65,7 @@ cdef class NativeBC(BlockLearner):
                 head.d_out[i * ld + j] = <f32>(2.0 * share / a * error * (1.0 - action * action))
 
     cdef void classify(self, const i64* labels, Py_ssize_t rows, f64 share, f64* loss, f64* accuracy) noexcept nogil:
-        """As `regress` of the cross-entropy; and the share of the rows whose likeliest action is theirs."""
+        """Like `regress`, for the cross-entropy. Also add the share of rows whose most likely action is correct."""
         cdef Layer* head = last_of(&self.actor)
         cdef Py_ssize_t i, j, best
         cdef const f32* y
@@ -85,7 +85,7 @@ cdef class NativeBC(BlockLearner):
             accuracy[0] += share * (best == labels[i])
 
     def update(self, obs, actions, *, learning_rate, max_grad_norm=None):
-        """One update, what `rlox.algorithms.BC.update` defines.
+        """Update the policy once, as defined by `rlox.algorithms.BC.update`.
 
         Parameters
         ----------
@@ -94,12 +94,12 @@ cdef class NativeBC(BlockLearner):
         actions
             (B, A) float32, scaled to [-1, 1]; or (B,) int64.
         learning_rate, max_grad_norm
-            Of `rlox.config.BCConfig`, schedules resolved; None where it is off.
+            As in `rlox.config.BCConfig`, with schedules resolved; None if off.
 
         Returns
         -------
         dict
-            ``policy_loss grad_norm``, and of discrete actions ``accuracy``. NaN in the data or the weights makes the
+            ``policy_loss grad_norm``, and for discrete actions ``accuracy``. NaN in the data or the weights makes the
             first two NaN.
         """
         cdef str where = "NativeBC.update"
@@ -110,7 +110,7 @@ cdef class NativeBC(BlockLearner):
         cdef cnp.ndarray actions_
         cdef f64 loss = 0.0, accuracy = 0.0, norm = 0.0
         if n < 1:
-            raise ValueError(f"{where}: obs must hold at least one row, got none")
+            raise ValueError(f"{where}: obs must have at least one row, got none")
         if self.discrete:
             actions_ = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
             if actions_.min() < 0 or actions_.max() >= self.n_outputs:

@@ -9,9 +9,9 @@
 
 #define RLOX_LANES 16
 
-/* exp(x) as 2**k (1 + r + r**2 g(r)), to about one unit in the last place; x beyond +-87 counts as +-87, NaN stays. */
+/* exp(x) as 2**k (1 + r + r**2 g(r)), accurate to about 1 ulp; x is clamped to [-87, 87], NaN stays NaN. */
 static inline float rlox_cell_exp(float x) {
-    const float magic = 12582912.0f; /* 1.5 * 2**23 rounds to the nearest integer, whose bits are the sum's lowest */
+    const float magic = 12582912.0f; /* adding 1.5 * 2**23 rounds to an integer, whose bits are the lowest of the sum */
     x = x > 87.0f ? 87.0f : x;
     x = x < -87.0f ? -87.0f : x;
     float shifted = x * 1.44269504f + magic, k = shifted - magic;
@@ -66,7 +66,7 @@ static inline float rlox_cell_max(const float *x, ptrdiff_t n) {
     return top;
 }
 
-/* SiLU of x / sqrt(mean(x**2) + eps) * scale for `rows` rows of n; keeps 1 / sqrt(...) of each row. */
+/* SiLU of x / sqrt(mean(x**2) + eps) * scale for `rows` rows of n; stores 1 / sqrt(...) of each row in `inverse`. */
 static void rlox_norm_silu(const float *restrict x, const float *restrict scale, float eps, ptrdiff_t rows, ptrdiff_t n,
                            float *restrict out, float *restrict inverse) {
     for (ptrdiff_t i = 0; i < rows; i++, x += n, out += n) {
@@ -79,7 +79,8 @@ static void rlox_norm_silu(const float *restrict x, const float *restrict scale,
     }
 }
 
-/* Gradients by x, and added up by scale, of the same; `d` (rows, n) is that by its output. */
+/* Gradients of `rlox_norm_silu` with respect to x and, added up, to scale; `d` (rows, n) is the gradient with respect
+ * to its output. */
 static void rlox_norm_silu_backward(const float *restrict x, const float *restrict scale, const float *restrict inverse,
                                     const float *restrict d, ptrdiff_t rows, ptrdiff_t n, float *restrict dx,
                                     float *restrict d_scale) {
@@ -96,7 +97,8 @@ static void rlox_norm_silu_backward(const float *restrict x, const float *restri
     }
 }
 
-/* The block GRU: x (groups, rows, 3 w) holds reset, candidate and update of each block, h and out are (rows, G w). */
+/* The block GRU: x (groups, rows, 3 w) contains reset, candidate and update of each block; h and out are
+ * (rows, groups * w). */
 static void rlox_gates(const float *restrict x, const float *restrict h, ptrdiff_t groups, ptrdiff_t rows, ptrdiff_t w,
                        float *restrict out) {
     for (ptrdiff_t g = 0; g < groups; g++)
@@ -131,8 +133,8 @@ static void rlox_gates_backward(const float *restrict x, const float *restrict h
         }
 }
 
-/* One-hot draws of `rows` categoricals of n classes by uniform numbers, of softmax(x) with a share of the uniform
- * distribution; keeps the softmax. */
+/* One-hot samples of `rows` categoricals with n classes, by uniform numbers. Their probabilities are softmax(x), mixed
+ * with the share `mix` of the uniform distribution. Stores the softmax in `probs`. */
 static void rlox_pick(const float *restrict x, const float *restrict uniform, float mix, ptrdiff_t rows, ptrdiff_t n,
                       float *restrict out, float *restrict probs) {
     for (ptrdiff_t i = 0; i < rows; i++, x += n, out += n, probs += n) {
@@ -153,7 +155,7 @@ static void rlox_pick(const float *restrict x, const float *restrict uniform, fl
     }
 }
 
-/* The gradient by x where `d` is that by the mixed probabilities. */
+/* The gradient with respect to x, where `d` is that with respect to the mixed probabilities. */
 static void rlox_pick_backward(const float *restrict probs, const float *restrict d, float mix, ptrdiff_t rows,
                                ptrdiff_t n, float *restrict dx) {
     for (ptrdiff_t i = 0; i < rows; i++, probs += n, d += n, dx += n) {
@@ -163,8 +165,8 @@ static void rlox_pick_backward(const float *restrict probs, const float *restric
     }
 }
 
-/* Cross-entropies (rows, targets) of softmax(x) with targets that share their weight between the classes `at` and
- * at + 1, `share` of it on the second; keeps log(sum(exp(x))) of each row. */
+/* Cross-entropies (rows, targets) of softmax(x) with targets whose weight is split between the classes `at` and at + 1,
+ * with `share` on the second. Stores log(sum(exp(x))) of each row in `lse`. */
 static void rlox_two_hot(const float *restrict x, const int64_t *restrict at, const float *restrict share,
                          ptrdiff_t rows, ptrdiff_t n, ptrdiff_t targets, float *restrict out, float *restrict lse) {
     for (ptrdiff_t i = 0; i < rows; i++, x += n) {
@@ -192,8 +194,8 @@ static void rlox_two_hot_backward(const float *restrict x, const int64_t *restri
     }
 }
 
-/* The mean of softmax(x) over values: `values` mirror each other, and pairs of them are added up first, so that even
- * probabilities give exactly 0. n is odd. */
+/* The mean of `values` under softmax(x). The values are symmetric about 0, and symmetric pairs are added first, so that
+ * equal probabilities give exactly 0. n is odd. */
 static void rlox_two_hot_mean(const float *restrict x, const float *restrict values, ptrdiff_t rows, ptrdiff_t n,
                               float *restrict room, float *restrict out) {
     ptrdiff_t half = n / 2;

@@ -1,6 +1,6 @@
 """The element-wise parts of the world model and their gradients, each in one pass over memory.
 
-`rlox.world_models.cells` has the same formulas in PyTorch, which are the definition.
+The same formulas in PyTorch, in `rlox.world_models.cells`, define the results.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ cdef extern from "cells.h":
 
 
 cdef inline cnp.ndarray rows_of(object given, str where, str name):
-    """`given` if it is a C-contiguous f32 array, else a TypeError."""
+    """Return `given` if it is a C-contiguous f32 array, else raise TypeError."""
     if not isinstance(given, np.ndarray) or given.dtype != np.float32 or not given.flags.c_contiguous:
         raise TypeError(f"{where}: {name} must be a C-contiguous float32 array, got {type(given).__name__} "
                         f"{getattr(given, 'dtype', '')}")
@@ -46,7 +46,7 @@ cdef inline f32* p(cnp.ndarray array) noexcept nogil:
 
 
 def norm_silu(x, scale, eps):
-    """SiLU of x / sqrt(mean(x**2) + eps) * scale.
+    """Compute the SiLU of x / sqrt(mean(x**2) + eps) * scale.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def norm_silu(x, scale, eps):
 
 
 def norm_silu_backward(x, scale, inverse, d):
-    """Gradients by `x` and by `scale`, where `d`, like x, is that by the output of `norm_silu`."""
+    """Return the gradients of `norm_silu` with respect to `x` and `scale`; `d`, like x, is that of its output."""
     cdef str where = "norm_silu_backward"
     cdef cnp.ndarray x_ = rows_of(x, where, "x")
     cdef Py_ssize_t n = x.shape[x.ndim - 1]
@@ -94,7 +94,7 @@ def norm_silu_backward(x, scale, inverse, d):
 
 
 def gates(x, h):
-    """The next state (B, D) of a block GRU, of the blocks' gates (G, B, 3 D / G) and the state (B, D), all float32."""
+    """Return the next state (B, D) of a block GRU, from gates (G, B, 3 D / G) of the blocks and the state (B, D)."""
     cdef str where = "gates"
     cdef cnp.ndarray x_ = rows_of(x, where, "x")
     cdef Py_ssize_t groups = x.shape[0], rows = x.shape[1], w = x.shape[2] // 3
@@ -106,7 +106,7 @@ def gates(x, h):
 
 
 def gates_backward(x, h, d):
-    """Gradients by `x` and by `h`, where `d`, like h, is that by the output of `gates`."""
+    """Return the gradients of `gates` with respect to `x` and `h`; `d`, like h, is that of its output."""
     cdef str where = "gates_backward"
     cdef cnp.ndarray x_ = rows_of(x, where, "x")
     cdef Py_ssize_t groups = x.shape[0], rows = x.shape[1], w = x.shape[2] // 3
@@ -120,7 +120,7 @@ def gates_backward(x, h, d):
 
 
 def pick(logits, uniform, mix):
-    """One-hot draws from softmax(logits) with the share `mix` of the uniform distribution.
+    """Draw one-hot samples from softmax(logits), mixed with the share `mix` of the uniform distribution.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def pick(logits, uniform, mix):
 
 
 def pick_backward(probs, d, classes, mix):
-    """The gradient by the logits of `pick`, where `d`, like probs, is that by the mixed probabilities."""
+    """Return the gradient of `pick` with respect to the logits; `d`, like probs, is that of the mixed probabilities."""
     cdef str where = "pick_backward"
     cdef cnp.ndarray probs_ = rows_of(probs, where, "probs")
     cdef Py_ssize_t n = classes
@@ -165,7 +165,7 @@ def pick_backward(probs, d, classes, mix):
 
 
 cdef cnp.ndarray places(object at, Py_ssize_t n, str where):
-    """Where targets lie, checked: (..., S) int64 in [0, n - 2]."""
+    """Return the classes of targets, (..., S) int64 in [0, n - 2], after checking them."""
     if not isinstance(at, np.ndarray) or at.dtype != np.int64 or not at.flags.c_contiguous:
         raise TypeError(f"{where}: at must be a C-contiguous int64 array, got {type(at).__name__}")
     if at.size and not 0 <= at.min() <= at.max() < n - 1:
@@ -174,16 +174,16 @@ cdef cnp.ndarray places(object at, Py_ssize_t n, str where):
 
 
 def two_hot(logits, at, share):
-    """Cross-entropies of softmax(logits) with S targets for each row.
+    """Compute the cross-entropies of softmax(logits) with S targets per row.
 
     Parameters
     ----------
     logits
         (..., N) float32.
     at
-        (..., S) int64: a target lies on the classes at and at + 1.
+        (..., S) int64: a target is split between the classes at and at + 1.
     share
-        (..., S) float32 in [0, 1]: how much of it lies on the second.
+        (..., S) float32 in [0, 1]: the share of the second class.
 
     Returns
     -------
@@ -206,7 +206,7 @@ def two_hot(logits, at, share):
 
 
 def two_hot_backward(logits, at, share, lse, d):
-    """The gradient by the logits, where `d` (..., S) is that by the cross-entropies of `two_hot`."""
+    """Return the gradient of `two_hot` with respect to the logits; `d` (..., S) is that of the cross-entropies."""
     cdef str where = "two_hot_backward"
     cdef cnp.ndarray x = rows_of(logits, where, "logits")
     cdef Py_ssize_t n = logits.shape[logits.ndim - 1], targets = at.shape[at.ndim - 1]
@@ -223,14 +223,14 @@ def two_hot_backward(logits, at, share, lse, d):
 
 
 def two_hot_mean(logits, values):
-    """The mean (...) of `values` (N,), which mirror each other, over softmax(logits), (..., N); float32, N odd."""
+    """Return the mean (...) of `values` (N,), symmetric about 0, under softmax(logits), (..., N); float32, N odd."""
     cdef str where = "two_hot_mean"
     cdef cnp.ndarray x = rows_of(logits, where, "logits")
     cdef Py_ssize_t n = logits.shape[logits.ndim - 1]
     cdef Py_ssize_t rows = cnp.PyArray_SIZE(x) // n
     cdef cnp.ndarray values_ = sized(values, n, where, "values")
     if n % 2 == 0:
-        raise ValueError(f"{where}: values must be odd in number, got {n}")
+        raise ValueError(f"{where}: values must have an odd length, got {n}")
     cdef cnp.ndarray room = np.empty(n, np.float32)
     cdef cnp.ndarray out = np.empty(logits.shape[: logits.ndim - 1], np.float32)
     with nogil:

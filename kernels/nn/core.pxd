@@ -1,4 +1,4 @@
-"""What native learners share: the blocks of parameters they train in place, an optimiser for each, and their state."""
+"""Common parts of native learners: blocks of parameters trained in place, an optimiser for each, and their state."""
 
 cimport numpy as cnp
 
@@ -10,7 +10,7 @@ from rlox.kernels.types cimport f32, f64, i64
 # A block of parameters and its optimiser.
 cdef struct Weights:
     Py_ssize_t size
-    Py_ssize_t followed     # so many of the first a target follows
+    Py_ssize_t followed     # how many of the first parameters a target follows
     f32* p
     f32* g
     f32* m                  # NULL: RMSprop, else Adam
@@ -24,7 +24,7 @@ cdef void clear(Weights* w, Net* nets, int n_nets) noexcept nogil
 
 
 cdef inline void move_number(Weights* w, f64 slope, f64 rate) noexcept nogil:
-    """`move` of a single number, along a gradient that has no limit."""
+    """Like `move`, for a single number with an unclipped gradient."""
     w.g[0] = <f32>slope
     move(w, rate, 0.0)
 
@@ -34,7 +34,7 @@ cdef class Learner:
     cdef Py_ssize_t obs_pad
     cdef list hidden
     cdef bint tanh
-    cdef list held          # the arrays that pointers lead into
+    cdef list held          # the arrays that own the memory of pointers
     cdef object lock
     cdef Watch watch
 

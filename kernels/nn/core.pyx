@@ -1,4 +1,4 @@
-"""What native learners share: the blocks of parameters they train in place, an optimiser for each, and their state."""
+"""Common parts of native learners: blocks of parameters trained in place, an optimiser for each, and their state."""
 
 import threading
 
@@ -16,18 +16,20 @@ from rlox.kernels.types cimport f32, f64, i64
 
 cnp.import_array()
 
-MAX_HIDDEN = MAX_LAYERS - 1  # hidden layers that a native learner takes at most
+MAX_HIDDEN = MAX_LAYERS - 1  # maximum number of hidden layers of a native learner
 # Moments by PyTorch's names.
 ADAM = ("exp_avg", "exp_avg_sq")
 RMSPROP = ("square_avg",)
 
 cdef enum:
-    SWEEP = 4096  # parameters that the optimiser and the target's move take at a time, from the cache
+    SWEEP = 4096  # parameters that the optimiser and the target update process at a time, to stay in the cache
 
 
 cdef f64 move(Weights* w, f64 rate, f64 limit, f32* target=NULL, f64 tau=0.0) noexcept nogil:
-    """One optimiser step along the gradient clipped to `limit` (0: none), whose norm before is returned; then `target`,
-    unless NULL, moves by the share tau of the way, while both are in the cache."""
+    """Take an optimiser step with the gradient clipped to norm `limit` (0: not clipped); return the norm before.
+
+    Then move `target`, unless NULL, towards the new parameters by the fraction tau, while both are in the cache.
+    """
     cdef Py_ssize_t at = 0, n
     cdef f64 norm = norm_of(w.g, w.size), clip = 1.0
     if limit > 0.0:
@@ -48,7 +50,7 @@ cdef f64 move(Weights* w, f64 rate, f64 limit, f32* target=NULL, f64 tau=0.0) no
 
 
 cdef void clear(Weights* w, Net* nets, int n_nets) noexcept nogil:
-    """Zero the gradient of these networks."""
+    """Set the gradients of these networks to zero."""
     cdef int k
     memset(w.g, 0, w.size * sizeof(f32))
     for k in range(n_nets):
@@ -56,12 +58,12 @@ cdef void clear(Weights* w, Net* nets, int n_nets) noexcept nogil:
 
 
 cdef dict moments_out(dict moments, i64 step):
-    """Copies of an optimiser's moments (P,) and its step count (), as `FlatOptimizer.state` returns them."""
+    """Return copies of an optimiser's moments (P,) and its step count (), in the form of `FlatOptimizer.state`."""
     return {**{name: array.copy() for name, array in moments.items()}, "step": np.float32(step)}
 
 
 cdef i64 moments_fit(dict moments, object state, str where) except -1:
-    """Raise unless `state` is what `moments_out` returns for these; returns the step count."""
+    """Raise unless `state` has the form that `moments_out` returns for `moments`; return the step count."""
     if set(state) != {*moments, "step"}:
         raise ValueError(f"{where}: state must hold {', '.join(moments)} and step, got {sorted(state)}")
     for name, array in moments.items():
@@ -74,7 +76,7 @@ cdef i64 moments_fit(dict moments, object state, str where) except -1:
 
 
 cdef i64 moments_in(dict moments, object state, str where) except -1:
-    """Put in what `moments_out` returned; returns the step count."""
+    """Restore a state from `moments_out`; return the step count."""
     cdef i64 step = moments_fit(moments, state, where)
     for name, array in moments.items():
         array[:] = state[name]
@@ -97,20 +99,20 @@ cdef Weights weights_on(cnp.ndarray block, cnp.ndarray gradient, dict moments, f
 
 
 cdef class Learner:
-    """Networks on blocks of parameters that are kept and changed in place; nothing else that is given in is kept.
+    """Networks on blocks of parameters, which are kept and changed in place. Other arguments are not kept.
 
     Calls from several threads wait for each other.
     """
 
     cdef Py_ssize_t begin(self, str where, obs_dim, width, str label, hidden_sizes, activation) except -1:
-        """Check and keep the arguments that every learner takes; returns `width`, named `label` in errors."""
+        """Check and store the arguments that every learner takes; return `width`, which errors call `label`."""
         cdef Py_ssize_t found
         obs_dim, width = as_index(obs_dim, where, "obs_dim"), as_index(width, where, label)
         self.hidden = [as_index(size, where, "hidden_sizes") for size in hidden_sizes]
         if min(self.hidden, default=1) < 1:
             raise ValueError(f"{where}: hidden_sizes must be >= 1, got {self.hidden}")
         if len(self.hidden) > MAX_HIDDEN:
-            raise ValueError(f"{where}: hidden_sizes must hold at most {MAX_HIDDEN} widths, got {len(self.hidden)}")
+            raise ValueError(f"{where}: hidden_sizes must have at most {MAX_HIDDEN} widths, got {len(self.hidden)}")
         if activation not in ("tanh", "relu"):
             raise ValueError(f"{where}: activation must be tanh or relu, got {activation!r}")
         if obs_dim < 1 or width < 1:
@@ -122,7 +124,7 @@ cdef class Learner:
         return found
 
     cdef cnp.ndarray rows_of(self, object obs, str where):
-        """`obs` after its checks: (B, D) float32."""
+        """Return `obs`, (B, D) float32, after checking it."""
         shape = np.shape(obs)
         n = shape[0] if len(shape) == 2 else "B"
         return given(obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "obs")
@@ -134,13 +136,13 @@ cdef class FlatLearner(Learner):
     Attributes
     ----------
     parameters, gradient
-        (P,) float32: the block, and the gradient of the last batch in the same order, not clipped.
+        (P,) float32: the block, and the unclipped gradient of the last batch in the same order.
     moments
-        The optimiser's (P,) float32 arrays by PyTorch's names.
+        The optimiser's (P,) float32 arrays by their names in PyTorch.
     """
 
     cdef int hold(self, parameters, size, str where, f64 eps, bint adam=True) except -1:
-        """Take the block after its checks."""
+        """Check and keep the block."""
         check_out(parameters, cnp.NPY_FLOAT32, "float32", (size,), where, "parameters")
         self.parameters, self.gradient = parameters, np.zeros_like(parameters)
         self.moments = {name: np.zeros_like(parameters) for name in (ADAM if adam else RMSPROP)}
@@ -153,17 +155,17 @@ cdef class FlatLearner(Learner):
         return self.weights.step
 
     def get_state(self) -> dict:
-        """Copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
+        """Return copies of the optimiser's moments (P,) and step count (), in the form of `FlatOptimizer.state`."""
         with self.lock:
             return moments_out(self.moments, self.weights.step)
 
     def set_state(self, state) -> None:
-        """Restore what `get_state` returned; a ValueError where kind or size differ."""
+        """Restore a state from `get_state`. Raises ValueError if the optimiser or size differs."""
         with self.lock:
             self.weights.step = moments_in(self.moments, state, f"{type(self).__name__}.set_state")
 
     def apply(self, learning_rate, max_grad_norm=None) -> float:
-        """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
+        """Take an optimiser step with `gradient`, clipped to the global norm; return the norm before clipping."""
         cdef str where = f"{type(self).__name__}.apply"
         cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate")
         cdef f64 limit = 0.0 if max_grad_norm is None else number(max_grad_norm, 0.0, where, "max_grad_norm")
@@ -172,23 +174,23 @@ cdef class FlatLearner(Learner):
 
 
 cdef class BlockLearner(Learner):
-    """A learner with several blocks, each with an Adam of its own.
+    """A learner with several blocks, each with its own Adam optimiser.
 
     Attributes
     ----------
     parameters, gradients, moments
-        By block: the arrays given, the gradients of the last update, not clipped, and Adam's arrays by PyTorch's
-        names (betas 0.9 and 0.999, eps 1e-8).
+        By block: the given arrays, the unclipped gradients of the last update, and Adam's arrays by their names in
+        PyTorch (betas 0.9 and 0.999, eps 1e-8).
     """
 
     cdef int hold(self, str where, dict trained, dict others, dict sizes) except -1:
-        """Take the blocks, `trained` ones and `others`, after their checks; what `sizes` leaves out holds one number."""
+        """Check and keep the blocks in `trained` and `others`; those missing in `sizes` must have one number."""
         seen = {}
         for name, block in {**trained, **others}.items():
             check_out(block, cnp.NPY_FLOAT32, "float32", (sizes.get(name, 1),), where, name)
             for other, before in seen.items():
                 if share_memory(block, before):
-                    raise ValueError(f"{where}: {name} must share no memory with {other}, got one array for both")
+                    raise ValueError(f"{where}: {name} must share no memory with {other}, got overlapping arrays")
             seen[name] = block
         self.parameters = trained
         self.gradients = {name: np.zeros_like(block) for name, block in trained.items()}
@@ -201,20 +203,20 @@ cdef class BlockLearner(Learner):
         return weights_on(self.parameters[name], self.gradients[name], self.moments[name], 1e-8)
 
     cdef dict steps(self):
-        """Optimiser steps taken, by block."""
+        """Return the number of optimiser steps taken, by block."""
         raise NotImplementedError
 
     cdef void set_steps(self, dict steps):
-        """Put in what `steps` returned."""
+        """Restore the result of `steps`."""
 
     def get_state(self) -> dict:
-        """By block, copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
+        """Return, by block, copies of the moments (P,) and step count (), in the form of `FlatOptimizer.state`."""
         with self.lock:
             steps = self.steps()
             return {name: moments_out(self.moments[name], steps[name]) for name in self.moments}
 
     def set_state(self, state) -> None:
-        """Restore what `get_state` returned; a ValueError where blocks, kind or size differ, and nothing is changed."""
+        """Restore a state from `get_state`. If blocks, moments or sizes differ, raise ValueError and change nothing."""
         where = f"{type(self).__name__}.set_state"
         if set(state) != set(self.moments):
             raise ValueError(f"{where}: state must hold {', '.join(self.moments)}, got {sorted(state)}")

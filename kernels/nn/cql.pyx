@@ -1,4 +1,4 @@
-"""The native update of CQL, as `rlox.algorithms.CQL.update` defines it."""
+"""The native update of CQL, as defined by `rlox.algorithms.CQL.update`."""
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, exp, log
@@ -15,26 +15,26 @@ from rlox.kernels.nn.twin_critics import METRICS
 cnp.import_array()
 
 cdef f64 LOG_2 = 0.69314718055994530942
-cdef f64 LOG_WEIGHT_MAX = log(1e6)  # of the penalty, where it is learned
+cdef f64 LOG_WEIGHT_MAX = log(1e6)  # of a penalty weight that is learned
 
 
 cdef class NativeCQL(SoftCritics):
     """Conservative Q-learning, CQL(H) (Kumar et al. 2020, arXiv:2006.04779), on soft actor-critic.
 
-    Parameters and errors as of `NativeSAC`, but
+    Parameters and errors are those of `NativeSAC`, plus:
 
     Parameters
     ----------
     log_cql_alpha
-        (1,) float32: logarithm of the penalty's weight.
+        (1,) float32: logarithm of the weight of the penalty.
     n_random_actions
-        M >= 1: so many uniform actions and as many of the policy's are compared in each state.
+        M >= 1: number of uniform actions, and of actions of the policy, that are compared in each state.
     """
 
     cdef Weights penalty_weight
-    cdef Py_ssize_t n_states    # whose actions go through the critics at a time
+    cdef Py_ssize_t n_states    # number of states whose actions are passed to the critics at a time
     cdef f32* candidates        # (2 M n_states, in_pad): the critics' inputs
-    cdef f32* log_ratios        # (2 M n_states): of the densities they were drawn with over the uniform one
+    cdef f32* log_ratios        # (2 M n_states): log of the density of each action over the uniform density
 
     def __cinit__(self, policy, critics, target, log_alpha, log_cql_alpha, obs_dim, act_dim, hidden_sizes,
                   activation: str = "relu", n_random_actions: int = 10):
@@ -60,7 +60,7 @@ cdef class NativeCQL(SoftCritics):
         SoftCritics.learn(self, batch, options, td_errors, sums)
         sums.own[2], sums.own[3] = sums.own[2] - sums.value / batch.n, self.conservatism
         if options.tune_penalty:
-            # Dual ascent by the weight's logarithm (appendix F): it grows while the penalty is too large.
+            # Dual ascent on the logarithm of the weight (appendix F), which grows while the penalty is too large.
             move_number(&self.penalty_weight, self.conservatism * (options.target_penalty - sums.own[2]), options.rate)
             log_weight[0] = <f32>bounded(log_weight[0], -INFINITY, LOG_WEIGHT_MAX)
         return 0
@@ -75,7 +75,7 @@ cdef class NativeCQL(SoftCritics):
             first += states
 
     cdef void propose(self, const Batch* batch, Py_ssize_t start, Py_ssize_t states, const f32* y) noexcept nogil:
-        """Fill in pairs (2 M, states) of state and action, and their ratios, from the policy's outputs y."""
+        """Fill in pairs (2 M, states) of state and action, and their log ratios, from the policy's outputs y."""
         cdef Py_ssize_t c, i, n = self.n_random, a = self.act_dim, ld = last_of(&self.actor).out_pad
         cdef Py_ssize_t to, own_to
         cdef const f32* obs = batch.obs + start * self.obs_dim
@@ -90,7 +90,7 @@ cdef class NativeCQL(SoftCritics):
                 self.log_ratios[own_to + i] = <f32>(self.pi.log_probs[i] + a * LOG_2)
 
     cdef void hold_down(self, Py_ssize_t states, f64 share, Sums* sums) noexcept nogil:
-        """Add the gradient of the soft maxima over the proposed actions, each by its `share`; and these."""
+        """Add the gradients of the soft maxima over the proposed actions, each times `share`, and sum the maxima."""
         cdef Py_ssize_t c, i, n = 2 * self.n_random, ld = last_of(&self.critics[0]).out_pad
         cdef int k
         cdef f64 top, total, value
@@ -114,26 +114,28 @@ cdef class NativeCQL(SoftCritics):
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, uniform, *, learning_rate, tau,
                target_entropy=None, cql_target_value=None, max_grad_norm=None):
-        """One update of critics, policy, both weights and target, what `rlox.algorithms.CQL.update` defines.
+        """Update critics, policy, temperature, penalty weight and target once.
+
+        The update is defined by `rlox.algorithms.CQL.update`.
 
         Parameters
         ----------
         obs, actions, rewards, next_obs, discounts, target_entropy
-            As `NativeSAC.update` takes them.
+            As in `NativeSAC.update`.
         noise
             (2 + M, B, A) float32, standard normal: for the actions at `obs`, for those at `next_obs`, and for those of
             the policy in the penalty.
         uniform
-            (M, B, A) float32, uniform on [-1, 1]: the penalty's other actions.
+            (M, B, A) float32, uniform on [-1, 1]: the other actions in the penalty.
         cql_target_value
-            What the penalty is to come to; None leaves its weight as it is.
+            Target of the penalty, to which its weight is tuned; None leaves the weight unchanged.
         learning_rate, tau, max_grad_norm
-            Of `rlox.config.CQLConfig`, schedules resolved; None where it is off.
+            As in `rlox.config.CQLConfig`, with schedules resolved; None if off.
 
         Returns
         -------
         metrics, td_errors
-            As `NativeSAC.update`, with ``cql_penalty cql_alpha``.
+            As in `NativeSAC.update`, plus the metrics ``cql_penalty cql_alpha``.
         """
         cdef str where = "NativeCQL.update"
         cdef Options options = self.options(target_entropy, learning_rate, tau, max_grad_norm, where)

@@ -1,7 +1,7 @@
-"""The native update of DQN, and its whole training on native environments: what its PyTorch `update` defines.
+"""The native update of DQN, as defined by its PyTorch `update`, and its whole training on native environments.
 
-Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is worked through `HALF` rows
-at a time, which with the states they led to are one product per layer.
+Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is processed in chunks of
+`HALF` rows, which together with their next states are one product per layer.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ cdef enum:
 METRICS = ("q_loss", "q_value", "td_error", "grad_norm")  # of an update, means over its batch
 
 
-# Q(s, .): a trunk (which may have no layers), a head, and with dueling a head for the value.
+# Q(s, .): a trunk (possibly without layers), a head, and with dueling a head for the value.
 cdef struct Values:
     Net trunk
     Net head
@@ -49,7 +49,7 @@ cdef struct Sums:
     f64 td_error
 
 
-# A batch; weights NULL where all rows count alike.
+# A batch; weights are NULL if all rows have equal weights.
 cdef struct Rows:
     const f32* obs
     const f32* next_obs
@@ -67,7 +67,7 @@ cdef void pack_all(Values* q, bint backward_too) noexcept nogil:
 
 
 cdef const f32* values_of(Values* q, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Values (rows, out_pad) of all actions for inputs (rows, ldx), rows <= CHUNK."""
+    """Return values (rows, out_pad) of all actions for inputs (rows, ldx), rows <= CHUNK."""
     cdef Layer* out = last_of(&q.head)
     cdef const f32* v
     cdef f32* a
@@ -91,7 +91,7 @@ cdef const f32* values_of(Values* q, const f32* x, Py_ssize_t ldx, Py_ssize_t ro
 
 
 cdef inline Py_ssize_t best_of(const f32* q, Py_ssize_t n) noexcept nogil:
-    """The first of the largest; a NaN is larger than any number, as in PyTorch, so that it is seen."""
+    """Return the index of the first largest value; NaN counts as the largest, as in PyTorch, so that it is noticed."""
     cdef Py_ssize_t j, best = 0
     for j in range(1, n):
         if q[j] > q[best] or (q[j] != q[j] and q[best] == q[best]):
@@ -100,15 +100,15 @@ cdef inline Py_ssize_t best_of(const f32* q, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) noexcept nogil:
-    """A random action where the first number is below `epsilon`, else -1."""
-    # As `rlox.nn.policies.QPolicy` has it, which compares and multiplies float32.
+    """Return a random action if the first number is below `epsilon`, else -1."""
+    # As in `rlox.nn.policies.QPolicy`, which compares and multiplies float32 numbers.
     if noise[0] < <f32>epsilon:
         return <i64>(noise[1] * <f32>n_actions)
     return -1
 
 
 cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noexcept nogil:
-    """As `rlox.training.schedules.interpolated`."""
+    """Return the same as `rlox.training.schedules.interpolated`."""
     return end if progress >= fraction else start + (end - start) * progress / fraction
 
 
@@ -120,31 +120,31 @@ cdef f64 as_share(object tau, str where) except? -1.0:
 
 
 def n_parameters(obs_dim: int, n_actions: int, hidden_sizes, dueling: bool = False) -> int:
-    """How many numbers the block of `NativeQ` holds."""
+    """Return the size of the block of `NativeQ`."""
     trunk, rest = _shared([obs_dim, *hidden_sizes], dueling)
     return sum([size_of(widths) for widths in (trunk, [*rest, n_actions], [*rest, 1] if dueling else [])])
 
 
 def _shared(widths, dueling):
-    """Widths of the trunk, and of what each head has to itself."""
+    """Return the widths of the trunk, and those of the layers of each head."""
     layers = max(0, len(widths) - 2) if dueling else 0
     return widths[:layers + 1], widths[layers:]
 
 
 cdef class NativeQ(FlatLearner):
-    """Values of all actions by a perceptron on a flat block, its target network, and Adam.
+    """A perceptron on a flat block for the values of all actions, its target network, and Adam.
 
-    Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
+    Calls from several threads wait for each other. The blocks are kept, but no other argument.
 
     Parameters
     ----------
     parameters, target
         (P,) float32, C-contiguous and writeable: the blocks, kept and changed in place, in the order of
-        ``rlox.nn.networks.QNetwork.parameters()``: trunk, head, and where dueling the value's head.
+        ``rlox.nn.networks.QNetwork.parameters()``: trunk, head, and with dueling the head of the value.
     obs_dim, n_actions
         D, and the number of actions A.
     hidden_sizes
-        Widths of the hidden layers, at most 8. Where dueling, each head has the last one to itself.
+        Widths of the hidden layers, at most 8. With dueling, each head has a last hidden layer of its own.
     activation
         ``relu`` or ``tanh``.
     dueling
@@ -153,15 +153,15 @@ cdef class NativeQ(FlatLearner):
     Attributes
     ----------
     gradient, moments, step
-        Of the last batch, and of Adam: betas 0.9 and 0.999, eps 1e-8. See `FlatLearner`.
+        See `FlatLearner`. The gradient is that of the last batch; Adam has betas 0.9 and 0.999, eps 1e-8.
 
     Raises
     ------
     TypeError
-        A block is no float32 array, or a size no integer.
+        If a block is not a float32 array, or a size is not an integer.
     ValueError
-        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length or not C-contiguous
-        and writeable.
+        For a size below 1, more than 8 hidden layers, an unknown activation, or a block of another length or not
+        C-contiguous and writeable.
     """
 
     cdef readonly cnp.ndarray target
@@ -169,8 +169,8 @@ cdef class NativeQ(FlatLearner):
     cdef Values online
     cdef Values target_net
     cdef f32* t
-    cdef f32* x             # (CHUNK, obs_pad): states, then those they led to
-    cdef f32* ahead         # (HALF): values of those
+    cdef f32* x             # (CHUNK, obs_pad): states, then their next states
+    cdef f32* ahead         # (HALF): values of the next states
     cdef f32* next_values   # (HALF, A) of the target network
     cdef f32* from_value    # (CHUNK, out_pad of the trunk)
 
@@ -206,7 +206,7 @@ cdef class NativeQ(FlatLearner):
         return 0
 
     def values(self, obs):
-        """Values (B, A) float32 of all actions for observations (B, D) float32."""
+        """Return values (B, A) float32 of all actions for observations (B, D) float32."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeQ.values")
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), start = 0, rows, i, a = self.n_outputs
         cdef cnp.ndarray out = np.empty((n, a), np.float32)
@@ -226,7 +226,7 @@ cdef class NativeQ(FlatLearner):
 
     cdef u64 choose(self, const f32* obs, i64* actions, Py_ssize_t n, f64 epsilon, u64 key,
                     u64 position) noexcept nogil:
-        """As `act` by ``Rng.uniform`` of shape (n, 2); returns the generator's position after that."""
+        """Act like `act` with noise from ``Rng.uniform`` of shape (n, 2); return the generator's new position."""
         cdef Py_ssize_t i
         cdef Block x
         cdef f32[4] noise
@@ -243,7 +243,7 @@ cdef class NativeQ(FlatLearner):
         return position
 
     cdef void exploit(self, const f32* obs, i64* actions, Py_ssize_t n) noexcept nogil:
-        """The best actions in place of those that are negative; the weights are packed."""
+        """Replace negative actions by the best ones. The weights must be packed."""
         cdef Py_ssize_t start = 0, rows, i
         cdef const f32* q
         while start < n:
@@ -255,8 +255,10 @@ cdef class NativeQ(FlatLearner):
             start += rows
 
     def act(self, obs, noise, epsilon):
-        """Actions (B,) int64 for observations (B, D): random ones with probability `epsilon`, by uniform `noise`
-        (B, 2) float32, whose columns decide whether and which; else those of the highest value."""
+        """Return actions (B,) int64 for observations (B, D): random ones with probability `epsilon`, else the best.
+
+        The columns of the uniform `noise` (B, 2) float32 decide whether an action is random, and which one it is.
+        """
         cdef str where = "NativeQ.act"
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
@@ -277,12 +279,12 @@ cdef class NativeQ(FlatLearner):
         return out
 
     def mode(self, obs):
-        """The actions of the highest value, (B,) int64, for observations (B, D) float32."""
+        """Return the actions with the highest value, (B,) int64, for observations (B, D) float32."""
         return self.values(obs).argmax(-1)
 
     cdef int gradients(self, const Rows* rows, Py_ssize_t n, const Options* options, f32* td_errors,
                        Sums* sums) except -1 nogil:
-        """Gradient of the batch into self.gradient, |TD errors| (n,) into `td_errors`; the weights are packed."""
+        """Compute self.gradient of the batch, and write |TD errors| (n,). The weights must be packed."""
         cdef Py_ssize_t start = 0, half, i, j, a = self.n_outputs, d = self.obs_dim, ld = padded(a)
         cdef f64 scale = 1.0 / n, weight, error, slope, loss, mean
         cdef const f32* q
@@ -302,7 +304,7 @@ cdef class NativeQ(FlatLearner):
             q = values_of(&self.target_net, self.x + half * self.obs_pad, self.obs_pad, half)
             for i in range(half):
                 memcpy(self.next_values + i * a, q + i * ld, a * sizeof(f32))
-            # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
+            # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): one network chooses, the other evaluates.
             q = values_of(&self.online, self.x, self.obs_pad, 2 * half if options.double_dqn else half)
             for i in range(half):
                 j = best_of(q + (half + i) * ld if options.double_dqn else self.next_values + i * a, a)
@@ -311,7 +313,7 @@ cdef class NativeQ(FlatLearner):
                 j = rows.actions[start + i]
                 weight = 1.0 if rows.weights == NULL else rows.weights[start + i]
                 mean = q[i * ld + j]
-                # The target is a float32, as PyTorch has it.
+                # The target is a float32, as in PyTorch.
                 error = <f32>(q[i * ld + j] - (rows.rewards[start + i] + rows.discounts[start + i] * self.ahead[i]))
                 sums.value += mean
                 sums.td_error += fabs(error)
@@ -354,7 +356,7 @@ cdef class NativeQ(FlatLearner):
 
     cdef int learn(self, const Rows* rows, Py_ssize_t n, const Options* options, f64 rate, f32* td_errors,
                    f64* metrics) except -1 nogil:
-        """One gradient step, its `METRICS` into `metrics`; the weights are packed before, and not after."""
+        """Take one gradient step and write its `METRICS`. The weights must be packed before it, and again after it."""
         cdef Sums sums
         memset(&sums, 0, sizeof(sums))
         self.gradients(rows, n, options, td_errors, &sums)
@@ -363,7 +365,7 @@ cdef class NativeQ(FlatLearner):
         return 0
 
     def move_target(self, tau) -> None:
-        """Move the target network by the share tau in (0, 1] of the way to the online one; 1 copies it."""
+        """Move the target network towards the online network by the fraction tau in (0, 1]; 1 copies it."""
         cdef f64 share = as_share(tau, "NativeQ.move_target")
         with self.lock:
             lerp(self.t, self.weights.p, self.weights.size, <f32>share)
@@ -379,7 +381,7 @@ cdef class NativeQ(FlatLearner):
 
     def update(self, obs, actions, rewards, next_obs, discounts, weights=None, *, learning_rate, double_dqn=True,
                loss="huber", max_grad_norm=None):
-        """One gradient step, what `rlox.algorithms.DQN.update` defines.
+        """Take one gradient step, as defined by `rlox.algorithms.DQN.update`.
 
         Parameters
         ----------
@@ -389,15 +391,15 @@ cdef class NativeQ(FlatLearner):
             (B,) int64.
         rewards, discounts, weights
             (B,) float32; a discount is the factor of the value of `next_obs`, 0 where the episode terminated. Without
-            weights all rows count alike.
+            weights, all rows have equal weights.
         learning_rate, double_dqn, loss, max_grad_norm
-            Of `rlox.config.DQNConfig`, schedules resolved; None where it is off.
+            As in `rlox.config.DQNConfig`, with schedules resolved; None if off.
 
         Returns
         -------
         metrics, td_errors
-            ``q_loss q_value td_error grad_norm``, means over the batch, and (B,) float32, how far each value was from
-            its target. NaN in the data or the weights makes them NaN.
+            ``q_loss q_value td_error grad_norm``, means over the batch; and (B,) float32, the distance of each value
+            from its target. NaN in the data or the weights makes them NaN.
         """
         cdef str where = "NativeQ.update"
         cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
@@ -405,7 +407,7 @@ cdef class NativeQ(FlatLearner):
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
         if n < 1:
-            raise ValueError(f"{where}: obs must hold at least one row, got none")
+            raise ValueError(f"{where}: obs must have at least one row, got none")
         cdef cnp.ndarray next_ = given(next_obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "next_obs")
         cdef cnp.ndarray actions_ = numbers_below(actions, n, self.n_outputs, where, "actions")
         cdef cnp.ndarray rewards_ = given(rewards, cnp.NPY_FLOAT32, "float32", (n,), where, "rewards")
@@ -433,36 +435,37 @@ cdef class NativeQ(FlatLearner):
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, epsilon, learning_rate, annealed,
                gamma, double_dqn, loss, max_grad_norm, tau, target_update_freq, target_period, seconds=0.2):
-        """Rounds of acting, stepping, remembering and learning, without Python in between.
+        """Run rounds of acting, stepping, storing and learning, without Python in between.
 
-        Takes the numbers from the generators, and changes everything, as `rlox.training.loops.off_policy` does step by
-        step; how they are cut into calls changes nothing.
+        Uses the random numbers and changes all state in the same way as `rlox.training.loops.off_policy` does step by
+        step; results do not depend on how rounds are divided into calls.
 
         Parameters
         ----------
         stepper, memory
-            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return; no other thread may use them meanwhile.
+            Return values of ``VecEnv.stepper()`` and ``ReplayBuffer.access()``; no other thread may use the objects
+            meanwhile.
         action_rng, replay_rng
-            `Rng` of the actions and of what is drawn from the memory.
+            `Rng` of the actions, and of the draws from the memory.
         obs
-            (N, D) float32, where the environments are; in place, where they are afterwards.
+            (N, D) float32, the current observations; replaced in place by those after the last step.
         n_rounds
-            How many rounds at most.
+            Maximum number of rounds.
         env_steps, horizon_start, horizon_steps
-            Of `rlox.checkpoint.Counters`, as they stand before.
+            Of `rlox.checkpoint.Counters`, before the call.
         update_from
-            Environment steps from which on there are updates.
+            Number of environment steps from which on there are updates.
         epsilon
-            Its start, its end, and the fraction of the horizon over which it goes from one to the other.
+            Its start, its end, and the fraction of the horizon over which it changes from one to the other.
         annealed
-            Whether the learning rate goes linearly to 0 at the horizon.
+            Whether the learning rate decreases linearly to 0 at the horizon.
         target_period
-            ``env_steps // target_update_freq`` when the target network was last moved.
+            ``env_steps // target_update_freq`` at the last update of the target network.
         seconds
-            No round begins after this time, so that a signal is seen.
+            No round begins after this time, so that signals are handled.
         train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, double_dqn, loss, \
         max_grad_norm, tau, target_update_freq
-            Of `rlox.config.DQNConfig`.
+            As in `rlox.config.DQNConfig`.
 
         Returns
         -------
@@ -471,9 +474,9 @@ cdef class NativeQ(FlatLearner):
         metrics
             (U, 4) float64, a row for each of the U updates: `METRICS`.
         target_period
-            As it stands now.
+            The new value.
         update_s
-            Seconds of the updates.
+            Time of the updates in seconds.
         episode_returns, episode_lengths
             (E,) float64 and int64 of the episodes that ended.
         """

@@ -1,9 +1,9 @@
 /* Matrix products for networks of 16 to a few hundred units, where a BLAS call spends its time on preparation.
  *
  * One register tile serves all three products of a layer: rows of A are read by broadcast with any strides (so a
- * transposed A costs nothing), B comes in panels of NR columns, and what follows the product (bias, activation, the
- * activation's derivative) happens before the tile is stored. GNU vector types, so that one source compiles for
- * AVX-512, AVX2, SSE and NEON. Widths are padded to PAD floats, with zeros.
+ * transposed A costs nothing), B comes in panels of NR columns, and the operation after the product (bias, activation,
+ * derivative of the activation) is applied before the tile is stored. GNU vector types let one source compile for
+ * AVX-512, AVX2, SSE and NEON. Widths are padded with zeros to multiples of PAD floats.
  */
 #ifndef RLOX_GEMM_H
 #define RLOX_GEMM_H
@@ -28,13 +28,14 @@
 #define NR (VL * NV)
 #define MR 6
 #define BLOCK_ROWS 8 /* divides every panel's width */
-/* Rows of a tile that is one vector wide: as many sums at a time as hide the latency of a multiply-add. */
+/* Rows of a tile that is one vector wide: enough independent sums to hide the latency of a multiply-add. */
 #define MR1 (VL == 16 ? 16 : 10)
 
 typedef float rlox_vf __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int32_t rlox_vi __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 
-/* What follows a product. ADD adds to what is there; DTANH and DRELU multiply by the derivative, told from the activation's own output. */
+/* What follows a product. ADD adds to the existing values; DTANH and DRELU multiply by the derivative of the
+ * activation, which is computed from the output of the activation. */
 enum { RLOX_STORE, RLOX_ADD, RLOX_BIAS, RLOX_BIAS_TANH, RLOX_BIAS_RELU, RLOX_DTANH, RLOX_DRELU };
 
 static inline rlox_vf rlox_load(const float *p) { return *(const rlox_vf *)p; }
@@ -43,9 +44,9 @@ static inline rlox_vf rlox_select(rlox_vi mask, rlox_vf a, rlox_vf b) {
     return (rlox_vf)((mask & (rlox_vi)a) | (~mask & (rlox_vi)b));
 }
 
-/* tanh of nv vectors in place, by a rational function of degree 13 over 6 on [-7.9, 7.9], within 5e-7. Exactly 1 from
- * where it is to a float's precision: the derivative of a saturated unit is then 0, and not a small number that Adam
- * makes a large one of. One division serves all nv, since it costs as much as the rest. */
+/* tanh of nv vectors in place, by a rational function of degree 13 over 6 on [-7.9, 7.9], accurate to 5e-7. Exactly 1
+ * where tanh rounds to 1 in float32: the derivative of a saturated unit is then 0, and not a small number that Adam
+ * would amplify. One division serves all nv vectors, since it costs as much as the rest. */
 static inline __attribute__((always_inline)) void rlox_tanh(rlox_vf *x, const int nv) {
     const float top = 7.90531110763549805f, one = 8.3f;
     rlox_vf p[4], q[4], inverse[4];
@@ -115,7 +116,7 @@ static inline __attribute__((always_inline)) void rlox_tile(
         for (int j = 0; j < nv; j++) {
             rlox_vf x = acc[i][j];
             if (after == RLOX_ADD) x += rlox_load(c + i * ldc + j * VL);
-            if (after == RLOX_BIAS_RELU) x = rlox_select(x <= 0, (rlox_vf){0}, x); /* a NaN stays and is seen */
+            if (after == RLOX_BIAS_RELU) x = rlox_select(x <= 0, (rlox_vf){0}, x); /* NaN stays NaN and is noticed */
             if (after == RLOX_DTANH) {
                 rlox_vf y = rlox_load(h + i * ldh + j * VL);
                 x = x * (1.0f - y * y);
@@ -144,8 +145,9 @@ RLOX_COLUMNS(3, MR)
 RLOX_COLUMNS(4, MR)
 #endif
 
-/* c (rows, n) = after(a (rows, k_size) @ b (k_size, n)); n a multiple of PAD. Panel p of b begins at b + p * NR *
- * k_size; its rows are `ldb` apart, or as wide as the panel where ldb is 0. bias (n) and h (rows, n) as `after` needs. */
+/* c (rows, n) = after(a (rows, k_size) @ b (k_size, n)); n must be a multiple of PAD. If ldb is 0, b consists of
+ * panels: panel p begins at b + p * NR * k_size, and its rows are as wide as the panel. Otherwise b is a matrix whose
+ * rows are `ldb` apart. bias (n) and h (rows, n) are needed depending on `after`. */
 static void rlox_gemm(int64_t rows, int64_t n, int64_t k_size, const float *a, int64_t a_row, int64_t a_col, const float *b,
                       int64_t ldb, float *c, int64_t ldc, int after, const float *bias, const float *h, int64_t ldh) {
     for (int64_t j = 0; j < n; j += NR) {
@@ -164,13 +166,13 @@ static void rlox_gemm(int64_t rows, int64_t n, int64_t k_size, const float *a, i
     }
 }
 
-/* Panels of the transpose of w (n_out, n_in): rlox_gemm's b with k_size n_in and n = n_out, padded with zeros. */
+/* Writes panels of the transpose of w (n_out, n_in): b of rlox_gemm with k_size n_in, n = n_out, padded with zeros. */
 static void rlox_pack_transposed(const float *w, int64_t n_out, int64_t n_in, float *to) {
     const int64_t n = (n_out + PAD - 1) / PAD * PAD;
     for (int64_t j = 0; j < n; j += NR) {
         const int64_t width = n - j < NR ? n - j : NR;
         float *panel = to + j * n_in;
-        /* A few rows at a time: whole columns of a large panel would leave the cache between two of their numbers. */
+        /* A few rows at a time: with whole columns of a large panel, cache lines would be evicted between accesses. */
         for (int64_t first = 0; first < width; first += BLOCK_ROWS) {
             const int64_t left = n_out - j - first, real = left < 0 ? 0 : left < BLOCK_ROWS ? left : BLOCK_ROWS;
             const float *rows = w + (j + first) * n_in;
@@ -187,12 +189,12 @@ static void rlox_pack_transposed(const float *w, int64_t n_out, int64_t n_in, fl
     }
 }
 
-/* Panels of w (n_out, n_in) itself: rlox_gemm's b with k_size n_out and n = n_in. */
+/* Writes panels of w (n_out, n_in) itself: b of rlox_gemm with k_size n_out and n = n_in. */
 static void rlox_pack(const float *w, int64_t n_out, int64_t n_in, float *to) {
     const int64_t n = (n_in + PAD - 1) / PAD * PAD;
     for (int64_t j = 0; j < n; j += NR) {
         const int64_t width = n - j < NR ? n - j : NR;
-        /* Where a panel is narrower than PAD, the last one may be padding alone. */
+        /* If panels are narrower than PAD, the last one may be only padding. */
         const int64_t left = n_in - j > 0 ? n_in - j : 0, real = left < width ? left : width;
         float *panel = to + j * n_out;
         for (int64_t o = 0; o < n_out; o++) {

@@ -1,4 +1,4 @@
-"""The native update of IQL, as `rlox.algorithms.IQL.update` defines it."""
+"""The native update of IQL, as defined by `rlox.algorithms.IQL.update`."""
 
 cimport numpy as cnp
 from libc.math cimport exp, tanh
@@ -23,19 +23,19 @@ cdef f64 LOG_STD_MAX = 2.0
 cdef class NativeIQL(TwinCritics):
     """Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): a policy, two critics, values of states.
 
-    Parameters and errors as of `NativeSAC`, but there is no temperature, and
+    Parameters and errors are those of `NativeSAC`, without a temperature, except for:
 
     Parameters
     ----------
     policy
-        (A + P,) float32: log standard deviations, which are held to [-5, 2], and a perceptron with A outputs, whose
+        (A + P,) float32: log standard deviations, which are clipped to [-5, 2], and a perceptron with A outputs, whose
         tanh is the mean.
     critics
         (Q + V,) float32: the critics, and a perceptron with one output, the values of states.
     """
 
     cdef Net values
-    cdef f32* shares        # (CHUNK): how much a row's action counts
+    cdef f32* shares        # (CHUNK): weight of the action of each row
 
     def __cinit__(self, policy, critics, target, obs_dim, act_dim, hidden_sizes, activation: str = "relu"):
         self.make("NativeIQL", {"policy": policy, "critics": critics}, {"target": target}, obs_dim, act_dim,
@@ -72,8 +72,10 @@ cdef class NativeIQL(TwinCritics):
 
     cdef void value_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, const Options* options,
                              Sums* sums) noexcept nogil:
-        """Add the values' gradient of the expectile loss (eq. 5); compute the critics' targets (eq. 6) and how much
-        each action counts (eq. 7), as the values stand."""
+        """Add the gradient of the expectile loss for the values (eq. 5).
+
+        Also compute the critics' targets (eq. 6) and the weights of actions (eq. 7) from the current values.
+        """
         cdef Py_ssize_t i, d = self.obs_dim, ld = last_of(&self.values).out_pad
         cdef Py_ssize_t ldq = last_of(&self.target_critics[0]).out_pad
         cdef f64 advantage, share
@@ -98,7 +100,7 @@ cdef class NativeIQL(TwinCritics):
         backward(&self.values, self.x, self.obs_pad, rows)
 
     cdef void imitate(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
-        """Add the policy's gradient of the weighted log-densities, from `value_gradient`'s inputs and shares."""
+        """Add the gradient of the weighted log-densities for the policy, with inputs and shares of `value_gradient`."""
         cdef Py_ssize_t i, j, a = self.act_dim, ld = last_of(&self.actor).out_pad
         cdef const f32* y = forward(&self.actor, self.x, self.obs_pad, rows)
         cdef f32* d_y = last_of(&self.actor).d_out
@@ -119,21 +121,21 @@ cdef class NativeIQL(TwinCritics):
 
     def update(self, obs, actions, rewards, next_obs, discounts, *, learning_rate, policy_learning_rate, tau, expectile,
                temperature, max_weight, max_grad_norm=None):
-        """One update of values, critics, policy and target, what `rlox.algorithms.IQL.update` defines.
+        """Update values, critics, policy and target once, as defined by `rlox.algorithms.IQL.update`.
 
         Parameters
         ----------
         obs, actions, rewards, next_obs, discounts
-            As `NativeSAC.update` takes them.
+            As in `NativeSAC.update`.
         learning_rate, policy_learning_rate
             Of critics and values; of the policy.
         tau, expectile, temperature, max_weight, max_grad_norm
-            Of `rlox.config.IQLConfig`; None where it is off.
+            As in `rlox.config.IQLConfig`; None if off.
 
         Returns
         -------
         metrics, td_errors
-            ``q_loss q_value td_error grad_norm policy_loss policy_grad_norm value_loss value``; and as
+            ``q_loss q_value td_error grad_norm policy_loss policy_grad_norm value_loss value``; and the errors as in
             `NativeSAC.update`.
         """
         cdef str where = "NativeIQL.update"

@@ -1,7 +1,7 @@
-"""Perceptrons on a flat block of parameters: what the native updates of all algorithms share.
+"""Perceptrons on a flat block of parameters, on which the native updates of all algorithms are built.
 
-Parameters are one flat float32 block in the order of the module's ``parameters()``, each weight (n_out, n_in) as
-PyTorch has it. A .pxd has no module of its own, so `import numpy` stands where it is needed.
+Parameters are one flat float32 block in the order of the module's ``parameters()``, each weight (n_out, n_in) as in
+PyTorch. A .pxd has no module of its own, so each function that needs NumPy imports it itself.
 """
 
 cimport numpy as cnp
@@ -36,27 +36,27 @@ cdef struct Layer:
     Py_ssize_t n_out
     Py_ssize_t in_pad
     Py_ssize_t out_pad
-    f32* weight         # (n_out, n_in), in the block; (n_in, n_out) where the net is `by_input`
+    f32* weight         # (n_out, n_in), in the block; (n_in, n_out) if the net is `by_input`
     f32* bias           # (n_out)
-    f32* d_weight       # the same places of the gradient
+    f32* d_weight       # the same positions in the gradient
     f32* d_bias
     f32* forward        # room for panels of the transposed weight
     f32* backward       # room for panels of the weight; NULL for a first layer whose input has no gradient
-    const f32* x_to_out # what the products read: panels, or where its rows are right as they are the weight itself,
+    const f32* x_to_out # what the products read: panels, or the weight itself if its rows need no packing
     const f32* out_to_x
-    Py_ssize_t x_to_out_ld  # and how far apart the rows are then
+    Py_ssize_t x_to_out_ld  # distance of the rows of the weight; 0: panels
     Py_ssize_t out_to_x_ld
     f32* padded_bias    # (out_pad)
-    f32* out            # (CHUNK, out_pad), or the number of rows `build` was given
+    f32* out            # (CHUNK, out_pad), or as many rows as passed to `build`
     f32* d_out          # likewise
-    f32* d_padded       # (n_out, in_pad) where in_pad != n_in; by input (n_in, out_pad) where out_pad != n_out
+    f32* d_padded       # (n_out, in_pad) if in_pad != n_in; by input: (n_in, out_pad) if out_pad != n_out
 
 
 cdef struct Net:
     int n_layers
     bint tanh
-    bint activated      # after the last layer too
-    bint by_input       # weights are (n_in, n_out), as `x @ weight` has them
+    bint activated      # whether there is an activation after the last layer too
+    bint by_input       # weights are (n_in, n_out), as in `x @ weight`
     Layer[MAX_LAYERS] layers
 
 
@@ -69,13 +69,13 @@ cdef inline Layer* last_of(Net* net) noexcept nogil:
 
 
 cdef inline Py_ssize_t direct_ld(const f32* weight, Py_ssize_t width) noexcept nogil:
-    """How far apart the rows of a weight are that the products can read where it is, else 0."""
-    # Vectors across two cache lines would cost more than packing does.
+    """Return the distance of the rows of a weight if the products can read it in place, else 0."""
+    # Vectors across two cache lines would cost more than packing.
     return width if width % PAD == 0 and <size_t>weight % 64 == 0 else 0
 
 
 cdef inline void pack(Net* net, bint backward) noexcept nogil:
-    """Bring the weights into the form the products read."""
+    """Convert the weights to the form that the products read."""
     cdef int l
     cdef Layer* layer
     cdef Py_ssize_t direct
@@ -102,7 +102,7 @@ cdef inline void pack(Net* net, bint backward) noexcept nogil:
 
 
 cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx), at most as many as `build` was given."""
+    """Return outputs (rows, out_pad) of the last layer for inputs (rows, ldx), at most as many rows as in `build`."""
     cdef int l, after
     cdef Layer* layer
     for l in range(net.n_layers):
@@ -122,7 +122,7 @@ cdef inline void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ss
     cdef f32[64] sums
     while at < n:
         width = min(<Py_ssize_t>64, n - at)
-        # By themselves: of a thousand chunks, each small number would be rounded to the sum of all before.
+        # Summed separately: otherwise small numbers are rounded to the precision of the sum of all chunks before.
         memset(sums, 0, sizeof(sums))
         for i in range(rows):
             for j in range(width):
@@ -136,7 +136,7 @@ cdef inline void weight_gradient(Layer* layer, bint by_input, const f32* h, Py_s
                                  Py_ssize_t rows) noexcept nogil:
     """Add the gradients of weight and bias, from d_out (rows, out_pad) and the inputs h (rows, ldh)."""
     cdef f32* to = layer.d_weight if layer.d_padded == NULL else layer.d_padded
-    # What is read by columns is transposed: (n_out, rows) @ (rows, n_in), or (n_in, rows) @ (rows, n_out).
+    # Reading by columns transposes: (n_out, rows) @ (rows, n_in), or (n_in, rows) @ (rows, n_out).
     if by_input:
         rlox_gemm(layer.n_in, layer.out_pad, rows, h, 1, ldh, layer.d_out, layer.out_pad,
                   to, layer.out_pad if to == layer.d_padded else layer.n_out, RLOX_ADD, NULL, NULL, 0)
@@ -147,7 +147,7 @@ cdef inline void weight_gradient(Layer* layer, bint by_input, const f32* h, Py_s
 
 
 cdef inline void descend(Net* net, int l, Py_ssize_t rows) noexcept nogil:
-    """d_out of layer l - 1 from that of layer l."""
+    """Compute d_out of layer l - 1 from that of layer l."""
     cdef Layer* layer = &net.layers[l]
     cdef Layer* below_ = &net.layers[l - 1]
     rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.out_to_x, layer.out_to_x_ld,
@@ -155,7 +155,7 @@ cdef inline void descend(Net* net, int l, Py_ssize_t rows) noexcept nogil:
 
 
 cdef inline void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Add the gradient of the last `forward`, from d_out of the last layer; x (rows, ldx) padded with zeros."""
+    """Add the gradients of the last `forward`, from d_out of the last layer; x (rows, ldx) is padded with zeros."""
     cdef int l
     for l in range(net.n_layers - 1, 0, -1):
         weight_gradient(&net.layers[l], net.by_input, net.layers[l - 1].out, net.layers[l - 1].out_pad, rows)
@@ -165,7 +165,7 @@ cdef inline void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t row
 
 
 cdef inline void backward_to_input(Net* net, Py_ssize_t rows, f32* to) noexcept nogil:
-    """The gradient by the inputs, (rows, in_pad), from d_out of the last layer, and none by the weights."""
+    """Write only the gradient with respect to the inputs, (rows, in_pad), from d_out of the last layer."""
     cdef int l
     cdef Layer* first = &net.layers[0]
     for l in range(net.n_layers - 1, 0, -1):
@@ -175,7 +175,7 @@ cdef inline void backward_to_input(Net* net, Py_ssize_t rows, f32* to) noexcept 
 
 
 cdef inline void input_gradient(Net* net, Py_ssize_t rows, Net* below, f32* to) noexcept nogil:
-    """What the last `backward` leaves for the net whose (activated) outputs went in; to (rows, in_pad) before them."""
+    """Continue the last `backward` into `below`, whose activated outputs were the inputs: write its d_out to `to`."""
     cdef Layer* first = &net.layers[0]
     cdef Layer* last = &below.layers[below.n_layers - 1]
     rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.out_to_x, first.out_to_x_ld, to,
@@ -196,7 +196,7 @@ cdef inline void clear_padded(Net* net) noexcept nogil:
 
 
 cdef inline void unpad(Net* net) noexcept nogil:
-    """Copy the gradients that were gathered in padded rows to their places."""
+    """Copy the gradients that were added up in padded rows to their positions."""
     cdef int l
     cdef Py_ssize_t i, rows, width, ld
     cdef Layer* layer
@@ -212,14 +212,14 @@ cdef inline void unpad(Net* net) noexcept nogil:
 
 
 cdef inline f64 bounded(f64 x, f64 low, f64 high) noexcept nogil:
-    """`x` within [low, high]; NaN stays NaN, so that it is seen."""
+    """Return `x` clipped to [low, high]; NaN stays NaN, so that it is noticed."""
     if x < low:
         return low
     return high if x > high else x
 
 
 cdef inline f64 norm_of(cf32_r x, Py_ssize_t n) noexcept nogil:
-    """Euclidean norm, summed in float64 by sixteen."""
+    """Return the Euclidean norm, with sixteen partial sums in float64."""
     cdef Py_ssize_t i, j
     cdef f64[16] sums
     cdef f64 total = 0.0
@@ -239,7 +239,7 @@ cdef inline void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 cli
                f32 eps) noexcept nogil:
     """Kingma & Ba 2015 with PyTorch's order of operations: sqrt(v) / sqrt(1 - beta2^t) + eps.
 
-    Moments of units that are dead fade below 1e-38, where a CPU takes ten times as long for each: they become 0 first.
+    Moments of dead units decay below 1e-38, where arithmetic is ten times slower, so they are set to 0 before that.
     """
     cdef Py_ssize_t i
     cdef f32 gradient, first, second
@@ -262,7 +262,7 @@ cdef inline void rmsprop(f32_r p, cf32_r g, f32_r v, Py_ssize_t n, f32 clip, f32
 
 
 cdef inline void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept nogil:
-    """Move `to` by the share tau of the way, from the nearer end, as torch.lerp does."""
+    """Move `to` towards `source` by the fraction tau, computed from the nearer end as in torch.lerp."""
     cdef Py_ssize_t i
     if tau == <f32>1.0:
         memcpy(to, source, n * sizeof(f32))
@@ -275,7 +275,7 @@ cdef inline void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept n
 
 
 cdef inline object given(object array, int type_num, object dtype, tuple shape, str where, str name):
-    """`array` as the C-contiguous array of this dtype and shape that it must be, but for strides, which are copied."""
+    """Return `array` after checking its dtype and shape; a strided one as a C-contiguous copy."""
     if not isinstance(array, cnp.ndarray):
         raise TypeError(f"{where}: {name} must be a NumPy array, got {type(array).__name__}")
     if cnp.PyArray_TYPE(<cnp.ndarray>array) != type_num:
@@ -290,7 +290,7 @@ cdef inline object given(object array, int type_num, object dtype, tuple shape, 
 
 
 cdef inline object numbers_below(object array, Py_ssize_t n, Py_ssize_t limit, str where, str name):
-    """`array` as (n,) int64, each in [0, limit)."""
+    """Return `array`, (n,) int64, after checking that each number is in [0, limit)."""
     cdef cnp.ndarray found = given(array, cnp.NPY_INT64, "int64", (n,), where, name)
     cdef const i64* x = <const i64*>cnp.PyArray_DATA(found)
     cdef Py_ssize_t i
@@ -301,7 +301,7 @@ cdef inline object numbers_below(object array, Py_ssize_t n, Py_ssize_t limit, s
 
 
 cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
-    """`value` as a finite number of at least `low`."""
+    """Return `value` after checking that it is a finite number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         import numpy as np
 
@@ -314,12 +314,12 @@ cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
 
 
 cdef inline object size_of(list widths):
-    """How many parameters a perceptron has."""
+    """Return the number of parameters of a perceptron."""
     return sum([(n_in + 1) * n_out for n_in, n_out in zip(widths, widths[1:])])
 
 
 cdef inline f32* scratch(list held, Py_ssize_t n):
-    """Zeros that start on a cache line, in an array that `held` keeps."""
+    """Return zeros that start on a cache line, in an array that `held` keeps."""
     import numpy as np
 
     cdef cnp.ndarray array = np.zeros(n + 16, np.float32)
@@ -330,8 +330,10 @@ cdef inline f32* scratch(list held, Py_ssize_t n):
 
 cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* gradient, Py_ssize_t at, list held,
                               bint inner=False, bint by_input=False, Py_ssize_t rows=CHUNK):
-    """A perceptron with widths `sizes` whose parameters begin at `at`; returns where they end. `inner`: its inputs
-    have gradients too. `rows`: what goes through at a time at most."""
+    """Set up a perceptron with widths `sizes` whose parameters begin at `at`; return where they end.
+
+    `inner`: whether gradients with respect to its inputs are needed too. `rows`: maximum number of rows per call.
+    """
     cdef Layer* layer
     cdef int l
     net.n_layers = len(sizes) - 1

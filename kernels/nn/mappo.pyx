@@ -1,7 +1,7 @@
-"""The native update of MAPPO: what `rlox.algorithms.MAPPO.update` defines, for one policy of plain perceptrons.
+"""The native update of MAPPO, as defined by `rlox.algorithms.MAPPO.update`, for one policy of plain perceptrons.
 
-As `rlox.kernels.nn.policy_gradient`, and the critic may read other inputs than the actor, actions may be masked, the
-value loss may be Huber's or the maximum with the clipped one, and values may be normalised by running moments.
+Like `rlox.kernels.nn.policy_gradient`, but the critic may have other inputs than the actor, actions may be masked, the
+value loss may be the Huber loss or the maximum with the clipped loss, and values may be normalised by running moments.
 """
 
 import numpy as np
@@ -18,35 +18,35 @@ cnp.import_array()
 
 
 cdef class NativePlayer(ActorCriticLearner):
-    """A perceptron actor and a perceptron critic with inputs of its own, on one flat block, and their optimiser.
+    """A perceptron actor and a perceptron critic with its own inputs, on one flat block, and their optimiser.
 
-    Calls from several threads wait for each other. Nothing that is given in is kept, but for the block.
+    Calls from several threads wait for each other. The block is kept, but no other argument.
 
     Parameters
     ----------
     parameters
-        (P,) float32, C-contiguous and writeable: the block, kept and changed in place. Order: `log_std` (A) where
-        Gaussian, the actor's weight (out, in) and bias of each layer, the critic's.
+        (P,) float32, C-contiguous and writeable: the block, kept and changed in place. Order: `log_std` (A) if
+        Gaussian, weight (out, in) and bias of each layer of the actor, then those of the critic.
     obs_dim, n_outputs
-        D, and the actor's outputs: the number of actions, or A.
+        D, and the number of outputs of the actor: the number of actions, or A.
     hidden_sizes
-        Widths of the hidden layers, at most 8, actor and critic alike.
+        Widths of the hidden layers of both actor and critic, at most 8.
     activation
         ``tanh`` or ``relu``.
     gaussian
         Whether actions are continuous.
     optimizer
-        ``adam`` or ``rmsprop``, as `rlox.kernels.nn.policy_gradient.NativeActorCritic` has them.
+        ``adam`` or ``rmsprop``, as in `rlox.kernels.nn.policy_gradient.NativeActorCritic`.
     state_dim
-        S, what the critic reads; None: it reads what the actor does.
+        S, the number of inputs of the critic; None if it reads the actor's inputs.
 
     Raises
     ------
     TypeError
-        `parameters` is no float32 array, or a size no integer.
+        If `parameters` is not a float32 array, or a size is not an integer.
     ValueError
-        A size below 1, more than 8 hidden layers, an unknown activation or optimiser, a block of another length or not
-        C-contiguous and writeable.
+        For a size below 1, more than 8 hidden layers, an unknown activation or optimiser, or a block of another length
+        or not C-contiguous and writeable.
     """
 
     def __cinit__(self, parameters, obs_dim, n_outputs, hidden_sizes, activation: str = "tanh",
@@ -55,7 +55,7 @@ cdef class NativePlayer(ActorCriticLearner):
                   state_dim)
 
     def act(self, obs, noise, masks=None):
-        """Sampled actions, (B,) int64 or (B, A) float32, for observations (B, D) and noise (B, n_outputs) float32.
+        """Sample actions, (B,) int64 or (B, A) float32, for observations (B, D) and noise (B, n_outputs) float32.
 
         Categorical: argmax(outputs + noise) over the actions that `masks` (B, n_outputs) bool allow. Gaussian: mean +
         noise * std, not clipped.
@@ -63,17 +63,17 @@ cdef class NativePlayer(ActorCriticLearner):
         return self.sampled("NativePlayer.act", obs, noise, masks)
 
     def mode(self, obs, masks=None):
-        """The most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
+        """Return the most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
         return self.act(obs, np.zeros((len(obs), self.n_outputs), np.float32), masks)
 
     def values(self, states):
-        """Values (B,) float32 for what the critic reads, (B, S) float32."""
+        """Return values (B,) float32 for inputs (B, S) float32 of the critic."""
         shape = np.shape(states)
         return self.valued(given(states, cnp.NPY_FLOAT32, "float32", (shape[0] if len(shape) == 2 else "B",
                                                                       self.state_dim), "NativePlayer.values", "states"))
 
     def log_probs(self, obs, actions, masks=None):
-        """Log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, for observations (B, D), in nats."""
+        """Return log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, for `obs` (B, D), in nats."""
         cdef str where = "NativePlayer.log_probs"
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), start = 0, rows, a = self.n_outputs
@@ -102,27 +102,27 @@ cdef class NativePlayer(ActorCriticLearner):
     def ppo(self, obs, actions, log_probs, advantages, returns, values, rng, *, n_epochs, batch_size, learning_rate,
             clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True,
             states=None, masks=None, clip_vf_max=False, huber_delta=None, moments=None):
-        """All epochs of an update of one policy, what `rlox.algorithms.MAPPO.update` defines.
+        """Run all epochs of an update of one policy, as defined by `rlox.algorithms.MAPPO.update`.
 
         Parameters
         ----------
         obs, actions, log_probs, advantages, returns, values, rng, n_epochs, batch_size, learning_rate, clip_eps, \
         vf_coef, ent_coef, max_grad_norm, clip_vf, target_kl, normalize_advantages
-            As `rlox.kernels.nn.policy_gradient.NativeActorCritic.ppo` takes them; `values` in the critic's units.
+            As in `rlox.kernels.nn.policy_gradient.NativeActorCritic.ppo`; `values` in the critic's units.
         states
-            (B, S) float32, what a central critic reads.
+            (B, S) float32, the inputs of a central critic.
         masks
-            (B, n_outputs) bool, legal actions; None: all are.
+            (B, n_outputs) bool, legal actions; None if all actions are legal.
         clip_vf_max, huber_delta
-            As `rlox.nn.players.critic_loss` takes them.
+            As in `rlox.nn.players.critic_loss`.
         moments
-            (3,) float64 of `rlox.multi_agent.players.ValueNorm`, changed in place; None: values are not normalised.
+            (3,) float64 of `rlox.multi_agent.players.ValueNorm`, changed in place; None if values are not normalised.
 
         Returns
         -------
         dict
-            Means over the minibatches taken: ``policy_loss value_loss entropy approx_kl clip_fraction grad_norm``; and
-            ``explained_variance`` of the values before. NaN in the data or the weights makes them NaN.
+            Means over the minibatches: ``policy_loss value_loss entropy approx_kl clip_fraction grad_norm``; and the
+            ``explained_variance`` of the values before the update. NaN in the data or the weights makes them NaN.
         """
         cdef str where = "NativePlayer.ppo"
         cdef Loss loss = ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, where)
@@ -138,6 +138,6 @@ cdef class NativePlayer(ActorCriticLearner):
                 raise ValueError(f"{where}: moments must be C-contiguous, since they are changed in place")
             data.moments = <f64*>cnp.PyArray_DATA(<cnp.ndarray>running)
         metrics = self.learn(&loss, &options, &data, rng)
-        # Advantages are returns less values, and in the returns' units, which `values` need not be.
+        # Advantages are returns minus values, in the units of the returns; `values` may be in other units.
         metrics["explained_variance"] = explained_variance(data.advantages, data.returns, data.n)
         return metrics

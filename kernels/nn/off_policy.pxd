@@ -1,4 +1,4 @@
-"""The loop of `rlox.training.loops.off_policy` for native environments and a native memory."""
+"""The loop of `rlox.training.loops.off_policy` for native environments and a native replay memory."""
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
@@ -12,7 +12,7 @@ from rlox.kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
 from rlox.kernels.signals cimport now
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
-# N environments, the memory behind them, and a batch of B from it.
+# N environments, their replay memory, and a batch of B transitions from it.
 cdef struct Loop:
     rlox_stepper* env
     rlox_replay_access* replay
@@ -27,22 +27,22 @@ cdef struct Loop:
     i64 learning_starts
     i64 update_from
     f64 gamma
-    f64 patience            # seconds after which no round begins,
-    f64 began               # counted from here
-    u64 key                 # of what the updates draw
+    f64 patience            # no round begins after this many seconds
+    f64 began               # start of this time
+    u64 key                 # of the generator for the updates
     u64 position
-    f32* here               # (N, D): where the environments are
-    f32* after
+    f32* here               # (N, D): the current observations
+    f32* after              # the next ones
     f32* final_obs
-    f32* actions            # (N, A): as the memory takes them
+    f32* actions            # (N, A): as stored in the memory
     f32* rewards_f32        # (N)
     f64* rewards
     f64* episode_return
     i64* episode_length
     u8* terminated          # (N) or (B)
     u8* truncated
-    i64 ended               # episodes so far, their
-    f64* returns
+    i64 ended               # number of episodes that ended so far
+    f64* returns            # of these episodes
     i64* lengths
     f32* batch_obs          # (B, D)
     f32* batch_next
@@ -53,7 +53,7 @@ cdef struct Loop:
 
 
 cdef inline i64 whole(object value, i64 low, str where, str name) except? -2:
-    """`value` as an integer of at least `low`."""
+    """Return `value` after checking that it is an integer of at least `low`."""
     found = as_index(value, where, name)
     if not low <= found < 1 << 62:
         raise ValueError(f"{where}: {name} must be >= {low} and below 2**62, got {found}")
@@ -63,7 +63,7 @@ cdef inline i64 whole(object value, i64 low, str where, str name) except? -2:
 cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs, object action_rng,
                            object replay_rng, dict counts, Py_ssize_t obs_dim, Py_ssize_t n_actions, Py_ssize_t act_dim,
                            str where):
-    """Fill in everything after its checks; returns the episodes' returns and lengths, and what holds the rest."""
+    """Check the arguments and fill in `loop`; return the arrays of episode returns and lengths, and all others used."""
     import numpy as np
 
     from rlox.kernels.rng import Rng
@@ -132,12 +132,12 @@ cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs
 
 
 cdef inline f64 progress_of(const Loop* loop, i64 steps) noexcept nogil:
-    """As `rlox.checkpoint.Counters.progress`, at so many environment steps."""
+    """Like `rlox.checkpoint.Counters.progress`, at this number of environment steps."""
     return bounded((steps - loop.horizon_start) / <f64>loop.horizon_steps, 0.0, 1.0)
 
 
 cdef inline void take_in(Loop* loop, const void* chosen) noexcept nogil:
-    """Step the environments with the actions chosen; the transitions, with `loop.actions`, go into the memory."""
+    """Step the environments with the actions `chosen`; store the transitions, with `loop.actions`, in the memory."""
     cdef Py_ssize_t i, n = loop.n
     cdef f32* swapped
     loop.env.step(loop.env.self, chosen, loop.after, loop.rewards, loop.terminated, loop.truncated, loop.final_obs,
@@ -157,7 +157,7 @@ cdef inline void take_in(Loop* loop, const void* chosen) noexcept nogil:
 
 
 cdef inline void draw(Loop* loop) noexcept nogil:
-    """The next update's batch, as `OffPolicyAlgorithm.sample` draws it."""
+    """Draw the batch of the next update, like `OffPolicyAlgorithm.sample`."""
     cdef Py_ssize_t i
     cdef Block x = philox(loop.key, loop.position, DOMAIN_RNG)
     loop.position += 1
@@ -172,7 +172,7 @@ cdef inline void draw(Loop* loop) noexcept nogil:
 
 
 cdef inline tuple close_loop(const Loop* loop, list arrays, object obs, object replay_rng, u64 begun):
-    """Put back where the environments are and how far the generator is; returns and lengths of the episodes."""
+    """Write back the observations and the generator's position; return the returns and lengths of the episodes."""
     cdef Py_ssize_t d = loop.env.obs_dim
     memcpy(cnp.PyArray_DATA(<cnp.ndarray>obs), loop.here, loop.n * d * sizeof(f32))
     replay_rng.skip(loop.position - begun)

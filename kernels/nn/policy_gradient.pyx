@@ -1,8 +1,8 @@
-"""The native update of PPO and A2C: what their PyTorch `update` defines, for actor-critics of plain perceptrons.
+"""The native update of PPO and A2C, as defined by their PyTorch `update`, for actor-critics of plain perceptrons.
 
-Parameters are one flat float32 block in the order of ``policy.parameters()``, each weight (n_out, n_in) as PyTorch has
-it, so that a module whose parameters are views of the block and this code always see the same numbers. A minibatch is
-worked through `CHUNK` rows at a time, so that activations stay in the cache whatever the batch size; gradients add up.
+Parameters are one flat float32 block in the order of ``policy.parameters()``, each weight (n_out, n_in) as in PyTorch,
+so that a module whose parameters are views of the block always has the same numbers as this code. A minibatch is
+processed in chunks of `CHUNK` rows, so that activations stay in the cache for any batch size; gradients are added up.
 """
 
 import numpy as np
@@ -28,37 +28,36 @@ cnp.import_array()
 cdef class NativeActorCritic(ActorCriticLearner):
     """A perceptron actor and a perceptron critic on one flat block of parameters, and their optimiser.
 
-    Calls from several threads wait for each other. Nothing that is given in is kept, but for the block.
+    Calls from several threads wait for each other. The block is kept, but no other argument.
 
     Parameters
     ----------
     parameters
-        (P,) float32, C-contiguous and writeable: the block, kept and changed in place. Order: `log_std` (A) where
-        Gaussian, the actor's weight (out, in) and bias of each layer, the critic's.
+        (P,) float32, C-contiguous and writeable: the block, kept and changed in place. Order: `log_std` (A) if
+        Gaussian, weight (out, in) and bias of each layer of the actor, then those of the critic.
     obs_dim, n_outputs
-        D, and the actor's outputs: the number of actions, or A.
+        D, and the number of outputs of the actor: the number of actions, or A.
     hidden_sizes
-        Widths of the hidden layers, at most 8, actor and critic alike.
+        Widths of the hidden layers of both actor and critic, at most 8.
     activation
         ``tanh`` or ``relu``.
     gaussian
         Whether actions are continuous.
     optimizer
-        ``adam`` (betas 0.9, 0.999) or ``rmsprop`` (decay 0.99), both with eps 1e-5 outside the root, as PyTorch has
-        them.
+        ``adam`` (betas 0.9, 0.999) or ``rmsprop`` (decay 0.99), both with eps 1e-5 outside the root, as in PyTorch.
 
     Attributes
     ----------
     parameters, gradient, moments, step
-        Of the last minibatch, and of the optimiser; see `FlatLearner`.
+        See `FlatLearner`. The gradient is that of the last minibatch.
 
     Raises
     ------
     TypeError
-        `parameters` is no float32 array, or a size no integer.
+        If `parameters` is not a float32 array, or a size is not an integer.
     ValueError
-        A size below 1, more than 8 hidden layers, an unknown activation or optimiser, a block of another length or not
-        C-contiguous and writeable.
+        For a size below 1, more than 8 hidden layers, an unknown activation or optimiser, or a block of another length
+        or not C-contiguous and writeable.
     """
 
     def __cinit__(self, parameters, obs_dim, n_outputs, hidden_sizes, activation: str = "tanh",
@@ -67,11 +66,11 @@ cdef class NativeActorCritic(ActorCriticLearner):
                   None)
 
     def outputs(self, obs):
-        """Actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32."""
+        """Return actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32."""
         return self.outputs_of(self.rows_of(obs, "NativeActorCritic.outputs"), None)[:2]
 
     cdef tuple outputs_of(self, cnp.ndarray obs, cnp.ndarray after):
-        """Actor outputs and values for `obs`, and values for `after` or None, in one go."""
+        """Return actor outputs and values for `obs`, and values for `after` (None if that is None), in one pass."""
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs, 0), start = 0, rows, i, a = self.n_outputs, m = 0
         cdef cnp.ndarray out = np.empty((n, a), np.float32), values = np.empty(n, np.float32), later = None
         cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
@@ -100,51 +99,51 @@ cdef class NativeActorCritic(ActorCriticLearner):
         return out, values, later
 
     def values(self, obs):
-        """Values (B,) float32 for observations (B, D) float32."""
+        """Return values (B,) float32 for observations (B, D) float32."""
         return self.valued(self.rows_of(obs, "NativeActorCritic.values"))
 
     def mode(self, obs):
-        """The most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
+        """Return the most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.mode")
         return self.act(obs_, np.zeros((cnp.PyArray_DIM(obs_, 0), self.n_outputs), np.float32))
 
     def act(self, obs, noise):
-        """Sampled actions, (N,) int64 or (N, A) float32, for observations (N, D) and noise (N, n_outputs) float32.
+        """Sample actions, (N,) int64 or (N, A) float32, for observations (N, D) and noise (N, n_outputs) float32.
 
-        Categorical: argmax(outputs + noise), which samples where the noise is Gumbel's; the first of equals. Gaussian:
-        mean + noise * std, not clipped.
+        Categorical: argmax(outputs + noise), the first of equal ones, which is a sample if the noise is Gumbel noise.
+        Gaussian: mean + noise * std, not clipped.
         """
         return self.sampled("NativeActorCritic.act", obs, noise, None)
 
     def rollout(self, stepper, n_steps, noise, obs, actions, rewards, terminated, truncated, episode_return,
                 episode_length):
-        """Act and step `n_steps` times in one go, from the observations in ``obs[0]``.
+        """Act and step `n_steps` times in one call, starting from the observations in ``obs[0]``.
 
         Parameters
         ----------
         stepper
-            What ``VecEnv.stepper()`` returned; the environments must outlive the call, and nothing else may use them
+            Return value of ``VecEnv.stepper()``; the environments must outlive the call, and nothing else may use them
             meanwhile.
         n_steps
             T >= 1.
         noise
-            (T, N, n_outputs) float32, as `act` takes it for each step.
+            (T, N, n_outputs) float32, for each step as in `act`.
         obs
-            (T + 1, N, D) float32; rows 1 on are written.
+            (T + 1, N, D) float32; rows from 1 on are written.
         actions
             (T, N) int64, or (T, N, A) float32 as sampled, before they are clipped for the environment; written.
         rewards, terminated, truncated, episode_return, episode_length
-            (T, N) float64, bool, bool, float64, int64, as ``VecEnv.step_all`` gives them; written.
+            (T, N) float64, bool, bool, float64, int64, as from ``VecEnv.step_all``; written.
 
         Returns
         -------
         limits, reached
-            (K, 2) int64 steps and environments that a time limit cut, and (K, D) what they truly led to.
+            (K, 2) int64: the steps and environments that were truncated; (K, D): the observations they led to.
 
         Raises
         ------
         BaseException
-            What the handler of a signal raises. The environments have moved on then.
+            Whatever the handler of a signal raises. The environments have then been stepped.
         """
         cdef str where = "NativeActorCritic.rollout"
         if not PyCapsule_IsValid(stepper, RLOX_STEPPER_CAPSULE):
@@ -218,9 +217,9 @@ cdef class NativeActorCritic(ActorCriticLearner):
         return limits[:k], reached[:k]
 
     def log_probs(self, obs, actions, after=None):
-        """Log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, and values (B,), for observations (B, D).
+        """Return log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, and values (B,) for `obs` (B, D).
 
-        With further observations `after`, (K, D), also the values of those, (K,).
+        With further observations `after`, (K, D), also returns their values (K,).
         """
         cdef str where = "NativeActorCritic.log_probs"
         further = None if after is None else self.rows_of(after, where)
@@ -235,7 +234,7 @@ cdef class NativeActorCritic(ActorCriticLearner):
 
     def ppo(self, obs, actions, log_probs, advantages, returns, values, rng, *, n_epochs, batch_size, learning_rate,
             clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True):
-        """All epochs of a PPO update, what `rlox.algorithms.PPO.update` defines.
+        """Run all epochs of a PPO update, as defined by `rlox.algorithms.PPO.update`.
 
         Parameters
         ----------
@@ -244,18 +243,18 @@ cdef class NativeActorCritic(ActorCriticLearner):
         actions
             (B,) int64, or (B, A) float32.
         log_probs, advantages, returns, values
-            (B,) float32: of the policy that acted.
+            (B,) float32, from the policy that acted.
         rng
-            `Rng` that shuffles; it moves on as B rows shuffled once per epoch move it.
+            `Rng` for shuffling; it advances as for one permutation of B rows per epoch.
         n_epochs, batch_size, learning_rate, clip_eps, vf_coef, ent_coef, max_grad_norm, clip_vf, target_kl, \
         normalize_advantages
-            Of `rlox.config.PPOConfig`, schedules resolved; None where it is off.
+            As in `rlox.config.PPOConfig`, with schedules resolved; None if off.
 
         Returns
         -------
         dict
-            Means over the minibatches taken: ``policy_loss value_loss entropy approx_kl clip_fraction grad_norm``; and
-            ``explained_variance`` of the values before. NaN in the data or the weights makes them NaN.
+            Means over the minibatches: ``policy_loss value_loss entropy approx_kl clip_fraction grad_norm``; and the
+            ``explained_variance`` of the values before the update. NaN in the data or the weights makes them NaN.
         """
         cdef str where = "NativeActorCritic.ppo"
         cdef Loss loss = ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, where)
@@ -265,7 +264,9 @@ cdef class NativeActorCritic(ActorCriticLearner):
 
     def a2c(self, obs, actions, advantages, returns, values, *, learning_rate, vf_coef, ent_coef, max_grad_norm=None,
             normalize_advantages=False):
-        """One gradient step on the whole rollout, what `rlox.algorithms.A2C.update` defines; arguments as in `ppo`.
+        """Take one gradient step on the whole rollout, as defined by `rlox.algorithms.A2C.update`.
+
+        Arguments as in `ppo`.
 
         Returns
         -------
@@ -283,7 +284,7 @@ cdef class NativeActorCritic(ActorCriticLearner):
 
     cdef dict learn_from(self, str where, const Loss* loss, const Options* options, obs, actions, log_probs, advantages,
                          returns, values, rng):
-        """The metrics of `learn`, and how well the values before it explain the returns."""
+        """Run `learn`; return its metrics and the explained variance of the values before it."""
         cdef Data data
         held = self.take(where, &data, obs, actions, log_probs, advantages, returns, values, None, None)
         *_, returns, values = held  # as contiguous arrays

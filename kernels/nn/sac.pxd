@@ -1,4 +1,4 @@
-"""What CQL takes from SAC."""
+"""Declarations of SAC for CQL."""
 
 from rlox.kernels.nn.layers cimport Net
 from rlox.kernels.types cimport f32, f64

@@ -1,4 +1,4 @@
-"""The native update of SAC, as `rlox.algorithms.SAC.update` defines it."""
+"""The native update of SAC, as defined by `rlox.algorithms.SAC.update`."""
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, copysign, exp, fabs, log1p
@@ -25,10 +25,10 @@ cdef f64 LOG_STD_MAX = 2.0
 
 cdef void squash(const f32* y, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t a, const f32* noise,
                  Squashed* to) noexcept nogil:
-    """Actions tanh(u), u = mean + sigma * noise, of outputs (rows, ld): means, then log sigmas.
+    """Compute actions tanh(u), u = mean + sigma * noise, from outputs (rows, ld): means, then log sigmas.
 
-    The density of tanh(u) divides that of u by 1 - tanh^2 u, whose logarithm is 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
-    without a cancellation (Haarnoja et al. 2018, arXiv:1812.05905, appendix C, has the change of variables).
+    The density of tanh(u) is that of u divided by 1 - tanh^2 u, whose logarithm, without cancellation, is
+    2 (log 2 - |u| - log(1 + exp(-2 |u|))). See Haarnoja et al. 2018, arXiv:1812.05905, appendix C.
     """
     cdef Py_ssize_t i, j
     cdef f64 log_std, eps, shift, u, t, log_prob
@@ -48,7 +48,7 @@ cdef void squash(const f32* y, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t a, con
 
 
 cdef class SoftCritics(TwinCritics):
-    """What SAC and CQL share: a squashed Gaussian policy, a temperature, and but for the penalty the update."""
+    """Common parts of SAC and CQL: a squashed Gaussian policy, a temperature, and the update except for the penalty."""
 
     cdef dict steps(self):
         return {**TwinCritics.steps(self), "log_alpha": self.temperature.step}
@@ -58,7 +58,7 @@ cdef class SoftCritics(TwinCritics):
         self.temperature.step = steps["log_alpha"]
 
     def act(self, obs, noise):
-        """Actions (B, A) float32 in [-1, 1] for observations (B, D) and standard normal noise (B, A), float32."""
+        """Return actions (B, A) float32 in [-1, 1] for `obs` (B, D) and standard normal noise (B, A), float32."""
         return self.actions_of(obs, noise, 0.0, f"{type(self).__name__}.act")
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
@@ -75,7 +75,7 @@ cdef class SoftCritics(TwinCritics):
         cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, ahead = 0
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad
         cdef f64 alpha = exp(self.temperature.p[0])
-        # If so, one product for both states of a transition, and outputs that are still there at the policy's own turn.
+        # If so, both states of a transition are one product, and its outputs are still there for the policy's gradient.
         cdef bint whole = n <= CHUNK
         cdef const f32* y
         clear(&self.critic_weights, self.critics, 2)
@@ -114,11 +114,11 @@ cdef class SoftCritics(TwinCritics):
         return 0
 
     cdef void penalty_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
-        """Add the critics' gradient of the penalty's soft maxima, from the policy's last `forward`."""
+        """Add the gradient of the penalty's soft maxima for the critics, from the policy's last `forward`."""
 
     cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
                       Sums* sums) noexcept nogil:
-        """Add the policy's gradient of alpha log pi - min Q, from its last `forward`."""
+        """Add the gradient of alpha log pi - min Q for the policy, from its last `forward`."""
         cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
         cdef const f32* y = last_of(&self.actor).out
@@ -133,7 +133,7 @@ cdef class SoftCritics(TwinCritics):
         for i in range(rows):
             sums.policy_loss += alpha * self.pi.log_probs[i] - smaller(values[0][i * ldq], values[1][i * ldq])
             sums.own[0] -= self.pi.log_probs[i]
-            # Between equal ones the gradient is shared, as in PyTorch.
+            # For equal values the gradient is shared, as in PyTorch.
             share = 0.5 if values[0][i * ldq] == values[1][i * ldq] else <f64>(values[0][i * ldq] < values[1][i * ldq])
             self.first_shares[i] = <f32>share
         memset(self.d_actions, 0, rows * a * sizeof(f32))
@@ -153,7 +153,7 @@ cdef class SoftCritics(TwinCritics):
     cdef void action_gradient(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil:
         """Add to `d_actions` the gradient of one critic's value times `scale`, in the rows where it is the smaller one.
 
-        On average these are half of the rows: what the last `forward` left of them moves together first.
+        On average these are half of the rows, so their outputs of the last `forward` are first moved together.
         """
         cdef Py_ssize_t i, j, m = 0, d = self.obs_dim, a = self.act_dim
         cdef int l
@@ -189,31 +189,31 @@ cdef class SoftCritics(TwinCritics):
 cdef class NativeSAC(SoftCritics):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905): a squashed Gaussian policy, two critics, temperature.
 
-    Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
+    Calls from several threads wait for each other. The blocks are kept, but no other argument.
 
     Parameters
     ----------
     policy
         (P,) float32, C-contiguous and writeable like all blocks, which are kept and changed in place: a perceptron with
-        2 A outputs, means and then log standard deviations, which are held to [-20, 2].
+        2 A outputs, means and then log standard deviations, which are clipped to [-20, 2].
     critics, target
         (Q,) float32: the critics and their target.
     log_alpha
-        (1,) float32: the temperature's logarithm.
+        (1,) float32: the logarithm of the temperature.
     obs_dim, act_dim
         D and A.
     hidden_sizes
-        Widths of the hidden layers, at most 8, of policy and critics alike.
+        Widths of the hidden layers of both policy and critics, at most 8.
     activation
         ``relu`` or ``tanh``.
 
     Raises
     ------
     TypeError
-        A block is no float32 array, or a size no integer.
+        If a block is not a float32 array, or a size is not an integer.
     ValueError
-        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length, not C-contiguous
-        and writeable, or one that overlaps another.
+        For a size below 1, more than 8 hidden layers, an unknown activation, or a block of another length, one that is
+        not C-contiguous and writeable, or one that overlaps another.
     """
 
     def __cinit__(self, policy, critics, target, log_alpha, obs_dim, act_dim, hidden_sizes, activation: str = "relu"):
@@ -223,7 +223,7 @@ cdef class NativeSAC(SoftCritics):
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, learning_rate, tau,
                target_entropy=None, max_grad_norm=None):
-        """One update of critics, policy, temperature and target, what `rlox.algorithms.SAC.update` defines.
+        """Update critics, policy, temperature and target once, as defined by `rlox.algorithms.SAC.update`.
 
         Parameters
         ----------
@@ -233,19 +233,20 @@ cdef class NativeSAC(SoftCritics):
             (B, A) float32, scaled to [-1, 1].
         rewards, discounts, weights
             (B,) float32; a discount is the factor of the value of `next_obs`, 0 where the episode terminated. Weights
-            are of the critics' loss; without them all rows count alike.
+            are for the loss of the critics; without them, all rows have equal weights.
         noise
             (2, B, A) float32, standard normal: for the actions at `obs`, and for those at `next_obs`.
         target_entropy
-            Nats that the temperature is tuned to; None leaves it as it is.
+            Entropy in nats to which the temperature is tuned; None leaves the temperature unchanged.
         learning_rate, tau, max_grad_norm
-            Of `rlox.config.SACConfig`, schedules resolved; None where it is off.
+            As in `rlox.config.SACConfig`, with schedules resolved; None if off.
 
         Returns
         -------
         metrics, td_errors
-            ``q_loss q_value td_error grad_norm policy_loss policy_grad_norm entropy alpha``; and (B,) float32, how far
-            the values were from their target, mean of both critics. NaN in the data or the weights makes them NaN.
+            ``q_loss q_value td_error grad_norm policy_loss policy_grad_norm entropy alpha``; and (B,) float32, the
+            distance of the values from their target, averaged over both critics. NaN in the data or the weights makes
+            them NaN.
         """
         cdef str where = "NativeSAC.update"
         cdef Options options = self.options(target_entropy, learning_rate, tau, max_grad_norm, where)
@@ -254,34 +255,36 @@ cdef class NativeSAC(SoftCritics):
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, annealed, gamma, learning_rate,
                tau, target_entropy, max_grad_norm, seconds=0.2):
-        """Rounds of acting, stepping, remembering and learning, without Python in between.
+        """Run rounds of acting, stepping, storing and learning, without Python in between.
 
-        Takes the numbers from the generators, and changes everything, as `rlox.training.loops.off_policy` does step by
-        step; how they are cut into calls changes nothing. The memory holds actions in the environment's units.
+        Uses the random numbers and changes all state in the same way as `rlox.training.loops.off_policy` does step by
+        step; results do not depend on how rounds are divided into calls. The memory stores actions in the units of the
+        environment.
 
         Parameters
         ----------
         stepper, memory
-            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return; no other thread may use them meanwhile.
+            Return values of ``VecEnv.stepper()`` and ``ReplayBuffer.access()``; no other thread may use the objects
+            meanwhile.
         action_rng, replay_rng
-            `Rng` of the actions, and of what the updates draw: transitions from the memory, and noise.
+            `Rng` of the actions, and of the updates: for transitions from the memory, and noise.
         obs
-            (N, D) float32, where the environments are; in place, where they are afterwards.
+            (N, D) float32, the current observations; replaced in place by those after the last step.
         n_rounds
-            How many rounds at most.
+            Maximum number of rounds.
         env_steps, horizon_start, horizon_steps
-            Of `rlox.checkpoint.Counters`, as they stand before.
+            Of `rlox.checkpoint.Counters`, before the call.
         update_from
-            Environment steps from which on there are updates.
+            Number of environment steps from which on there are updates.
         annealed
-            Whether the learning rate goes linearly to 0 at the horizon.
+            Whether the learning rate decreases linearly to 0 at the horizon.
         target_entropy
-            As `update` takes it.
+            As in `update`.
         seconds
-            No round begins after this time, so that a signal is seen; nor after an update whose gradients were not
-            finite.
+            No round begins after this time, so that signals are handled. No round begins after an update whose
+            gradients are not finite, either.
         train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, tau, max_grad_norm
-            Of `rlox.config.SACConfig`.
+            As in `rlox.config.SACConfig`.
 
         Returns
         -------
@@ -290,7 +293,7 @@ cdef class NativeSAC(SoftCritics):
         metrics
             (U, 8) float64, a row for each of the U updates: `METRICS`.
         update_s
-            Seconds of the updates.
+            Time of the updates in seconds.
         episode_returns, episode_lengths
             (E,) float64 and int64 of the episodes that ended.
         """

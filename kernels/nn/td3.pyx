@@ -1,4 +1,4 @@
-"""The native update of TD3 and TD3+BC, as `rlox.algorithms.TD3.update` and `rlox.algorithms.TD3BC.update` define it."""
+"""The native update of TD3 and TD3+BC, as defined by `update` of `rlox.algorithms.TD3` and `rlox.algorithms.TD3BC`."""
 
 cimport numpy as cnp
 from libc.math cimport fabs
@@ -21,7 +21,7 @@ cnp.import_array()
 cdef class NativeTD3(TwinCritics):
     """Twin delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477): a deterministic policy, two critics, delayed targets.
 
-    Parameters and errors as of `NativeSAC`, but there is no temperature, and
+    Parameters and errors are those of `NativeSAC`, without a temperature, except for:
 
     Parameters
     ----------
@@ -41,8 +41,10 @@ cdef class NativeTD3(TwinCritics):
               self.policy_weights.g, 0, self.held)
 
     def act(self, obs, noise, noise_std):
-        """Actions (B, A) float32 in [-1, 1] for observations (B, D) float32: `noise_std` times the standard normal
-        `noise` (B, A) float32 is added to them, and they are clipped."""
+        """Return actions (B, A) float32 in [-1, 1] for observations (B, D) float32.
+
+        Adds `noise_std` times the standard normal `noise` (B, A) float32, then clips.
+        """
         cdef str where = "NativeTD3.act"
         return self.actions_of(obs, noise, number(noise_std, 0.0, where, "noise_std"), where)
 
@@ -63,7 +65,7 @@ cdef class NativeTD3(TwinCritics):
             self.decide(&self.aim_actor, batch.next_obs + start * d, d, rows, self.pi.actions)
             draws = batch.noise + start * a
             for i in range(rows * a):
-                # Smoothing of the target, section 5.3.
+                # Target policy smoothing, section 5.3.
                 noise = bounded(options.target_noise * draws[i], -options.noise_clip, options.noise_clip)
                 self.pi.actions[i] = <f32>bounded(self.pi.actions[i] + noise, -1.0, 1.0)
             self.compute_targets(batch, start, rows, 0.0)
@@ -74,7 +76,7 @@ cdef class NativeTD3(TwinCritics):
             return 0
         clear(&self.policy_weights, &self.actor, 1)
         if options.clone:
-            # The values' weight is known once all of them are.
+            # The weight of the values depends on all of them.
             weight = 0.0
             start = 0
             while start < n:
@@ -98,7 +100,7 @@ cdef class NativeTD3(TwinCritics):
         return 0
 
     cdef const f32* judge(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows) noexcept nogil:
-        """What the first critic says of the policy's actions, which `pi` holds then."""
+        """Write the policy's actions to `pi`, and return their values by the first critic."""
         self.fill(self.x, self.obs_pad, batch.obs + start * self.obs_dim, NULL, rows)
         self.decide(&self.actor, self.x, self.obs_pad, rows, self.pi.actions)
         self.fill(self.pairs, self.in_pad, batch.obs + start * self.obs_dim, self.pi.actions, rows)
@@ -106,8 +108,10 @@ cdef class NativeTD3(TwinCritics):
 
     cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 weight, bint clone,
                       Sums* sums) noexcept nogil:
-        """Add the policy's gradient of -`weight` Q, as `judge` has just left it, and of the squared distance to the
-        batch's actions where it is to `clone` them."""
+        """Add the gradient of -`weight` Q for the policy, right after `judge`.
+
+        With `clone`, also add the gradient of the squared distance to the batch's actions.
+        """
         cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
         cdef f32* d_y = last_of(&self.actor).d_out
@@ -132,27 +136,28 @@ cdef class NativeTD3(TwinCritics):
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, move_policy, learning_rate,
                tau, target_noise, noise_clip, max_grad_norm=None, alpha=None):
-        """One update of the critics, and of policy and all targets too, what `rlox.algorithms.TD3.update` defines; with
-        `alpha` what `rlox.algorithms.TD3BC.update` does.
+        """Update the critics, and with `move_policy` the policy and all targets, once.
+
+        The update is defined by `rlox.algorithms.TD3.update`, or with `alpha` by `rlox.algorithms.TD3BC.update`.
 
         Parameters
         ----------
         obs, actions, rewards, next_obs, discounts, weights
-            As `NativeSAC.update` takes them.
+            As in `NativeSAC.update`.
         noise
             (B, A) float32, standard normal: for the actions at `next_obs`.
         move_policy
-            Whether it is the turn of policy and targets: ``(updates + 1) % policy_delay == 0``.
+            Whether to update the policy and the targets too: ``(updates + 1) % policy_delay == 0``.
         learning_rate, tau, target_noise, noise_clip, max_grad_norm
-            Of `rlox.config.TD3Config`, schedules resolved; None where it is off.
+            As in `rlox.config.TD3Config`, with schedules resolved; None if off.
         alpha
-            Of `rlox.config.TD3BCConfig`: the policy is held to `actions`, too (arXiv:2106.06860, eq. 3 to 5).
+            As in `rlox.config.TD3BCConfig`: the policy also imitates `actions` (arXiv:2106.06860, eq. 3 to 5).
 
         Returns
         -------
         metrics, td_errors
-            ``q_loss q_value td_error grad_norm``, and where the policy moved ``policy_loss policy_grad_norm`` (with
-            `alpha` also ``bc_loss``); and as `NativeSAC.update`.
+            ``q_loss q_value td_error grad_norm``, and with `move_policy` also ``policy_loss policy_grad_norm`` (and
+            with `alpha` ``bc_loss``); and the errors as in `NativeSAC.update`.
         """
         cdef str where = "NativeTD3.update"
         cdef Options options = self.options(target_noise, noise_clip, learning_rate, tau, max_grad_norm, where)
@@ -167,19 +172,19 @@ cdef class NativeTD3(TwinCritics):
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, updates, annealed, gamma,
                learning_rate, tau, policy_delay, target_noise, noise_clip, exploration_noise, max_grad_norm,
                seconds=0.2):
-        """As `NativeSAC.rounds`, but for
+        """Like `NativeSAC.rounds`, except for:
 
         Parameters
         ----------
         updates
-            Of `rlox.checkpoint.Counters`, as they stand before.
+            Of `rlox.checkpoint.Counters`, before the call.
         policy_delay, target_noise, noise_clip, exploration_noise
-            Of `rlox.config.TD3Config`.
+            As in `rlox.config.TD3Config`.
 
         Returns
         -------
         metrics
-            (U, 6) float64: the first of `METRICS`, those of the policy NaN where it did not move.
+            (U, 6) float64: the first six of `METRICS`; those of the policy are NaN if it was not updated.
         """
         cdef str where = "NativeTD3.rounds"
         counts = {

@@ -1,4 +1,4 @@
-"""What SAC, TD3, IQL and CQL share: a policy, two critics, their targets, and the critics' update."""
+"""Common parts of SAC, TD3, IQL and CQL: a policy, two critics, their targets, and the critics' update."""
 
 from libc.stdint cimport int32_t as i32
 
@@ -11,7 +11,7 @@ cdef enum:
     N_METRICS = 10
 
 
-# A batch; weights NULL where all rows count alike.
+# A batch; weights are NULL if all rows have equal weights.
 cdef struct Batch:
     Py_ssize_t n
     const f32* obs
@@ -24,27 +24,27 @@ cdef struct Batch:
     const f32* uniform
 
 
-# An update's options; a limit of 0 is none.
+# Options of an update; a limit of 0 means none.
 cdef struct Options:
     f64 rate
     f64 tau
     f64 limit           # of each gradient's norm
-    bint tune           # the temperature,
-    f64 target_entropy  # to this
+    bint tune           # whether to tune the temperature
+    f64 target_entropy  # to this entropy
     bint move_policy
     f64 target_noise
     f64 noise_clip
-    bint clone          # the batch's actions too, as TD3+BC,
-    f64 alpha           # and weigh values so beside them
-    f64 policy_rate     # IQL's, as the next three
+    bint clone          # whether to clone the batch's actions too, as in TD3+BC
+    f64 alpha           # weight of the values then
+    f64 policy_rate     # IQL's, like the next three
     f64 expectile
     f64 inverse_scale   # of the advantages
     f64 max_weight
-    bint tune_penalty   # its weight,
-    f64 target_penalty  # so that it comes to this
+    bint tune_penalty   # whether to tune the weight of CQL's penalty
+    f64 target_penalty  # to this penalty
 
 
-# Actions of a chunk of rows, and what their derivatives are made of.
+# Actions of a chunk of rows, and the terms of their derivatives.
 cdef struct Squashed:
     f32* actions        # (CHUNK, A): tanh u
     f32* slopes         # (CHUNK, A): 1 - tanh^2 u
@@ -59,11 +59,11 @@ cdef struct Sums:
     f64 norm
     f64 policy_loss
     f64 policy_norm
-    f64[N_METRICS - N_COMMON] own  # of one algorithm, means in the end
+    f64[N_METRICS - N_COMMON] own  # metrics of one algorithm; means at the end
 
 
 cdef inline f32 smaller(f32 a, f32 b) noexcept nogil:
-    """The smaller one, or a NaN."""
+    """Return the smaller number, or NaN if one of them is NaN."""
     return b if b < a or b != b else a
 
 
@@ -73,8 +73,8 @@ cdef Options options_of(learning_rate, tau, max_grad_norm, str where) except *
 cdef class TwinCritics(BlockLearner):
     cdef readonly Py_ssize_t act_dim
     cdef bint gaussian
-    cdef tuple draws        # shape of the noise before (B, A); None where there is none
-    cdef Py_ssize_t n_random    # actions of CQL's penalty, uniform ones and as many of the policy; else 0
+    cdef tuple draws        # leading dimensions of the noise, before (B, A); None without noise
+    cdef Py_ssize_t n_random    # uniform actions in CQL's penalty, and as many of the policy; 0 without a penalty
     cdef dict targets
     cdef Weights policy_weights
     cdef Weights critic_weights
@@ -83,12 +83,12 @@ cdef class TwinCritics(BlockLearner):
     cdef Net[2] critics
     cdef Net[2] target_critics
     cdef Py_ssize_t in_pad
-    cdef f32* x             # (2 * CHUNK, obs_pad): the actor's inputs, states and then those they led to
+    cdef f32* x             # (2 * CHUNK, obs_pad): the actor's inputs, states and then their next states
     cdef f32* pairs         # (CHUNK, in_pad): the critics' inputs
     cdef f32* next_pairs    # (CHUNK, in_pad): their targets' inputs
     cdef f32* d_pairs       # (CHUNK, in_pad)
     cdef f32* q_targets     # (CHUNK): the critics' targets
-    cdef f32* first_shares  # (CHUNK): the first critic's share in the smaller value: 0, 1, or 1/2 where both are equal
+    cdef f32* first_shares  # (CHUNK): share of the first critic in the smaller value: 0, 1, or 1/2 for equal values
     cdef f32* d_actions     # (CHUNK, A)
     cdef i32* chosen        # (CHUNK): rows
     cdef Squashed pi

@@ -1,8 +1,8 @@
-"""What SAC, TD3, IQL and CQL share: a policy, two critics, their targets, and the critics' update.
+"""Common parts of SAC, TD3, IQL and CQL: a policy, two critics, their targets, and the critics' update.
 
-Each network is a flat float32 block (see layers.pxd). The policy's is in the order of ``parameters()``, weights
-(n_out, n_in); that of the two critics is in the order of `rlox.nn.networks.TwinQNetwork.parameters()`: the weights
-(2, n_in, n_out) of all layers, then their biases (2, 1, n_out). A batch is worked through `CHUNK` rows at a time.
+Each network is a flat float32 block (see layers.pxd). The policy's block is in the order of ``parameters()``, with
+weights (n_out, n_in). The block of the two critics is in the order of `rlox.nn.networks.TwinQNetwork.parameters()`: the
+weights (2, n_in, n_out) of all layers, then their biases (2, 1, n_out). A batch is processed in chunks of `CHUNK` rows.
 """
 
 import numpy as np
@@ -23,17 +23,17 @@ from rlox.kernels.nn.core cimport BlockLearner, move
 
 cnp.import_array()
 
-# An update's metrics, means over its batch. The last two are SAC's; others have up to four of their own there.
+# Metrics of an update, means over its batch. The last two are SAC's; other algorithms have up to four others instead.
 METRICS = ("q_loss", "q_value", "td_error", "grad_norm", "policy_loss", "policy_grad_norm", "entropy", "alpha")
 
 
 cdef inline const f32* data_of(dict arrays, str name):
-    """Where the numbers of an array are; NULL for none."""
+    """Return the data of an array, or NULL if there is none of this name."""
     return <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[name]) if name in arrays else NULL
 
 
 def n_parameters(obs_dim: int, act_dim: int, hidden_sizes, gaussian: bool) -> tuple[int, int]:
-    """How many numbers the policy's and the critics' blocks hold."""
+    """Return the sizes of the blocks of the policy and of the critics."""
     policy = [obs_dim, *hidden_sizes, act_dim * (2 if gaussian else 1)]
     return size_of(policy), 2 * size_of([obs_dim + act_dim, *hidden_sizes, 1])
 
@@ -51,13 +51,14 @@ cdef Options options_of(learning_rate, tau, max_grad_norm, str where) except *:
 
 
 cdef class TwinCritics(BlockLearner):
-    """A learner with a policy, two critics and their targets; a subclass writes `learn`."""
+    """A learner with a policy, two critics and their targets; subclasses implement `learn`."""
 
     cdef int make(self, str where, dict trained, dict targets, obs_dim, act_dim, hidden_sizes, str activation,
                   bint gaussian, bint valued=False, Py_ssize_t n_random=0) except -1:
-        """Everything but a target actor and a temperature, after all checks.
+        """Check the arguments and set up everything but a target actor and a temperature.
 
-        `valued`: behind the critics is room for a perceptron of values, and before the policy for a number each action.
+        `valued`: the critics' block also has room for a perceptron of values at its end, and the policy's block for a
+        number per action dimension at its beginning.
         """
         self.act_dim = act_dim = self.begin(where, obs_dim, act_dim, "act_dim", hidden_sizes, activation)
         obs_dim = self.obs_dim
@@ -95,7 +96,7 @@ cdef class TwinCritics(BlockLearner):
         return 0
 
     cdef int make_pair(self, Net* nets, list widths, f32* block, Py_ssize_t rows) except -1:
-        """Two perceptrons whose parameters alternate, weights of all layers first."""
+        """Set up two perceptrons whose parameters alternate, the weights of all layers first."""
         cdef Py_ssize_t at = 0
         cdef f32* gradient = self.critic_weights.g
         cdef Layer* layer
@@ -121,11 +122,11 @@ cdef class TwinCritics(BlockLearner):
         self.policy_weights.step, self.critic_weights.step = steps["policy"], steps["critics"]
 
     cdef dict take(self, str where, Batch* batch, obs, actions, rewards, next_obs, discounts, noise, weights, uniform):
-        """Fill in the batch after its checks; returns the arrays it points to."""
+        """Check the arrays and fill in the batch; return the arrays it points to."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
         if n < 1:
-            raise ValueError(f"{where}: obs must hold at least one row, got none")
+            raise ValueError(f"{where}: obs must have at least one row, got none")
         rows = (n, self.act_dim)
         columns = {
             "next_obs": (next_obs, (n, self.obs_dim)), "actions": (actions, rows), "rewards": (rewards, (n,)),
@@ -152,14 +153,14 @@ cdef class TwinCritics(BlockLearner):
             pack(&self.critics[k], True)
 
     cdef void pack_moved(self) noexcept nogil:
-        """Pack what `learn` has moved, but for the critics, which it packs itself."""
+        """Pack the networks that `learn` has changed, except the critics, which it packs itself."""
         cdef int k
         pack(&self.actor, True)
         for k in range(2):
             pack(&self.target_critics[k], False)
 
     cdef void fill(self, f32* to, Py_ssize_t ld, const f32* obs, const f32* actions, Py_ssize_t rows) noexcept nogil:
-        """Rows of observations, and of actions behind them unless NULL."""
+        """Write rows of observations, followed by actions unless NULL."""
         cdef Py_ssize_t i, d = self.obs_dim, a = self.act_dim
         for i in range(rows):
             memcpy(to + i * ld, obs + i * d, d * sizeof(f32))
@@ -167,7 +168,7 @@ cdef class TwinCritics(BlockLearner):
                 memcpy(to + i * ld + d, actions + i * a, a * sizeof(f32))
 
     cdef void compute_targets(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha) noexcept nogil:
-        """The critics' targets, from the chunk's next actions in `pi`: r + discount (min Q' - alpha log pi')."""
+        """Compute the critics' targets from the next actions in `pi`: r + discount (min Q' - alpha log pi')."""
         cdef Py_ssize_t i, ld
         cdef f32 ahead
         cdef const f32* first
@@ -213,7 +214,7 @@ cdef class TwinCritics(BlockLearner):
 
     cdef tuple learn_from(self, str where, Options options, tuple names, obs, actions, rewards, next_obs, discounts,
                           noise=None, weights=None, uniform=None):
-        """Metrics of these names, and errors, of one update."""
+        """Run one update; return its metrics with these names, and its errors."""
         cdef Batch batch
         cdef f64[N_METRICS] metrics
         cdef dict arrays = self.take(where, &batch, obs, actions, rewards, next_obs, discounts, noise, weights,
@@ -229,7 +230,10 @@ cdef class TwinCritics(BlockLearner):
 
     cdef int update_once(self, const Batch* batch, const Options* options, f32* td_errors,
                          f64* metrics) except -1 nogil:
-        """One update and its metrics, NaN for those of a policy that did not move; whether gradients are finite."""
+        """Run one update and write its metrics, NaN for a policy that was not updated.
+
+        Returns whether the gradients are finite.
+        """
         cdef Sums sums
         cdef f64 n = batch.n
         memset(&sums, 0, sizeof(sums))
@@ -241,11 +245,11 @@ cdef class TwinCritics(BlockLearner):
         return isfinite(sums.norm) and isfinite(sums.policy_norm)
 
     cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
-        """One update. Everything is packed before, and afterwards `pack_moved` has to follow."""
+        """Run one update. Everything must be packed before, and `pack_moved` must be called afterwards."""
         return 0
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
-        """Actions (n, A) in [-1, 1]; the policy is packed."""
+        """Write actions (n, A) in [-1, 1]. The policy must be packed."""
         cdef Py_ssize_t start = 0, rows, i, d = self.obs_dim, a = self.act_dim
         while start < n:
             rows = min(<Py_ssize_t>CHUNK, n - start)
@@ -255,7 +259,7 @@ cdef class TwinCritics(BlockLearner):
             actions[i] = <f32>bounded(actions[i] + noise_std * noise[i], -1.0, 1.0)
 
     cdef void decide(self, Net* actor, const f32* obs, Py_ssize_t ld, Py_ssize_t rows, f32* actions) noexcept nogil:
-        """Actions (rows, A) of the policy or its target for observations (rows, ld)."""
+        """Write actions (rows, A) of the policy or its target for observations (rows, ld)."""
         cdef Py_ssize_t i, j, a = self.act_dim, out_pad = last_of(actor).out_pad
         cdef const f32* y = forward(actor, obs, ld, rows)
         for i in range(rows):
@@ -263,7 +267,7 @@ cdef class TwinCritics(BlockLearner):
                 actions[i * a + j] = <f32>tanh(y[i * out_pad + j])
 
     cdef object actions_of(self, object obs, object noise, f64 noise_std, str where):
-        """Actions (B, A) float32 in [-1, 1] for observations (B, D) and standard normal noise (B, A); None is 0."""
+        """Return actions (B, A) float32 in [-1, 1] for `obs` (B, D) and standard normal noise (B, A), None for 0."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
         shape = (n, self.act_dim)
@@ -279,12 +283,12 @@ cdef class TwinCritics(BlockLearner):
         return out
 
     def mode(self, obs):
-        """The most likely actions, (B, A) float32 in [-1, 1], for observations (B, D) float32."""
+        """Return the most likely actions, (B, A) float32 in [-1, 1], for observations (B, D) float32."""
         return self.actions_of(obs, None, 0.0, f"{type(self).__name__}.mode")
 
     cdef tuple train(self, str where, Options options, i64 policy_delay, f64 noise_std, bint annealed, stepper, memory,
                      action_rng, replay_rng, obs, dict counts):
-        """What `rounds` does."""
+        """Implementation of `rounds`."""
         cdef Loop loop
         cdef list arrays = open_loop(&loop, stepper, memory, obs, action_rng, replay_rng, counts, self.obs_dim, 0,
                                      self.act_dim, where)
@@ -308,7 +312,7 @@ cdef class TwinCritics(BlockLearner):
                                  rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, noise=draws,
                                  uniform=NULL)
         for j in range(a):
-            # As `rlox.nn.policies.BoundedPolicy` has them.
+            # As in `rlox.nn.policies.BoundedPolicy`.
             scale[j], centre[j] = (high[j] - low[j]) / 2, (high[j] + low[j]) / 2
         try:
             with self.lock:
@@ -355,7 +359,7 @@ cdef class TwinCritics(BlockLearner):
                                 if options.move_policy:
                                     self.pack_moved()
                             update_s += now() - began
-                        # Weights that are NaN must not act: the metrics say what happened.
+                        # Do not act with NaN weights: the metrics show what happened.
                         if not sound or now() - loop.began > loop.patience:
                             break
         finally:

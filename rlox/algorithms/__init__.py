@@ -1,6 +1,7 @@
-"""Which algorithms are there, and what does each one compute? One file per algorithm, its update whole.
+"""The algorithms: one file per algorithm, which contains its whole update.
 
-Adding one: a Config in `rlox.config`, a file here, a line in `rlox.training.table`, a YAML in ``conf/algo``.
+To add an algorithm, add a Config to `rlox.config`, a file here, a line to `rlox.training.table`, and a YAML file to
+``conf/algo``.
 """
 
 from rlox import lazy
@@ -9,5 +10,5 @@ from rlox.training.table import ALGORITHMS as ALGORITHMS
 _EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "algorithm_names", "entry_of", "resolve"), "rlox.training.table")
 for _entry in ALGORITHMS.values():
     _EXPORTS |= {path.partition(":")[2]: path.partition(":")[0] for path in _entry}
-_EXPORTS["BestOfN"] = "rlox.algorithms.best_of_n"  # it samples, and learns nothing
+_EXPORTS["BestOfN"] = "rlox.algorithms.best_of_n"  # it only samples and does not learn
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

@@ -1,7 +1,7 @@
 """Advantage Actor-Critic, synchronous (Mnih et al. 2016, arXiv:1602.01783): one gradient step per short rollout.
 
-Departures: advantages are GAE's (lambda 1 by default, which is the paper's n-step return); RMSprop is PyTorch's, with
-eps outside the root, as in Stable-Baselines3's default; time limits bootstrap and are no terminations.
+Departures: advantages are computed with GAE (lambda is 1 by default, which gives the paper's n-step return); RMSprop is
+PyTorch's, with eps outside the root, as in Stable-Baselines3's default; time limits bootstrap and are not terminations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class A2C(OnPolicyAlgorithm):
     data_parallel = True
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
-        """One gradient step on the whole rollout; metrics as tensors ()."""
+        """Take one gradient step on the whole rollout. Returns metrics as scalar tensors."""
         from rlox.nn.losses import a2c_loss, normalized
 
         c = self.config
@@ -39,7 +39,7 @@ class A2C(OnPolicyAlgorithm):
         return metrics
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         return self.native.net.a2c(

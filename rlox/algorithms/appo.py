@@ -1,8 +1,9 @@
 """APPO: PPO's clipped loss (Schulman et al. 2017, arXiv:1707.06347) on V-trace advantages (Espeholt et al. 2018,
-arXiv:1802.01561), by actors that collect while the learner updates.
+arXiv:1802.01561), with actors that collect while the learner updates.
 
-The ratio that is clipped is to the policy that acted, some updates ago. Departures as in `rlox.algorithms.ppo`; there
-is no target network, as in Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) and not in RLlib.
+The clipped ratio is relative to the policy that acted, which is a few updates old. Departures as in
+`rlox.algorithms.ppo`; there is no target network, as in Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) and
+unlike RLlib.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class APPO(OnPolicyAlgorithm):
-    """Asynchronous PPO; arguments as `rlox.IMPALA` takes them, hyper-parameters of `rlox.config.APPOConfig`."""
+    """Asynchronous PPO; takes the arguments of `rlox.IMPALA` and the hyper-parameters of `rlox.config.APPOConfig`."""
 
     name = "appo"
     Config = APPOConfig
@@ -52,7 +53,7 @@ class APPO(OnPolicyAlgorithm):
         return ActorCollector(*args, config=self.config, ray=self.ray, **kwargs)
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
-        """`n_epochs` passes over the batch in minibatches; means over all minibatches, as tensors ()."""
+        """Run `n_epochs` passes over the batch in minibatches. Returns means over minibatches as scalar tensors."""
         import torch
 
         from rlox.nn.losses import PPOLoss, normalized
@@ -60,7 +61,7 @@ class APPO(OnPolicyAlgorithm):
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         if self.compile and c.clip_eps_schedule != "constant":
-            clip_eps = torch.tensor(clip_eps, device=self.device)  # a number would be compiled in, each one anew
+            clip_eps = torch.tensor(clip_eps, device=self.device)  # each new Python number would recompile
         loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
@@ -84,7 +85,7 @@ class APPO(OnPolicyAlgorithm):
         return means
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c, progress = self.config, self.counters.progress
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
         columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")

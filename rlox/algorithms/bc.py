@@ -16,7 +16,7 @@ from rlox.training.schedules import follow_schedule
 
 
 class BC(OfflineAlgorithm):
-    """Learns the dataset's actions as labels: continuous ones by their squared distance, discrete ones by
+    """Learns the dataset's actions as labels: continuous actions by squared distance, discrete actions by
     cross-entropy. See `rlox.config.BCConfig`."""
 
     name = "bc"
@@ -39,7 +39,7 @@ class BC(OfflineAlgorithm):
             self.optimizer.net = self.net  # type: ignore[union-attr]  # a NativeAdam
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One step of the policy; metrics as tensors ()."""
+        """Take one step of the policy. Returns metrics as scalar tensors."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
         if self.spec.discrete:
@@ -49,7 +49,7 @@ class BC(OfflineAlgorithm):
         return {**metrics, "grad_norm": self.optimizer.step(loss, c.max_grad_norm)}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c, actions = self.config, batch.array("actions")
         follow_schedule(self.optimizers, c, self.counters.progress)
         return self.net.update(

@@ -1,5 +1,5 @@
-"""Best-of-N: sample several completions, keep the one that earns most (Nakano et al. 2021, "WebGPT", arXiv:2112.09332,
-section 3.2)."""
+"""Best-of-N: sample several completions and keep the one with the largest reward (Nakano et al. 2021, "WebGPT",
+arXiv:2112.09332, section 3.2)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Best(NamedTuple):
 
     ids: list[np.ndarray]  # (P_i + C_i,) int64, prompt and completion
     completions: list[np.ndarray]  # (C_i,) int64
-    texts: list[str]  # of the completions
+    texts: list[str]  # the completions as text
     scores: np.ndarray  # (B,) f64, their rewards
-    all_scores: np.ndarray  # (B, N) f64, of all that were sampled
+    all_scores: np.ndarray  # (B, N) f64, the rewards of all sampled completions
 
 
 class BestOfN:
@@ -41,21 +41,21 @@ class BestOfN:
     n : int
         Completions per prompt.
     max_new_tokens : int
-        Most tokens of a completion.
+        Largest number of tokens of a completion.
     tokenizer, eos_token_id, seed
         As `LLMAlgorithm` takes them.
     reward_weights : list of float, optional
         One for each reward function; by default 1.
     sampler : Backend, optional
-        Samples in place of the model, which its server must have loaded: one that
-        `rlox.llm.backends.create_backend` makes.
+        Backend, created by `rlox.llm.backends.create_backend`, that samples instead of the model. Its server must have
+        loaded that model.
     **settings
-        ``temperature``, ``top_k``, ``top_p``, ``min_p`` and ``stop`` (token ids), as `rlox.llm.sampling.Settings`.
+        ``temperature``, ``top_k``, ``top_p``, ``min_p`` and ``stop`` (token ids), as in `rlox.llm.sampling.Settings`.
 
     Raises
     ------
     TypeError, ValueError
-        For a model or a reward function that is none, an unknown setting, and an `n` below 1.
+        For an invalid model or reward function, an unknown setting, or `n` below 1.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class BestOfN:
         self._calls = 0
 
     def best(self, prompts: Any) -> Best:
-        """The best completion of each prompt, with its score; every call draws others.
+        """Return the best completion of each prompt, with its score. Every call samples new completions.
 
         Parameters
         ----------
         prompts
-            Token ids (B, P), a list of them (P_i,), texts, dicts with ``prompt``, or a file of such.
+            Token ids (B, P), a list of token ids (P_i,), texts, dicts with ``prompt``, or a file of these.
         """
         rows: Encoded = encoded(prompts, "prompts", self.model, "BestOfN", self.settings.max_new_tokens)
         numbers = np.arange(len(rows))
@@ -115,9 +115,9 @@ class BestOfN:
         return self._served.complete(prompts, self.n, self.settings, self.seed, self._calls, "its own")
 
     def generate(self, prompts: Any, return_scores: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Prompts with their best completions, (B, P + T) int64; shorter ones have the model's padding id at the end.
+        """Return prompts with their best completions, (B, P + T) int64, padded at the end with the model's padding id.
 
-        With `return_scores` the scores (B,) f64 too.
+        With `return_scores`, also return the scores (B,) f64.
         """
         found = self.best(prompts)
         ids = torch.full((len(found.ids), max(map(len, found.ids))), self.model.pad, dtype=torch.int64)

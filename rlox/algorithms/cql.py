@@ -1,11 +1,12 @@
 """Conservative Q-Learning, CQL(H) on Soft Actor-Critic (Kumar, Zhou, Tucker and Levine 2020, "Conservative Q-learning
 for offline reinforcement learning", arXiv:2006.04779).
 
-As in the paper's reference implementation the critics' targets have no entropy, and the squared TD error is not halved
-beside the penalty. The soft maximum is estimated from 2 M actions in each state, M of them uniform and M the policy's
-(appendix F); the reference implementation adds M of the policy's actions at the next state, a third more work.
+As in the paper's reference implementation, the critics' targets have no entropy term, and the squared TD error is added
+to the penalty without a factor 1/2. The soft maximum is estimated from 2 M actions in each state: M uniform actions and
+M actions of the policy (appendix F). The reference implementation adds M of the policy's actions at the next state,
+which is a third more work.
 Departures: the penalty is measured against uniform actions (`rlox.nn.losses.conservative_penalty`), so that
-``cql_target_value`` has the same meaning whatever the number of actions; critics move before the policy, as in
+``cql_target_value`` has the same meaning for any number of actions; critics are updated before the policy, as in
 `rlox.algorithms.sac`.
 """
 
@@ -31,7 +32,7 @@ from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
 _ROWS = 800  # pairs of state and action that go through the critics at a time
-_LARGEST = math.log(1e6)  # of a learned penalty weight, as in the reference implementation
+_LARGEST = math.log(1e6)  # largest logarithm of a learned penalty weight, as in the reference implementation
 
 
 class CQL(OfflineAlgorithm):
@@ -69,7 +70,7 @@ class CQL(OfflineAlgorithm):
                             log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
 
     def _weight(self, name: str, start: float, switch: str) -> tuple[nn.Parameter, Any]:
-        """The logarithm of a weight, and its optimiser; None unless the hyper-parameter `switch` has it learned."""
+        """Return the logarithm of a weight, and its optimiser (None unless the hyper-parameter `switch` is true)."""
         learned = getattr(self.config, switch)
         log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
         if not learned:
@@ -79,7 +80,7 @@ class CQL(OfflineAlgorithm):
         return log, optimizer
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One step of critics, policy, temperature and the penalty's weight; metrics as tensors ()."""
+        """Take one step of critics, policy, temperature and penalty weight. Returns metrics as scalar tensors."""
         c, actions, n = self.config, self.policy.to_unit(batch.actions), self.config.n_random_actions
         follow_schedule(self.optimizers, c, self.counters.progress)
         normal = torch.from_numpy(self.rng.normal((2 + n, len(batch), self.spec.act_dim))).to(self.device)
@@ -91,13 +92,13 @@ class CQL(OfflineAlgorithm):
             targets = torch.addcmul(batch.rewards, batch.discounts, self.target(batch.next_obs, next_actions).amin(0))
             own_actions, own_log_probs = self.policy.unit_sample(batch.obs, own)
             uniform = torch.from_numpy(self.rng.uniform(own_actions.shape)).to(self.device).mul_(2.0).sub_(1.0)
-            # Densities over that of uniform actions, 2^-A.
+            # Densities relative to the density of uniform actions, 2^-A.
             log_ratios = own_log_probs + self.spec.act_dim * math.log(2.0)
             log_ratios = torch.cat([torch.zeros_like(log_ratios), log_ratios])
             candidates = torch.cat([uniform, own_actions])
 
-        # The critics' step along the gradient of `conservative_q_loss`, from a part of the states at a time: on a CPU
-        # what all their actions activate would leave its cache.
+        # The gradient of `conservative_q_loss` is accumulated over parts of the states: on a CPU, the activations of
+        # all their actions together would not fit into the cache.
         everyone = torch.cat([actions.unsqueeze(0), candidates])
         pairs = torch.cat([batch.obs.expand(len(everyone), -1, -1), everyone], -1)
         total = [torch.zeros_like(p) for p in self.critic_optimizer.parameters]
@@ -115,19 +116,19 @@ class CQL(OfflineAlgorithm):
         metrics["grad_norm"] = self.critic_optimizer.descend(total, c.max_grad_norm)
 
         loss, policy_metrics = soft_policy_loss(self.policy, self.critics, batch.obs, noise[0], alpha)
-        # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
+        # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             self.alpha_optimizer.descend([policy_metrics["entropy"] - self.target_entropy])
         if c.auto_alpha:
-            # Dual ascent by its logarithm (appendix F): the weight grows while the penalty is too large.
+            # Dual ascent on the logarithm (appendix F): the weight grows while the penalty is too large.
             self.cql_alpha_optimizer.descend([cql_alpha * (c.cql_target_value - metrics["cql_penalty"])])
             self.log_cql_alpha.data.clamp_(max=_LARGEST)
         self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
         return {**metrics, **policy_metrics, "alpha": alpha, "cql_alpha": cql_alpha}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c, shape = self.config, (len(batch), self.spec.act_dim)
         follow_schedule(self.optimizers, c, self.counters.progress)
         noise = self.rng.normal((2 + c.n_random_actions, *shape))
@@ -148,10 +149,10 @@ class CQL(OfflineAlgorithm):
 
 
 class _Backprop:
-    """Values of twin critics and their gradient, in memory that is kept.
+    """Values of twin critics and their gradient, computed in memory that is reused.
 
-    What autograd allocates for each part of a batch soon goes back to the system: an eighth of the time would be page
-    faults.
+    The memory that autograd allocates for each part of a batch soon goes back to the system, and an eighth of the time
+    would be spent on page faults.
     """
 
     def __init__(self, critics: TwinQNetwork, activation: str):
@@ -167,7 +168,7 @@ class _Backprop:
 
     @torch.no_grad()
     def forward(self, pairs: torch.Tensor) -> torch.Tensor:
-        """Values (2, N) of pairs (N, D + A) of state and action."""
+        """Return the values (2, N) of pairs (N, D + A) of state and action."""
         x = pairs.expand(2, -1, -1)
         self._inputs = []
         for i, (weight, bias) in enumerate(zip(self._weights, self._biases, strict=True)):
@@ -179,7 +180,7 @@ class _Backprop:
 
     @torch.no_grad()
     def backward(self, slopes: torch.Tensor, to: Sequence[torch.Tensor]) -> None:
-        """Add the parameters' gradients to `to`, from those by the last values (2, N)."""
+        """Add the parameters' gradients to `to`; `slopes` are the gradients (2, N) by the last `forward`'s values."""
         slopes, n = slopes.unsqueeze(-1), len(self._weights)
         for i in reversed(range(n)):
             x = self._inputs[i]

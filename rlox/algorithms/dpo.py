@@ -1,4 +1,4 @@
-"""Direct Preference Optimization (Rafailov et al. 2023, arXiv:2305.18290), with the losses that followed: see
+"""Direct Preference Optimization (Rafailov et al. 2023, arXiv:2305.18290) and later variants of its loss: see
 `rlox.llm.losses.preference_loss`."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DPO(LLMAlgorithm):
     """Makes the chosen completion of each pair likelier than the rejected one, relative to the reference. See
     `rlox.config.DPOConfig`.
 
-    The reference reads each pair of the dataset once; what it says of it is kept, in checkpoints too.
+    The reference model reads each pair of the dataset once. Its log-probabilities are kept, also in checkpoints.
 
     Parameters
     ----------
@@ -49,16 +49,16 @@ class DPO(LLMAlgorithm):
         self._known.reset(len(self.rows))
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Pairs:
-        """The pairs `numbers` of `rows`."""
+        """Return the pairs `numbers` of `rows`."""
         return pairs_of(rows, numbers)
 
     def sample(self) -> Pairs:
-        """The batch of the next update."""
+        """Return the batch of the next update."""
         self._drawn = super().sample()
         return self._drawn
 
     def update(self, batch: Pairs) -> dict[str, torch.Tensor]:
-        """One step of the optimiser; metrics as tensors ()."""
+        """Take one step of the optimiser. Returns metrics as scalar tensors."""
         self.follow_schedule()
         reference = self._reference_sums(batch, self._own(batch))
         found = [
@@ -71,13 +71,13 @@ class DPO(LLMAlgorithm):
         return metrics
 
     def _loss(self, batch: Pairs, rows: np.ndarray, reference: torch.Tensor, backward: bool) -> dict[str, torch.Tensor]:
-        """Of the pairs `rows` (M,): their part of the batch's loss and metrics, which add up to its means."""
+        """Return the share of the pairs `rows` (M,) in the batch's loss and metrics; all shares add up to its means."""
         c, n, total = self.config, len(rows), len(batch)
         sequences, _ = batch.sequences.take(np.concatenate([rows, rows + total]))
         log_probs = self.score(sequences).log_probs
         sums = sequence_sums(log_probs, sequences.owner.to(self.device), 2 * n)
         index = torch.from_numpy(rows).to(self.device)
-        gains = sums.view(2, n) - reference[:, index]  # log policy - log reference, of the chosen and the rejected
+        gains = sums.view(2, n) - reference[:, index]  # log policy - log reference, of chosen and rejected
         lengths = torch.from_numpy(sequences.n_scored).to(self.device).clamp(min=1).view(2, n)
         means = gains / lengths
         losses = preference_loss(gains[0] - gains[1], means[0] - means[1], c.beta, c.loss_type, c.label_smoothing)
@@ -96,12 +96,14 @@ class DPO(LLMAlgorithm):
         }
 
     def _own(self, batch: Pairs) -> bool:
-        """Whether the pairs are rows of the dataset, as `sample` draws them."""
+        """Return whether the pairs are rows of the dataset, as drawn by `sample`."""
         return batch is self._drawn
 
     def _reference_sums(self, batch: Pairs, known: bool, keep: bool = True) -> torch.Tensor:
-        """What the reference says of chosen and rejected, (2, B); of pairs that are `known` it is asked once, if that
-        is to be kept."""
+        """Return the reference's log-probabilities (2, B) of chosen and rejected completions.
+
+        With `known` they are looked up in the cache; with `keep` as well, new results are stored there.
+        """
         found = self._known.get(batch.numbers) if known else None
         if found is None:
             log_probs = self.log_probs(batch.sequences, reference=True)
@@ -112,13 +114,13 @@ class DPO(LLMAlgorithm):
         return torch.from_numpy(found).to(self.device)
 
     def compute_loss(self, prompt: Any, chosen: Any, rejected: Any) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of pairs of token ids, to be differentiated, and its metrics.
+        """Return the differentiable loss of pairs of token ids, and its metrics.
 
         Parameters
         ----------
         prompt, chosen, rejected
-            Token ids (B, P), (B, C) and (B, R), or lists of (P_i,), (C_i,) and (R_i,). A tokenizer's padding at the
-            end of chosen and rejected, and at the beginning of prompts, is left out.
+            Token ids (B, P), (B, C) and (B, R), or lists of (P_i,), (C_i,) and (R_i,). A tokenizer's padding is
+            removed from the end of chosen and rejected, and from the beginning of prompts.
         """
         batch = self._batch_of((prompt, chosen, rejected))
         found = self._loss(batch, np.arange(len(batch)), self._reference_sums(batch, known=False), backward=False)
@@ -126,18 +128,18 @@ class DPO(LLMAlgorithm):
         return loss, to_floats({"loss": loss.detach(), **found})
 
     def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:
-        """One step on pairs as `compute_loss` takes them, or on rows of text; returns its metrics."""
+        """Take one step on pairs, given as to `compute_loss` or as rows of text. Returns its metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))
 
     @torch.no_grad()
     def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """1 where the policy prefers the chosen completion more than the reference does, else 0."""
+        """Return 1 where the policy prefers the chosen completion more than the reference does, else 0."""
         right, lengths = [], []
         for part in np.array_split(numbers, -(-len(numbers) // self.config.batch_size)):
             batch = self.batch(rows, part)
             log_probs = self.log_probs(batch.sequences)
             sums = sequence_sums(log_probs, batch.sequences.owner.to(self.device), 2 * len(batch)).view(2, -1)
-            # Nothing is kept: what is learned must not depend on what was evaluated, in the last bits.
+            # Nothing is cached, so that an evaluation cannot change what is learned, not even in the last bits.
             gains = (sums - self._reference_sums(batch, rows is self.rows, keep=False)).cpu().numpy()
             right.append(gains[0] > gains[1])
             lengths.append(batch.sequences.n_scored[: len(batch)])

@@ -1,8 +1,8 @@
 """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236) with the parts of Rainbow (Hessel et al. 2018,
-arXiv:1710.02298) that stand each on its own: double, dueling, n-step returns and prioritised replay.
+arXiv:1710.02298) that work independently of each other: double DQN, dueling, n-step returns and prioritised replay.
 
-Departures: Adam for RMSprop; the target moves every `target_update_freq` environment steps, not updates, as in
-Stable-Baselines3; time limits bootstrap and are no terminations.
+Departures: Adam instead of RMSprop; the target network is updated every `target_update_freq` environment steps, not
+updates, as in Stable-Baselines3; time limits bootstrap and are not terminations.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class DQN(OffPolicyAlgorithm):
-    """DQN for discrete actions; see `rlox.config.DQNConfig`, and `OffPolicyAlgorithm` for ``buffer`` and its like.
+    """DQN for discrete actions; see `rlox.config.DQNConfig`, and `OffPolicyAlgorithm` for ``buffer`` and related ones.
 
-    A `policy` of your own is a module from observations to the values of all actions, ``(B, D) -> (B, n_actions)``.
+    A custom `policy` is a module from observations to the values of all actions, ``(B, D) -> (B, n_actions)``.
     """
 
     name = "dqn"
@@ -73,7 +73,7 @@ class DQN(OffPolicyAlgorithm):
         else:
             from rlox.nn.optimizers import FlatOptimizer
 
-            # Before the optimiser lays the online network's parameters out anew.
+            # Copy it before the optimiser moves the online network's parameters into one block.
             self._target = copy.deepcopy(self.policy).requires_grad_(False)
             self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=1e-8)
         self._target_period = 0  # environment steps // target_update_freq when the target was last updated
@@ -81,7 +81,7 @@ class DQN(OffPolicyAlgorithm):
 
     @property
     def target(self) -> QPolicy:
-        """The target network; on the native path made when it is first asked for, with views for parameters."""
+        """The target network. With the native backend it is built on first access; its parameters are views."""
         return self._target if self.native is None else self.native.target()
 
     def explore(self) -> None:
@@ -95,7 +95,7 @@ class DQN(OffPolicyAlgorithm):
         return interpolated(c.exploration_initial_eps, c.exploration_final_eps, progress, c.exploration_fraction)
 
     def _move_target_when_due(self) -> None:
-        """Move the target network where another `target_update_freq` environment steps have been taken."""
+        """Update the target network if another `target_update_freq` environment steps have been taken."""
         c = self.config
         period = self.counters.env_steps // c.target_update_freq
         if period != self._target_period:
@@ -111,7 +111,7 @@ class DQN(OffPolicyAlgorithm):
         polyak_update(self.policy, self.target, tau)
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One gradient step; metrics as tensors ()."""
+        """Take one gradient step. Returns metrics as scalar tensors."""
         from rlox.nn.losses import q_loss
 
         c = self.config
@@ -135,7 +135,7 @@ class DQN(OffPolicyAlgorithm):
         return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         self._move_target_when_due()
@@ -158,7 +158,7 @@ class DQN(OffPolicyAlgorithm):
             target_period=self._target_period,
             epsilon=(c.exploration_initial_eps, c.exploration_final_eps, c.exploration_fraction),
         )
-        # As it stood before the last step.
+        # The exploration rate is the one from before the last step.
         counters.env_steps += taken - self.n_envs
         self.explore()
         counters.env_steps += self.n_envs

@@ -1,13 +1,13 @@
-"""DreamerV3 (Hafner et al. 2023, arXiv:2301.04104), with the constants of the author's present code.
+"""DreamerV3 (Hafner et al. 2023, arXiv:2301.04104), with the constants of the author's current code.
 
-A recurrent model of the world is learned from replayed sequences; actor and critic learn from what it imagines. The
-model is in `rlox.world_models.rssm`, what acts in `rlox.world_models.acting`, and the whole update here.
+A recurrent world model is learned from replayed sequences; actor and critic learn from trajectories that it imagines.
+The model is in `rlox.world_models.rssm`, the acting policy in `rlox.world_models.acting`, and the whole update here.
 
-Departures: vectors are brought to mean 0 and deviation 1 before symlog, and their prediction errors weigh more (small
-numbers, such as a pole's angle, were lost otherwise); a deterministic evaluation draws the latents, from its own seed,
-and takes the most likely actions. Steps are larger, 1e-3 falling to 0 in place of 4e-5, for trainings of some thousand
-updates; at that size the policy would settle on one action before the model can predict what others bring, so its
-entropy counts 1e-2 in place of 3e-4.
+Departures: vectors are normalised to mean 0 and standard deviation 1 before symlog, and their prediction errors have a
+larger weight (small numbers, such as a pole's angle, were lost otherwise); a deterministic evaluation samples the
+latents, with its own seed, and takes the most likely actions. The learning rate is larger, 1e-3 decaying to 0 instead
+of 4e-5, for trainings of a few thousand updates. At that rate the policy would settle on one action before the model
+can predict the outcome of the others, so the entropy coefficient is 1e-2 instead of 3e-4.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlox.world_models.rssm import MLP, Decoder, Latents, TwoHot
 
 
 class Heads(nn.Module):
-    """What is predicted from features: observations, rewards, whether the episode goes on, returns."""
+    """Predictions from features: observations, rewards, whether the episode continues, and returns."""
 
     def __init__(self, spec: EnvSpec, config: DreamerConfig, n_features: int, rng: Rng):
         super().__init__()
@@ -46,7 +46,7 @@ class Heads(nn.Module):
 
 
 class Returns(nn.Module):
-    """Running 5th and 95th percentile of the imagined returns, by whose distance advantages are scaled."""
+    """Running 5th and 95th percentiles of the imagined returns, whose difference scales the advantages."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Returns(nn.Module):
         self.register_buffer("high", torch.zeros(()))
 
     def scale(self, returns: Tensor, rate: float) -> Tensor:
-        """Take in a batch's returns; the scale, (), at least 1."""
+        """Update the percentiles with a batch's returns, and return the scale, (), at least 1."""
         low, high = torch.quantile(returns, returns.new_tensor([0.05, 0.95]))
         self.low.lerp_(low, rate)
         self.high.lerp_(high, rate)
@@ -62,12 +62,12 @@ class Returns(nn.Module):
 
 
 def lambda_returns(rewards: Tensor, discounts: Tensor, values: Tensor, traces: Tensor | float, last: Tensor) -> Tensor:
-    """R_t = r_{t+1} + d_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), with R_T = `last`.
+    """Return R_t = r_{t+1} + d_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), with R_T = `last`.
 
     Parameters
     ----------
     rewards, discounts, values : Tensor (T, ...)
-        What arriving in t + 1 brings: row t holds r_{t+1}, d_{t+1} and v_{t+1}.
+        Row t contains r_{t+1}, d_{t+1} and v_{t+1}, which belong to the state reached at t + 1.
     traces : Tensor (T, ...) or float
         l_{t+1}.
     last : Tensor (...)
@@ -86,27 +86,27 @@ def lambda_returns(rewards: Tensor, discounts: Tensor, values: Tensor, traces: T
 
 
 class DreamerV3(OffPolicyAlgorithm):
-    """DreamerV3; see `rlox.config.DreamerConfig`, and `OffPolicyAlgorithm` for what is not listed here.
+    """DreamerV3; see `rlox.config.DreamerConfig`, and `OffPolicyAlgorithm` for arguments not listed here.
 
     Parameters
     ----------
     env_id, n_envs, seed, logger, callbacks, buffer, buffer_size, **arguments
-        As `OffPolicyAlgorithm` takes them; the memory holds sequences.
+        As for `OffPolicyAlgorithm`; the replay buffer stores sequences.
     latent_dim : int, optional
-        Ignored: the widths of the model decide it.
+        Ignored: the widths of the model determine it.
     obs_dim, n_actions : int, optional
-        Checked against the environment, which decides them; `n_actions` is the length of a continuous action.
+        Checked against the environment, which determines them; `n_actions` is the length of a continuous action.
 
     Attributes
     ----------
     policy : DreamerPolicy
         Encoder, recurrent model and actor.
     heads : Heads
-        What predicts observations, rewards, continues and returns.
+        Predict observations, rewards, continuation and returns.
     slow_critic : TwoHot
         A running mean of the critic.
     optimizer : LaProp
-        One for everything.
+        One optimiser for all of them.
     """
 
     name = "dreamer"
@@ -154,18 +154,18 @@ class DreamerV3(OffPolicyAlgorithm):
 
     @property
     def actor(self) -> WorldModelActor:
-        """What acts in collection and evaluation."""
+        """The actor of collection and evaluation."""
         return self._actor
 
     def sample(self) -> SequenceBatch:
-        """The next update's sequences."""
+        """Return the sequences of the next update."""
         return sample_sequences(self)
 
     def update(self, batch: SequenceBatch) -> dict[str, Tensor]:
-        """One step of model, actor and critic together; metrics as tensors ()."""
+        """Take one step of model, actor and critic together. Returns metrics as scalar tensors."""
         c, policy = self.config, self.policy
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
-        # Sequences come as (B, T, ...), and are worked through as (T, B, ...).
+        # Sequences arrive as (B, T, ...) and are processed as (T, B, ...).
         columns = (batch.obs, batch.actions, batch.rewards, batch.is_first, batch.terminated, batch.truncated)
         obs, actions, *marks = (x.transpose(0, 1) for x in columns)
         policy.encoder.see(obs)
@@ -193,22 +193,22 @@ class DreamerV3(OffPolicyAlgorithm):
         imagined_draws: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of model, actor and critic on sequences (T, B, ...), with metrics () and the states after each step.
+        """Return the loss of model, actor and critic on sequences (T, B, ...), metrics (), and the states of each step.
 
         Parameters
         ----------
         obs, actions, rewards, is_first, terminated, truncated : Tensor (T, B, ...)
-            As `SequenceBatch` has them.
+            As in `SequenceBatch`.
         start, before : Latents (B, ...) and Tensor (B, A)
             The state before the first step, and the action that led to it.
         draws, imagined_draws, noise : Tensor (T, B, K), (H, T B, K) and (H, T B, ...)
-            Numbers that decide the latents, seen and imagined, and the imagined actions.
+            Random numbers that select the observed latents, the imagined latents and the imagined actions.
         """
         c, policy, heads = self.config, self.policy, self.heads
         rssm, actor, critic = policy.rssm, policy.actor, heads.critic
         live, going = 1.0 - terminated.float(), 1.0 - (terminated | truncated).float()
 
-        # The model: states of what was seen, and what can be predicted from them.
+        # The model: states of the observed steps, and predictions from these states.
         before = torch.cat([before[None], actions[:-1]])
         states, post = rssm.observe(policy.encoder(obs), before, is_first, start, draws)
         feat = states.feat
@@ -217,7 +217,7 @@ class DreamerV3(OffPolicyAlgorithm):
         losses = {
             "reconstruction_loss": (numbers + pixels).mean(),
             "reward_loss": heads.reward.loss(heads.reward(feat), rewards).mean(),
-            # The discount is learned as a chance that the episode ends: imagination then discounts by itself.
+            # The discount is learned as a chance that the episode ends, so imagined returns need no other discount.
             "continue_loss": F.binary_cross_entropy_with_logits(heads.continues(feat)[..., 0], c.gamma * live),
             "dynamics_loss": dyn.mean(),
             "representation_loss": rep.mean(),
@@ -239,7 +239,7 @@ class DreamerV3(OffPolicyAlgorithm):
         values = critic.mean(value_logits)
         returns = lambda_returns(rewarded, continues[1:], values[1:], c.gae_lambda, values[-1])
 
-        # Actor: REINFORCE, whatever the actions, with an entropy bonus.
+        # Actor: REINFORCE for every kind of actions, with an entropy bonus.
         advantages = (returns - values[:-1]) / self.returns.scale(returns, c.return_rate)
         log_probs, entropy = actor.distribution(imagined[:-1], taken)
         losses["policy_loss"] = -(weights * (log_probs * advantages + c.ent_coef * entropy)).mean()
@@ -248,7 +248,7 @@ class DreamerV3(OffPolicyAlgorithm):
         errors = critic.loss(value_logits[:-1], returns, slow_values)
         losses["value_loss"] = (weights * (errors[..., 0] + c.slow_coef * errors[..., 1])).mean()
 
-        # The critic on what was seen; each state's imagined return stands for what came after. This reaches the model.
+        # The critic on the observed states, with each state's imagined return as bootstrap. Gradients reach the model.
         ahead = returns[0].view(rewards.shape)
         replayed = critic(feat)
         with torch.no_grad():
@@ -274,7 +274,7 @@ class DreamerV3(OffPolicyAlgorithm):
 
     @torch.no_grad()
     def imagine(self, state: Latents, draws: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Act in the model for H steps from M states; features (H + 1, M, F) and the actions (H, M, A) taken."""
+        """Act in the model for H steps from M states. Returns features (H + 1, M, F) and actions (H, M, A)."""
         rssm, actor = self.policy.rssm, self.policy.actor
         feats, taken = [state.feat], []
         for uniform, numbers in zip(draws, noise, strict=True):
@@ -285,5 +285,5 @@ class DreamerV3(OffPolicyAlgorithm):
         return torch.stack(feats), torch.stack(taken)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Numbers in (0, 1) from this run's generator, on its device."""
+        """Draw numbers in (0, 1) from this run's generator, on its device."""
         return torch.from_numpy(self.rng.uniform(shape)).to(self.device)

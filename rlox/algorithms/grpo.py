@@ -1,5 +1,5 @@
-"""Group Relative Policy Optimization (Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, section 4.1), with the
-variants that followed: Dr. GRPO, DAPO, GSPO and RLOO; see `rlox.llm.losses` for each."""
+"""Group Relative Policy Optimization (Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, section 4.1), with later
+variants: Dr. GRPO, DAPO, GSPO and RLOO; see `rlox.llm.losses` for each."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from rlox.training.post_training import LLMAlgorithm, Scored, mean_metrics
 
 @dataclass(frozen=True)
 class Groups:
-    """R = B * K completions, the K of a prompt together, and what they earned."""
+    """R = B * K completions, with the K completions of a prompt next to each other, and their rewards."""
 
     sequences: Sequences
-    ids: list[np.ndarray]  # (C_i,) int64, what stands behind each prompt
+    ids: list[np.ndarray]  # (C_i,) int64, the tokens after each prompt
     rewards: np.ndarray  # (R,) f64
     scores: dict[str, np.ndarray]  # (R,) f64 of each reward function; NaN where it does not apply
-    sampler_log_probs: np.ndarray  # (N,) f32, of the distributions that were sampled from
-    ended: np.ndarray  # (R,) bool; False where max_new_tokens cut it off
+    sampler_log_probs: np.ndarray  # (N,) f32, under the distributions that were sampled from
+    ended: np.ndarray  # (R,) bool; False where max_new_tokens cut the completion off
 
     def __len__(self) -> int:
         return len(self.sequences)
 
 
 class GRPO(LLMAlgorithm):
-    """Samples several completions for each prompt and makes those likelier that earn more than the others of their
-    prompt. See `rlox.config.GRPOConfig`.
+    """Samples several completions for each prompt and makes those with larger rewards than the others of their prompt
+    more likely. See `rlox.config.GRPOConfig`.
 
     Parameters
     ----------
     model, ref_model
-        See `rlox.training.post_training.LLMAlgorithm`. The reference is not kept where `kl_coef` is 0.
+        See `rlox.training.post_training.LLMAlgorithm`. No reference is kept if `kl_coef` is 0.
     reward_fn : callable or list of callable
         ``(completions, prompts) -> rewards`` of token ids, a list of tensors (C_i,) and a tensor (R, P), or
         ``(prompts, completions, **columns) -> rewards`` of texts; see `rlox.llm.rewards.functions.Rewards`.
     reward_weights : list of float, optional
         One for each reward function; by default 1.
     environment : callable, optional
-        Makes what answers the model, for completions of several turns: see `rlox.llm.conversations.TextEnvironment`.
-        Its rewards are summed, and added to those of `reward_fn`, which then may be left out; that function sees all
-        that stands behind the prompt. Tokens of the environment are read, not learned.
+        Returns a new environment that answers the model, for completions of several turns: see
+        `rlox.llm.conversations.TextEnvironment`. Its rewards are summed and added to those of `reward_fn`, which is
+        then optional and receives the whole text after the prompt. Tokens of the environment are read, not learned.
     callbacks, logger, **more
         See `rlox.training.post_training.LLMAlgorithm`.
 
@@ -87,7 +87,9 @@ class GRPO(LLMAlgorithm):
         **more: Any,
     ):
         if environment is not None and not callable(environment):
-            raise TypeError(f"GRPO: environment must be a function that makes one, got {shown(environment)}")
+            raise TypeError(
+                f"GRPO: environment must be a function that returns an environment, got {shown(environment)}"
+            )
         self.environment = environment
         self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO")
         super().__init__(model, ref_model, callbacks, logger, **more)
@@ -111,17 +113,17 @@ class GRPO(LLMAlgorithm):
     def _require_rewards(self) -> None:
         if not self.rewarded:
             raise ValueError(
-                "GRPO: there must be a reward_fn to learn from, or an environment; pass reward_fn=… when made"
+                "GRPO: there must be a reward_fn or an environment to learn from; pass reward_fn=… to the constructor"
             )
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Groups:
-        """Completions of the prompts `numbers`, sampled now, and their rewards."""
+        """Sample completions of the prompts `numbers`, and return them with their rewards."""
         found = self._draw(rows, numbers, self.config.group_size, self.counters.updates, self.settings(), self.seed)
         self.counters.ended(self.ranks.all_rows(found.rewards), self.ranks.all_rows(found.sequences.n_scored))
         return found
 
     def _draw(self, rows: Encoded, numbers: np.ndarray, n: int, step: int, settings: Settings, seed: int) -> Groups:
-        """`n` completions of each of the prompts `numbers`, or conversations with an environment."""
+        """Sample `n` completions of each of the prompts `numbers`, or `n` conversations with an environment."""
         self._require_rewards()
         prompts = [rows.prompts[i] for i in numbers]
         drawn: Completions | Conversations
@@ -130,7 +132,7 @@ class GRPO(LLMAlgorithm):
             rewards, written = np.zeros(len(drawn.ids)), None
         else:
             if self.model.tokenizer is None:
-                raise ValueError("GRPO: an environment of text needs a tokenizer, got none; pass tokenizer=…")
+                raise ValueError("GRPO: a text environment needs a tokenizer, got none; pass tokenizer=…")
             drawn = converse(
                 self.model,
                 prompts,
@@ -164,23 +166,23 @@ class GRPO(LLMAlgorithm):
         return Scored(texts_of(rows, numbers, self.model), found.ids, texts, found.rewards)
 
     def train_step(self, prompts: Any) -> dict[str, float]:
-        """One update on completions of `prompts`, (B, P) token ids or whatever `train` takes; returns its metrics."""
+        """Take one update on completions of `prompts`, (B, P) token ids or as for `train`. Returns its metrics."""
         return super().train_step(prompts)
 
     def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """The reward of the likeliest completion of each prompt."""
+        """Return the reward of each prompt's completion at temperature 0."""
         found = self._draw(rows, numbers, 1, 0, self.settings(temperature=0.0), seed)
         return found.rewards, found.sequences.n_scored
 
     def evaluate(self, prompts: Any = None, n_samples: int = 1, **settings: Any) -> float:  # type: ignore[override]
-        """Mean reward over prompts, of `n_samples` sampled completions each; training is not disturbed.
+        """Return the mean reward over prompts, with `n_samples` sampled completions each. Training is not affected.
 
         Parameters
         ----------
         prompts : optional
-            As `train` takes them; by default `eval_dataset`, or the dataset.
+            As for `train`; by default `eval_dataset`, or the dataset.
         **settings
-            As `generate` takes them.
+            As for `generate`.
         """
         n_samples = integer("GRPO.evaluate", "n_samples", n_samples, 1)
         rows, chosen = self._evaluated() if prompts is None else self._encoded(prompts), self.settings(**settings)
@@ -189,14 +191,15 @@ class GRPO(LLMAlgorithm):
         return float(found.rewards.mean())
 
     def update(self, batch: Groups) -> dict[str, torch.Tensor]:
-        """`n_epochs` passes over completions, in `n_minibatches` optimiser steps each; metrics as tensors ()."""
+        """Run `n_epochs` passes over the completions, with `n_minibatches` optimiser steps each. Returns metrics as
+        scalar tensors."""
         c, whole, n_steps = self.config, batch.sequences, self.config.n_epochs * self.config.n_minibatches
         self.follow_schedule()
         rewards = self.ranks.all_rows(batch.rewards)
         advantages = self.ranks.mine(group_advantages(rewards, c.group_size, c.scale_rewards, c.baseline))
         advantages = torch.from_numpy(advantages).float().to(self.device)
         sampled = torch.from_numpy(batch.sampler_log_probs).to(self.device)
-        # With a single step the policy is still the one that sampled, and the first pass itself says so.
+        # With a single step, the policy is still the one that sampled, and the first pass gives its log-probabilities.
         before = self.log_probs(whole, c.temperature) if n_steps > 1 else None
         reference = self.log_probs(whole, c.temperature, reference=True) if c.kl_coef > 0 else None
 
@@ -207,7 +210,7 @@ class GRPO(LLMAlgorithm):
             owner = sequences.owner.to(self.device)
             weights = token_weights(c.loss_type, owner, len(rows), c.max_new_tokens)
             if c.loss_type == "dapo" and self.ranks.joined:
-                # The mean over the tokens of all ranks, whose gradients are averaged.
+                # Gradients are averaged over ranks; this makes it the mean over the tokens of all ranks.
                 weights = weights * (len(owner) / self.ranks.mean(torch.tensor(float(len(owner)))).clamp(min=1.0))
             metrics: dict[str, torch.Tensor] = {}
             pieces = in_parts(len(learned), c.accumulation)
@@ -238,7 +241,7 @@ class GRPO(LLMAlgorithm):
                 found["sampler_gap"] = (old - sampled[at]).abs()
                 loss = (share * losses).sum()
                 loss.backward()
-                # Means over the tokens of all parts, and the loss as it was weighted.
+                # Means over the tokens of all parts; the loss keeps its own weights.
                 n_tokens = max(len(tokens), 1)
                 sums = {name: value.detach().sum() / n_tokens for name, value in found.items()}
                 for name, value in {"loss": loss.detach(), **sums}.items():
@@ -252,7 +255,7 @@ class GRPO(LLMAlgorithm):
         }
 
     def _minibatches(self, n: int) -> Iterator[np.ndarray]:
-        """The completions (M,) of each optimiser step: all of them in order where a pass is a single one."""
+        """Yield the completions (M,) of each optimiser step; if a pass is a single step, all of them in order."""
         c = self.config
         for epoch in range(c.n_epochs):
             order = np.arange(n)
@@ -261,7 +264,7 @@ class GRPO(LLMAlgorithm):
             yield from np.array_split(order, c.n_minibatches)
 
     def _sampled_metrics(self, batch: Groups) -> dict[str, torch.Tensor]:
-        """What the completions and their rewards say."""
+        """Return metrics of the completions and their rewards."""
         groups = batch.rewards.reshape(-1, self.config.group_size)
         found = {
             "mean_reward": batch.rewards.mean(),

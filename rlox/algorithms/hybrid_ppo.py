@@ -1,7 +1,7 @@
-"""PPO that learns from one rollout while a thread collects the next: the documents' HybridPPO.
+"""HybridPPO: PPO that learns from one rollout while a thread collects the next.
 
-A rollout is then one update old. PPO's ratio is to the policy that acted, so that this costs little learning; what it
-gains is that environments and learner have a core each.
+A rollout is then one update old. PPO's ratio is relative to the policy that acted, so this costs little learning
+progress. In return, the environments and the learner each run on a core of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlox.nn.batch import RolloutBatch
 
 
 class _Ahead:
-    """A `CandleCollector` where PPO's loop has its `RolloutCollector`."""
+    """Adapter with which PPO's loop uses a `CandleCollector` instead of its `RolloutCollector`."""
 
     def __init__(self, collector: CandleCollector, plain: Any):
         self.collector = collector
@@ -39,7 +39,7 @@ class _Ahead:
         return []
 
     def state(self) -> dict[str, np.ndarray] | None:
-        # The thread is one rollout ahead. What it collects then is not learned from yet, and is collected again.
+        # The thread is one rollout ahead. That rollout has not been learned from yet, and is collected again.
         return self.collector.reached()[1]
 
     def close(self) -> None:
@@ -47,22 +47,22 @@ class _Ahead:
 
 
 class HybridPPO:
-    """PPO on a native environment with discrete actions, its rollouts by a `rlox.CandleCollector`.
+    """PPO on a native environment with discrete actions, whose rollouts a `rlox.CandleCollector` collects.
 
     Parameters
     ----------
     env_id : str
         A native environment.
     n_envs, seed : int
-        As `rlox.algorithms.PPO` takes them.
+        As for `rlox.algorithms.PPO`.
     hidden : int
         Width of both hidden layers.
     logger : LoggerCallback, optional
-        Given every metric.
+        Receives every metric.
     callbacks : list of Callback, optional
         Called in order, the logger last.
     **config
-        Any other field of `rlox.config.PPOConfig`, but the normalisations.
+        Any other field of `rlox.config.PPOConfig`, except for the normalisations.
 
     Raises
     ------
@@ -87,32 +87,32 @@ class HybridPPO:
         )
         c = self.algorithm.config
         if self.algorithm.normalizer is not None:
-            raise ValueError("HybridPPO: normalize_obs and normalize_rewards must be off; PPO has them")
+            raise ValueError("HybridPPO: normalize_obs and normalize_rewards must be off; use PPO if you need them")
         options = (c.gamma, c.gae_lambda, c.activation)
         ahead = CandleCollector(env_id, n_envs, None, None, c.n_steps, hidden, seed, *options)
         self.algorithm.collector = _Ahead(ahead, self.algorithm.collector)
 
     def train(self, total_timesteps: int) -> dict[str, float]:
-        """Train for `total_timesteps` environment steps; returns the last metrics (see `PPO.train`)."""
+        """Train for `total_timesteps` environment steps. Returns the last metrics (see `PPO.train`)."""
         return self.algorithm.train(total_timesteps)
 
     def predict(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray | int:
-        """Action for an observation (see `PPO.predict`)."""
+        """Return the action for an observation (see `PPO.predict`)."""
         return self.algorithm.predict(obs, deterministic)
 
     def evaluate(self, *args: Any, **kwargs: Any):
-        """As `PPO.evaluate`."""
+        """Evaluate the policy (see `PPO.evaluate`)."""
         return self.algorithm.evaluate(*args, **kwargs)
 
     def save(self, path: str) -> None:
-        """Write a checkpoint, of PPO; `PPO.from_checkpoint` goes on where the last rollout learned from has ended."""
+        """Write a PPO checkpoint. `PPO.from_checkpoint` continues after the last rollout that was learned from."""
         self.algorithm.save(path)
 
     def timing_summary(self) -> dict[str, float]:
-        """``total_s`` of all training so far, and the shares of it: ``collect`` (waiting for rollouts), ``update`` and
-        what else `TimingCallback.summary` names; empty before any."""
+        """Return ``total_s`` of all training so far, and the shares ``collect`` (waiting for rollouts), ``update`` and
+        the others of `TimingCallback.summary`; empty before any training."""
         return self._timing.summary()
 
     def close(self) -> None:
-        """End the collecting thread; what was learned stays usable."""
+        """Stop the collecting thread. The trained policy remains usable."""
         self.algorithm.close()

@@ -1,10 +1,10 @@
 """IMPALA: importance-weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561).
 
-Actors collect rollouts with weights that are some updates old; V-trace (`rlox.distributed.ActorCollector`) makes value
-targets and advantages of them with the learner's own values, and the update is one gradient step, as A2C's.
+Actors collect rollouts with weights that are a few updates old; V-trace (`rlox.distributed.ActorCollector`) computes
+value targets and advantages from them with the learner's own values. The update is one gradient step, as in A2C.
 
 Departures: losses are means over the batch, where the paper sums; the value loss has no factor 1/2; rewards are not
-clipped; time limits bootstrap and are no terminations.
+clipped; time limits bootstrap and are not terminations.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ class IMPALA(OnPolicyAlgorithm):
     env_id : str or callable
         A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
     n_actors : int, optional
-        Actors; 2 by default.
+        Number of actors; 2 by default.
     n_envs : int
         Environments of each actor.
     seed : int
-        Decides initial weights, environments and actions.
+        Determines initial weights, environments and actions.
     policy, logger, callbacks
-        As `rlox.PPO` takes them.
+        As for `rlox.PPO`.
     worker_addresses : list of str, optional
-        ``host:port`` of the workers (``rlox worker``) that the environments live on, shared among the actors;
-        short for ``actors="grpc"`` as well.
+        ``host:port`` of the workers (``rlox worker``) that run the environments, divided among the actors; implies
+        ``actors="grpc"``.
     ray : RayConfig, optional
-        Where Ray is, and what an actor reserves there; for ``actors="ray"``.
+        Where Ray runs, and what an actor reserves there; for ``actors="ray"``.
     **arguments
         Further arguments of `rlox.PPO`, and any field of `rlox.config.IMPALAConfig`.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown or ill-typed hyper-parameter, a value out of range, an unknown environment, an unfit policy.
+        For an unknown hyper-parameter, a value of the wrong type or out of range, an unknown environment, or a policy
+        that does not fit the environment.
     """
 
     name = "impala"
@@ -80,7 +81,7 @@ class IMPALA(OnPolicyAlgorithm):
         return ActorCollector(*args, config=self.config, ray=self.ray, **kwargs)
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
-        """One gradient step on the batch; metrics as tensors ()."""
+        """Take one gradient step on the batch. Returns metrics as scalar tensors."""
         from rlox.nn.losses import a2c_loss, normalized
 
         c = self.config
@@ -94,7 +95,7 @@ class IMPALA(OnPolicyAlgorithm):
         return metrics
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         return self.native.net.a2c(

@@ -1,8 +1,9 @@
 """Implicit Q-Learning (Kostrikov, Nair and Levine 2021, "Offline reinforcement learning with implicit Q-learning",
-arXiv:2110.06169): no value is ever asked of an action that the dataset does not have.
+arXiv:2110.06169): the critics are never evaluated at actions outside the dataset.
 
-Departures: values, policy and critics are all moved by what V said before the update, where the reference
-implementation moves V first; the critics' and V's losses have the factors that Adam does not see.
+Departures: V, policy and critics are all updated with the values that V had before the update, where the reference
+implementation updates V first; the losses of the critics and of V differ by constant factors, to which Adam is
+insensitive.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rlox.training.schedules import follow_schedule
 
 
 def _cosine(progress: float) -> float:
-    """What the policy's step size is multiplied by: from 1 down to 0."""
+    """Return the factor of the policy's learning rate, which falls from 1 to 0."""
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
@@ -68,7 +69,7 @@ class IQL(OfflineAlgorithm):
         return {**found, "policy_learning_rate": found["learning_rate"] * _cosine(progress)}
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One step of V, of the critics, of the policy, and of the target; metrics as tensors ()."""
+        """Take one step of V, the critics, the policy and the target. Returns metrics as scalar tensors."""
         c, actions, progress = self.config, self.policy.to_unit(batch.actions), self.counters.progress
         follow_schedule(self.optimizers, c, progress)
         if c.policy_schedule == "cosine":
@@ -100,7 +101,7 @@ class IQL(OfflineAlgorithm):
         }
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c, progress = self.config, self.counters.progress
         follow_schedule(self.optimizers, c, progress)
         if c.policy_schedule == "cosine":

@@ -1,9 +1,9 @@
-"""Multi-agent PPO (Yu et al. 2022, arXiv:2103.01955): PPO's clipped loss for each policy, with a critic that sees what
-all agents see, or with local critics (IPPO; de Witt et al. 2020, arXiv:2011.09533).
+"""Multi-agent PPO (Yu et al. 2022, arXiv:2103.01955): PPO's clipped loss for each policy, with a critic that sees the
+observations of all agents, or with local critics (IPPO; de Witt et al. 2020, arXiv:2011.09533).
 
-Departures from the paper's code: time limits bootstrap and are no terminations; advantages are normalised in each
-minibatch; one Adam for actor and critic of a policy, whose gradient norm is clipped together. Recurrent policies are
-not there.
+Departures from the paper's code: time limits bootstrap and are not terminations; advantages are normalised in each
+minibatch; actor and critic of a policy share one Adam, and their gradient norm is clipped together. Recurrent policies
+are not supported.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class Learner:
-    """One policy and what it learns by."""
+    """One policy with its optimiser and value normalisation."""
 
     name: str
-    policy: Any  # nn.Module; native: the kernel
+    policy: Any  # nn.Module; with the native backend, the part that has the kernel
     optimizer: Any
     norm: ValueNorm | None
 
 
 class MAPPO(OnPolicyAlgorithm):
-    """PPO for several agents; with one agent of a gymnasium environment it is PPO.
+    """PPO for several agents. With a single-agent gymnasium environment it is PPO.
 
     Parameters
     ----------
     env_id : str or callable
-        ``pettingzoo:mpe2.simple_spread_v3`` (any module with a parallel environment), ``GridPursuit-v0``, or with one
-        agent what `rlox.PPO` takes.
+        ``pettingzoo:mpe2.simple_spread_v3`` (any module with a parallel environment), ``GridPursuit-v0``, or, with one
+        agent, any environment of `rlox.PPO`.
     n_agents : int, optional
-        How many agents the environment must have; None: as many as it has.
+        Required number of agents of the environment; None accepts any number.
     n_envs, seed, policy, logger, callbacks
-        As `rlox.PPO` takes them; `policy` with one agent only.
+        As for `rlox.PPO`; `policy` with one agent only.
     env_fn : callable, optional
-        Returns a PettingZoo environment, in place of `env_id`.
+        Returns a PettingZoo environment, which replaces `env_id`.
     **arguments
         Further arguments of `rlox.PPO`; hyper-parameters of `rlox.config.MAPPOConfig`.
     """
@@ -89,12 +89,12 @@ class MAPPO(OnPolicyAlgorithm):
         self.several = env_fn is not None or more or is_multi_agent(env)
         if not self.several and n_agents not in (None, 1):
             raise ValueError(
-                f"MAPPO: n_agents must be 1 on {shown(env_id)}, which has one agent, got {n_agents}; one with several "
-                "is pettingzoo:MODULE, or env_fn=FUNCTION"
+                f"MAPPO: n_agents must be 1 on {shown(env_id)}, which has one agent, got {n_agents}; for several "
+                "agents, use pettingzoo:MODULE or env_fn=FUNCTION"
             )
         if self.several and policy is not None:
             raise ValueError(
-                "MAPPO: policy must be None with several agents, whose policies are made for their spaces, got "
+                "MAPPO: policy must be None with several agents, whose policies are built from their spaces, got "
                 f"{type(policy).__name__}"
             )
         super().__init__(env, n_envs, seed, policy, logger, callbacks, **arguments)
@@ -112,28 +112,28 @@ class MAPPO(OnPolicyAlgorithm):
         found = made.agents.n_agents
         if self._n_agents not in (None, found):
             made.close()
-            raise ValueError(f"MAPPO: n_agents must be {found}, as many as the environment has, got {self._n_agents}")
+            raise ValueError(f"MAPPO: n_agents must be {found}, the environment's number, got {self._n_agents}")
         if c.self_play and len(made.players) < 2:
             made.close()
             raise ValueError(
-                "MAPPO: self_play must be false where all agents act by one policy, got true; share_parameters=false "
-                "gives each its own"
+                "MAPPO: self_play must be false where all agents share one policy, got true; share_parameters=false "
+                "gives each agent its own"
             )
         if self._saved_shapes is not None:
             seen = {player.obs_dim for player in made.players} | {player.state_dim or 0 for player in made.players}
             vectors = None if any(player.spec.image for player in made.players) else seen
             require_widths("MAPPO", self._saved_shapes, c.hidden_sizes, vectors)
-            self._saved_shapes = None  # looked at
+            self._saved_shapes = None  # checked
         return made
 
     @property
     def players(self) -> list[Player]:
-        """Who acts by which policy; empty with one agent of a gymnasium environment."""
+        """The players, one per policy, with the agents that use it; empty for a single-agent environment."""
         return self.collector.players if self.several else []
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The names of all agents; empty with one agent of a gymnasium environment."""
+        """The names of all agents; empty for a single-agent environment."""
         return self.collector.agents.agents if self.several else ()
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
@@ -148,12 +148,12 @@ class MAPPO(OnPolicyAlgorithm):
             return (
                 super()._kernel_obstacle(policy)
                 if unknown is None
-                else f"PPO's kernel, for one agent, has no {unknown}"
+                else f"PPO's kernel, which one agent uses, does not support {unknown}"
             )
         for player in self.players:
             found = obstacle(player.network_spec, c, None)
             if found is not None:
-                return f"of {player.name}, {found}"
+                return f"for {player.name}, {found}"
         return None
 
     def _kernel_size(self) -> int:
@@ -215,14 +215,17 @@ class MAPPO(OnPolicyAlgorithm):
 
     @property
     def actor(self) -> Any:
-        """What acts in collection and evaluation."""
+        """The actor of collection and evaluation."""
         return self._actors if self.several else super().actor
 
     # ---- learning
 
     def update(self, batch: MultiAgentBatch) -> dict[str, torch.Tensor]:
-        """For each policy `n_epochs` passes over its agents' steps in minibatches; means over all minibatches, and of
-        several policies those of each as ``<metric>/<name>``, as tensors ()."""
+        """Run, for each policy, `n_epochs` passes over its agents' steps in minibatches.
+
+        Returns means over all minibatches as scalar tensors; with several policies, also each policy's own means as
+        ``<metric>/<name>``.
+        """
         import torch
 
         from rlox.nn.losses import normalized
@@ -231,7 +234,7 @@ class MAPPO(OnPolicyAlgorithm):
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         if self.compile and c.clip_eps_schedule != "constant":
-            clip_eps = torch.tensor(clip_eps, device=self.device)  # a number would be compiled in, each one anew
+            clip_eps = torch.tensor(clip_eps, device=self.device)  # each new Python number would recompile
         delta = c.huber_delta if c.value_loss == "huber" else None
         loss_fn = MAPPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
         compute = self.compiled(MAPPOLoss.__call__)
@@ -267,7 +270,7 @@ class MAPPO(OnPolicyAlgorithm):
         return _joined(found, lambda values: torch.stack(values).mean())
 
     def update_native(self, batch: MultiAgentBatch) -> dict[str, float]:  # type: ignore[override]  # its collector's
-        """`update` in one call of the kernel for each policy; the same metrics."""
+        """Run `update` as one kernel call for each policy. Returns the same metrics."""
         c, progress = self.config, self.counters.progress
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
         columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")
@@ -276,7 +279,7 @@ class MAPPO(OnPolicyAlgorithm):
             if rows is None:
                 continue
             more = {}
-            if self.several:  # one agent learns by PPO's kernel
+            if self.several:  # a single agent uses PPO's kernel
                 more = {
                     "states": rows.array("states"),
                     "masks": rows.array("masks"),
@@ -304,14 +307,14 @@ class MAPPO(OnPolicyAlgorithm):
     # ---- acting
 
     def predict(self, obs: Any, deterministic: bool = True, agent_idx: int = 0, mask: Any = None) -> np.ndarray | int:
-        """Action of agent `agent_idx` for one observation, or actions for a batch of them; as `rlox.PPO.predict`.
+        """Return the action of agent `agent_idx` for one observation, or actions for a batch, as `rlox.PPO.predict`.
 
-        `mask` (n_actions,) or (B, n_actions) says which actions are legal, where the environment has masks.
+        `mask` (n_actions,) or (B, n_actions) marks the legal actions, if the environment has masks.
 
         Raises
         ------
         ValueError, TypeError
-            As `rlox.PPO.predict`; and for an agent that there is not, or a mask where the environment has none.
+            As `rlox.PPO.predict`; also for an agent that does not exist, or a mask if the environment has none.
         """
         index = integer("MAPPO.predict", "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
         if not self.several:
@@ -330,17 +333,17 @@ class MAPPO(OnPolicyAlgorithm):
         deterministic: bool = True,
         masks: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Actions by the names of agents, for observations (and masks) by names, as PettingZoo's ``step`` takes them.
+        """Return actions by agent name, as for PettingZoo's ``step``, for observations (and masks) by agent name.
 
         Raises
         ------
         ValueError
-            For a name that is no agent's.
+            For a name that is not an agent's.
         """
         unknown = [name for name in observations if name not in self.agents]
         if unknown:
             raise ValueError(
-                f"MAPPO.predict_all: observations must be of {', '.join(self.agents) or 'several agents'}, got "
+                f"MAPPO.predict_all: observations must belong to {', '.join(self.agents) or 'several agents'}, got "
                 f"{shown(unknown[0])}"
             )
         legal = masks or {}
@@ -358,12 +361,12 @@ class MAPPO(OnPolicyAlgorithm):
 
 
 class Optimizers:
-    """The optimisers of all policies, saved as one.
+    """The optimisers of all policies, saved together.
 
     Attributes
     ----------
     learning_rate : float
-        Of all of them.
+        The learning rate of all optimisers.
     """
 
     def __init__(self, optimizers: list[Any]):
@@ -379,18 +382,18 @@ class Optimizers:
             optimizer.learning_rate = value
 
     def state(self) -> dict[str, np.ndarray]:
-        """Moments and step counts, copies, by the place of the policy."""
+        """Return copies of moments and step counts, by the index of the policy."""
         return {f"{i}.{name}": x for i, one in enumerate(self._optimizers) for name, x in one.state().items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where kind or size differ."""
+        """Restore what `state` returned. Raises ValueError if kind or size differ."""
         for i, one in enumerate(self._optimizers):
             own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(i)}
             one.set_state(own)
 
 
 class _OneAgent:
-    """One agent as `rlox.training.parts.predicted` takes it."""
+    """One agent, as an actor for `rlox.training.parts.predicted`."""
 
     def __init__(self, player: Player, part: Any, member: int, mask: np.ndarray | None):
         self._player, self._part, self._member, self._mask = player, part, member, mask
@@ -421,7 +424,7 @@ def _checked_mask(player: Player, mask: Any) -> np.ndarray | None:
 
 
 def _joined(found: dict[str, dict[str, Any]], mean: Callable[[list[Any]], Any]) -> dict[str, Any]:
-    """Metrics by policy as one table: their means, and of several policies those of each."""
+    """Join metrics by policy into one table: the means over policies and, with several policies, each one's own."""
     tables = list(found.values())
     if len(tables) == 1:
         return tables[0]

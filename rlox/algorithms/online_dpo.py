@@ -1,5 +1,5 @@
-"""Online DPO: pairs of the policy's own completions (Guo et al. 2024, "Direct Language Model Alignment from Online AI
-Feedback", arXiv:2402.04792)."""
+"""Online DPO: DPO on pairs of the policy's own completions (Guo et al. 2024, "Direct Language Model Alignment from
+Online AI Feedback", arXiv:2402.04792)."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from rlox.llm.rewards.scoring import texts_of
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.training.post_training import LLMAlgorithm, Scored
 
-_METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # beside the loss, means over the pairs
+_METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # means over the pairs, in addition to the loss
 
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """B pairs that were judged: the preferred completions are the first B sequences, the others follow."""
+    """B judged pairs: the preferred completions are the first B sequences, the others follow in the same order."""
 
     sequences: Sequences
-    n_undecided: int  # pairs of which neither was preferred; they are left out
-    ended: np.ndarray  # bool, of all completions that were sampled
-    lengths: np.ndarray  # their tokens
-    rewards: np.ndarray | None  # f64, of all of them, where a reward function judged
+    n_undecided: int  # pairs without a preferred completion; they are left out
+    ended: np.ndarray  # bool, of all sampled completions
+    lengths: np.ndarray  # numbers of tokens of all sampled completions
+    rewards: np.ndarray | None  # f64, of all sampled completions, if a reward function judged them
 
     def __len__(self) -> int:
         return len(self.sequences) // 2
 
 
 class OnlineDPO(LLMAlgorithm):
-    """Samples two completions for each prompt, asks which is the better one, and takes a step of DPO on the pairs. See
+    """Samples two completions for each prompt, has the better one chosen, and takes a DPO step on the pairs. See
     `rlox.config.OnlineDPOConfig`.
 
     Parameters
@@ -48,12 +48,12 @@ class OnlineDPO(LLMAlgorithm):
     model, ref_model
         See `rlox.training.post_training.LLMAlgorithm`.
     preference_fn : callable, optional
-        ``(prompts, completions) -> indices`` of texts, where a completion is a pair of them: for each prompt 0 or 1 for
-        the one preferred, or None where neither is.
+        ``(prompts, completions) -> indices`` for texts, where each entry of ``completions`` is a pair of texts.
+        Returns for each prompt the index 0 or 1 of the preferred completion, or None if neither is preferred.
     callbacks, logger
         See `LLMAlgorithm`.
     reward_fn : callable or list of callable, optional
-        In place of `preference_fn`: as `rlox.GRPO` takes it; the completion with the larger reward is preferred.
+        Instead of `preference_fn`: as for `rlox.GRPO`; the completion with the larger reward is preferred.
     reward_weights : list of float, optional
         One for each reward function; by default 1.
     **more
@@ -62,7 +62,7 @@ class OnlineDPO(LLMAlgorithm):
     Raises
     ------
     TypeError, ValueError
-        As `LLMAlgorithm`; also for both `preference_fn` and `reward_fn`.
+        As `LLMAlgorithm`; also if both `preference_fn` and `reward_fn` are given.
     """
 
     name = "online_dpo"
@@ -110,7 +110,7 @@ class OnlineDPO(LLMAlgorithm):
             self.preferences.rewards.check_columns(self.rows.columns)
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> JudgedPairs:
-        """Pairs of completions of the prompts `numbers`, sampled and judged now."""
+        """Sample two completions of each of the prompts `numbers`, and return the judged pairs."""
         prompts = [rows.prompts[i] for i in numbers]
         drawn = self.complete(prompts, numbers, 2, self.counters.updates, self.settings(), self.seed)
         first, rewards = self.preferences.judge(rows, numbers, drawn.ids, self.model)
@@ -125,9 +125,9 @@ class OnlineDPO(LLMAlgorithm):
         return JudgedPairs(sequences, len(numbers) - len(decided), drawn.ended, lengths, rewards)
 
     def update(self, batch: JudgedPairs) -> dict[str, torch.Tensor]:
-        """One step of the optimiser on the pairs that were decided; metrics as tensors ()."""
+        """Take one step of the optimiser on the decided pairs. Returns metrics as scalar tensors."""
         c, n_pairs = self.config, len(batch)
-        # Of a rank the mean over all ranks, whose gradients are averaged.
+        # With several ranks, the mean over ranks, because their gradients are averaged.
         total = float(self.ranks.mean(torch.tensor(float(n_pairs))))
         self.follow_schedule()
         metrics = {name: torch.zeros((), device=self.device) for name in ("loss", *(_METRICS if total else ()))}
@@ -137,7 +137,7 @@ class OnlineDPO(LLMAlgorithm):
                 sequences, tokens = batch.sequences.take(np.concatenate([rows, rows + n_pairs]))
                 owner, n = sequences.owner.to(self.device), len(rows)
                 gaps = self.score(sequences).log_probs - reference[tokens.to(self.device)]
-                gains = sequence_sums(gaps, owner, 2 * n).view(2, n)  # log policy - log reference, preferred and other
+                gains = sequence_sums(gaps, owner, 2 * n).view(2, n)  # log policy - log reference; row 0 is preferred
                 lengths = torch.from_numpy(sequences.n_scored).to(self.device).clamp(min=1).view(2, n)
                 means = gains / lengths
                 losses = preference_loss(
@@ -167,12 +167,15 @@ class OnlineDPO(LLMAlgorithm):
         return {**{name: torch.tensor(float(x), device=self.device) for name, x in sampled.items()}, **metrics}
 
     def train_step(self, prompts: Any) -> dict[str, float]:
-        """One update on completions of `prompts`, (B, P) token ids or whatever `train` takes; returns its metrics."""
+        """Take one update on completions of `prompts`, (B, P) token ids or as for `train`. Returns its metrics."""
         return super().train_step(prompts)
 
     def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """The reward of the likeliest completion of each prompt; with a `preference_fn`, 1 where it is preferred to the
-        reference's, 0.5 where neither is."""
+        """Return the reward of each prompt's completion at temperature 0.
+
+        With a `preference_fn`, return 1 where the completion is preferred to the reference's, 0.5 where neither is
+        preferred, else 0.
+        """
         prompts, settings = [rows.prompts[i] for i in numbers], self.settings(temperature=0.0)
         drawn = self.complete(prompts, numbers, 1, 0, settings, seed)
         lengths = np.array([len(ids) for ids in drawn.ids])

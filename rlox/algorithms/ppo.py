@@ -1,8 +1,8 @@
-"""Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347), with the details of
-https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details that Stable-Baselines3 has too.
+"""Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347), with those details of
+https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details that Stable-Baselines3 also implements.
 
 Departures: the value loss has no factor 1/2, and value changes are clipped without a maximum
-(`rlox.nn.losses.value_loss`), both as in Stable-Baselines3; time limits bootstrap and are no terminations.
+(`rlox.nn.losses.value_loss`), both as in Stable-Baselines3; time limits bootstrap and are not terminations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PPO(OnPolicyAlgorithm):
     data_parallel = True
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
-        """`n_epochs` passes over the rollout in minibatches; means over all minibatches, as tensors ()."""
+        """Run `n_epochs` passes over the rollout in minibatches. Returns means over minibatches as scalar tensors."""
         import torch
 
         from rlox.nn.losses import PPOLoss, normalized
@@ -34,7 +34,7 @@ class PPO(OnPolicyAlgorithm):
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         if self.compile and c.clip_eps_schedule != "constant":
-            clip_eps = torch.tensor(clip_eps, device=self.device)  # a number would be compiled in, each one anew
+            clip_eps = torch.tensor(clip_eps, device=self.device)  # each new Python number would recompile
         loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
@@ -58,7 +58,7 @@ class PPO(OnPolicyAlgorithm):
         return means
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c, progress = self.config, self.counters.progress
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
         columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")

@@ -1,4 +1,4 @@
-"""A reward model from preferences (Ouyang et al. 2022, arXiv:2203.02155, section 3.5, step 2)."""
+"""A reward model learned from preferences (Ouyang et al. 2022, arXiv:2203.02155, section 3.5, step 2)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rlox.training.post_training import LLMAlgorithm
 
 
 class RewardModel(LLMAlgorithm):
-    """Learns a reward by which the chosen completion of each pair earns more than the rejected one. See
+    """Learns a reward that is larger for the chosen completion of each pair than for the rejected completion. See
     `rlox.config.RewardModelConfig`.
 
-    The reward is a linear function of what the model makes of the last token; a module of the user's own returns
-    rewards (B,) itself. What was trained is a reward function: `score_batch`.
+    The reward is a linear function of the model's output at the last token; a custom module returns rewards (B,)
+    itself. The trained model is used as a reward function with `score_batch`.
 
     Parameters
     ----------
     model, callbacks, logger, **more
         See `rlox.training.post_training.LLMAlgorithm`. Rows have ``prompt``, ``chosen`` and ``rejected``, and may have
-        ``margin``: by how much the rewards are to differ.
+        ``margin``, the wanted difference of the rewards.
     """
 
     name = "reward_model"
@@ -46,11 +46,11 @@ class RewardModel(LLMAlgorithm):
         super().setup(rng)
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Pairs:
-        """The pairs `numbers` of `rows`."""
+        """Return the pairs `numbers` of `rows`."""
         return pairs_of(rows, numbers)
 
     def update(self, batch: Pairs) -> dict[str, torch.Tensor]:
-        """One step of the optimiser; metrics as tensors ()."""
+        """Take one step of the optimiser. Returns metrics as scalar tensors."""
         c, total = self.config, len(batch)
         self.follow_schedule()
         found: list[dict[str, torch.Tensor]] = []
@@ -74,40 +74,40 @@ class RewardModel(LLMAlgorithm):
         return {**metrics, "grad_norm": self.optimizer.step_accumulated(c.max_grad_norm)}
 
     def rewards(self, sequences: Sequences) -> torch.Tensor:
-        """Rewards (B,) f32, to be differentiated."""
+        """Return differentiable rewards (B,) f32."""
         with self.cast(), self.model.learning():
             return self.policy(sequences).float()
 
     def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:
-        """One step on pairs of token ids, as `rlox.DPO.compute_loss` takes them, or on rows of text; returns its
+        """Take one step on pairs of token ids, as for `rlox.DPO.compute_loss`, or on rows of text. Returns its
         metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Nothing: a ValueError says that no file of Hugging Face's holds the reward's layer as it is here."""
+        """Raise ValueError: Hugging Face's files have no place for this reward layer."""
         raise ValueError(
-            "RewardModel.save_pretrained: a reward model must be kept by save(path), whose file holds its last layer "
-            "too; RewardModel.from_checkpoint(path) reads it"
+            "RewardModel.save_pretrained: a reward model must be saved with save(path), which also stores its last "
+            "layer; RewardModel.from_checkpoint(path) reads it"
         )
 
     def generate(self, *prompts: Any, **settings: Any) -> Any:
-        """Nothing: a TypeError says that a reward model completes no prompts."""
+        """Raise TypeError: a reward model cannot generate completions."""
         raise TypeError(
-            "RewardModel.generate: a reward model completes no prompts; call score_batch(prompts, completions)"
+            "RewardModel.generate: a reward model cannot complete prompts; call score_batch(prompts, completions)"
         )
 
     def examples(self, n: int) -> list[tuple[Any, str, float | None]]:
-        """None: a reward model completes nothing."""
+        """Return no examples: a reward model generates no completions."""
         return []
 
     @torch.no_grad()
     def score_batch(self, prompts: Sequence[Any], completions: Sequence[str]) -> np.ndarray:
-        """Rewards (N,) f64 of completions, texts, for their prompts, texts or conversations.
+        """Return rewards (N,) f64 of completions (texts) for their prompts (texts or conversations).
 
         Raises
         ------
         ValueError
-            Where their numbers differ, and without a tokenizer.
+            If there are not as many prompts as completions, or there is no tokenizer.
         """
         if len(prompts) != len(completions):
             raise ValueError(
@@ -133,7 +133,7 @@ class RewardModel(LLMAlgorithm):
 
     @torch.no_grad()
     def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """1 where the chosen completion earns more, else 0."""
+        """Return 1 where the chosen completion has the larger reward, else 0."""
         right, lengths = [], []
         for part in np.array_split(numbers, -(-len(numbers) // self.config.batch_size)):
             batch = self.batch(rows, part)

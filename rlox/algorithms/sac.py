@@ -1,8 +1,8 @@
 """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1801.01290) in its second form (arXiv:1812.05905): twin critics, no
-network of state values, and a temperature that is learned.
+state-value network, and a learned temperature.
 
-Departures: the temperature's gradient is taken by its logarithm, as in Stable-Baselines3; time limits bootstrap and are
-no terminations.
+Departures: the gradient of the temperature's loss is taken by its logarithm, as in Stable-Baselines3; time limits
+bootstrap and are not terminations.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from rlox.training.schedules import follow_schedule
 
 class SAC(OffPolicyAlgorithm):
     """SAC for bounded continuous actions; see `rlox.config.SACConfig`, and `OffPolicyAlgorithm` for ``buffer``,
-    ``dataset`` and the like.
+    ``dataset`` and related arguments.
 
-    A `policy` of your own is a `SquashedGaussianPolicy`, or a module ``(B, D) -> (B, 2 A)`` in place of its network:
-    means, then log standard deviations, of the Gaussian that a tanh squashes.
+    A custom `policy` is a `SquashedGaussianPolicy`, or a module ``(B, D) -> (B, 2 A)`` that replaces its network: it
+    returns the means, then the log standard deviations, of the Gaussian that a tanh squashes.
 
     Attributes
     ----------
     critics, target : TwinQNetwork
-        Online and target network; the target's parameters are views of one flat tensor, as the online ones are of
-        their optimiser's.
+        Online and target network. The target's parameters are views of one flat tensor, as the online parameters are
+        views of their optimiser's.
     optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
-        Adam for the policy, and for both critics together.
+        Adam for the policy, and one Adam for both critics together.
     log_alpha : nn.Parameter
         Logarithm of the temperature, ().
     """
@@ -71,7 +71,7 @@ class SAC(OffPolicyAlgorithm):
                             target=self.target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One step of critics, policy and temperature; metrics as tensors ()."""
+        """Take one step of critics, policy and temperature. Returns metrics as scalar tensors."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
         normal = torch.from_numpy(self.rng.normal((2, len(batch), self.spec.act_dim)))
@@ -89,7 +89,7 @@ class SAC(OffPolicyAlgorithm):
         metrics["td_error"] = td_errors.mean()
 
         loss, policy_metrics = self.compiled(soft_policy_loss)(self.policy, self.critics, batch.obs, noise, alpha)
-        # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
+        # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
@@ -98,7 +98,7 @@ class SAC(OffPolicyAlgorithm):
         return {**metrics, **policy_metrics, "alpha": alpha}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
         metrics, td_errors = self.net.update(
@@ -120,5 +120,5 @@ class SAC(OffPolicyAlgorithm):
 
     @property
     def _tuned_to(self) -> float | None:
-        """The entropy that the kernel is to tune the temperature to; None leaves it."""
+        """The entropy to which the kernel tunes the temperature; None leaves the temperature unchanged."""
         return self.target_entropy if self.config.auto_entropy else None

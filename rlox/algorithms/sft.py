@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the likelihood of completions (Ouyang et al. 2022, arXiv:2203.02155, section 3.5, step 1)."""
+"""Supervised fine-tuning by maximum likelihood (Ouyang et al. 2022, arXiv:2203.02155, section 3.5, step 1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlox.training.post_training import LLMAlgorithm
 
 
 class SFT(LLMAlgorithm):
-    """Learns the dataset's completions as labels; the prompts are only read. See `rlox.config.SFTConfig`.
+    """Learns the dataset's completions as labels; prompts are only context. See `rlox.config.SFTConfig`.
 
     Parameters
     ----------
@@ -31,13 +31,13 @@ class SFT(LLMAlgorithm):
     config: SFTConfig
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Sequences:
-        """The rows `numbers`, their completions scored."""
+        """Return the rows `numbers`, whose completions are scored."""
         return Sequences([rows.prompts[i] for i in numbers], [rows.completions[i] for i in numbers])
 
     def update(self, batch: Sequences) -> dict[str, torch.Tensor]:
-        """One step of the optimiser; metrics as tensors ()."""
+        """Take one step of the optimiser. Returns metrics as scalar tensors."""
         self.follow_schedule()
-        # Of a rank the mean over all ranks, whose gradients are averaged.
+        # With several ranks, the mean over ranks, because their gradients are averaged.
         total = max(float(self.ranks.mean(torch.tensor(float(batch.n_scored.sum())))), 1.0)
         loss, entropy, right = torch.zeros(3, device=self.device).unbind()
         for rows in in_parts(len(batch), self.config.accumulation):
@@ -52,13 +52,13 @@ class SFT(LLMAlgorithm):
         return {"loss": loss, "entropy": entropy, "likely_tokens": right, "grad_norm": grad_norm}
 
     def train_step(self, prompt: Any, completion: Any = None) -> dict[str, float]:
-        """One step on token ids, (B, P) and (B, C) or lists of (P_i,) and (C_i,), or on rows of text; returns its
+        """Take one step on token ids, (B, P) and (B, C) or lists of (P_i,) and (C_i,), or on rows of text. Returns its
         metrics."""
         return super().train_step(prompt if completion is None else (prompt, completion))
 
     @torch.no_grad()
     def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """The mean log-probability of each completion's tokens, nats."""
+        """Return the mean log-probability of each completion's tokens, in nats."""
         means, lengths = [], []
         for part in np.array_split(numbers, -(-len(numbers) // self.config.batch_size)):
             batch = self.batch(rows, part)

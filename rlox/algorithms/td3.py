@@ -1,6 +1,7 @@
 """Twin Delayed Deep Deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
-Departures: time limits bootstrap and are no terminations; the critics' loss has a factor 1/2, which Adam does not see.
+Departures: time limits bootstrap and are not terminations; the critics' loss has a factor 1/2, to which Adam is
+insensitive.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from rlox.training.schedules import follow_schedule
 
 class TD3(OffPolicyAlgorithm):
     """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, and `OffPolicyAlgorithm` for ``buffer``,
-    ``dataset`` and the like.
+    ``dataset`` and related arguments.
 
-    A `policy` of your own is a `DeterministicPolicy`, or a module ``(B, D) -> (B, A)`` in place of its network, whose
+    A custom `policy` is a `DeterministicPolicy`, or a module ``(B, D) -> (B, A)`` that replaces its network and whose
     outputs a tanh squashes.
 
     Attributes
     ----------
     critics, target : TwinQNetwork
-        Online and target network; the target's parameters are views of one flat tensor, as the online ones are of
-        their optimiser's.
+        Online and target network. The target's parameters are views of one flat tensor, as the online parameters are
+        views of their optimiser's.
     target_policy : DeterministicPolicy
         Follows `policy` as `target` follows `critics`.
     optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
-        Adam for the policy, and for both critics together.
+        Adam for the policy, and one Adam for both critics together.
     """
 
     name = "td3"
@@ -70,8 +71,8 @@ class TD3(OffPolicyAlgorithm):
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
-        tensors ()."""
+        """Take one step of the critics and, in every `policy_delay`-th update, of the policy and all targets. Returns
+        metrics as scalar tensors."""
         c, actions = self.config, self.policy.to_unit(batch.actions)
         follow_schedule(self.optimizers, c, self.counters.progress)
         noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
@@ -86,14 +87,14 @@ class TD3(OffPolicyAlgorithm):
             return metrics
 
         loss, policy_metrics = self.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
-        # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
+        # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **policy_metrics}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
         metrics, td_errors = self.net.update(
@@ -117,13 +118,15 @@ class TD3(OffPolicyAlgorithm):
         return native_rounds(self, n_steps, names, updates=self.counters.updates)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
-        """As `Algorithm.predict`; always without noise, whatever `deterministic` says (`evaluate` and `rlox
-        collect` add it)."""
+        """Return the action, as `Algorithm.predict`, but without noise for either value of `deterministic`.
+
+        `evaluate` and ``rlox collect`` add the noise.
+        """
         require("TD3.predict", "deterministic", deterministic, bool)
         return cast(np.ndarray, super().predict(obs))
 
     def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
-        # Independent noise is the policy's own, which its samples have.
+        # The policy's own samples already contain the independent noise.
         actions = cast(np.ndarray, super().predict(obs, deterministic=False))
         return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
 

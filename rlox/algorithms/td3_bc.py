@@ -1,6 +1,6 @@
 """TD3+BC (Fujimoto and Gu 2021, "A minimalist approach to offline reinforcement learning", arXiv:2106.06860).
 
-Departures: those of `rlox.algorithms.td3`.
+Departures as in `rlox.algorithms.td3`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlox.training.schedules import follow_schedule
 
 
 class TD3BC(OfflineAlgorithm):
-    """TD3 whose policy is held to the dataset's actions; see `rlox.config.TD3BCConfig`.
+    """TD3 whose policy is regularised towards the dataset's actions; see `rlox.config.TD3BCConfig`.
 
     Attributes
     ----------
@@ -53,8 +53,8 @@ class TD3BC(OfflineAlgorithm):
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
-        tensors ()."""
+        """Take one step of the critics and, in every `policy_delay`-th update, of the policy and all targets. Returns
+        metrics as scalar tensors."""
         c, actions = self.config, self.policy.to_unit(batch.actions)
         follow_schedule(self.optimizers, c, self.counters.progress)
         noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
@@ -67,14 +67,14 @@ class TD3BC(OfflineAlgorithm):
             return metrics
 
         loss, policy_metrics = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
-        # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
+        # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **policy_metrics}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
+        """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
         metrics, _ = self.net.update(

@@ -1,4 +1,4 @@
-"""One door to all algorithms: `Trainer`, and the documents' trainers of one algorithm each."""
+"""`Trainer`, one interface to all algorithms, and trainers for a single algorithm each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlox.config import Config, DatasetConfig, nearest, shown
 if TYPE_CHECKING:
     from rlox.collectors.evaluation import Evaluation
 
-# Sizes and bounds that an algorithm which learns from a dataset must be given; the environment has them.
+# Sizes that the constructor of an offline algorithm needs; by default the environment provides them.
 _SIZES = ("obs_dim", "act_dim")
 
 
@@ -26,19 +26,20 @@ class Trainer:
         A name of `rlox.training.table.ALGORITHMS`, or the class itself.
     env : str or callable, optional
         Environment id, or a callable that returns a ``gymnasium.Env``. An algorithm that learns from a dataset takes
-        its sizes and bounds from it, and is evaluated on it; by default it is the one that the dataset was gathered in.
+        sizes and bounds from the environment and is evaluated in it; by default it is the environment in which the
+        dataset was collected.
     config : mapping or Config, optional
         Hyper-parameters, and further arguments of the class.
     dataset : str, path, DatasetConfig or OfflineDataset, optional
-        What BC, TD3+BC, IQL and CQL learn from, and SAC and TD3 may: what `rlox.open_dataset` takes, or the dataset.
+        The dataset, or a source for `rlox.open_dataset`. BC, TD3+BC, IQL and CQL require one; SAC and TD3 can use one.
     **arguments
         As in `config`: ``seed policy logger callbacks device threads n_envs``, and every hyper-parameter.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown algorithm (with the nearest name), an argument that is given twice, a missing `env` or
-        `dataset`, a dataset whose environment is of a module that was not imported; and as the algorithm's class.
+        For an unknown algorithm (with the nearest name), an argument given twice, a missing `env` or `dataset`, or a
+        dataset whose environment needs a module that was not imported; otherwise as the algorithm's class.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Trainer:
             raise TypeError(f"Trainer: config must be a mapping of names to values or a Config, got {shown(config)}")
         config = config.to_dict() if isinstance(config, Config) else dict(config or {})
         if twice := sorted(config.keys() & arguments.keys()):
-            raise TypeError(f"Trainer: {', '.join(twice)} must be given once, got config and an argument of that name")
+            raise TypeError(f"Trainer: {', '.join(twice)} must be given once, got it in config and as an argument")
         arguments |= config
         if isinstance(dataset, (str, os.PathLike, DatasetConfig)):
             from rlox.offline.dataset import dataset_metadata, open_dataset
@@ -67,30 +68,30 @@ class Trainer:
                 _require_no_module(env)
         if cls.Config.uses_dataset == "must":
             if dataset is None:
-                raise TypeError(f"Trainer: dataset must be given, for {cls.name} learns from one")
+                raise TypeError(f"Trainer: dataset must be given, because {cls.name} learns from a dataset")
             if not all(name in arguments for name in _SIZES):
                 if env is None:
                     raise TypeError(
-                        "Trainer: env must be given, for the dataset does not say which it was gathered in; or pass "
+                        "Trainer: env must be given, because the dataset does not name its environment; or pass "
                         "obs_dim and act_dim in config"
                     )
                 arguments = {**offline_sizes(env, arguments.get("env_kwargs"), dataset=dataset), **arguments}
             self.algorithm = cls(dataset, env_id=env, **arguments)
             return
         if env is None:
-            raise TypeError(f"Trainer: env must be given, for {cls.name} acts in one")
+            raise TypeError(f"Trainer: env must be given, because {cls.name} acts in an environment")
         self.algorithm = cls(env, **arguments, **({} if dataset is None else {"dataset": dataset}))
 
     @classmethod
     def from_checkpoint(
         cls, path: str | os.PathLike, algorithm: str | type | None = None, env: Any = None, **arguments: Any
     ) -> Trainer:
-        """Go on from a checkpoint, which says whose it is; arguments as ``from_checkpoint`` of the algorithm has them.
+        """Continue from a checkpoint, which names its algorithm; arguments as for the algorithm's ``from_checkpoint``.
 
         Raises
         ------
         FileNotFoundError, ValueError
-            As ``from_checkpoint`` of the algorithm; also for a checkpoint of an algorithm that is not known here.
+            As the algorithm's ``from_checkpoint``; also for a checkpoint of an unknown algorithm.
         """
         from rlox.checkpoint import load_checkpoint
 
@@ -103,47 +104,47 @@ class Trainer:
 
     @property
     def algo(self) -> Any:
-        """`algorithm`, by the documents' word."""
+        """Alias of `algorithm`."""
         return self.algorithm
 
     @property
     def env(self) -> Any:
-        """The environment's id, or what was given for it."""
+        """The environment's id, or the callable that was passed instead."""
         return self.algorithm.env_id
 
     def train(self, total_timesteps: int | None = None, **options: Any) -> dict[str, float]:
-        """Train for `total_timesteps` environment steps, or offline updates; returns the last metrics.
+        """Train for `total_timesteps` environment steps, or offline updates. Returns the last metrics.
 
-        See ``train`` of the algorithm, which takes the `options`.
+        The `options` are those of the algorithm's ``train``.
         """
         return self.algorithm.train(total_timesteps, **options)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Action for an observation (see `Algorithm.predict`)."""
+        """Return the action for an observation (see `Algorithm.predict`)."""
         return self.algorithm.predict(obs, deterministic)
 
     def evaluate(self, n_episodes: int = 20, seed: int | None = None, **options: Any) -> Evaluation:
-        """Play whole episodes (see `Algorithm.evaluate`, which takes the `options`)."""
+        """Run whole episodes. The `options` are those of `Algorithm.evaluate`."""
         return self.algorithm.evaluate(n_episodes, seed, **options)
 
     def save(self, path: str | os.PathLike, **options: Any) -> None:
-        """Write a checkpoint (see ``save`` of the algorithm)."""
+        """Write a checkpoint (see the algorithm's ``save``)."""
         self.algorithm.save(path, **options)
 
 
 def _require_no_module(env: Any) -> None:
-    """A ValueError for the id of an environment that a dataset names, where making it would import a module."""
+    """Raise ValueError if creating the environment named by a dataset would import a module."""
     from rlox.envs.registry import unimported_module
 
     if isinstance(env, str) and (module := unimported_module(env)):
         raise ValueError(
-            f"Trainer: env must be given for a dataset that was gathered in {shown(env)}, since a file may not choose "
-            f"the module {shown(module)} to import; if you trust it, pass env={shown(env)}"
+            f"Trainer: env must be given for a dataset that was collected in {shown(env)}, because a file may not "
+            f"choose the module {shown(module)} to import; if you trust it, pass env={shown(env)}"
         )
 
 
 def _class_of(algorithm: str | type) -> type[Any]:
-    """The class of an algorithm by its name, or itself."""
+    """Return the class of the algorithm with this name, or the class itself."""
     from rlox.training.table import algorithm_names, entry_of, resolve
 
     if not isinstance(algorithm, str):
@@ -164,15 +165,14 @@ def offline_sizes(
     where: str = "Trainer: env",
     dataset: Any = None,
 ) -> dict[str, Any]:
-    """What the constructor of an offline algorithm is given of the environment: its sizes, and the actions' bounds.
+    """Return an offline algorithm's constructor arguments from the environment: sizes and action bounds.
 
-    With several agents they are those of the agents that the `dataset` shows.
+    With several agents, these are the sizes and bounds of the agents in the `dataset`.
 
     Raises
     ------
     ValueError
-        For one whose observations are no vectors, or whose actions are several choices; for wrappers of one with
-        several agents.
+        If observations are not vectors, if actions have several choices, or for wrappers with several agents.
     """
     from rlox.envs import env_name, make_vec_env, spec_of
     from rlox.multi_agent import is_multi_agent, make_multi_agent_env
@@ -192,8 +192,8 @@ def offline_sizes(
     spec.refuse_mixed_images(f"{where}={env_name(env)}")
     if len(spec.obs_shape) != 1 or spec.n_choices is not None:
         raise ValueError(
-            f"{where}={env_name(env)} must have vectors for observations, and numbers or one choice for actions, where "
-            f"the algorithm learns from a dataset; got observations {spec.obs_shape} and {spec.describe_actions()}"
+            f"{where}={env_name(env)} must have vectors as observations, and numbers or one choice as actions, for an "
+            f"algorithm that learns from a dataset; got observations {spec.obs_shape} and {spec.describe_actions()}"
         )
     bounds = {"act_low": spec.act_low, "act_high": spec.act_high} if spec.continuous else {}
     sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim or spec.n_actions}
@@ -217,28 +217,31 @@ class PPOTrainer(Trainer):
 
 
 class A2CTrainer(Trainer):
-    """`A2C` as `PPOTrainer` is PPO; every field of `rlox.config.A2CConfig`."""
+    """Trainer for `A2C`, like `PPOTrainer`; takes every field of `rlox.config.A2CConfig`."""
 
     def __init__(self, env: Any, **kwargs: Any):
         super().__init__("a2c", env, **kwargs)
 
 
 class DQNTrainer(Trainer):
-    """`DQN` as `PPOTrainer` is PPO; every field of `rlox.config.DQNConfig`, and ``buffer`` and its short forms."""
+    """Trainer for `DQN`, like `PPOTrainer`; takes every field of `rlox.config.DQNConfig`, ``buffer`` and its short
+    forms."""
 
     def __init__(self, env: Any, **kwargs: Any):
         super().__init__("dqn", env, **kwargs)
 
 
 class SACTrainer(Trainer):
-    """`SAC` as `PPOTrainer` is PPO; every field of `rlox.config.SACConfig`, and ``buffer`` and its short forms."""
+    """Trainer for `SAC`, like `PPOTrainer`; takes every field of `rlox.config.SACConfig`, ``buffer`` and its short
+    forms."""
 
     def __init__(self, env: Any, **kwargs: Any):
         super().__init__("sac", env, **kwargs)
 
 
 class TD3Trainer(Trainer):
-    """`TD3` as `PPOTrainer` is PPO; every field of `rlox.config.TD3Config`, and ``buffer`` and its short forms."""
+    """Trainer for `TD3`, like `PPOTrainer`; takes every field of `rlox.config.TD3Config`, ``buffer`` and its short
+    forms."""
 
     def __init__(self, env: Any, **kwargs: Any):
         super().__init__("td3", env, **kwargs)

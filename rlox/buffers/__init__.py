@@ -1,7 +1,4 @@
-"""Which replay memories are there?
-
-The table of memories, what one must provide, and their files beside a checkpoint.
-"""
+"""Replay memories: the table of them, the interface that they must provide, and their files next to a checkpoint."""
 
 from rlox import lazy
 

@@ -1,13 +1,13 @@
-"""The replay memory beside a checkpoint, in files that hold what each save found new.
+"""The replay memory next to a checkpoint, in files to which each save adds the new transitions.
 
-A save writes the transitions that came since the one before into a new file of ``memory/``, and returns what the
-checkpoint is to hold: the names of all files it needs, and the little that changes as a whole (priorities). Only when
-that checkpoint is in place are files removed that it does not name. So whatever moment a process is killed at, the
-checkpoint on disk finds its files. Files whose transitions have all made room for newer ones are dropped, and small
-ones are joined.
+A save writes the transitions since the previous save into a new file of ``memory/``. It returns the entry for the
+checkpoint: the names of all files that it needs, and the small parts that change as a whole (priorities). Files that
+the checkpoint does not name are only removed once it is in place. A process can therefore be killed at any moment, and
+the checkpoint on disk still finds its files. Files whose transitions have all been overwritten are dropped, and small
+files are joined.
 
-Of a memory of sequences the states of its steps change too. Those that did are written into files of their own, which
-are replaced by one of all states when they have become larger than that.
+In a memory of sequences, the states of stored steps change too. Changed states are written into separate files, which
+are replaced by one file of all states once they are larger than that file would be.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.buffers.sequence import SequenceReplayBuffer
 
 _BIG = ("rows", "frames")
-# The newest files are joined as soon as there are so many of a size class, as long as that takes no more memory than
-# this; a file of class k holds what (about) 8**k saves have written.
+# The newest files are joined as soon as there are this many of a size class, unless that would take more memory than
+# this. A file of class k contains the rows of about 8**k saves.
 _JOINED = 8
 _JOINED_BYTES = 128 * 2**20
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Values for a header, and arrays."""
+    """Split a state into values for a header, and arrays."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     return {name: value for name, value in state.items() if name not in arrays}, arrays
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A copy of what is to be written of a memory at one moment."""
+    """A copy of the parts of a memory that must be written, taken at one moment."""
 
-    # Returns the header's entry, and the tensors by which `load` finds everything with it.
+    # Writes the files; returns the header's entry and the tensors, from which `load` restores the memory.
     write: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
-    tidy: Callable[[], None]  # removes what the checkpoint, once it is in place, does not need
+    tidy: Callable[[], None]  # removes files that the checkpoint does not need; called once it is in place
 
 
 class ReplayFiles:
@@ -56,18 +56,20 @@ class ReplayFiles:
     Parameters
     ----------
     folder : path
-        Where the files go; made when it is first needed.
+        Folder of the files; created when it is first needed.
     entry : dict, optional
-        What a `Taken` has written in another process, with the memory that `load` made of it: to go on with its files.
+        The entry that a `Taken` wrote in another process, to continue with its files. Requires `buffer`.
+    buffer : Buffer, optional
+        The memory that `load` restored from `entry`.
     """
 
-    _files: list[dict[str, Any]]  # oldest first; those of a save that is being written among them
+    _files: list[dict[str, Any]]  # oldest first, including those of a save that is being written
     _mark: int | None
 
     def __init__(self, folder: str | os.PathLike, entry: dict[str, Any] | None = None, buffer: Buffer | None = None):
         self.folder = Path(folder)
         self._run = secrets.token_hex(4)
-        self._lock = threading.Lock()  # of the disk: a checkpoint may be written while another is asked for
+        self._lock = threading.Lock()  # guards the disk: a checkpoint may be requested while another is written
         self._begin_anew()
         if entry is not None and entry["files"] and isinstance(buffer, SequenceReplayBuffer) and len(buffer):
             self._files, self._mark = list(entry["files"]), buffer.mark
@@ -78,7 +80,7 @@ class ReplayFiles:
             and isinstance(buffer, ReplayBuffer)
             and len(buffer)
         ):
-            # The newest row alone, and no frames.
+            # Only the newest row, and no frames.
             saved = entry["values"]
             values, arrays = _split(buffer.get_state(saved["count"] - 1, saved.get("next_frame", 0)))
             self._files = list(entry["files"])
@@ -87,14 +89,17 @@ class ReplayFiles:
 
     def _begin_anew(self) -> None:
         self._files = []
-        self._upto = (0, 0)  # transitions and frames that they hold
-        self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
-        self._mark = None  # of a memory of sequences, what they hold
+        self._upto = (0, 0)  # transitions and frames in the files
+        self._newest = b""  # last row in the files, to notice if the memory was replaced
+        self._mark = None  # for a memory of sequences: marks what the files contain
 
     def take(self, buffer: Buffer) -> Taken:
-        """Copy what is new, for another thread to write while the memory goes on; an OSError comes from there."""
+        """Copy the new rows, so that another thread can write them while the memory continues to change.
+
+        Errors such as OSError are raised there, by `Taken.write`.
+        """
         if isinstance(buffer, MmapReplayBuffer):
-            # Its own file keeps what the two newest states name.
+            # Its file keeps the transitions that the two newest states name.
             values, arrays = _split(buffer.get_state(include_cold=False))
             return self._taken_of([], values, arrays, {})
         if isinstance(buffer, SequenceReplayBuffer):
@@ -105,7 +110,7 @@ class ReplayFiles:
             file = self._named(secrets.token_hex(4))
             return self._taken_of([file], values, {}, {file["name"]: arrays})
         count, frame = self._upto
-        # One row more than is new: a memory that was cleared or exchanged shows by it.
+        # One row more than the new ones, to notice if the memory was cleared or replaced.
         values, arrays = _split(buffer.get_state(max(0, count - 1), frame))
         rows, now = arrays["rows"], (values["count"], values.get("next_frame", 0))
         if count and len(rows) == now[0] - count + 1 and rows[0].tobytes() == self._newest:
@@ -159,7 +164,7 @@ class ReplayFiles:
         arrays: dict[str, np.ndarray],
         news: dict[str, dict[str, np.ndarray]],
     ) -> Taken:
-        """`news` are for those of `files` that they name, which all hold the memory together."""
+        """Return a `Taken` whose memory is in `files`; `news` are the contents of the new files, by name."""
         self._files = files
         named: list[dict[str, Any]] = []
 
@@ -170,7 +175,8 @@ class ReplayFiles:
                         self._write(name, piece)
                     if lost := [file["name"] for file in files if not (self.folder / file["name"]).is_file()]:
                         raise FileNotFoundError(
-                            2, f"replay memory: {self.folder / lost[0]} must be there; the next save writes all anew"
+                            2,
+                            f"replay memory: {self.folder / lost[0]} must exist; the next save writes all files again",
                         )
                     named[:] = self._joined([file for file in files if "states" not in file])
                     named.extend(file for file in files if "states" in file)
@@ -194,7 +200,7 @@ class ReplayFiles:
         save_checkpoint(self.folder / name, Checkpoint({"file": name}, {"memory": arrays}))
 
     def _joined(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """`files` with the newest of them joined, where there are enough of a size class."""
+        """Join the newest of `files` if there are enough of a size class, and return the resulting list."""
         while len(last := files[-_JOINED:]) == _JOINED and len({file.get("joined") for file in last}) == 1:
             size = sum(file["bytes"] for file in last)
             if size > _JOINED_BYTES:
@@ -208,7 +214,7 @@ class ReplayFiles:
 
 
 def _require_entry(entry: Any) -> None:
-    """A ValueError unless a header's entry is such as a `Taken` writes: names, counts and short texts."""
+    """Raise a ValueError unless a header's entry has the form that `Taken` writes: names, counts, short strings."""
 
     def is_text(value: Any) -> bool:
         return isinstance(value, str) and len(value) < 65_536 and "\0" not in value
@@ -223,20 +229,22 @@ def _require_entry(entry: Any) -> None:
         and isinstance(entry.get("files"), list)
         and all(isinstance(file, dict) and is_text(file.get("name")) for file in entry["files"])
         and all(is_count(file.get("next_frame", 0)) for file in entry["files"])
-        # Named again and again, one small file would be much to load.
+        # Otherwise an entry could name one file many times, which would take much memory to load.
         and len({os.path.basename(file["name"]) for file in entry["files"]}) == len(entry["files"])
     )
     if not good:
-        raise ValueError(f"replay memory: its entry in the header must be what was saved, got {one_line(entry, 80)}")
+        raise ValueError(
+            f"replay memory: its entry in the header must be unchanged since the save, got {one_line(entry, 80)}"
+        )
 
 
 def missing(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None = None) -> list[str]:
-    """The files of a header entry that are not there; `own` is the folder of an `MmapReplayBuffer`'s configuration.
+    """Return the missing files of a header entry; `own` is the folder in an `MmapReplayBuffer`'s configuration.
 
     Raises
     ------
     ValueError
-        For an entry that is not what was saved.
+        If the entry is not as it was saved.
     """
     _require_entry(entry)
     paths = [folder / os.path.basename(file["name"]) for file in entry["files"]]
@@ -246,9 +254,9 @@ def missing(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None =
 
 
 def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
-    """Where the file of an `MmapReplayBuffer` is: in the run's folder, which may have been moved, or in its `own`.
+    """Return the file of an `MmapReplayBuffer`: in the run folder, which may have been moved, or in its folder `own`.
 
-    Of the saved path only the name counts. It comes out of a file, and the memory writes to what it leads to.
+    Only the name of the saved path is used, because the path is read from a file and the memory writes to it.
     """
     name = os.path.basename(saved)
     beside = folder.parent.parent / name
@@ -256,20 +264,22 @@ def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
 
 
 def _pieces(folder: Path, entry: dict[str, Any]) -> list[dict[str, np.ndarray]]:
-    """What the files of an entry hold."""
+    """Read the files of an entry."""
     pieces = []
     for file in entry["files"]:
-        # The name comes out of a file: it must not lead anywhere else.
+        # The name is read from a file: it must not lead to another folder.
         name = os.path.basename(file["name"])
         piece = load_checkpoint(folder / name, ("file",))
         if piece.header["file"] != name:
-            raise ValueError(f"replay memory: {folder / name} must be written by that name, got {piece.header['file']}")
+            raise ValueError(
+                f"replay memory: {folder / name} must have been written under this name, got {piece.header['file']}"
+            )
         pieces.append(piece.tensors.get("memory", {}))
     return pieces
 
 
 def _require_pieces(entry: dict[str, Any], pieces: list[dict[str, np.ndarray]], own: dict[str, Any]) -> None:
-    """A ValueError unless every piece holds rows (and frames) of bytes, as many to each as those of `own` have."""
+    """Raise a ValueError unless every piece has rows (and frames) of bytes, each as long as those of `own`."""
     for file, piece in zip(entry["files"], pieces, strict=True):
         for name in _BIG:
             found = piece.get(name)
@@ -281,12 +291,12 @@ def _require_pieces(entry: dict[str, Any], pieces: list[dict[str, np.ndarray]], 
 
 
 def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Bring `buffer` to what `ReplayFiles.take` found.
+    """Restore `buffer` to the state that `ReplayFiles.take` copied.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        As `rlox.checkpoint.load_checkpoint`, and where the files do not fit the memory; it is then as it was.
+        Same as `rlox.checkpoint.load_checkpoint`; and if the files do not fit the memory, which is then unchanged.
     """
     _require_entry(entry)
     values, pieces = entry["values"], _pieces(folder, entry)
@@ -313,7 +323,7 @@ def _set(
         buffer.set_state({**values, **arrays, **(pieces[0] if pieces else {})})
         return
     own = buffer.get_state()
-    # A memory to which nothing has been pushed does not know yet how long its rows will be.
+    # An empty memory does not know the length of its rows yet.
     _require_pieces(
         entry, pieces, {name: own[name] for name in _BIG if name in own and (name != "rows" or len(buffer))}
     )
@@ -336,7 +346,7 @@ def _set_sequences(
     arrays: dict[str, np.ndarray],
     pieces: list[dict[str, np.ndarray]],
 ) -> None:
-    """What later pieces hold of a step counts, and they come later in the list."""
+    """Set a memory of sequences. If several pieces contain a step, the last piece in the list counts."""
     n = buffer.n_envs
     sizes, pushed = (np.asarray(arrays[name]) for name in ("sizes", "pushed"))
     if (
@@ -361,7 +371,7 @@ def _set_sequences(
             like = own.get("obs" if name == "next_obs" else name)
             if like is None or column.dtype != like.dtype or column.shape != (len(places), *like.shape[2:]):
                 raise ValueError(
-                    f"replay memory: the files must hold rows of this memory, got {one_line(name, 40)} of shape "
+                    f"replay memory: the files must contain rows of this memory, got {one_line(name, 40)} of shape "
                     f"{column.shape} for {len(places)} places"
                 )
             if name not in columns:
@@ -370,7 +380,7 @@ def _set_sequences(
             if name in filled:
                 filled[name][env[kept], at[kept]] = True
     if any(not found.all() for found in filled.values()):
-        raise ValueError("replay memory: its files must hold every step, and some are missing")
+        raise ValueError("replay memory: its files must contain every step, but some are missing")
     if not pieces:
         columns = {name: array[:, :0] for name, array in own.items() if array.ndim > 1}
     buffer.set_state({**columns, **values, **arrays})

@@ -1,4 +1,4 @@
-"""What a replay memory and a dataset must provide."""
+"""Interfaces of replay memories and datasets."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import numpy as np
 
 @runtime_checkable
 class Buffer(Protocol):
-    """What the off-policy loop asks of a replay memory. Letters: N rows pushed, B rows sampled, D, A sizes.
+    """Interface of a replay memory for the off-policy loop. Letters: N rows pushed, B rows sampled, D, A sizes.
 
-    The class is called with keywords: ``capacity obs_dim act_dim`` (observations flattened) and whatever else its
-    configuration holds (`BufferConfig.arguments`). Only where they say something it is given as well: ``n_step gamma
-    n_envs`` for n-step returns (n_step > 1), ``obs_shape obs_dtype`` for images (C, H, W) of uint8, and ``n_stacked
-    n_envs`` for images that are stacks of frames, where ``frame_stacks`` of its configuration is not False.
+    The class is called with keywords: ``capacity obs_dim act_dim`` (observations flattened) and the other arguments of
+    its configuration (`BufferConfig.arguments`). Further keywords are given only if they apply: ``n_step gamma n_envs``
+    for n-step returns (n_step > 1), ``obs_shape obs_dtype`` for images (C, H, W) of uint8, and ``n_stacked n_envs`` for
+    images that are stacks of frames, unless ``frame_stacks`` of its configuration is False.
 
-    Optional methods: ``update_priorities(indices, priorities)``, given the indices of a sample and the absolute TD
-    errors (B,) f64, for a memory whose samples hold ``indices``; ``set_beta(beta)``, called before each sample, where
-    the configuration has a ``beta``; ``cut()``, called where the transitions to come do not follow on from those
-    before (environments that start afresh after a resume), across which no n-step return may reach: needed where
-    the memory has an ``n_step`` above 1; ``n_pushed``, how many transitions it was ever given, by which a push from
-    elsewhere is noticed; ``close()``.
+    Optional methods:
+
+    - ``update_priorities(indices, priorities)``, for memories whose samples contain ``indices``: called with the
+      indices of a sample and the absolute TD errors (B,) f64.
+    - ``set_beta(beta)``, called before each sample if the configuration has a ``beta``.
+    - ``cut()``, required if the memory has an ``n_step`` above 1: called when the next transitions do not continue
+      those before (environments that start new episodes after a resume). No n-step return may reach across.
+    - ``n_pushed``, the number of transitions ever pushed, to notice pushes from elsewhere.
+    - ``close()``.
     """
 
     def push_batch(
@@ -34,37 +37,38 @@ class Buffer(Protocol):
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> None:
-        """Copy in N transitions, row i from environment i: (N, D), (N, D), (N, A) f32, (N,) f32, (N,) and (N,) bool."""
+        """Copy N transitions, row i from environment i: (N, D), (N, D), (N, A) f32, (N,) f32, (N,) and (N,) bool."""
 
     def sample(self, batch_size: int, seed: int) -> Mapping[str, np.ndarray]:
-        """B transitions, a function of contents and `seed` alone.
+        """Return B transitions that depend only on the contents and `seed`.
 
-        Keys ``obs next_obs actions rewards terminated truncated`` as pushed; ``discounts`` (B,) where rewards are
-        n-step returns: gamma to the number of their steps; ``weights`` (B,) that correct for unequal sampling;
-        ``indices`` (B,) where priorities are to be updated.
+        Keys: ``obs next_obs actions rewards terminated truncated`` as pushed; ``discounts`` (B,) if rewards are n-step
+        returns: gamma to the power of their number of steps; ``weights`` (B,) that correct for unequal sampling;
+        ``indices`` (B,) if priorities must be updated.
         """
 
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
+        """Return the number of transitions that can be sampled."""
 
     def get_state(self) -> dict[str, Any]:
-        """Everything, as arrays, numbers and texts."""
+        """Return the complete state as arrays, numbers and strings."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from what `get_state` returned."""
+        """Restore the state that `get_state` returned, to continue exactly from there."""
 
 
 @runtime_checkable
 class OfflineDataset(Protocol):
-    """What the offline loop asks of a dataset; `rlox.OfflineDatasetBuffer` is one.
+    """Interface of a dataset for the offline loop, such as `rlox.OfflineDatasetBuffer`.
 
-    Optional, and used where they are there: ``obs_dim`` and ``act_dim`` (and ``obs_shape``), to be compared with the
-    algorithm's; ``normalized``, whether samples are, by ``obs_mean`` and ``obs_std`` (D,); ``get_state()``, all
-    transitions by the names of a sample and in their order, to check the actions and to compare values with returns.
+    Optional attributes, used if present: ``obs_dim`` and ``act_dim`` (and ``obs_shape``), compared with the
+    algorithm's; ``normalized``, whether samples are normalised by ``obs_mean`` and ``obs_std`` (D,); ``get_state()``,
+    which returns all transitions under the names of a sample and in order, to check the actions and to compare values
+    with returns.
     """
 
     def sample(self, batch_size: int, seed: int) -> Mapping[str, np.ndarray]:
-        """B transitions, a function of contents and `seed` alone.
+        """Return B transitions that depend only on the contents and `seed`.
 
         ``obs next_obs`` (B, D), ``actions`` (B, A) or discrete (B, 1), ``rewards terminated truncated`` (B,).
         """

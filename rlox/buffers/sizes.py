@@ -1,4 +1,4 @@
-"""How many bytes a memory will take."""
+"""Estimate of the bytes that a replay memory will take."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from rlox.envs import EnvSpec
 class Footprint:
     """Bytes that a replay memory takes."""
 
-    reserved: int  # of memory, asked for when it is made
-    resident: int  # of these in use, once all transitions are pushed
-    disk: int  # of its own file
-    row: int  # of one transition in memory
+    reserved: int  # memory reserved when it is created
+    resident: int  # part of it in use once all transitions are pushed
+    disk: int  # size of its file
+    row: int  # memory per transition
 
 
-# Transitions of the miniature that `footprint` makes: memories are reserved by the row, so two sizes give that of any.
+# Transitions of the small memories that `footprint` creates: size is linear in rows, so two sizes determine all others.
 _MINIATURE = 512
 
 
 def footprint(
     config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_pushed: int, state_dim: int = 0
 ) -> Footprint | None:
-    """What the memory that `make_buffer` builds of the same arguments takes after `n_pushed` transitions.
+    """Return the bytes that `make_buffer`'s memory for the same arguments takes after `n_pushed` transitions.
 
-    None where its class has no ``nbytes``. Nothing of its size is reserved.
+    Return None if its class has no ``nbytes``. The full size is never allocated.
 
     Raises
     ------
     TypeError
-        As `make_buffer`.
+        Same as `make_buffer`.
     """
     least = max(_MINIATURE, n_envs, config.n_step)
     if config.holds == "sequences":
-        least = _MINIATURE * n_envs  # each environment has as much room as the others
+        least = _MINIATURE * n_envs  # the room is divided equally among the environments
     if isinstance(config, MmapBufferConfig):
         with tempfile.TemporaryDirectory(prefix="rlox-replay-") as folder:
-            # Without an older part there is no table of its blocks either, and all that is left are the rows.
+            # With everything hot there is no table of cold blocks either, so that all memory is rows.
             mini: Any = make_buffer(replace(config, size=least, hot_size=least, folder=folder), spec, n_envs, gamma)
             row = mini.ram_budget // least
             mini.close()
@@ -58,6 +58,6 @@ def footprint(
     try:
         small, large = nbytes(least), nbytes(2 * least)
     except ValueError:
-        return None  # a configuration from outside, whose rules forbid so small a memory
+        return None  # an external configuration, whose rules forbid such a small memory
     reserved = small + (large - small) * (config.size - least) // least
     return Footprint(reserved, reserved * min(n_pushed, config.size) // config.size, 0, -(-(large - small) // least))

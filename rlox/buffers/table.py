@@ -1,12 +1,12 @@
-"""The table of replay memories, and what one must be able to do.
+"""Table of replay memories.
 
-A package outside adds one by `register_buffer`, or by an entry point of the group ``rlox.buffers`` in its
+An external package adds a memory with `register_buffer`, or with an entry point of the group ``rlox.buffers`` in its
 ``pyproject.toml``, which is loaded when the name is first used::
 
     [project.entry-points."rlox.buffers"]
     recency = "their_package.buffers:RecencyBuffer"
 
-From then on ``rlox train algo=dqn buffer=recency`` and ``DQN(..., buffer="recency")`` know it.
+Then ``rlox train algo=dqn buffer=recency`` and ``DQN(..., buffer="recency")`` use it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METHODS = ("push_batch", "sample", "__len__", "get_state", "set_state")
 
 
 class Entry(NamedTuple):
-    """Where a buffer lives; imported when it is first used."""
+    """Location of a buffer and its configuration; imported when the buffer is first used."""
 
     cls: Any  # "module:Class", or the class
     config: Any  # "module:Config", or the class
@@ -42,27 +42,27 @@ BUFFERS: dict[str, Entry] = {
 
 
 def register_buffer(name: str, cls: type | str, config: type[BufferConfig] | str | None = None) -> None:
-    """Make ``buffer=NAME`` known.
+    """Register a buffer for ``buffer=NAME``.
 
     Parameters
     ----------
     name : str
         Letters, digits, ``_``, ``-`` and ``.``.
     cls : type or str
-        A `Buffer`, or its ``"module:Class"``, which is imported when it is first used.
+        A `Buffer` class, or its ``"module:Class"``, which is imported when it is first used.
     config : type or str, optional
-        Its configuration, a dataclass below `rlox.config.BufferConfig`, or ``"module:Config"``. Without one it is
-        ``cls.Config`` where there is one, else `rlox.config.OutsideBufferConfig`, whose ``kwargs`` take anything.
+        Its configuration, a dataclass derived from `rlox.config.BufferConfig`, or ``"module:Config"``. The default is
+        ``cls.Config`` if it exists, else `rlox.config.OutsideBufferConfig`, whose ``kwargs`` accept any argument.
 
     Raises
     ------
     ValueError
-        For an empty or odd name, and one that is taken by another class.
+        If the name is empty, has other characters, or belongs to another class.
     TypeError
-        If `cls` or `config` is neither a class nor a text.
+        If `cls` or `config` is neither a class nor a string.
     """
     if not isinstance(name, str) or not name.replace("_", "a").replace("-", "a").replace(".", "a").isalnum():
-        raise ValueError(f"register_buffer: name must be of letters, digits, _, - and ., got {name!r}")
+        raise ValueError(f"register_buffer: name must consist of letters, digits, _, - and ., got {name!r}")
     for what, value in (("cls", cls), ("config", config)):
         if not (isinstance(value, type) or (isinstance(value, str) and ":" in value) or (config is value is None)):
             raise TypeError(f"register_buffer: {what} must be a class or 'module:Class', got {value!r}")
@@ -73,12 +73,12 @@ def register_buffer(name: str, cls: type | str, config: type[BufferConfig] | str
 
 
 def _from_outside() -> dict[str, Entry]:
-    """The buffers that installed packages announce; nothing of theirs is imported."""
+    """Return the buffers that installed packages declare, without importing them."""
     return {point.name: Entry(point.value, None) for point in metadata.entry_points(group=ENTRY_POINTS)}
 
 
 def buffer_names() -> list[str]:
-    """All names that ``buffer=`` takes, those of installed packages included."""
+    """Return all names that ``buffer=`` accepts, including those of installed packages."""
     return [*BUFFERS, *sorted(set(_from_outside()) - set(BUFFERS))]
 
 
@@ -92,7 +92,7 @@ def _entry(name: str) -> Entry:
 
 
 def _resolve(found: Any) -> Any:
-    """The class itself, or what "module:Class" names."""
+    """Return the class itself, or import the class that "module:Class" names."""
     if not isinstance(found, str):
         return found
     module, _, name = found.partition(":")
@@ -100,18 +100,18 @@ def _resolve(found: Any) -> Any:
 
 
 def buffer_class(name: str) -> type:
-    """The class that `name` stands for, imported now.
+    """Import and return the class of the buffer `name`.
 
     Raises
     ------
     ValueError
-        If there is none of this name; the message has the nearest.
+        If the name is unknown; the message names the nearest.
     """
     return _resolve(_entry(name).cls)
 
 
 def buffer_config_class(name: str) -> type[BufferConfig]:
-    """The configuration of the buffer `name`; a ValueError as for `buffer_class`."""
+    """Return the configuration class of the buffer `name`. Raises the same ValueError as `buffer_class`."""
     entry = _entry(name)
     config = entry.config
     if config is None:
@@ -119,7 +119,7 @@ def buffer_config_class(name: str) -> type[BufferConfig]:
     config = _resolve(config)
     if not (isinstance(config, type) and issubclass(config, BufferConfig)):
         raise TypeError(
-            f"buffer: the Config of {name!r} must be a dataclass below rlox.config.BufferConfig, got {config!r}"
+            f"buffer: the Config of {name!r} must be a dataclass derived from rlox.config.BufferConfig, got {config!r}"
         )
     return config
 
@@ -130,38 +130,40 @@ def buffer_config(
     usual: str = "uniform",
     **changes: Any,
 ) -> BufferConfig:
-    """The configuration that a name, a mapping, or a configuration stands for.
+    """Return the configuration for a name, a mapping, or a configuration.
 
     Parameters
     ----------
     buffer
-        None, and a mapping without a ``name``, stand for the `usual` memory.
+        None, and a mapping without a ``name``, mean the `usual` memory.
     prioritized
-        True turns that into the prioritized one; True and False must fit a name that is given.
+        True replaces the `usual` memory by the prioritized one. If a name is given, the value must agree with it.
     **changes
-        Fields that override those of `buffer`; None leaves one alone.
+        Fields that override those of `buffer`; None leaves a field unchanged.
 
     Raises
     ------
     ValueError, TypeError
-        For an unknown name, an unknown field, a value out of range.
+        For an unknown name, an unknown field, or a value out of range.
     """
     if isinstance(buffer, BufferConfig):
         kind, fields = type(buffer), buffer.to_dict()
     elif buffer is None or isinstance(buffer, (str, Mapping)):
         fields = {"name": buffer} if isinstance(buffer, str) else dict(buffer or {})
         if not all(isinstance(key, str) for key in fields):
-            raise TypeError(f"buffer: a mapping must have names of fields for keys, got {shown(buffer)}")
+            raise TypeError(f"buffer: the keys of a mapping must be names of fields, got {shown(buffer)}")
         fields.setdefault("name", "prioritized" if prioritized else usual)
         kind = buffer_config_class(fields["name"])
     else:
         raise TypeError(
-            "buffer: it must be a name, a BufferConfig, a mapping or a rlox.buffers.Buffer, "
+            "buffer: the value must be a name, a BufferConfig, a mapping or a rlox.buffers.Buffer, "
             f"got {type(buffer).__name__}"
         )
     name = fields["name"]
     if prioritized is not None and prioritized is not (name == "prioritized"):
-        raise ValueError(f"buffer: prioritized must fit the name, got {prioritized} beside {name!r}; leave one out")
+        raise ValueError(
+            f"buffer: prioritized must fit the name, got {prioritized} with {name!r}; leave one of them out"
+        )
     fields |= {key: value for key, value in changes.items() if value is not None}
     return kind.from_kwargs("buffer", **fields)
 
@@ -169,13 +171,13 @@ def buffer_config(
 def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, state_dim: int = 0) -> Buffer:
     """Build the replay memory that `config` describes, for the observations and actions of `spec`.
 
-    One of sequences keeps actions as a world model sees them, `EnvSpec.model_width` numbers each, and with every step
-    `state_dim` numbers of the agent's own.
+    A memory of sequences stores actions in the form that a world model takes, `EnvSpec.model_width` numbers each, and
+    with every step `state_dim` numbers for the state of the agent.
 
     Raises
     ------
     TypeError
-        If what it names is no `Buffer`, or does not take its arguments.
+        If the class is not a `Buffer`, or does not accept the arguments.
     """
     cls = buffer_class(config.name)
     arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}

@@ -1,4 +1,4 @@
-"""What happens around training? Callbacks that the loops call: evaluation, checkpoints, progress, advice, loggers."""
+"""Callbacks that the training loops call: evaluation, checkpoints, progress, advice, loggers."""
 
 from rlox import lazy
 

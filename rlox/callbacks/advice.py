@@ -1,4 +1,4 @@
-"""Advice on plans and metrics that look wrong."""
+"""Advice on settings and metrics that look wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlox.callbacks.base import Callback
 
 @dataclass(frozen=True)
 class _Advice:
-    """Say `line` once `holds` was true for `updates` updates in a row; `metric` must be there and be a number."""
+    """Advice `line`, given when `holds` was true for `updates` updates in a row; needs a `metric` that is a number."""
 
     metric: str
     holds: Callable[[float], bool]
@@ -35,40 +35,40 @@ _ADVICE = (
         "equal_groups",
         lambda value: value > 0.95,
         50,
-        "all completions of a prompt earn the same in {value:.0%} of the groups, which teaches nothing: raise "
-        "temperature or group_size, give the reward steps in between, or choose prompts that are neither too hard nor "
+        "all completions of a prompt have the same reward in {value:.0%} of the groups, which teaches nothing: raise "
+        "temperature or group_size, use a reward with more levels, or choose prompts that are neither too hard nor "
         "too easy",
     ),
     _Advice(
         "approx_kl",
         lambda value: value > 0.1,
         10,
-        "approx_kl is above 0.1 ({value:.2f}): each update throws the policy far from the one that collected its data; "
+        "approx_kl is above 0.1 ({value:.2f}): each update moves the policy far from the one that collected its data; "
         "lower learning_rate or n_epochs, or set target_kl=0.02",
     ),
     _Advice(
         "clip_fraction",
         lambda value: value > 0.5,
         10,
-        "clip_fraction is above 0.5 ({value:.2f}): most samples give no gradient any more; lower learning_rate or "
-        "n_epochs, or raise batch_size",
+        "clip_fraction is above 0.5 ({value:.2f}): most samples no longer contribute a gradient; lower learning_rate "
+        "or n_epochs, or raise batch_size",
     ),
 )
 _ENTROPY = (
-    "the policy's entropy fell below 1 % of its start ({value:.2g} of {start:.2g} nats): it has stopped exploring; if "
-    "the return is not what you want yet, raise ent_coef or lower learning_rate"
+    "the policy's entropy fell below 1 % of its initial value ({value:.2g} of {start:.2g} nats): it has stopped "
+    "exploring; if the return is still too low, raise ent_coef or lower learning_rate"
 )
 _GRAD_NORM = (
     "grad_norm is more than 100 times its recent median ({value:.3g} against {median:.3g}): the loss is exploding; "
     "lower learning_rate, set max_grad_norm=0.5, or normalise rewards"
 )
-_LASTING, _RECENT = 3, 50  # updates: how long entropy and grad_norm must stay out, how many the median is taken of
+_LASTING, _RECENT = 3, 50  # updates for which entropy and grad_norm must be out of range; updates of the median
 
 
 def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
-    """What in an algorithm's settings and environment goes wrong in a well-known way: its kind, and a line."""
+    """Yield well-known problems of an algorithm's settings and environment, each as a kind and a line of advice."""
     c, spec = algorithm.config, getattr(algorithm, "spec", None)
-    if spec is None:  # a language model has none
+    if spec is None:  # a language model has no spec
         return
     if getattr(c, "normalize_advantages", False) and c.n_steps * algorithm.n_envs == 1:
         yield (
@@ -81,7 +81,7 @@ def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
     if scales and spec.obs_bytes is not None and (normalizer is None or not normalizer.obs):
         image = len(spec.obs_bytes) == 2 and min(spec.obs_bytes) >= 36
         shape = ", ".join(map(str, (*spec.obs_bytes, 1)))
-        remedy = f"for an image take the wrapper {{ReshapeObservation: {{shape: [{shape}]}}}}, else " if image else ""
+        remedy = f"for an image use the wrapper {{ReshapeObservation: {{shape: [{shape}]}}}}, else " if image else ""
         yield (
             "unscaled",
             f"observations are bytes of shape {spec.obs_bytes}, {spec.obs_dim:,} numbers from 0 to 255 that the "
@@ -90,10 +90,10 @@ def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
 
 
 class AdviceCallback(Callback):
-    """Watches the metrics for the well-known ways in which training goes wrong, and says so once for each.
+    """Watches the metrics for well-known problems of training, and gives advice on each problem once.
 
-    At the start it says what goes wrong in the settings: rollouts of one transition whose advantage is to be
-    normalised, and bytes for observations that are neither an image nor normalised.
+    At the start it checks the settings, for rollouts of a single transition whose advantage should be normalised, and
+    for byte observations that are neither an image nor normalised.
 
     ===================  ========================================================
     explained_variance   below 0 for 20 updates in a row
@@ -107,9 +107,9 @@ class AdviceCallback(Callback):
     Parameters
     ----------
     tell : callable, optional
-        Given each line: what it means and what to change. None: they go to stderr.
+        Called with each line: what it means and what to change. None prints the lines to stderr.
     plan : bool
-        Whether to look at the settings; ``rlox train`` does it before the run.
+        Whether to check the settings; ``rlox train`` does this before the run.
     """
 
     def __init__(self, tell: Callable[[str], None] | None = None, plan: bool = True):
@@ -139,10 +139,10 @@ class AdviceCallback(Callback):
             raise TypeError('AdviceCallback needs metrics=…; pass metrics={"approx_kl": …, "grad_norm": …} to on_step')
         for advice in _ADVICE:
             value = metrics.get(advice.metric, math.nan)
-            # Explained variance is NaN where all returns are equal, which says nothing either way.
+            # Explained variance is NaN if all returns are equal, which is neither good nor bad.
             if not math.isnan(value):
                 self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
-        # A loop written by hand does not say which kind of actions the entropy is of.
+        # A hand-written loop does not tell the kind of actions to which the entropy belongs.
         spec = getattr(algorithm, "spec", None)
         if "entropy" in metrics and spec is not None and spec.discrete:
             value = metrics["entropy"]

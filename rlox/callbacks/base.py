@@ -1,4 +1,4 @@
-"""`Callback`, the list that calls them, and training loops written by hand."""
+"""`Callback`, the list that calls callbacks, and support for hand-written training loops."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from rlox.envs.failures import note_cause
 
 _Answer = TypeVar("_Answer")
 
-SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; what is none of them is "other"
+SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; the rest is "other"
 
 
 def _hook(method: Callable[..., _Answer]) -> Callable[..., _Answer]:
-    """For type checkers: an override may name those of the keyword arguments that it takes."""
+    """Let type checkers accept overrides that name the keyword arguments they use."""
     return method
 
 
 class Callback:
-    """Base of all callbacks: override the hooks you need.
+    """Base class of all callbacks: override the hooks you need.
 
     Hooks are called with keyword arguments; take those you use by name and the rest as ``**info``. An exception in a
-    hook ends the training. A loop written by hand may pass less, such as ``on_step(reward=…, step=…)`` alone: the
-    callbacks here work in it, or raise a TypeError that says what to pass.
+    hook ends the training. A hand-written loop may pass fewer arguments, such as only ``on_step(reward=…, step=…)``:
+    the callbacks here then still work, or raise a TypeError that says what to pass.
 
     Attributes
     ----------
     section : str
-        What its time counts as in `CallbackList.seconds`: ``evaluate``, ``log``, ``checkpoint`` or ``other``.
+        Category of its time in `CallbackList.seconds`: ``evaluate``, ``log``, ``checkpoint`` or ``other``.
     acts_on_evaluation : bool
-        Whether training must wait for the result before its next update, where this callback has `on_evaluation`. False
-        where a result may come later than the steps that follow it (see `EvalCallback`).
+        Whether training must wait for an evaluation's result before its next update, if this callback overrides
+        `on_evaluation`. False if results may arrive after later steps (see `EvalCallback`).
     waits_for_evaluation : bool
-        Whether it has something to do that must not come while an evaluation is pending: the next one is then made
-        in place.
+        Whether the callback has work that must not be done while an evaluation is pending. The next evaluation is then
+        run in place.
     """
 
     section = "other"
@@ -56,81 +56,84 @@ class Callback:
     _list: CallbackList | None = None  # the list that this callback was last put in
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback, for a training that is resumed: finite JSON values under texts."""
+        """Return the state to store in checkpoints, for a resumed training: finite JSON values with string keys."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned. Called before `on_training_start`."""
+        """Restore what `state` returned. Called before `on_training_start`."""
 
     @_hook
     def on_training_start(self, **info: Any) -> bool | None:
-        """Before the first rollout. info: algorithm. Return False to train nothing."""
+        """Called before the first rollout. info: algorithm. Return False to train nothing."""
 
     @_hook
     def on_rollout_end(self, **info: Any) -> None:
-        """After each rollout, or each round of off-policy collection, before the update. info: algorithm, batch (what
-        was collected: `rlox.nn.batch.RolloutBatch` or `rlox.training.loops.Episodes`)."""
+        """Called after each rollout, or each round of off-policy collection, before the update. info: algorithm, batch
+        (what was collected: `rlox.nn.batch.RolloutBatch` or `rlox.training.loops.Episodes`)."""
 
     @_hook
     def on_step(self, **info: Any) -> bool:
-        """After each update; off-policy, where these are many, a hundred times in a training and every 1,000 steps in a
-        long one; offline likewise. info: step (environment steps so far; offline: updates), reward (mean return of the
-        last 100 episodes, NaN before the first), metrics (dict of float), algorithm. Return False to stop training."""
+        """Called after each update. Off-policy and offline trainings have many updates: they call it a hundred times in
+        a training, or every 1,000 steps in a long one. info: step (environment steps so far; offline: updates), reward
+        (mean return of the last 100 episodes, NaN before the first), metrics (dict of float), algorithm. Return False
+        to stop training."""
         return True
 
     @_hook
     def on_evaluation_start(self, **info: Any) -> None:
-        """When an evaluation begins beside training (see `EvalCallback`), which goes on. info: step, algorithm."""
+        """Called when an evaluation starts in parallel to training (see `EvalCallback`). info: step, algorithm."""
 
     @_hook
     def on_evaluation(self, **info: Any) -> None:
-        """After each evaluation. info: step, evaluation (`rlox.collectors.evaluation.Evaluation`), algorithm.
+        """Called after each evaluation. info: step, evaluation (`rlox.collectors.evaluation.Evaluation`), algorithm.
 
-        Beside training the algorithm may be some updates further than `step`.
+        If it ran in parallel to training, the algorithm may be a few updates ahead of `step`.
         """
 
     @_hook
     def on_checkpoint(self, **info: Any) -> None:
-        """After a checkpoint is safely on disk. info: step, kind ("last" or "best"), path, algorithm."""
+        """Called after a checkpoint is safely on disk. info: step, kind ("last" or "best"), path, algorithm."""
 
     @_hook
     def on_collection_error(self, **info: Any) -> None:
-        """When an environment raised while experience was gathered, before training ends. info: algorithm, error."""
-
-    @_hook
-    def on_training_error(self, **info: Any) -> None:
-        """When an exception (no interrupt) has ended the training, in place of `on_training_end`. info: algorithm,
+        """Called when an environment raised an error during collection, before training ends. info: algorithm,
         error."""
 
     @_hook
+    def on_training_error(self, **info: Any) -> None:
+        """Called when an exception (not an interrupt) has ended the training, instead of `on_training_end`. info:
+        algorithm, error."""
+
+    @_hook
     def on_training_end(self, **info: Any) -> None:
-        """After the last update, also when a callback stopped training; not after an exception. info: algorithm."""
+        """Called after the last update, also when a callback stopped training, but not after an exception. info:
+        algorithm."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one; every hook reaches every callback, in order, but those that save (of the section
-    ``checkpoint``) come last, so that what they save has seen what the others have.
+    """Several callbacks as one. Every hook calls all callbacks in order, except that callbacks of the section
+    ``checkpoint`` come last, so that the saved state includes the effects of the others.
 
     Attributes
     ----------
     seconds : dict
-        Wall time spent in callbacks so far, by their `Callback.section`. What a callback sets off in others (an
-        evaluation its logging) counts as theirs alone.
+        Wall time spent in callbacks so far, by their `Callback.section`. If a callback triggers others (an evaluation
+        triggers logging), their time counts only for them.
     training_s : float
-        Wall time of all trainings so far, from their beginning to the end of their last hook.
+        Wall time of all trainings so far, from their start to the end of their last hook.
     """
 
     def __init__(self, callbacks: Iterable[Callback] | None = None):
         self.callbacks: list[Callback] = []
         self.seconds: Counter[str] = Counter()
         self.training_s = 0.0
-        self._inner = 0.0  # seconds of the hooks that the present one has set off
-        self._at = 0.0  # until when training_s has counted
-        self._saved: dict[str, dict[str, Any]] = {}  # states that wait for the callbacks they are of
+        self._inner = 0.0  # seconds of the hooks that the current hook has triggered
+        self._at = 0.0  # time up to which training_s has counted
+        self._saved: dict[str, dict[str, Any]] = {}  # restored states of callbacks that were not added yet
         self.extend(callbacks or ())
 
     def extend(self, callbacks: Iterable[Callback]) -> None:
-        """Add `callbacks` behind those that are there, each with its saved state; a TypeError for anything else."""
+        """Append `callbacks`, each with its saved state. Raises TypeError for other objects."""
         callbacks = list(callbacks)
         for callback in callbacks:
             if not isinstance(callback, Callback):
@@ -143,7 +146,7 @@ class CallbackList(Callback):
         self.set_state(self._saved)
 
     def by_name(self) -> dict[str, Callback]:
-        """Each callback by its class, ``Name``, ``Name#2`` and so on."""
+        """Return the callbacks by the name of their class: ``Name``, ``Name#2`` and so on."""
         named: dict[str, Callback] = {}
         seen: Counter[str] = Counter()
         for callback in self.callbacks:
@@ -153,18 +156,18 @@ class CallbackList(Callback):
         return named
 
     def state(self) -> dict[str, Any]:
-        """The states of all that have one, by name; also those that were restored for callbacks not there (yet)."""
+        """Return the non-empty states by name, including restored states of callbacks that were not added yet."""
         states = {name: callback.state() for name, callback in self.by_name().items()}
-        # Copies: they are written while the callbacks go on.
+        # Copy them, because they are written while the callbacks continue.
         return copy.deepcopy({**self._saved, **{name: state for name, state in states.items() if state}})
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Give each callback its state; the others' wait until `extend` brings them.
+        """Restore the state of each callback; other states wait until `extend` adds their callbacks.
 
         Raises
         ------
         ValueError
-            If a callback cannot take its own.
+            If a callback cannot restore its state.
         """
         self._saved = dict(state)
         for name, callback in self.by_name().items():
@@ -173,10 +176,10 @@ class CallbackList(Callback):
                 try:
                     callback.set_state(state)
                 except (AttributeError, LookupError, TypeError, ValueError) as e:
-                    raise ValueError(f"{name}: the state that a checkpoint holds of it does not fit: {e!r}") from e
+                    raise ValueError(f"{name}: its state in the checkpoint does not fit: {e!r}") from e
 
     def listens(self, hook: str) -> bool:
-        """Whether any callback defines the hook of this name."""
+        """Return whether any callback defines the hook of this name."""
         return any(
             callback.listens(hook) if isinstance(callback, CallbackList) else self.listens_to(callback, hook)
             for callback in self.callbacks
@@ -184,11 +187,11 @@ class CallbackList(Callback):
 
     @staticmethod
     def listens_to(callback: Callback, hook: str) -> bool:
-        """Whether this callback defines the hook of this name."""
+        """Return whether this callback defines the hook of this name."""
         return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
     def that_act_on_evaluations(self) -> list[Callback]:
-        """The callbacks that training must wait for an evaluation for."""
+        """Return the callbacks because of which training must wait for evaluations."""
         found: list[Callback] = []
         for callback in self.callbacks:
             if isinstance(callback, CallbackList):
@@ -198,7 +201,7 @@ class CallbackList(Callback):
         return found
 
     def waiting(self) -> bool:
-        """Whether any has something to do that must not come while an evaluation is pending."""
+        """Return whether any callback has work that must not be done while an evaluation is pending."""
         return any(
             callback.waiting() if isinstance(callback, CallbackList) else callback.waits_for_evaluation
             for callback in self.callbacks
@@ -222,14 +225,14 @@ class CallbackList(Callback):
         return answers
 
     def _go_on(self, hook: str, info: dict[str, Any]) -> bool:
-        """Whether no callback says stop; a TypeError for an answer that says neither."""
+        """Return whether no callback requests a stop. Raises TypeError for return values other than bool or None."""
         go_on = True
         for callback, answer in zip(self.callbacks, self._call(hook, info), strict=False):
             if answer is None or answer is True:
                 continue
             if not isinstance(answer, (bool, np.bool_)):
                 raise TypeError(
-                    f"{type(callback).__name__}.{hook} must return False to stop, or True or nothing to go on, "
+                    f"{type(callback).__name__}.{hook} must return False to stop, or True or nothing to continue, "
                     f"got {shown(answer)}"
                 )
             go_on = go_on and bool(answer)
@@ -241,7 +244,7 @@ class CallbackList(Callback):
         self._at = now
 
     def on_training_start(self, **info: Any) -> bool:
-        """False if any callback says that nothing is to be trained; the others are still called."""
+        """Return False if any callback requests that nothing is trained; the others are still called."""
         self._at = time.perf_counter()
         return self._go_on("on_training_start", info)
 
@@ -249,7 +252,7 @@ class CallbackList(Callback):
         self._call("on_rollout_end", info)
 
     def on_step(self, **info: Any) -> bool:
-        """False if any callback says stop; the others are still called."""
+        """Return False if any callback requests a stop; the others are still called."""
         go_on = self._go_on("on_step", info)
         self._lap()
         return go_on
@@ -276,10 +279,10 @@ class CallbackList(Callback):
 
 
 class _HandWritten:
-    """Stands for the algorithm in a loop written by hand.
+    """Replacement for the algorithm in a hand-written loop.
 
-    What it knows comes from `owner`, the callback that asks, from what the loop passed to it, and from the attributes
-    ``policy`` and ``env_id`` of an object that the loop passed as ``algorithm``.
+    It takes its values from `owner`, the callback that uses it, from what the loop passed to that callback, and from
+    the attributes ``policy`` and ``env_id`` of an object that the loop passed as ``algorithm``.
     """
 
     def __init__(self, owner: Callback):
@@ -288,7 +291,7 @@ class _HandWritten:
         self.known: dict[str, Any] = {}
 
     def require(self, name: str) -> Any:
-        """What is known by this name; a TypeError that says how to give it where nothing is."""
+        """Return the value of this name. If it is unknown, raise a TypeError that says how to pass it."""
         if name not in self.known:
             who = type(self.owner).__name__
             raise TypeError(
@@ -302,7 +305,7 @@ class _HandWritten:
 
     @property
     def callbacks(self) -> CallbackList:
-        """The outermost list that the callback is in."""
+        """The outermost list that contains the callback."""
         found = self.owner._list or CallbackList([self.owner])
         while found._list is not None:
             found = found._list
@@ -316,7 +319,7 @@ class _HandWritten:
         return evaluate(policy, self.env_id, n_episodes, seed, deterministic, device=device, **options)
 
     def snapshot(self, path: Path, memory: bool = False, **header: Any) -> Callable[[], None]:
-        """Write the policy's weights, which `rlox.checkpoint.load_checkpoint` and ``init_from`` read."""
+        """Write the policy's weights, for `rlox.checkpoint.load_checkpoint` and ``init_from``."""
         state, env_id = self.require("policy").state_dict(), self.known.get("env_id")
         weights = {name: value.detach().cpu().numpy().copy() for name, value in state.items()}
         info = {
@@ -342,7 +345,7 @@ class _HandWritten:
 
 
 def _algorithm(owner: Callback, given: Any, step: int | None = None, **info: Any) -> Any:
-    """`given`, or its replacement where a hand-written loop passes no object of rlox."""
+    """Return `given`, or its replacement if a hand-written loop does not pass an rlox algorithm."""
     if hasattr(given, "counters"):
         return given
     found = owner.__dict__.setdefault("_hand_written", _HandWritten(owner))
@@ -356,7 +359,7 @@ def _algorithm(owner: Callback, given: Any, step: int | None = None, **info: Any
 
 
 def _finite(value: float) -> float | None:
-    """A score as JSON has it: null for none."""
+    """Return a score for JSON: None (null) if it is not finite."""
     return value if math.isfinite(value) else None
 
 

@@ -16,7 +16,7 @@ from rlox.callbacks.evaluation import EvalCallback
 
 
 class _Write(threading.Thread):
-    """A checkpoint on its way to the disk."""
+    """Thread that writes a checkpoint to disk."""
 
     def __init__(self, write: Callable[[], None], **info: Any):
         # A daemon, so that a process can end at once; the earlier file stays until the new one is complete.
@@ -33,32 +33,33 @@ class _Write(threading.Thread):
 
 
 class CheckpointCallback(Callback):
-    """Keep ``last.safetensors`` (every `every_s` seconds and at the end) and ``best.safetensors`` (by evaluation).
+    """Save ``last.safetensors`` (every `every_s` seconds and at the end) and ``best.safetensors`` (by evaluation).
 
-    Training waits for a copy to be made; a thread writes it while training goes on, and ``on_checkpoint`` is called
-    when it is safely on disk. A `last` that is due while the one before is still being written comes right after it.
-    Of a data-parallel training the first one is written before its first step.
+    Training waits only for a copy; a thread writes it while training continues, and ``on_checkpoint`` is called when
+    the file is safely on disk. If ``last`` is due while the previous one is still being written, it is saved right
+    after that. A data-parallel training writes its first checkpoint before its first step.
 
     Parameters
     ----------
     folder : path
-        Where the two files go.
+        Folder of the two files.
     every_s : float
         Seconds between two saves of ``last``.
     run : dict, optional
-        The resolved configuration of the run, kept in the header.
+        The resolved configuration of the run, stored in the header.
     memory : bool
         Whether the replay memory is saved with ``last``, in ``memory/`` (off-policy).
     every_steps : int, optional
-        Environment steps (offline: updates) between two saves of ``last``, whichever comes first.
+        Environment steps (offline: updates) between two saves of ``last``; `every_s` applies as well, whichever comes
+        first.
     policy : nn.Module, optional
-        In a loop written by hand, which passes no algorithm: what to save. `rlox.checkpoint.load_checkpoint` reads the
-        weights again, and ``init_from`` of an algorithm with such a policy starts from them.
+        The policy to save, for a hand-written loop that passes no algorithm. `rlox.checkpoint.load_checkpoint` reads
+        the weights, and ``init_from`` of an algorithm with such a policy starts from them.
 
     Raises
     ------
     OSError
-        Out of the training, at its next update, where a checkpoint could not be written.
+        From the training, at its next update, if a checkpoint could not be written.
     """
 
     section = "checkpoint"
@@ -83,7 +84,7 @@ class CheckpointCallback(Callback):
         self._saved_at = 0.0
         self._saved_step: int | None = None
         self._writes: dict[str, _Write] = {}  # by kind
-        # By the step of a pending evaluation: what writes the checkpoint of then, and the callbacks' states.
+        # By the step of a pending evaluation: the function that writes that step's checkpoint, and callback states.
         self._copies: dict[int, tuple[Callable[..., None], dict[str, Any]]] = {}
 
     def state(self) -> dict[str, Any]:
@@ -98,16 +99,16 @@ class CheckpointCallback(Callback):
         if self._saved_step is None:
             self._saved_step = _algorithm(self, algorithm).counters.steps
         if getattr(getattr(algorithm, "ranks", None), "joined", False):
-            self.save_last(algorithm)  # where a rank is killed, the others have something to go on from
+            self.save_last(algorithm)  # if a rank is killed, the others can continue from it
 
     def on_step(self, *, algorithm=None, **info: Any) -> bool:
         algorithm = _algorithm(self, algorithm, **info)
         if isinstance(algorithm, _HandWritten):
-            algorithm.require("policy")  # now, not at the first save
+            algorithm.require("policy")  # fail now, not at the first save
         self._tell(algorithm)
         steps = algorithm.counters.steps - self._saved_step
         due = time.monotonic() - self._saved_at >= self.every_s or steps >= (self.every_steps or math.inf)
-        # One that knows nothing of an evaluation whose step has passed would lose it.
+        # A checkpoint saved while an evaluation of an earlier step is pending would lose that evaluation.
         self.waits_for_evaluation = bool(due and steps and self._copies)
         if due and steps and "last" not in self._writes and not self._copies:
             self.save_last(algorithm)
@@ -128,14 +129,14 @@ class CheckpointCallback(Callback):
                 self._save(algorithm, "best", evaluation=kept)
                 return
             write, states = copied
-            # As of that step, but for those that the evaluation itself changes.
+            # Use the states of that step, except for callbacks that the evaluation itself changes.
             now, named = algorithm.callbacks.state(), algorithm.callbacks.by_name()
             scored = [name for name, callback in named.items() if isinstance(callback, (EvalCallback, type(self)))]
             states |= {name: now[name] for name in scored if name in now}
             self._write(algorithm, "best", step, partial(write, evaluation=kept, callbacks=states))
 
     def on_collection_error(self, *, algorithm, **info: Any) -> None:
-        # A disk that is full as well must not hide what the environment said.
+        # A full disk must not hide the environment's error.
         with suppress(OSError):
             if not self._copies:
                 self.save_last(algorithm)
@@ -150,7 +151,7 @@ class CheckpointCallback(Callback):
         self._tell(algorithm, wait=True)
 
     def save_last(self, algorithm) -> None:
-        """Begin to write ``last.safetensors`` now, unless it already holds this step."""
+        """Start writing ``last.safetensors`` now, unless it already contains this step."""
         if self._saved_step != algorithm.counters.steps or not (self.folder / "last.safetensors").is_file():
             self._save(algorithm, "last", memory=self.memory)
             self._saved_step = algorithm.counters.steps
@@ -168,7 +169,7 @@ class CheckpointCallback(Callback):
         self._writes[kind].start()
 
     def _tell(self, algorithm, wait: bool = False) -> None:
-        """See after what is being written: say what is there, raise what went wrong."""
+        """Check the running writes: report the finished ones to callbacks, and raise their errors."""
         for kind, write in list(self._writes.items()):
             if wait:
                 write.join()

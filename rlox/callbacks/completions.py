@@ -1,4 +1,4 @@
-"""Keep some completions of a language model beside its numbers."""
+"""Record a few completions of a language model in addition to its metrics."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rlox.callbacks.base import Callback
 from rlox.tracking.store import replace_text
 
 FILE = "completions.json"
-_MOST_ROWS, _LONGEST = 10_000, 2_000  # of the table, and characters of each text
+_MOST_ROWS, _LONGEST = 10_000, 2_000  # rows of the table, and characters of each text
 
 
 class CompletionsCallback(Callback):
-    """Writes completions of the first prompts, sampled at each evaluation, into a table that people read.
+    """Writes completions of the first prompts, sampled at each evaluation, to a table for reading.
 
     The file ``completions.json`` in `folder` has ``columns`` (step, prompt, completion, reward) and ``data``, a list of
-    rows: the form in which MLflow shows tables. It is replaced as a whole.
+    rows, which is MLflow's format for tables. Each time, the whole file is replaced.
 
     Parameters
     ----------
     folder : path
-        Where the file goes.
+        Folder of the file.
     written : callable, optional
-        Called as ``written(step, file)`` when it is in place.
+        Called as ``written(step, file)`` after the file was replaced.
     n : int
-        Prompts at each evaluation.
+        Number of prompts at each evaluation.
     """
 
     section = "log"
@@ -41,7 +41,7 @@ class CompletionsCallback(Callback):
     def on_training_start(self, *, algorithm: Any = None, **info: Any) -> None:
         self._rows = []
         if self.path.is_file() and algorithm is not None:
-            # What a resumed training does again must not be there twice.
+            # Drop later rows, because a resumed training writes them again.
             kept = json.loads(self.path.read_text())["data"]
             self._rows = [row for row in kept if row[0] <= algorithm.counters.steps]
 
@@ -58,6 +58,6 @@ class CompletionsCallback(Callback):
 
 
 def _text(value: Any) -> str:
-    """A text, or the last message of a conversation, shortened."""
+    """Return a text, or the last message of a conversation, shortened."""
     text = value if isinstance(value, str) else str(value[-1].get("content", "")) if value else ""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -19,17 +19,16 @@ from rlox.collectors.evaluation import Evaluation, warn_of_cut
 from rlox.collectors.evaluator import EvaluationWorker, WorkerDied, cores, make_job, play
 from rlox.envs import is_native
 
-_KEPT_EPISODES = 20_000  # of evaluations, in a checkpoint
-# Evaluations beside training: at most so many processes where their number is chosen here, where the evaluations that
-# are left take at least so many seconds.
+_KEPT_EPISODES = 20_000  # evaluation episodes stored in a checkpoint
+# With workers=-1: the most evaluation processes, and the seconds that the remaining evaluations must take to start any.
 _MOST_WORKERS, _WORTH_S = 4, 2.0
-# What an evaluation's step and episode are taken to be where training says nothing of them: seconds, steps.
+# Assumed seconds of a step and steps of an episode in an evaluation, if training does not provide these numbers.
 _USUAL_STEP_S, _USUAL_LENGTH = 5e-5, 1000
 
 
 @dataclass
 class _Begun:
-    """An evaluation whose result has not been taken."""
+    """A started evaluation whose result was not collected yet."""
 
     step: int
     job: bytes
@@ -37,37 +36,37 @@ class _Begun:
 
 
 class EvalCallback(Callback):
-    """Evaluate the policy on an environment of its own; training goes on exactly as it would without.
+    """Evaluate the policy in a separate environment; training is exactly the same as without evaluations.
 
-    With `workers`, other processes play what the policy was at the evaluation's step, beside training, and the numbers
-    and checkpoints are the same. ``on_evaluation`` then comes some updates later, with the evaluation's step; loggers
-    hold back what comes after that step, and `CheckpointCallback` saves no ``last`` meanwhile, so that a resumed run
-    lacks none; where one is due, the next evaluation is made in place. A checkpoint of your own, saved meanwhile, does
-    lack it. Training waits for the last evaluation, and for a process where all are busy. Where a process dies, this
-    one plays its evaluation again.
+    With `workers`, other processes evaluate the policy of the evaluation's step in parallel to training; the numbers
+    and checkpoints are the same. ``on_evaluation`` is then called a few updates later, with the evaluation's step. In
+    the meantime, loggers hold back the metrics of later steps, and `CheckpointCallback` does not save ``last``, so that
+    a resumed run lacks no evaluation; if ``last`` is due, the next evaluation runs in place. A checkpoint that you save
+    yourself in the meantime does lack the evaluation. Training waits for the last evaluation, and for a free process if
+    all are busy. If a process dies, this process repeats its evaluation.
 
     Parameters
     ----------
     n_points : int
-        Evaluations evenly spread over training, at the first update past each point, the last at the end.
+        Number of evaluations, evenly spread over training: at the first update past each point, the last at the end.
     n_episodes : int
         Episodes of one evaluation.
     seed : int, optional
-        Seed of the evaluation environment; None: 10_000 + the algorithm's seed.
+        Seed of the evaluation environment; by default 10_000 + the algorithm's seed.
     stop_at : float, optional
-        Training stops right after an evaluation whose mean return reaches this.
+        Training stops right after an evaluation whose mean return reaches this value.
     patience : int, optional
         Training stops right after this many evaluations in a row without a new best one.
     every_steps : int, optional
-        Steps between two evaluations, in place of `n_points`: for a loop written by hand, which passes no algorithm
-        that says how long the training is.
+        Steps between two evaluations, instead of `n_points`: for a hand-written loop, which passes no algorithm that
+        knows the length of the training.
     policy, env_id : optional
-        What is evaluated in such a loop, a module, and where; attributes of the same names may be set later.
+        The module to evaluate in such a loop, and its environment; attributes of the same names may be set later.
     workers : int
-        Processes that evaluate beside training; 0: this one evaluates; -1: as many as there are free cores, at most 4,
-        where evaluations take long, and 0 where they must be made here, as on native environments.
+        Processes that evaluate in parallel to training. 0 evaluates in this process. -1 uses as many as there are free
+        cores, at most 4, if evaluations take long, and 0 if they must run here, as on native environments.
     max_steps : int, optional
-        Steps after which an episode is cut (see `rlox.collectors.evaluation.evaluate`).
+        Steps after which an episode is truncated (see `rlox.collectors.evaluation.evaluate`).
     imports : sequence of str
         Modules that the processes import first.
 
@@ -76,7 +75,7 @@ class EvalCallback(Callback):
     beside_s : float
         Seconds that evaluations took in other processes.
     evaluations : list of (int, Evaluation)
-        Environment steps (offline: updates) and what was found there.
+        Environment steps (offline: updates) and the result of the evaluation at that step.
     best : float
         Mean return of the best evaluation so far; -inf before the first.
     stopped : str or None
@@ -122,11 +121,11 @@ class EvalCallback(Callback):
         self.max_steps = max_steps
         self.imports = list(imports)
         self.beside_s = 0.0
-        self._most_workers = 0  # that may be started now
-        self._weighing = False  # whether there may be some, once evaluations are known to take long
+        self._most_workers = 0  # how many may be started now
+        self._weighing = False  # whether workers may be started later, if evaluations turn out to take long
         self._weigh_at = 0
-        self._took_s: float | None = None  # by the last evaluation in this process
-        self._collected = (0, 0.0)  # steps and seconds of this training
+        self._took_s: float | None = None  # duration of the last evaluation in this process
+        self._collected = (0, 0.0)  # step at the start of this training, and its seconds of collection
         self._processes: list[EvaluationWorker] = []
         self._begun: deque[_Begun] = deque()
         self.evaluations: list[tuple[int, Evaluation]] = []
@@ -136,7 +135,7 @@ class EvalCallback(Callback):
         self._due: list[int] = []
 
     def state(self) -> dict[str, Any]:
-        # The newest, since a checkpoint's header is no place for millions of numbers.
+        # Only the newest evaluations: a checkpoint's header must not contain millions of numbers.
         counts = np.cumsum([len(e.returns) for _, e in reversed(self.evaluations)])
         newest = self.evaluations[-max(1, int((counts <= _KEPT_EPISODES).sum())) :]
         played = [
@@ -168,7 +167,7 @@ class EvalCallback(Callback):
             self._due = [c.steps + self.every_steps]
         elif isinstance(algorithm, _HandWritten):
             raise TypeError(
-                "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or make it by "
+                "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or use "
                 'EvalCallback(every_steps=1000, policy=policy, env_id="CartPole-v1")'
             )
         else:
@@ -177,7 +176,7 @@ class EvalCallback(Callback):
         if c.steps == c.horizon_start:
             self.waited, self.stopped = 0, None
         else:
-            # One that goes on, perhaps from right where it was stopped, or with other limits.
+            # The training continues, perhaps exactly where it was stopped, or with other limits.
             self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.steps else None
         self._plan_workers(algorithm)
         return self.stopped is None
@@ -196,7 +195,7 @@ class EvalCallback(Callback):
                 self._begin(algorithm, step)
             else:
                 self.evaluate(algorithm)
-            # At the horizon there is nothing left to stop.
+            # At the end of training there is nothing left to stop.
             if not (last or self._begun):
                 self.stopped = self._reason()
         return self.stopped is None
@@ -218,23 +217,23 @@ class EvalCallback(Callback):
         self.close()
 
     def close(self) -> None:
-        """End the processes; what they have not finished is lost."""
+        """End the processes. Their unfinished evaluations are lost."""
         for process in self._processes:
             process.close()
         self._processes.clear()
         self._begun.clear()
 
     def obstacle(self, algorithm) -> str | None:
-        """Why this training cannot be evaluated while it goes on; None where it can."""
+        """Return why this training cannot be evaluated in parallel; None if it can."""
         kind = type(algorithm)
         if isinstance(algorithm, _HandWritten):
-            return "a loop written by hand passes no algorithm"
+            return "a hand-written loop passes no algorithm"
         if "evaluate" in vars(algorithm) or not kind.evaluate.__module__.startswith("rlox."):
             return f"{kind.__name__} has an evaluate of its own"
         if self.stop_at is not None or self.patience is not None:
-            return "training waits for each evaluation where stop_at or patience is set"
+            return "training must wait for each evaluation if stop_at or patience is set"
         if acting := algorithm.callbacks.that_act_on_evaluations():
-            return f"{type(acting[0]).__name__} acts on each evaluation, so that training waits for it"
+            return f"{type(acting[0]).__name__} acts on each evaluation, so training must wait for it"
         if sum(isinstance(callback, EvalCallback) for callback in algorithm.callbacks.by_name().values()) > 1:
             return "there is another EvalCallback, and their results must come in order"
         if algorithm.device != "cpu":
@@ -242,17 +241,17 @@ class EvalCallback(Callback):
         try:
             self._job(algorithm)
         except Exception as e:
-            return f"policy and environment must be such that cloudpickle can send them to another process: {e}"
+            return f"cloudpickle must be able to send policy and environment to another process: {e}"
         return None
 
     def obstacle_for_auto(self, algorithm) -> str | None:
-        """Why they are not, where this callback chooses; None where they are if they take long."""
+        """Return why workers=-1 starts no process; None if it starts processes when evaluations take long."""
         if isinstance(algorithm, _HandWritten) or self.workers == 0:
-            return "as asked"
+            return "as requested"
         if self._free_cores(algorithm) < 1:
-            return f"training uses all {cores()} cores that there are"
+            return f"training uses all {cores()} cores"
         if getattr(algorithm, "_own_policy", False):
-            return "the policy is a module of your own, which may keep state"
+            return "the policy is a custom module, which may keep state"
         obstacle = self.obstacle(algorithm)
         if obstacle is None:
             arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
@@ -261,7 +260,7 @@ class EvalCallback(Callback):
         return obstacle
 
     def planned_workers(self, algorithm, seconds: float) -> int:
-        """How many processes there may be, where the evaluations to come take so many `seconds` together."""
+        """Return how many processes may be started if the remaining evaluations take `seconds` in total."""
         if self.workers > 0:
             return self.workers
         if seconds < _WORTH_S or self.obstacle_for_auto(algorithm) is not None:
@@ -270,7 +269,7 @@ class EvalCallback(Callback):
 
     @staticmethod
     def _free_cores(algorithm) -> int:
-        """Cores that training itself leaves."""
+        """Return the number of cores that training leaves free."""
         torch = sys.modules.get("torch")
         used = [algorithm.threads or (torch.get_num_threads() if torch else 1), getattr(algorithm, "env_workers", 0)]
         if getattr(algorithm, "env_backend", "auto") == "envpool":
@@ -278,7 +277,7 @@ class EvalCallback(Callback):
         return cores() - max(used)
 
     def _plan_workers(self, algorithm) -> None:
-        """Decide how many processes this training may have for its evaluations, or when that is decided."""
+        """Decide how many processes this training may use for its evaluations, or when to decide that."""
         c = algorithm.counters
         self.close()
         self._most_workers, self._weighing = 0, False
@@ -286,13 +285,13 @@ class EvalCallback(Callback):
             if (obstacle := self.obstacle(algorithm)) is not None:
                 raise ValueError(f"EvalCallback: workers must be 0 or -1 here, got {self.workers}: {obstacle}")
             self._most_workers = self.workers
-            self._start_worker()  # it gets ready while training begins
+            self._start_worker()  # it starts up while training begins
         elif self.workers < 0 and self._due and self.obstacle_for_auto(algorithm) is None:
             self._weighing, self._collected = True, (c.steps, 0.0)
             self._weigh_at = c.steps + (self._due[0] - c.steps) // 4
 
     def _weigh(self, algorithm, step: int, metrics: dict[str, float]) -> None:
-        """Start a process as soon as the evaluations that are left are known to take long enough."""
+        """Start a process as soon as the remaining evaluations are known to take long enough."""
         begun, seconds = self._collected
         self._collected = begun, seconds + metrics.get("time/collect_s", 0.0)
         if step < self._weigh_at:
@@ -305,7 +304,7 @@ class EvalCallback(Callback):
             self._start_worker()
 
     def _expected_s(self, algorithm, step: int) -> float:
-        """Seconds of one evaluation, from the last one in this process, or from how training collects."""
+        """Estimate the seconds of one evaluation, from the last one in this process or from the training's speed."""
         if self._took_s is not None:
             return self._took_s
         begun, seconds = self._collected
@@ -323,11 +322,11 @@ class EvalCallback(Callback):
         return make_job({**arguments, "max_steps": self.max_steps}, algorithm.threads, self.imports)
 
     def _begin(self, algorithm, step: int) -> None:
-        """Let a process evaluate the policy as it is now."""
+        """Start the evaluation of the current policy in a process."""
         job = self._job(algorithm)
         while len(self._begun) >= self._most_workers > 0:
             self._deliver(algorithm, wait=True, leave=self._most_workers - 1)
-        if not self._most_workers:  # one has died meanwhile
+        if not self._most_workers:  # a process has died in the meantime
             self.evaluate(algorithm)
             return
         worker = next((process for process in self._processes if not process.busy), None) or self._start_worker()
@@ -336,7 +335,7 @@ class EvalCallback(Callback):
         algorithm.callbacks.on_evaluation_start(step=step, algorithm=algorithm)
 
     def _deliver(self, algorithm, wait: bool = False, leave: int = 0) -> None:
-        """Take what is there, in the order of steps; with `wait` until no more than `leave` are pending."""
+        """Process available results in the order of steps; with `wait`, until at most `leave` are pending."""
         while self._begun:
             one = self._begun[0]
             try:
@@ -347,7 +346,7 @@ class EvalCallback(Callback):
                 self._most_workers = 0
                 self._processes.remove(one.worker)
                 warnings.warn(
-                    f"EvalCallback: {e} in the evaluation at {one.step:,}; evaluations go on in this process",
+                    f"EvalCallback: {e} in the evaluation at {one.step:,}; evaluations continue in this process",
                     RuntimeWarning,
                     2,
                 )
@@ -363,7 +362,7 @@ class EvalCallback(Callback):
             self._take(algorithm, one.step, evaluation)
 
     def evaluate(self, algorithm) -> None:
-        """Evaluate now, unless the last evaluation was made at this very step."""
+        """Evaluate now, unless the last evaluation was at this step."""
         step = algorithm.counters.steps
         if self._begun and self._begun[-1].step == step:
             self._deliver(algorithm, wait=True)
@@ -371,8 +370,8 @@ class EvalCallback(Callback):
             return
         started = time.perf_counter()
         options = {} if self.max_steps is None else {"max_steps": self.max_steps}
-        # Pending ones are played meanwhile, and come first.
-        evaluate = getattr(algorithm, "scored", algorithm.evaluate)  # language models play no episodes
+        # Pending evaluations run in the meantime, and are delivered first.
+        evaluate = getattr(algorithm, "scored", algorithm.evaluate)  # language models have no episodes
         evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started
         self._deliver(algorithm, wait=True)

@@ -1,4 +1,4 @@
-"""Loggers: callbacks that are given named numbers. The run's record is one; trackers are mirrors of that record."""
+"""Loggers: callbacks that receive named metrics. One writes the run's record, of which trackers are mirrors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox.callbacks.base import Callback
 
-# Library metrics have the seeds' flat names, trackers group them by a prefix.
+# The library's metrics have flat names; trackers group metrics by a prefix.
 _TRACKER_NAMES = {
     "mean_reward": "episode/return",
     "mean_length": "episode/length",
@@ -32,31 +32,31 @@ def tracker_name(metric: str) -> str:
 
 
 class LoggerCallback(Callback):
-    """Base of loggers: override `log`. Given to an algorithm as ``logger=``.
+    """Base class of loggers: override `log`, and pass the logger to an algorithm as ``logger=``.
 
-    Steps come in order: while an evaluation is pending (see `rlox.callbacks.EvalCallback`), what follows it is held
-    back.
+    Steps are logged in order: while an evaluation is pending (see `rlox.callbacks.EvalCallback`), later metrics are
+    held back.
 
     Attributes
     ----------
     logged_at : float or None
-        In `log`: the time (as `time.time`) of metrics that were held back; None for those of this moment.
+        In `log`, the time (as `time.time`) of metrics that were held back; None for current metrics.
     """
 
     section = "log"
     acts_on_evaluation = False
     logged_at: float | None = None
-    # Pending evaluations and what follows each of them: step, time, metrics (None for the evaluation itself).
+    # Pending evaluations and the metrics that follow them: step, time, metrics (None for the evaluation itself).
     _held: deque[tuple[int, float, dict[str, float] | None]] | None = None
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Take `metrics` (tracker names, finite or NaN) of environment step `step`."""
+        """Log `metrics` (tracker names; values are finite or NaN) of environment step `step`."""
         raise NotImplementedError
 
     def on_step(
         self, *, step: int, metrics: dict[str, float] | None = None, reward: float | None = None, **info: Any
     ) -> bool:
-        if metrics is None:  # a loop written by hand
+        if metrics is None:  # a hand-written loop
             if reward is None:
                 raise TypeError(f"{type(self).__name__} needs metrics=…; pass metrics={{name: number}} to on_step")
             metrics = {"mean_reward": reward}
@@ -94,7 +94,7 @@ class LoggerCallback(Callback):
 
 
 class RecordLogger(LoggerCallback):
-    """Writes metrics and checkpoint events into a run's `rlox.tracking.record.Record`."""
+    """Writes metrics and checkpoint events to a run's `rlox.tracking.record.Record`."""
 
     def __init__(self, record):
         self.record = record

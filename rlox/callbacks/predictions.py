@@ -1,4 +1,4 @@
-"""Picture what a world model foresees, while it is trained."""
+"""Draw the predictions of a world model during training."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rlox.world_models.predictions import EpisodesTooShort, open_loop
 
 
 class PredictionsCallback(Callback):
-    """Has the model predict stretches of new episodes at each evaluation: a picture, and its error as metrics.
+    """Lets the model predict parts of new episodes at each evaluation, draws them, and logs the error.
 
-    The episodes are played apart, on the evaluation's seed. The picture is replaced as a whole each time:
-    ``predictions.gif`` of images, ``predictions.png`` of vectors.
+    The episodes are separate from the evaluation, but use its seed. Each time, the picture is replaced:
+    ``predictions.gif`` for images, ``predictions.png`` for vectors.
 
     Parameters
     ----------
     folder : path
-        Where the picture goes.
+        Folder of the picture.
     log : callable, optional
         Called as ``log(step, metrics)`` with ``model/open_loop_mse``, and so on for each name of
         `rlox.world_models.predictions.Predictions.summary`.
     written : callable, optional
-        Called as ``written(step, file)`` when the picture is in place.
+        Called as ``written(step, file)`` after the picture was replaced.
     n_episodes : int
-        Episodes at each evaluation.
+        Number of episodes at each evaluation.
     """
 
     section = "log"
@@ -47,7 +47,7 @@ class PredictionsCallback(Callback):
         self._warned = False
 
     def on_evaluation(self, *, step: int, evaluation: Any, algorithm: Any, **info: Any) -> None:
-        # An evaluation beside the training comes later than its step; the model is the one that there is by now.
+        # The result of a parallel evaluation arrives after its step, so the model is newer than that step.
         step = max(step, algorithm.counters.steps)
         if step == self._drawn:
             return
@@ -56,7 +56,7 @@ class PredictionsCallback(Callback):
             found = open_loop(algorithm, self.n_episodes, evaluation.seed, evaluation.deterministic)
         except EpisodesTooShort as e:
             if not self._warned:
-                warnings.warn(f"no predictions are pictured: {e}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"no predictions are drawn: {e}", RuntimeWarning, stacklevel=2)
             self._warned = True
             return
         if self._log is not None:

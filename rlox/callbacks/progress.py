@@ -10,15 +10,15 @@ from rlox.callbacks.base import SECTIONS, Callback, CallbackList, _algorithm
 
 
 class TimingCallback(Callback):
-    """Where the wall time goes: collecting experience, updating, or anything else (evaluations, checkpoints, loggers).
+    """Measures the shares of wall time for collection, updates and the rest (evaluations, checkpoints, loggers).
 
-    Each update's shares join its metrics as ``time/collect_share``, ``time/update_share`` and ``time/other_share``;
-    loggers that come later in the list (the algorithm's own ``logger=`` does) see them. A loop written by hand says how
-    long it collected and updated by ``metrics={"time/collect_s": …, "time/update_s": …}``; else both count as other.
+    Each update's shares are added to its metrics as ``time/collect_share``, ``time/update_share`` and
+    ``time/other_share``, for loggers that come later in the list (the algorithm's own ``logger=`` does). A hand-written
+    loop passes its times as ``metrics={"time/collect_s": …, "time/update_s": …}``; else both count as other.
     """
 
     def __init__(self) -> None:
-        self._callbacks = CallbackList()  # those it is one of
+        self._callbacks = CallbackList()  # the list that contains this callback
         self._collect_s = 0.0
         self._update_s = 0.0
         self._at = 0.0
@@ -40,8 +40,8 @@ class TimingCallback(Callback):
         return True
 
     def summary(self) -> dict[str, float]:
-        """``total_s`` of all training so far, and the shares of it, which add up to 1: ``collect``, ``update``,
-        ``evaluate``, ``log``, ``checkpoint`` and ``other``; empty before any."""
+        """Return ``total_s`` of all training so far, and its shares, which add up to 1: ``collect``, ``update``,
+        ``evaluate``, ``log``, ``checkpoint`` and ``other``; empty before any training."""
         total, seconds = self._callbacks.training_s, self._callbacks.seconds
         if not total:
             return {}
@@ -51,14 +51,14 @@ class TimingCallback(Callback):
 
 
 class ProgressCallback(Callback):
-    """A plain line every few seconds: steps (offline: updates), speed, return, evaluation.
+    """Prints a plain line every few seconds: steps (offline: updates), speed, return, evaluation.
 
     Parameters
     ----------
     every_s : float
-        Seconds between two lines; evaluations and the end have lines of their own.
+        Seconds between two lines; evaluations and the end of training have separate lines.
     file : text file, optional
-        Where the lines go; None: stderr.
+        Output of the lines; by default stderr.
     """
 
     acts_on_evaluation = False
@@ -67,7 +67,7 @@ class ProgressCallback(Callback):
         self.every_s = every_s
         self.file = file
         self._shown_at = self._began = 0.0
-        self._goal = ""  # behind the steps: how many there will be, where that is known
+        self._goal = ""  # printed after the steps: their planned number, if known
         self._step = 0
         self._unit = "steps"
         self._state = ""

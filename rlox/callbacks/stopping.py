@@ -16,11 +16,12 @@ class EarlyStoppingCallback(Callback):
     Parameters
     ----------
     patience : int
-        Calls without improvement that are borne. A NaN reward (no episode has ended yet) does not count.
+        Number of calls without improvement after which training stops. A NaN reward (no episode has ended yet) does not
+        count.
     min_delta : float
-        What counts as an improvement, in units of reward.
+        Smallest improvement that counts, in units of reward.
     threshold : float, optional
-        Reward that is good enough.
+        Reward at which training stops.
     """
 
     def __init__(self, patience: int = 10, min_delta: float = 0.0, threshold: float | None = None):
@@ -57,9 +58,9 @@ class TimeLimitCallback(Callback):
     Parameters
     ----------
     seconds : float
-        Wall time from the start of training, evaluations and checkpoints included.
+        Wall time from the start of training, including evaluations and checkpoints.
     evaluation : EvalCallback, optional
-        Asked for one more evaluation when time is up, so that what is handed over has a score.
+        Runs one more evaluation when time is up, so that the final policy has a score.
     """
 
     def __init__(self, seconds: float, evaluation: EvalCallback | None = None):

@@ -10,26 +10,27 @@ from rlox.collectors.video import VideoWriter, render_fps
 
 
 class VideoCallback(Callback):
-    """Film an episode of evaluations, as ``<folder>/step-000012800.mp4``.
+    """Record a video of an episode at evaluations, as ``<folder>/step-000012800.mp4``.
 
-    It is played apart, on the evaluation's seed (for native ids in gymnasium's environment, which has pictures);
-    neither the evaluation nor the training changes. Needs the extra ``video`` (``pip install "rlox-cli[video]"``).
+    The episode is separate from the evaluation, but uses its seed (for native ids, in gymnasium's environment, which
+    can render); neither the evaluation nor the training changes. Needs the extra ``video``
+    (``pip install "rlox-cli[video]"``).
 
     Parameters
     ----------
     folder : path
-        Where the films go.
+        Folder of the videos.
     every_evaluations : int
-        Film every so many evaluations, beginning with the first.
+        Number of evaluations per video, starting with the first evaluation.
     kind : str
         ``mp4`` or ``gif``.
     fps : int, optional
-        Frames per second of the film; None: what the environment says.
+        Frames per second of the video; by default the environment's.
 
     Raises
     ------
     ImportError
-        At once, if the package that writes films is not installed.
+        On construction, if the package that writes videos is not installed.
     """
 
     def __init__(self, folder: str | Path, every_evaluations: int = 1, kind: str = "mp4", fps: int | None = None):

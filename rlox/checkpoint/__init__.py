@@ -1,4 +1,4 @@
-"""What is kept of a run, and how? Checkpoint files, the counters and the random streams in them."""
+"""Saved state of a run: checkpoint files, and the counters and random streams that they contain."""
 
 from rlox import lazy
 

@@ -1,30 +1,30 @@
-"""Checkpoints: one safetensors file with a JSON header. NumPy alone reads it, and nothing in it can run.
+"""Checkpoints: one safetensors file with a JSON header. It can be read with NumPy alone, and contains no code.
 
-Tensors are named ``section/name``. The header's sections are those that an exact continuation needs; one that an
-algorithm has no use for is there and empty, but for the last:
+Tensors are named ``section/name``. The header lists the sections that an exact continuation needs. Sections that an
+algorithm does not use are present but empty, except for the last ones:
 
 =============== =============================================================================================
 policy          weights, by their ``state_dict`` names
-target          weights of a target network, likewise
+target          weights of a target network, by the same names
 optimizer       moments and step counts
 normalization   running statistics of observations and rewards
-environment     state of native environments, and of foreign ones that can be restored (see `rlox.envs.state`)
+environment     state of native environments, and of other environments that can be restored (see `rlox.envs.state`)
 statistics      returns and lengths of the last 100 episodes
-memory          off-policy, where it is saved: what of the replay memory changes as a whole, such as priorities; the
-                header names the files beside the checkpoint that hold the rest (see `rlox.buffers.files`)
+memory          off-policy, if the replay memory is saved: its parts that change as a whole, such as priorities; the
+                header names the files next to the checkpoint that contain the rest (see `rlox.buffers.files`)
 generators      (header) key and position of every random stream; tensors only for a foreign generator
-counters        (header) environment steps, updates, episodes, the training's end and that of its schedules
-callbacks       (header) what each callback goes on from, such as the best score so far
-critics         weights of SAC's and TD3's critics; theirs are ``target_policy``, ``critic_optimizer``,
-                ``alpha_optimizer`` and ``temperature`` as well, and the offline algorithms' by the same names
-dataset         (header) by what the dataset is known again that SAC or TD3 mixed into their batches
-bounds          of a dataset's continuous actions, low and high (A,); its sizes are the header's ``spaces``, and
-                ``env``, where the policy is evaluated, may have null for its id
+counters        (header) environment steps, updates, episodes, the ends of the training and of its schedules
+callbacks       (header) state of each callback, such as the best score so far
+critics         weights of the critics of SAC and TD3, which also have ``target_policy``, ``critic_optimizer``,
+                ``alpha_optimizer`` and ``temperature``; the offline algorithms use the same names
+dataset         (header) identity of the dataset that SAC or TD3 mixed into their batches
+bounds          bounds of a dataset's continuous actions, low and high (A,); its sizes are in the header's ``spaces``,
+                and ``env``, where the policy is evaluated, may have null for its id
 =============== =============================================================================================
 
-A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable, but not against
-malice: the author of a file computes it. So sizes are looked at before anything of that size is made, and what the
-header holds is checked here, before another module sees it.
+A SHA-256 over names, shapes and contents detects any damage that leaves the file readable. It does not protect against
+malicious files, because the author of a file computes it. Therefore sizes are checked before memory of that size is
+allocated, and the contents of the header are checked here, before another module sees them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TENSOR_SECTIONS = (
     "statistics",
     "generators",
 )
-# NumPy's dtypes as safetensors calls them; little-endian, as the machines are that the kernels are built for.
+# NumPy dtypes and their safetensors names; little-endian, like all machines that the kernels are built for.
 _DTYPES = {
     **{"f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8"},
     **{"u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8", "b1": "BOOL"},
@@ -74,7 +74,7 @@ class Checkpoint:
 
     header: dict[str, Any]
     tensors: dict[str, dict[str, np.ndarray]]
-    folder: Path | None = None  # where it was read from
+    folder: Path | None = None  # folder it was read from
 
 
 def _digest(header: str, flat: dict[str, np.ndarray]) -> str:
@@ -87,23 +87,23 @@ def _digest(header: str, flat: dict[str, np.ndarray]) -> str:
 
 
 def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: Any) -> None:
-    """Write `checkpoint` so that `path` always holds a whole one: the old until the new is on disk, then the new.
+    """Write `checkpoint` to `path`, where the old file stays complete until the new one is on disk and replaces it.
 
-    `header` takes the place of values of its header, or joins them.
+    `header` overrides or adds values of its header.
 
     Raises
     ------
     OSError
-        If the folder cannot be written or the disk is full; `path` is then as it was.
+        If the folder cannot be written or the disk is full; `path` is then unchanged.
     ValueError
-        If the header is larger than `load_checkpoint` would read, or `path` names no file.
+        If the header is larger than `load_checkpoint` would read, or `path` does not name a file.
     TypeError
-        If `path` is none.
+        If `path` is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"save_checkpoint: path must be a file's path, got {one_line(repr(path), 80)}")
     path = Path(path)
-    # What is renamed to a device's name would take its place.
+    # Renaming the new file to a device's path would replace the device.
     if not path.name or "\0" in str(path) or (path.exists() and not path.is_file() and not path.is_dir()):
         raise ValueError(f"save_checkpoint: path must name a file, got {one_line(repr(str(path)), 80)}")
     flat = {
@@ -120,17 +120,17 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
         **checkpoint.header,
         **header,
     }
-    # default=str: an odd value among env_kwargs must not cost the training its checkpoint.
+    # default=str: an unusual value in env_kwargs must not prevent the checkpoint from being written.
     text = json.dumps(header, allow_nan=False, default=str)
     if len(text) > _MOST_BYTES or _parts(text) > _MOST_PARTS:
         raise ValueError(
             f"save_checkpoint: the header must have at most {_MOST_BYTES:,} characters in {_MOST_PARTS:,} parts, or it "
-            f"cannot be read again, got {len(text):,} in {_parts(text):,}; the largest of it is "
+            f"cannot be read again, got {len(text):,} in {_parts(text):,}; its largest entry is "
             f"{max(header, key=lambda name: len(str(header[name])))!r}"
         )
-    # What safetensors' own `save` would give, without its two copies of everything.
+    # The same bytes as safetensors' `save`, without the two copies that it makes of everything.
     index: dict[str, Any] = {"__metadata__": {"rlox": text, "sha256": _digest(text, flat)}}
-    ordered = sorted(flat.items(), key=lambda item: (-item[1].itemsize, item[0]))  # each aligned to its own size
+    ordered = sorted(flat.items(), key=lambda item: (-item[1].itemsize, item[0]))  # aligned to the size of its items
     end = 0
     for name, array in ordered:
         start, end = end, end + array.nbytes
@@ -152,14 +152,14 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
         raise OSError(
             e.errno,
             f"save_checkpoint: cannot write ({e.strerror}); "
-            + ("the earlier checkpoint there is untouched" if path.is_file() else "there was no earlier one"),
+            + ("the earlier checkpoint there is untouched" if path.is_file() else "there was no earlier checkpoint"),
             str(path),
         ) from e
     _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable; not every system lets a folder be opened."""
+    """Make the rename durable, on systems that allow opening a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -171,15 +171,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _index(file: BinaryIO) -> dict[str, Any]:
-    """The metadata and the place of each tensor of a safetensors file, which safetensors has found sound."""
+    """Return the metadata and tensor offsets of a safetensors file that safetensors has already validated."""
     return json.loads(file.read(int.from_bytes(file.read(8), "little")))
 
 
 def _mapped(file: BinaryIO, index: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The tensors of a file that was read up to the end of its index."""
+    """Return the tensors of a file whose read position is at the end of its index."""
     data = file.tell()
     kinds = {theirs: ours for ours, theirs in _DTYPES.items()}
-    bytes_ = np.memmap(file, np.uint8, "c")  # what is written to stays in this process
+    bytes_ = np.memmap(file, np.uint8, "c")  # copy-on-write: changes stay in this process
     found = {}
     for name, item in index.items():
         if name != "__metadata__":
@@ -189,18 +189,18 @@ def _mapped(file: BinaryIO, index: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, mapped: bool = False) -> Checkpoint:
-    """Read and verify a checkpoint; `keys` are what its header must hold.
+    """Read and verify a checkpoint; `keys` are the keys that its header must contain.
 
-    It takes about twice the file's size, whatever the file says of itself. Where its tensors are `mapped` into memory
-    they take none until they are read, and processes of one machine share them.
+    This takes about twice the file's size in memory, no matter what sizes the file declares. Tensors that are `mapped`
+    take no memory until they are read, and processes of one machine share them.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
-        If it is cut short, damaged, written by something else, by a newer rlox, or by somebody who means harm; or if
-        it does not fit in memory.
+        If it is truncated, damaged or malicious, was written by another program or a newer rlox, or does not fit in
+        memory.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -214,20 +214,20 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
     if not path.exists():
         raise FileNotFoundError(f"load_checkpoint: no file {path}")
     if not path.is_file():
-        raise ValueError(f"load_checkpoint: {path} must be an ordinary file")
+        raise ValueError(f"load_checkpoint: {path} must be a regular file")
     if path.stat().st_size == 0:
         raise ValueError(f"load_checkpoint: {path} is empty")
     with open(path, "rb") as start:
         length = int.from_bytes(start.read(8), "little")
     if length > _MOST_BYTES:
         raise ValueError(
-            f"load_checkpoint: {path} is no safetensors file of ours, or is damaged (it declares a header of "
+            f"load_checkpoint: {path} is not an rlox checkpoint, or is damaged (it declares a header of "
             f"{length:,} bytes)"
         )
     header: dict[str, Any] = {}
     try:
         with safe_open(path, framework="numpy") as file, open(path, "rb") as opened:
-            # A training may have replaced the file meanwhile: header and tensors are read from the same one.
+            # A training may replace the file meanwhile: read header and tensors from the same open file.
             index = _index(opened) if mapped else {}
             info = (index.get("__metadata__") if mapped else file.metadata()) or {}
             if "rlox" in info:
@@ -235,14 +235,14 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
                 flat = _mapped(opened, index) if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError, KeyError, AttributeError, OverflowError) as e:
         raise ValueError(
-            f"load_checkpoint: {path} is no safetensors file, or is cut short or damaged ({one_line(e)})"
+            f"load_checkpoint: {path} is not a safetensors file, or is truncated or damaged ({one_line(e)})"
         ) from e
     except MemoryError as e:
         raise ValueError(f"load_checkpoint: {path} does not fit in memory ({one_line(e)})") from e
     if not header:
         raise ValueError(f"load_checkpoint: {path} was not written by rlox: its header lacks the key 'rlox'")
     if odd := [name for name, array in flat.items() if array.dtype.kind not in "fiub"]:
-        raise ValueError(f"load_checkpoint: {path} is damaged: {one_line(odd[0])} must hold numbers")
+        raise ValueError(f"load_checkpoint: {path} is damaged: {one_line(odd[0])} must contain numbers")
     if info.get("sha256") != _digest(info["rlox"], flat):
         raise ValueError(f"load_checkpoint: {path} is damaged: its contents do not match their SHA-256")
     tensors: dict[str, dict[str, np.ndarray]] = {section: {} for section in TENSOR_SECTIONS}
@@ -252,6 +252,6 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
     found = {section: sorted(arrays) for section, arrays in tensors.items() if arrays}
     sections: Any = header.get("sections")
     if not _is_object(sections) or {name: x for name, x in sections.items() if x} != found:
-        raise ValueError(f"load_checkpoint: {path} is damaged: sections in its header must be those of its tensors")
+        raise ValueError(f"load_checkpoint: {path} is damaged: the sections in its header must match its tensors")
     tensors |= {section: {} for section in sections if section not in tensors}
     return Checkpoint(header, tensors, path.parent)

@@ -1,4 +1,4 @@
-"""The JSON header of a checkpoint: what it must hold, checked before another module sees it."""
+"""Validation of a checkpoint's JSON header, before another module sees it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlox.checkpoint.counters import Counters
 
 FORMAT = "rlox-checkpoint"
 FORMAT_VERSION = 1
-# What every header must hold for `from_checkpoint`.
+# Keys that every header must have for `from_checkpoint`.
 HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
-# A header has some ten kilobytes, and the text of one this long, or of so many parts, is not even parsed.
+# A header has about ten kilobytes. One that is longer than this, or has more parts, is not even parsed.
 _MOST_BYTES = 8 << 20
 _MOST_PARTS = 200_000
 
 
 def trained_for(header: dict[str, Any]) -> tuple[int, str]:
-    """How far a header's training had come, and the unit: environment steps, or offline, where there are none, updates.
+    """Return how long a header's training ran, and the unit: environment steps, or updates if it was offline.
 
     >>> trained_for({"counters": {"env_steps": 0, "updates": 500}})
     (500, 'updates')
@@ -32,14 +32,14 @@ def trained_for(header: dict[str, Any]) -> tuple[int, str]:
 
 
 def one_line(thing: Any, most: int = 300) -> str:
-    """`thing` as a text for an error message: one paragraph of bounded length, without control characters."""
+    """Format `thing` for an error message: one paragraph of bounded length, without control characters."""
     text = " ".join(str(thing).split())
     text = text if len(text) <= most else f"{text[:most]} …"
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def is_count(value: Any, below: int = 2**53) -> bool:
-    """Whether `value`, out of a file, is a whole number from 0 to `below`."""
+    """Whether `value`, read from a file, is an integer in [0, `below`)."""
     return type(value) is int and 0 <= value < below
 
 
@@ -53,7 +53,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _are_settings(value: Any) -> bool:
-    """Whether `value` maps names to what kernels can take: no integer has more than 64 bits."""
+    """Whether `value` maps names to values that kernels accept: no integer has more than 64 bits."""
     items = [x for item in value.values() for x in (item if isinstance(item, list) else [item])] if value else []
     return all(abs(x) < 2**63 for x in items if isinstance(x, int))
 
@@ -100,46 +100,47 @@ def _are_generators(value: Any) -> bool:
 def _integer(text: str) -> int:
     # An environment's seed may have 128 bits.
     if len(text) > 40:
-        raise ValueError("an integer of more than 40 digits")
+        raise ValueError("it has an integer of more than 40 digits")
     return int(text)
 
 
 def _real(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} among its numbers")
+        raise ValueError(f"it contains the number {text}")
     return value
 
 
 def _parts(text: str) -> int:
-    """About as many objects as JSON makes of `text`."""
+    """Approximate number of objects in the JSON `text`."""
     return sum(map(text.count, "[{,"))
 
 
 def parse_json(text: str) -> Any:
-    """As `json.loads`, for a text that is not trusted.
+    """Parse JSON like `json.loads`, for untrusted text.
 
     Raises
     ------
     ValueError
-        Also for what is too deep or too much, integers of more than 40 digits, and numbers that are not finite.
+        If it is not JSON, is nested too deeply, has too many parts, integers of more than 40 digits or numbers that are
+        not finite.
     """
     if _parts(text) > _MOST_PARTS:
-        raise ValueError(f"more than {_MOST_PARTS:,} parts")
+        raise ValueError(f"it has more than {_MOST_PARTS:,} parts")
     try:
         return json.loads(text, parse_int=_integer, parse_float=_real, parse_constant=_real)
     except RecursionError:
-        raise ValueError("objects within objects, too deep") from None
+        raise ValueError("its objects are nested too deeply") from None
 
 
 def _header(path: Path, text: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The JSON header, every known value of it checked."""
+    """Return the JSON header, with every known value checked."""
     try:
         header = parse_json(text)
         version = header["format_version"]
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(
-            f"load_checkpoint: {path} is damaged: its header is no JSON object of ours ({one_line(e)})"
+            f"load_checkpoint: {path} is damaged: its header is not a valid JSON object ({one_line(e)})"
         ) from e
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise ValueError(
@@ -157,22 +158,22 @@ def _header(path: Path, text: str, keys: Sequence[str]) -> dict[str, Any]:
     return header
 
 
-# What a value must be wherever it stands in a header.
+# Rules for the values of a header, by key.
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "algorithm": (_is_name, "be a name"),
     "backend": (_is_name, "be a name"),
     "buffer": (lambda x: _is_object(x) and _is_name(x.get("name")) and _are_settings(x), "be settings with a name"),
     "callbacks": (_is_object, "be an object"),
     "config": (lambda x: _is_object(x) and _are_settings(x), "be settings"),
-    "counters": (_are_counters, f"hold counts by the names {', '.join(sorted(_COUNTERS))}"),
-    "env": (_is_env, "hold id, n_envs >= 1, kwargs, wrappers and workers"),
+    "counters": (_are_counters, f"contain counts named {', '.join(sorted(_COUNTERS))}"),
+    "env": (_is_env, "contain id, n_envs >= 1, kwargs, wrappers and workers"),
     "file": (_is_name, "be a name"),
-    "generators": (_are_generators, "hold key and position, integers below 2**64, of each generator"),
+    "generators": (_are_generators, "contain key and position, integers below 2**64, of each generator"),
     "memory": (_is_object, "be an object"),
     "memory_start": (is_count, "be a count"),
     "policy": (lambda x: x in ("default", "custom"), "be default or custom"),
     "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
-    "spaces": (_are_spaces, "hold obs_dim, act_dim and continuous"),
+    "spaces": (_are_spaces, "contain obs_dim, act_dim and continuous"),
     "seed": (lambda x: is_count(x, 2**64), "be an integer in [0, 2**64)"),
     "threads": (lambda x: is_count(x, 257), "be an integer in [0, 256]"),
     "values": (_is_object, "be an object"),

@@ -1,4 +1,4 @@
-"""Versions of everything that can change the numbers of a run."""
+"""Versions of everything that can change the results of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import metadata
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that can change a run's numbers, without importing any of it."""
+    """Return the versions of everything that can change a run's results, without importing any of it."""
     from rlox import __version__
     from rlox.kernels import CPU_LEVEL
 
@@ -27,6 +27,6 @@ def versions() -> dict[str, str]:
 @cache
 def _installed(name: str) -> str | None:
     try:
-        return metadata.version(name)  # parses the package's whole description
+        return metadata.version(name)  # slow, hence the cache: parses the package's whole description
     except metadata.PackageNotFoundError:
         return None

@@ -1,6 +1,6 @@
-"""The streams of the counter-based generator: one for each kind of random decision in a run.
+"""Streams of the counter-based generator: one for each kind of random decision in a run.
 
-Streams of one seed are independent, so that drawing more from one (an evaluation, say) never shifts another.
+Streams of one seed are independent, so that drawing more from one (such as for an evaluation) never shifts another.
 """
 
 from enum import IntEnum
@@ -14,9 +14,9 @@ class Stream(IntEnum):
     PERMUTATION = 3  # minibatch order
     EVALUATION = 4  # action sampling in stochastic evaluation
     FOREIGN_ENVS = 5  # seeds of gymnasium environments
-    REPLAY = 6  # which transitions each update sees, and the noise on the actions it considers
+    REPLAY = 6  # which transitions each update sees, and the noise on the actions in its losses
     PROMPTS = 7  # which rows each update of a language model sees
-    COMPLETIONS = 8  # the tokens of its completions
+    COMPLETIONS = 8  # tokens of a language model's completions
     ACTORS = 9  # seeds of the actors of a distributed training
-    OPPONENTS = 10  # which earlier policies each rollout of a self-play meets
-    PREDICTIONS = 11  # the futures that a world model draws
+    OPPONENTS = 10  # which earlier policies each self-play rollout plays against
+    PREDICTIONS = 11  # futures sampled from a world model

@@ -1,4 +1,4 @@
-"""How does a policy act in environments? Collecting rollouts and transitions, evaluation, videos."""
+"""Policies in environments: collection of rollouts and transitions, evaluation, and videos."""
 
 from rlox import lazy
 

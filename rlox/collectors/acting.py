@@ -1,4 +1,4 @@
-"""A policy module as NumPy sees it: arrays in, arrays out, tensors and devices in between."""
+"""NumPy interface of policy modules: arrays in, arrays out; tensors and devices are handled here."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlox.nn.batch import FrameStacks
 from rlox.nn.networks import rng_from_torch
 from rlox.nn.policies import Actor, ActorCritic
 
-# Values and log-probabilities of a rollout are computed at once, this many rows at a time so that memory stays bounded.
+# Values and log-probabilities of a rollout are computed after it, in chunks of this many rows to bound memory.
 _CHUNK, _IMAGE_CHUNK = 8192, 512
 
 
 def require_mode(policy: nn.Module, where: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The policy's ``mode``; a TypeError with the remedy where a user's module has none."""
+    """Return the policy's ``mode``. Raises a TypeError with the remedy if a custom module has none."""
     mode = getattr(policy, "mode", None)
     if not callable(mode):
         raise TypeError(
@@ -30,14 +30,14 @@ def require_mode(policy: nn.Module, where: str) -> Callable[[torch.Tensor], torc
 
 
 class ModuleActor:
-    """What `rlox.native.NativePolicy` does, by a module.
+    """Counterpart of `rlox.native.NativePolicy` for modules.
 
     Parameters
     ----------
     policy : nn.Module
-        Any that `rlox.nn.policies` describes.
+        Any policy that `rlox.nn.policies` describes.
     device : str
-        Where it lives.
+        Device of the policy.
     """
 
     def __init__(self, policy: nn.Module, device: str = "cpu"):
@@ -49,12 +49,12 @@ class ModuleActor:
 
     @torch.inference_mode()
     def mode(self, obs: np.ndarray) -> np.ndarray:
-        """The most likely actions; the policy must have a ``mode``."""
+        """Return the most likely actions; the policy must have a ``mode``."""
         return self.policy.mode(self._tensor(obs)).cpu().numpy()
 
     @torch.inference_mode()
     def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
-        """Sampled actions; a user's module draws from PyTorch's generator, as ours do without `rng`."""
+        """Sample actions. Custom modules use PyTorch's generator, and so do rlox's policies if `rng` is None."""
         if not isinstance(self.policy, Actor):
             return self.policy.get_action_and_logprob(self._tensor(obs))[0].cpu().numpy()
         noise = np.empty(self.policy.noise_shape(len(obs)), np.float32)
@@ -63,16 +63,16 @@ class ModuleActor:
 
 
 class ModuleRollout:
-    """One rollout's use of a module: `act` for each step, `judge` for all of them at the end.
+    """Use of a module in one rollout: `act` for each step, and `judge` for all steps at the end.
 
     Parameters
     ----------
     policy : nn.Module
-        With the three methods that `rlox.nn.policies` names.
+        Policy with the three methods that `rlox.nn.policies` names.
     device : str
-        Where it lives and the columns go.
+        Device of the policy and of the columns.
     rng : Rng
-        Decides the actions, where the policy is one of ours.
+        Generator of the actions of rlox's own policies.
     n_steps, n : int
         Steps T and environments N.
     """
@@ -91,7 +91,7 @@ class ModuleRollout:
         self.place = self._judge.place
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
-        """Actions (N, …) of step `t`."""
+        """Return the actions (N, …) of step `t`."""
         here = torch.from_numpy(obs).to(self.device)
         if self._noise is not None:
             action = self.policy.act(here, self._noise[t])
@@ -104,28 +104,28 @@ class ModuleRollout:
     def judge(
         self, seen: np.ndarray | FrameStacks, actions: np.ndarray, after: np.ndarray
     ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """What `ModuleJudge` says; the log-probabilities of a user's module are those it acted with."""
+        """Return the results of `ModuleJudge`; for a custom module, with the log-probabilities from acting."""
         if self._noise is None:
             return self._judge(seen, actions, after, torch.stack(self._log_probs).reshape(-1).clone())
         return self._judge(seen, actions, after)
 
     @torch.no_grad()
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Log-probabilities (B,) f32 of the B actions that were taken on the observations `seen`."""
+        """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
         if self._noise is None:
             return torch.stack(self._log_probs).reshape(-1).cpu().numpy()
         return self._judge.log_probs(self.place(seen), self.place(actions)).cpu().numpy()
 
 
 class ModuleJudge:
-    """What a module says of a rollout that it, or an earlier version of it, has taken.
+    """Log-probabilities and values of a rollout collected by a module, or by an earlier version of it.
 
     Parameters
     ----------
     policy : nn.Module
-        With the three methods that `rlox.nn.policies` names.
+        Policy with the three methods that `rlox.nn.policies` names.
     device : str
-        Where it lives and the columns go.
+        Device of the policy and of the columns.
     """
 
     def __init__(self, policy: nn.Module, device: str):
@@ -133,7 +133,7 @@ class ModuleJudge:
         self.device = device
 
     def place(self, column: np.ndarray) -> torch.Tensor:
-        """A column of the batch where the learner wants it."""
+        """Move a column of the batch to the learner's device."""
         return torch.from_numpy(column).to(self.device)
 
     @torch.no_grad()
@@ -144,8 +144,7 @@ class ModuleJudge:
         after: np.ndarray,
         log_probs: torch.Tensor | None = None,
     ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """Log-probabilities of the B actions, where they are not given, and values of the B observations, and values of
-        those that came `after`.
+        """Compute the log-probabilities of B actions unless given, and values of B observations and of those `after`.
 
         Returns
         -------
@@ -157,7 +156,7 @@ class ModuleJudge:
         n_seen = len(seen)
         obs = self.place(seen) if isinstance(seen, np.ndarray) else seen
         taken, reached = self.place(actions), self.place(after)
-        # One pass over vectors; images are not copied together.
+        # Vectors take one pass; images are not concatenated, which would copy them.
         blocks = [obs, reached] if obs.dim() > 2 else [torch.cat([obs, reached])]
         parts = (part for rows in blocks for part in rows.split(self._chunk(obs)))
         values = torch.cat([self.policy.get_value(part).reshape(-1) for part in parts])
@@ -165,7 +164,7 @@ class ModuleJudge:
         return obs, taken, log_probs, values[:n_seen], values[n_seen:].cpu().numpy()
 
     def log_probs(self, obs: torch.Tensor | FrameStacks, actions: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities (B,) of B actions."""
+        """Return the log-probabilities (B,) of B actions."""
         pairs = zip(obs.split(self._chunk(obs)), actions.split(self._chunk(obs)), strict=True)
         return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
 

@@ -1,4 +1,4 @@
-"""What collectors of rollouts and of transitions share."""
+"""Base of the collectors of rollouts and of transitions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.batch import FrameStacks
 
-_LARGEST = 1e150  # that a running variance can take in
+_LARGEST = 1e150  # largest number that a running variance can include
 
-# In the state of foreign environments: the observations that the next actions answer.
+# Key in the state of foreign environments: the observations that the next actions respond to.
 _OBS = "env_obs"
 
 
 class _FrameStore:
-    """Keeps a rollout's stacked images by their frames: one new frame a step, a whole stack where an episode starts."""
+    """Stored frames of a rollout's stacked images: one new frame per step, a whole stack at the start of an episode."""
 
     def __init__(self, n_steps: int, first: np.ndarray, n_stacked: int):
         n, channels, *size = first.shape
@@ -37,14 +37,14 @@ class _FrameStore:
         self._index[0] = self._put(self._split(first))
 
     def _split(self, stacks: np.ndarray) -> np.ndarray:
-        """(m, K * C, H, W) -> (m, K, C, H, W)."""
+        """Reshape (m, K * C, H, W) to (m, K, C, H, W)."""
         return stacks.reshape(len(stacks), self._k, -1, *stacks.shape[2:])
 
     def _put(self, frames: np.ndarray) -> np.ndarray:
-        """Store (m, j, C, H, W) frames; returns where each is, (m, j)."""
+        """Store (m, j, C, H, W) frames and return their positions (m, j)."""
         count = frames.shape[0] * frames.shape[1]
         if self._used + count > len(self._frames):
-            # Only where many episodes start within one rollout.
+            # Only if many episodes start within one rollout.
             more = np.empty((max(count, len(self._frames) // 2), *self._frames.shape[1:]), self._frames.dtype)
             self._frames = np.concatenate([self._frames[: self._used], more])
         at = np.arange(self._used, self._used + count)
@@ -53,7 +53,7 @@ class _FrameStore:
         return at.reshape(frames.shape[:2])
 
     def append(self, stacks: np.ndarray, started: np.ndarray) -> None:
-        """Take in the next step's images (N, K * C, H, W); `started` (N,) marks those that begin an episode."""
+        """Add the images (N, K * C, H, W) of the next step; `started` (N,) marks those that begin an episode."""
         split, row = self._split(stacks), self._index[self._t + 1]
         on = ~started
         row[on, :-1] = self._index[self._t][on, 1:]
@@ -62,7 +62,7 @@ class _FrameStore:
         self._t += 1
 
     def rows(self, device: str) -> FrameStacks:
-        """All steps' images but the last, row t * N + n."""
+        """Return the images of all steps except the last, row t * N + n."""
         import torch
 
         frames = torch.from_numpy(self._frames[: self._used]).to(device)
@@ -74,16 +74,16 @@ def _warn(text: str) -> None:
 
 
 class Collector:
-    """The environments of a collector, and what all kinds do with them.
+    """Base of all collectors, with their environments.
 
     Attributes
     ----------
     notify : callable
-        Given a sentence when a part of what gathers experience is lost, or back; by default a `RuntimeWarning`.
+        Called with a sentence when an actor or worker is lost or back; by default it issues a `RuntimeWarning`.
     """
 
-    _where: ClassVar[str]  # the name that starts error messages
-    noise_axis: ClassVar[int] = 0  # of what actions are drawn by, the axis with a place for each environment
+    _where: ClassVar[str]  # start of error messages
+    noise_axis: ClassVar[int] = 0  # axis of the environments in the noise that actions are drawn from
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class Collector:
         self.device = device
         self.rng = Rng(seed, Stream.ACTION)
         self._name = env_name(env_id)
-        # (N, *obs_shape), where the next step starts, as the environment says it; None before the first.
+        # (N, *obs_shape): unnormalised observations from which the next step starts; None before the first step.
         self._raw: Any = None
-        self._lost: str | None = None  # why a checkpoint's episodes did not go on here, though such ones can
+        self._lost: str | None = None  # why a checkpoint's episodes did not continue, although they are restorable
         self.notify: Callable[[str], None] = _warn
-        self.env_steps = 0  # over all environments together; a training sets it to its own count
+        self.env_steps = 0  # over all environments; a training run sets it to its own count
 
     def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
         reward_fn = self.reward_fn
         if reward_fn is None:
             return raw
         obs, actions = obs.view(), actions.view()
-        # What is learned from must not be changed under way.
+        # The function must not change the data to learn from.
         obs.flags.writeable = actions.flags.writeable = False
         try:
             shaped = np.asarray(reward_fn(obs, actions, raw))
@@ -132,25 +132,25 @@ class Collector:
     def _refuse_numbers(self, what: str, numbers: np.ndarray, step: int, said: str = "") -> None:
         """Raise for observations (N, *obs_shape), or rewards (N,), that are not finite after `step`.
 
-        The episodes that run are given up, so that no checkpoint holds them.
+        The running episodes are dropped, so that no checkpoint contains them.
         """
         bad = tuple(np.argwhere(~(np.abs(numbers) < (_LARGEST if said else np.inf)))[0])
         at = f" in {self.spec.part(int(np.ravel_multi_index(bad[1:], numbers.shape[1:])))}" if len(bad) > 1 else ""
-        remedy = "set env.reward_fn" if what == "rewards" else "cut it off by a wrapper"
+        remedy = "set env.reward_fn" if what == "rewards" else "clip it with a wrapper"
         if what == "rewards" and self.reward_fn is not None:
-            what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "mend that function"
+            what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "fix that function"
         self._raw = None
         raise FloatingPointError(
             f"{self._where}: {self._name}: {what} must be finite{said}, got {numbers[bad]}{at} from environment "
-            f"{bad[0]} at step {step:,}; mend the environment, or {remedy}"
+            f"{bad[0]} at step {step:,}; fix the environment, or {remedy}"
         )
 
     def _refuse_policy(self, e: Exception, actions: np.ndarray | None) -> None:
-        """Raise `Diverged` from `e` if `actions` are why the environments raised it."""
+        """Raise `Diverged` from `e` if the environments raised it because `actions` are not finite."""
         if actions is not None and not all_finite(actions):
             raise Diverged(
-                f"{self._where}: the policy's actions on {self._name} became {actions[~np.isfinite(actions)][0]} about "
-                f"step {self.env_steps:,}, where observations were finite: its weights have diverged. Try a lower "
+                f"{self._where}: the policy's actions on {self._name} became {actions[~np.isfinite(actions)][0]} near "
+                f"step {self.env_steps:,}, although observations were finite: its weights have diverged. Try a lower "
                 "learning_rate or max_grad_norm"
             ) from e
 
@@ -161,17 +161,17 @@ class Collector:
         )
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """Exact snapshot of the environments; None before they have started, or where they are not `restorable`."""
+        """Return an exact snapshot of the environments; None before they start, or if they are not `restorable`."""
         found = None if self._raw is None else self.env.get_state()
         return found if self.native or found is None else {**found, _OBS: self._raw.copy()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned.
+        """Continue from a state that `state` returned.
 
         Raises
         ------
         ValueError, TypeError
-            If it is no state of such environments, or damaged.
+            If it is damaged or not a state of such environments.
         """
         if self.native:
             self.env.set_state(state)
@@ -189,7 +189,7 @@ class Collector:
         self._lost = None
 
     def restore(self, state: dict[str, np.ndarray]) -> bool:
-        """`set_state`, where `state` is of environments such as these; returns whether it was, or they start afresh.
+        """Call `set_state` if `state` fits the environments. Return False if it does not, and new episodes start.
 
         Raises
         ------
@@ -197,16 +197,16 @@ class Collector:
             If it is damaged.
         """
         if not state:
-            self._lost = "the checkpoint holds no state of it"
+            self._lost = "the checkpoint has no state of it"
         elif not self._fits(state):
-            self._lost = "the checkpoint's was made of other parts"
+            self._lost = "in the checkpoint it is made of other parts"
         elif self.restorable:
             self.set_state(state)
             return True
         return False
 
     def _fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` is of environments made of the same parts."""
+        """Whether `state` comes from environments made of the same parts."""
         return _OBS not in state if self.native else self.env.fits(state)
 
     @property
@@ -220,7 +220,7 @@ class Collector:
         return self.native or self.env.why_not is None
 
     def restore_note(self) -> str | None:
-        """For the user: that, and why, the environments do not go on where the saved ones were; None where they do."""
+        """Return a note about why the saved episodes do not continue; None if they do."""
         reason = self._lost if self.restorable else self.env.why_not
         if reason is None:
             return None
@@ -228,14 +228,14 @@ class Collector:
         return f"{self._name} cannot be restored ({reason}): it starts with {episodes}, everything else is exact"
 
     def lines(self) -> list[str]:
-        """For a live view, a line for each part that gathers experience by itself."""
+        """Return lines for a live view, one for each actor that collects independently."""
         return []
 
     def metrics(self) -> dict[str, float]:
-        """What is to be logged of the last collection, beside the batch's own numbers."""
+        """Return metrics of the last collection, in addition to those of the batch."""
         return {}
 
     def close(self) -> None:
-        """End foreign environments and their worker processes; native ones hold nothing."""
+        """Close foreign environments and their worker processes; native ones have nothing to close."""
         if not self.native:
             self.env.close()

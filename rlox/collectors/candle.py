@@ -1,4 +1,4 @@
-"""Rollouts by a native policy in a thread of its own: the documents' CandleCollector."""
+"""Rollouts by a native policy in a background thread: `CandleCollector`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlox.native.shadows import difference
 
 
 class CandleCollector:
-    """Collects rollouts of a native environment in a background thread, acting by weights that are handed to it.
+    """Collector of rollouts of a native environment in a background thread, with weights that the caller sets.
 
     The thread works one rollout ahead: rollout k + 1 is collected while the caller learns from rollout k, and then
-    waits until `recv` takes it. Its weights are those of the last `sync_weights` before the `recv` that returned
-    rollout k - 1 did, whatever the machine's load: a rollout is at most one update old, and the same calls give the
-    same rollouts. Rollouts 0 and 1 are by the weights before the first `recv`.
+    waits until `recv` takes it. It uses the weights from the last `sync_weights` before the call of `recv` that
+    returned rollout k - 1, independent of the machine's load. A rollout is therefore at most one update old, and the
+    same calls give the same rollouts. Rollouts 0 and 1 use the weights from before the first `recv`.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ class CandleCollector:
     n_envs : int
         Environments N.
     obs_dim, n_actions : int, optional
-        What the environment has; checked where given.
+        Sizes of the environment; checked if given.
     n_steps : int
         Steps T of a rollout.
     hidden : int
         Width of both hidden layers of actor and critic.
     seed : int
-        Decides environments, initial weights and actions.
+        Seed of environments, initial weights and actions.
     gamma, gae_lambda : float
         Discount and trace decay of the advantages.
     activation : str
@@ -47,8 +47,8 @@ class CandleCollector:
     Raises
     ------
     TypeError, ValueError
-        For an argument that does not fit the environment or is out of range; also where a function of the policies was
-        edited or replaced, which the kernel would not see.
+        For an argument that does not fit the environment or is out of range; also if a function of the policies was
+        edited or replaced, because the kernel would not follow the change.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class CandleCollector:
                 raise ValueError(f"CandleCollector: {name} must be {have} for {env_id}, got {given}")
         if (found := difference("acting", self._collector)) is not None:
             raise ValueError(
-                f"CandleCollector: its kernel must act as rlox.DiscretePolicy does: {found}; undo that, or collect by "
-                "rlox.RolloutCollector and a policy"
+                f"CandleCollector: its kernel must act as rlox.DiscretePolicy does: {found}; undo that, or use "
+                "rlox.RolloutCollector with a policy"
             )
         self.n_steps = n_steps
         self._policy = NativePolicy.make(spec, config, Rng(seed, Stream.INIT))
-        self._weights = self._policy.net.parameters.copy()  # the last ones synced
-        # Each `recv` orders the rollout after the one it returns, so that at most one is ready. An order is the weights
-        # to act by; None ends the thread.
+        self._weights = self._policy.net.parameters.copy()  # of the last sync
+        # Each `recv` orders the rollout after the one that it returns, so that at most one is ready. An order contains
+        # the weights to use; None ends the thread.
         self._ready: queue.SimpleQueue[tuple[dict[str, np.ndarray], tuple] | BaseException] = queue.SimpleQueue()
         self._reached: tuple[dict[str, int], dict[str, np.ndarray] | None] = (self._collector.rng.get_state(), None)
         self._orders: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
@@ -91,7 +91,7 @@ class CandleCollector:
         self._failure: BaseException | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._orders.put, None)  # a thread must not outlive what it works for
+        weakref.finalize(self, self._orders.put, None)  # the thread must not outlive this object
 
     def recv(self) -> dict[str, np.ndarray]:
         """Wait for the next rollout of B = T * N transitions, row ``t * N + n``.
@@ -127,15 +127,15 @@ class CandleCollector:
             return rollout
 
     def reached(self) -> tuple[dict[str, int], dict[str, np.ndarray] | None]:
-        """State of the actions' generator and of the environments at the end of the rollout that `recv` gave last.
+        """Return the states of the actions' generator and of the environments after the last rollout from `recv`.
 
-        The thread is ahead of it. Before the first `recv`: the generator as it starts, and None.
+        The thread itself is ahead of them. Before the first `recv`: the initial state of the generator, and None.
         """
         with self._lock:
             return self._reached
 
     def sync_weights(self, params: Any) -> None:
-        """Act by these weights from the next rollout on that is not begun: see the class.
+        """Use these weights from the next rollout that has not been started: see the class.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class CandleCollector:
         Raises
         ------
         ValueError
-            If there are more or fewer, or one is not finite.
+            If the number of parameters is wrong, or one is not finite.
         """
         weights = np.array(params, np.float32)
         if weights.shape != self._weights.shape:
@@ -159,12 +159,12 @@ class CandleCollector:
             self._weights = weights
 
     def get_weights(self) -> np.ndarray:
-        """The weights synced last (at first the initial ones), (P,) f32, in the order of `sync_weights`; a copy."""
+        """Return a copy of the last synced (or initial) weights, (P,) f32, in the order of `sync_weights`."""
         with self._lock:
             return self._weights.copy()
 
     def stop(self) -> None:
-        """End the thread, after the rollout that is running; may be called again."""
+        """End the thread after the running rollout; may be called again."""
         with self._lock:
             self._stopped = True
             if self._thread is not None:
@@ -186,7 +186,7 @@ def _work(
     orders: queue.SimpleQueue,
     ready: queue.SimpleQueue,
 ) -> None:
-    """The thread; it holds no reference to the `CandleCollector`, which may therefore be forgotten without `stop`."""
+    """Run the thread. It has no reference to the `CandleCollector`, which can therefore be deleted without `stop`."""
     names = {name: name for name in ("actions", "rewards", "dones", "log_probs", "values", "advantages", "returns")}
     try:
         while (weights := orders.get()) is not None:
@@ -195,5 +195,5 @@ def _work(
             rollout = {key: batch.array(name) for key, name in {"observations": "obs", **names}.items()}
             ended = {name: getattr(batch, name) for name in ("episode_returns", "episode_lengths")}
             ready.put(({**rollout, **ended}, (collector.rng.get_state(), collector.state())))
-    except BaseException as e:  # whatever it is, `recv` waits for it
+    except BaseException as e:  # `recv` waits for an answer in any case
         ready.put(e)

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes on an environment of its own, apart from training."""
+"""Evaluation: whole episodes in a separate environment, independent of training."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
     from rlox.collectors.exploration import ActionNoise
 
-# Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
-# of another shape round differently.
+# Most native episodes that run in parallel. The number of rows affects the last bits of results, since matrix products
+# of other shapes round differently.
 _SIDE_BY_SIDE = 100
 
-# An episode of an evaluation is cut after so many steps, or the environment's own limit where that is more. No game of
-# Atari's is longer, not in frames.
+# An episode of an evaluation is cut after this many steps, or at the environment's own limit if that is higher. No
+# Atari game is longer, even in frames.
 MAX_STEPS = 108_000
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Undiscounted returns and lengths of whole episodes, in the order in which one environment would play them."""
+    """Undiscounted returns and lengths of whole episodes, in the order in which one environment would run them."""
 
     returns: np.ndarray  # (E,) f64
     lengths: np.ndarray  # (E,) int64
     seed: int
     deterministic: bool
-    n_cut: int = 0  # episodes that were cut at the limit of steps
+    n_cut: int = 0  # episodes that were cut at the step limit
 
     def summary(self) -> dict[str, float | int]:
-        """``mean_return std_return min_return max_return mean_length n_episodes``; std is over episodes (ddof 0)."""
+        """Return ``mean_return std_return min_return max_return mean_length n_episodes``; std has ddof 0."""
         return {
             "mean_return": float(self.returns.mean()),
             "std_return": float(self.returns.std()),
@@ -60,10 +60,10 @@ class Evaluation:
 
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    """Run with `n` PyTorch CPU threads (0: as they are) and restore the user's number afterwards.
+    """Run with `n` PyTorch CPU threads (0: unchanged) and restore the user's number afterwards.
 
-    One is the default for training: a network this small gains nothing from a second thread and loses severalfold as
-    soon as the other core is busy.
+    The default for training is one: small networks gain nothing from a second thread, and become several times slower
+    when the other core is busy.
     """
     torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else n
@@ -79,10 +79,10 @@ def torch_threads(n: int) -> Iterator[None]:
 
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """Run without the argument checks of `torch.distributions`, and restore the user's choice afterwards.
+    """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
 
-    A policy of one's own makes a distribution at every step, and the checks take a third of its time. What they would
-    find, NaN, the training loop finds in the losses.
+    A custom policy creates a distribution at every step, and the checks take a third of its time. NaN, which they would
+    find, is found by the training loop in the losses.
     """
     distributions = sys.modules.get("torch.distributions")
     if distributions is None:
@@ -112,52 +112,52 @@ def evaluate(
     max_steps: int | None = None,
     noise: Callable[[int], ActionNoise | None] | None = None,
 ) -> Evaluation:
-    """Play `n_episodes` episodes of one fresh environment seeded `seed`.
+    """Run `n_episodes` episodes of one new environment with the seed `seed`.
 
-    Nothing that training draws from is touched. Native episodes are played side by side: each starts exactly where one
-    environment, played through, would start it.
+    The random streams of training are not used. Native episodes run in parallel, and each starts exactly as it would in
+    one environment that runs all episodes in turn.
 
     Parameters
     ----------
     policy : Module, NativeActor or RecurrentActor
-        Acts by ``mode``, or by sampling if not `deterministic`. A recurrent one is given the state it returned, and
-        begins anew with each episode.
+        Acts with ``mode``, or by sampling if not `deterministic`. A recurrent policy receives the state that it
+        returned, and starts from its initial state in each episode.
     env_id : str, callable or gymnasium.Env
-        An environment object is left as it is: another is made from its spec.
+        An environment object stays unchanged: a new one is created from its spec.
     n_episodes, seed : int
-        How many episodes, and what decides their starts.
+        Number of episodes, and the seed of their starts.
     deterministic : bool
-        Whether the policy's ``mode`` acts, or a sample.
+        Whether to use the policy's ``mode`` instead of samples.
     env_kwargs, wrappers
-        As `rlox.envs.make_vec_env` takes them.
+        Same as in `rlox.envs.make_vec_env`.
     device : str
-        Where the policy lives.
+        Device of the policy.
     transform : callable, optional
-        What (B, …) observations go through before the policy sees them, such as a frozen normalisation.
+        Applied to (B, …) observations before the policy sees them, such as a frozen normalisation.
     frames : callable, optional
-        Given each picture of the first episode, (H, W, 3) uint8. The environment is gymnasium's then, for native ids
-        too.
+        Called with each image of the first episode, (H, W, 3) uint8. The environment is then gymnasium's, also for
+        native ids.
     render : bool
-        Show the episodes in a window, likewise in gymnasium's environment.
+        Show the episodes in a window, also with gymnasium's environment.
     max_steps : int, optional
         Steps after which an episode is cut, as if truncated, with a RuntimeWarning; None: 108,000, or the environment's
-        own time limit where that is more.
+        own time limit if that is higher.
     noise : callable, optional
-        Given a number of environments, the noise that is added to their actions where they are sampled; None for none.
+        Takes a number of environments and returns the noise to add to their sampled actions, or None.
 
     Raises
     ------
     TypeError
-        If `n_episodes` or `seed` is no integer, or `deterministic` and the policy has no ``mode``.
+        If `n_episodes` or `seed` is not an integer, or if `deterministic` and the policy has no ``mode``.
     ValueError
-        If `n_episodes` or `max_steps` < 1, the environment is unknown, or it cannot be rendered as asked for.
+        If `n_episodes` or `max_steps` < 1, the environment is unknown, or it cannot be rendered as requested.
     """
     n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
     max_steps = None if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
     seed = integer("evaluate", "seed", seed, 0)
     require("evaluate", "deterministic", deterministic, bool)
     if render and frames is not None:
-        raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
+        raise ValueError("evaluate: render must be False if frames are given, since an environment has one render mode")
     actor: Any = policy
     remembers = isinstance(policy, RecurrentActor)
     if not (remembers or isinstance(policy, NativeActor)):
@@ -188,23 +188,23 @@ def evaluate(
         bad = int(np.argmin(np.isfinite(returns)))
         raise FloatingPointError(
             f"evaluate: {env_name(env_id)}: rewards must be finite, got a return of {returns[bad]} in episode {bad}, "
-            f"{lengths[bad]} steps long; mend the environment"
+            f"{lengths[bad]} steps long; fix the environment"
         )
     return Evaluation(returns, lengths, seed, deterministic, n_cut)
 
 
 def warn_of_cut(env_id: Any, limit: int) -> None:
-    """Say that an episode did not end by itself."""
+    """Warn that an episode did not end by itself."""
     warnings.warn(
         f"evaluate: an episode of {env_name(env_id)} did not end within {limit:,} steps and was cut there; give it a "
-        "time limit, such as env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}], or cut earlier: eval.max_steps",
+        "time limit, such as env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}], or cut it earlier: eval.max_steps",
         RuntimeWarning,
         2,
     )
 
 
 class _Exploring:
-    """How N environments are acted in: by `act`, with noise where there is some."""
+    """Actions for N environments: those of `act`, plus noise if there is any."""
 
     def __init__(self, act: Callable[[np.ndarray], np.ndarray], noise: ActionNoise | None, rng: Rng):
         self._act, self._noise, self._rng = act, noise, rng
@@ -214,7 +214,7 @@ class _Exploring:
         return actions if self._noise is None else actions + self._noise.draw(self._rng)
 
     def end(self, ended: np.ndarray) -> None:
-        """These environments' episodes have `ended`, (N,) bool."""
+        """Start new noise in environments whose episodes `ended`, (N,) bool."""
         if self._noise is not None:
             self._noise.end(ended)
 
@@ -226,7 +226,7 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.nda
         env = make_vec_env(env_id, n, seed)
         spec = spec_of(env)
         obs = env.reset_all()
-        # All rows become episodes first, first + 1, … of the environment that `seed` alone makes.
+        # The rows become the episodes first, first + 1, … of the single environment with this seed.
         state = env.get_state()
         state["keys"][:] = state["keys"][0]
         state["episodes"][:] = np.arange(first, first + n)
@@ -267,7 +267,7 @@ def _play_gym(
         if env.render_mode != render_mode and render_mode is not None:
             modes = env.metadata.get("render_modes") or ["none"]
             raise ValueError(
-                f"evaluate: {env_name(env_id)} must offer the render mode {render_mode}, it has {', '.join(modes)}"
+                f"evaluate: {env_name(env_id)} must support the render mode {render_mode}, it has {', '.join(modes)}"
             )
         adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
         spec, act = adapter.spec, exploring(1)
@@ -283,14 +283,14 @@ def _play_gym(
             show(i)
             over = False
             while not over:
-                # A copy, whose rows the policy may keep; an environment may use its array again.
+                # A copy, which the policy may keep: an environment may reuse its array.
                 obs: np.ndarray = np.array(adapter.row(raw), spec.obs_dtype, order="C")[None]
                 if not all_finite(obs):
                     at = spec.part(int(np.argmin(np.isfinite(obs).ravel())))
                     raise FloatingPointError(
                         f"evaluate: {env_name(env_id)}: observations must be finite, got "
-                        f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; mend the "
-                        "environment, or cut it off by a wrapper"
+                        f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; fix the "
+                        "environment, or clip it with a wrapper"
                     )
                 actions = checked_actions(spec, spec.clip(act(obs)), 1, "evaluate")
                 hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])
@@ -308,7 +308,7 @@ def _play_gym(
                     break
             act.end(np.ones(1, bool))
     except (Exception, SystemExit) as e:
-        # What the policy, or the drawing of pictures, has raised has no answer of the environment's before it.
+        # Exceptions of the policy or of rendering pass unchanged, since the environment's last answer is then correct.
         explain_env_failure(
             e, env, hook, answer, "evaluate", f"evaluation on {env_name(env_id)}: {hook}", action=action
         )

@@ -1,8 +1,8 @@
-"""Evaluation in a process of its own, beside training: the numbers that this process would get.
+"""Evaluation in a separate process during training, with the same results as in this process.
 
-What is played is a copy, made when the evaluation begins. The process is a plain interpreter: the user's main module is
-not run again in it. It computes with as many threads, ignores Ctrl-C and SIGTERM, and ends with the process that made
-it, whatever ends that one.
+The evaluation uses a copy of its arguments, made when it starts. The process is a plain interpreter that does not run
+the user's main module again. It computes with the same number of threads, ignores Ctrl-C and SIGTERM, and ends when its
+parent process ends for any reason.
 """
 
 from __future__ import annotations
@@ -32,49 +32,51 @@ from rlox.envs.failures import dumps
 from rlox.envs.parallel_env import packed, raise_packed
 from rlox.nn.modules import copied
 
-_ALIVE_EVERY = 0.5  # seconds between two looks at whether the other end still lives
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time, and in which time
+_ALIVE_EVERY = 0.5  # seconds between two checks that the other process is alive
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time, and the period that they apply to
 
 
 def cores() -> int:
-    """How many cores this process may use: its affinity, within a container's quota."""
+    """Return the number of cores that this process may use: its affinity, within a container's quota."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text().split()
-        found = min(found, int(quota) // int(period))  # "max" is no number
+        found = min(found, int(quota) // int(period))  # "max" is not a number
     return max(1, found)
 
 
 def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = ()) -> bytes:
-    """The evaluation that `evaluate` would make of `arguments`, with the policy as it is now.
+    """Pickle a call of `evaluate` with `arguments`, with the policy in its present state.
 
     Parameters
     ----------
+    arguments : dict
+        Arguments of `evaluate`.
     threads : int
-        PyTorch's CPU threads; 0: as many as it has here.
+        PyTorch's CPU threads; 0: the same number as in this process.
     imports : iterable of str
-        Modules that are imported first.
+        Modules to import first.
 
     Raises
     ------
     Exception
-        What cloudpickle says of what it cannot send.
+        From cloudpickle, if something cannot be pickled.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
         threads = threads or torch.get_num_threads()
         if isinstance(arguments["policy"], (torch.nn.Module, RecurrentActor)):
-            # Parameters may be views of a block that a pickle would hold once for each of them.
+            # Parameters may be views of one block, which a pickle would contain once for each of them.
             arguments = {**arguments, "policy": copied(arguments["policy"])}
     env_id, registered = arguments["env_id"], None
     if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
-        # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
+        # A new interpreter does not know ids that the user's code registered; ale-py registers its own.
         registered = sys.modules["gymnasium"].registry.get(foreign_id(env_id))
     return dumps((list(imports), registered, threads, dumps(arguments)))
 
 
 def play(job: bytes) -> Evaluation:
-    """Make the evaluation of `make_job` in this process."""
+    """Run a job of `make_job` in this process."""
     imports, registered, threads, arguments = pickle.loads(job)
     for name in imports:
         import_module(name)
@@ -82,23 +84,23 @@ def play(job: bytes) -> Evaluation:
         import gymnasium
 
         gymnasium.registry.setdefault(registered.id, registered)
-    arguments = pickle.loads(arguments)  # now that what it names can be imported
-    by = arguments.pop("by", evaluate)  # of several agents, another function
+    arguments = pickle.loads(arguments)  # the modules that it needs are now imported
+    by = arguments.pop("by", evaluate)  # for several agents, another function
     with torch_threads(threads), unchecked_distributions():
         return by(**arguments)
 
 
 class WorkerDied(RuntimeError):
-    """An evaluation's process is gone, and not by an exception of its own."""
+    """The process of an evaluation died without reporting an exception."""
 
 
 class EvaluationWorker:
-    """A process that plays one evaluation after another.
+    """A process that runs one evaluation after another.
 
     Attributes
     ----------
     busy : bool
-        Whether a result is still to be taken.
+        Whether an evaluation is running, or its result has not been fetched.
     """
 
     def __init__(self) -> None:
@@ -110,7 +112,7 @@ class EvaluationWorker:
             f"import sys; sys.path[:] = {sys.path!r}; from rlox.collectors.evaluator import work; "
             f"work({theirs.fileno()}, {os.getpid()})"
         )
-        # Blocked signals stay blocked across exec: they cannot hit a worker that has not yet chosen to ignore them.
+        # Blocked signals stay blocked across exec, so they cannot hit a worker before it ignores them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self.process = subprocess.Popen(
@@ -119,32 +121,32 @@ class EvaluationWorker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
-        # Also at the interpreter's end.
+        # Also runs at interpreter exit.
         self._finalizer = weakref.finalize(self, _stop, self.process, self._sock, os.getpid())
 
     def begin(self, job: bytes) -> None:
-        """Let it play `job`; returns at once, though the process may still be starting."""
+        """Start `job`. Returns immediately, even if the process is still starting."""
         self.busy = True
-        # A file without a name, whose descriptor travels: the bytes themselves would wait for a reader.
+        # Send the descriptor of a nameless file: sending the bytes would block until the process reads them.
         with tempfile.TemporaryFile() as file, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             file.write(job)
             file.flush()
             socket.send_fds(self._sock, [b"j"], [file.fileno()])
 
     def ready(self, wait: bool = False) -> bool:
-        """Whether the result is there; with `wait` only when it is.
+        """Whether the result is available; with `wait`, block until it is.
 
         Raises
         ------
         WorkerDied
-            If it will never be.
+            If the process died.
         """
         while not self._whole():
             self._sock.settimeout(_ALIVE_EVERY if wait else 0.0)
             try:
                 part = self._sock.recv(1 << 16)
             except TimeoutError:
-                # A child of the worker's own may hold the socket that the worker has left.
+                # A child process of a dead worker may still have the socket open.
                 if self.process.poll() is not None:
                     raise self._death() from None
                 continue
@@ -161,7 +163,7 @@ class EvaluationWorker:
         return len(self._unread) >= 8 and len(self._unread) - 8 >= struct.unpack_from("<Q", self._unread)[0]
 
     def result(self) -> tuple[Evaluation, float]:
-        """The evaluation, once it is `ready`, and the seconds it took; raises what it raised there."""
+        """Return the evaluation, once it is `ready`, and its duration in seconds. Raises its exception if it failed."""
         evaluation, answer = pickle.loads(self._unread[8:])
         self._unread.clear()
         self.busy = False
@@ -177,13 +179,13 @@ class EvaluationWorker:
         return WorkerDied(f"the process (pid {self.process.pid}) died ({how}{hint})")
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process, even during an evaluation."""
         self._finalizer()
 
 
 def _stop(process: subprocess.Popen, sock: socket.socket, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a forked child of the owner, whose worker this is not
+        return  # this is a forked child of the owner
     sock.close()
     if process.poll() is None:
         process.kill()
@@ -196,7 +198,7 @@ def work(sock_fd: int, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    warnings.simplefilter("ignore")  # what there is to warn of, the other process warns of
+    warnings.simplefilter("ignore")  # the parent process issues the same warnings
     sock = socket.socket(fileno=sock_fd)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while True:
@@ -215,7 +217,7 @@ def work(sock_fd: int, parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """End this process when its parent is gone, though an environment is busy."""
+    """End this process when its parent has ended, even while an environment is busy."""
     while os.getppid() == parent:
         time.sleep(_ALIVE_EVERY)
     os._exit(1)

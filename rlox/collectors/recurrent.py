@@ -1,4 +1,4 @@
-"""Agents that carry a state of their own from step to step."""
+"""Agents that carry a state from step to step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from rlox.kernels.rng import Rng
 
 @runtime_checkable
 class RecurrentActor(Protocol):
-    """What acts in N environments, and has a state of S numbers for each. Letters: A numbers of a model's action."""
+    """Interface of an agent for N environments with a state of S numbers for each. A: size of a model's action."""
 
     def initial(self, n: int) -> np.ndarray:
-        """The states (n, S) f32 before an episode."""
+        """Return the states (n, S) f32 before an episode."""
 
     def act(
         self, carry: np.ndarray, obs: np.ndarray, is_first: np.ndarray, rng: Rng | None, deterministic: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Actions for the environments (n, …), the same as a model sees them (n, A) f32, and the next states (n, S).
+        """Return the environments' actions (n, …), these as model inputs (n, A) f32, and the next states (n, S).
 
-        `carry` (n, S) counts as before an episode where `is_first` (n,). `rng` decides what is drawn: the action,
-        unless `deterministic`, and what the model draws for its state. Without it, both are the most likely ones.
+        Where `is_first` (n,), `carry` (n, S) is treated as the state before an episode. `rng` is the generator of the
+        actions, unless `deterministic`, and of the samples in the model's state. If it is None, both are the most
+        likely values.
         """
 
 
 class Remembering:
-    """Acts in `n` environments and keeps the agent's states; call it with observations (n, …), then `end`."""
+    """An agent in `n` environments, with its states; call it with observations (n, …), then call `end`."""
 
     def __init__(self, actor: RecurrentActor, n: int, rng: Rng, deterministic: bool):
         self._actor, self._rng, self._deterministic = actor, rng, deterministic
@@ -39,22 +40,22 @@ class Remembering:
         return actions
 
     def end(self, ended: np.ndarray) -> None:
-        """These environments' episodes have `ended`, (n,) bool."""
+        """Reset the states of environments whose episodes `ended`, (n,) bool."""
         self._first = ended.copy()
 
 
 class FirstStep:
-    """What `rlox.collectors.acting.ModuleActor` does, by an agent to which every observation is an episode's first."""
+    """Counterpart of `acting.ModuleActor` for an agent that treats every observation as the first of an episode."""
 
     def __init__(self, actor: RecurrentActor):
         self._actor = actor
 
     def mode(self, obs: np.ndarray) -> np.ndarray:
-        """The most likely actions."""
+        """Return the most likely actions."""
         return self._act(obs, None)
 
     def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
-        """Sampled actions; without `rng`, PyTorch's generator decides them."""
+        """Sample actions, with PyTorch's generator if `rng` is None."""
         if rng is None:
             from rlox.nn.networks import rng_from_torch
 

@@ -1,4 +1,4 @@
-"""Collect transitions into a replay memory."""
+"""Collection of transitions into a replay memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class ReplayCollector(Collector):
-    """Steps N environments with a policy and keeps every transition in a replay memory.
+    """Collector that steps N environments with a policy and stores every transition in a replay memory.
 
     Parameters
     ----------
     env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
-        As `RolloutCollector` takes them.
+        Same as in `RolloutCollector`.
     """
 
     _where = "ReplayCollector.step"
@@ -60,29 +60,29 @@ class ReplayCollector(Collector):
             "episode_length": np.empty(n, np.int64),
         }
         self._noise: np.ndarray | None = None
-        self.n_step = 1  # of the returns that the memory makes
-        self._fed: tuple[Any, int | None] | None = None  # the memory of the last step, and how much was pushed to it
-        self.normalizer: VecNormalize | None = None  # of what the policy sees; learns its statistics on the way
-        self.action_noise: ActionNoise | None = None  # added to what the policy chooses, not to random actions
+        self.n_step = 1  # steps of the memory's n-step returns
+        self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed
+        self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
+        self.action_noise: ActionNoise | None = None  # added to the policy's actions, not to random ones
 
     def step(self, policy: Actor | NativeActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.
 
-        The next observation of a transition is the one its step truly led to, also where the episode ended there.
+        The next observation of a transition is the one that its step led to, also at the end of an episode.
 
         Parameters
         ----------
         policy : Actor or NativeActor
-            This collector's generator gives the noise it acts by, and that of `action_noise`.
+            Acts with noise from this collector's generator, which is also used for `action_noise`.
         buffer : rlox.buffers.Buffer
-            Where the transitions go.
+            Memory to push the transitions to.
         random : bool
-            Uniformly random actions instead of the policy's.
+            Whether to take uniformly random actions instead of the policy's.
 
         Returns
         -------
         returns, lengths : arrays (E,) f64 and int64
-            Of the episodes that ended, from the environment's own statistics.
+            Statistics of the episodes that ended, from the environments.
 
         Raises
         ------
@@ -113,8 +113,10 @@ class ReplayCollector(Collector):
         return returns, lengths
 
     def _advance(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Take `actions` in the environments, which are at `obs`; returns the rewards (N,) f32, shaped where there is a
-        `reward_fn`. All else is in ``_out``, but that the next observations are ``_raw``."""
+        """Take `actions` at the observations `obs`; return the rewards (N,) f32, after `reward_fn` if there is one.
+
+        The next observations are in ``_raw``, all other results in ``_out``.
+        """
         out = self._out
         try:
             self.env.step_all(actions, out)
@@ -126,11 +128,11 @@ class ReplayCollector(Collector):
         if isinstance(self.reward_fn, NativeReward):
             self.reward_fn.apply_(obs, actions, rewards)
         elif self.reward_fn is not None:
-            # It may keep what it is given, and these arrays are used again.
+            # Copies, because the function may keep its arguments, and these arrays are reused.
             rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
         self.env_steps += self.n_envs
         rewards = rewards.astype(np.float32)
-        # The memory, which is saved, must not hold them.
+        # The memory, which is saved, must not contain numbers that are not finite.
         if not all_finite(out["final_obs"]):
             self._refuse_numbers("observations", out["final_obs"], self.env_steps)
         if not all_finite(rewards):
@@ -138,19 +140,19 @@ class ReplayCollector(Collector):
         return rewards
 
     def _ended(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of the episodes that `ended` (N,) marks; the observations after them must be finite."""
+        """Return returns and lengths of the episodes that `ended` (N,); observations after them must be finite."""
         returns, lengths = self._out["episode_return"][ended], self._out["episode_length"][ended]
         if len(returns) and not all_finite(self._raw):
             self._refuse_numbers("observations", self._raw, self.env_steps)
         return returns, lengths
 
     def follow_on(self, buffer: Any) -> None:
-        """Cut the memory's n-step returns, unless its newest transitions are those of this collector's last step.
+        """Cut the memory's n-step returns, unless its newest transitions come from this collector's last step.
 
         Raises
         ------
         TypeError
-            If the memory makes n-step returns and has no ``cut``.
+            If the memory has n-step returns and no ``cut``.
         """
         if self._fed is not None and self._fed[0] is buffer and self._fed[1] == getattr(buffer, "n_pushed", None):
             return
@@ -158,16 +160,16 @@ class ReplayCollector(Collector):
             buffer.cut()
         elif max(self.n_step, getattr(buffer, "n_step", 1)) > 1 and len(buffer):
             raise TypeError(
-                f"{self._where}: a buffer of n-step returns must define cut() where environments start afresh, "
-                f"{type(buffer).__name__} does not; see rlox.buffers.Buffer, or take n_step=1"
+                f"{self._where}: a buffer of n-step returns must define cut() in case environments restart, "
+                f"{type(buffer).__name__} does not; see rlox.buffers.Buffer, or set n_step=1"
             )
 
     def has_fed(self, buffer: Any) -> None:
-        """Note that the memory's newest transitions led to where the environments are."""
+        """Record that the memory's newest transitions led to the environments' current observations."""
         self._fed = (buffer, getattr(buffer, "n_pushed", None))
 
     def forget(self) -> None:
-        """Note that no memory's newest transitions led to where the environments are."""
+        """Record that no memory's newest transitions led to the environments' current observations."""
         self._fed = None
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
@@ -175,11 +177,11 @@ class ReplayCollector(Collector):
         self.forget()
 
     def position(self) -> str | None:
-        """A digest of where the environments are; None before they have started."""
+        """Return a digest of the environments' current observations; None before they have started."""
         return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()  # type: ignore[arg-type]
 
     def observe(self) -> np.ndarray:
-        """Where the environments are, ``(N, *obs_shape)``; they start when this is first asked for. Not a copy."""
+        """Return the current observations ``(N, *obs_shape)``, not a copy. The first call starts the environments."""
         if self._raw is None:
             self._raw = self.env.reset_all()
             if not all_finite(self._raw):
@@ -193,8 +195,8 @@ class ReplayCollector(Collector):
         Parameters
         ----------
         rows : array
-            f32; D numbers of the observation, D of the next one, A of the action, then the reward. One of each
-            environment in turn.
+            f32; D numbers of the observation, D of the next one, A of the action, then the reward. The rows come from
+            each environment in turn.
         """
         d, n = self.spec.obs_dim, self.n_envs
         reward = 2 * d + max(1, math.prod(self.spec.action_shape))

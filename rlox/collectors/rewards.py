@@ -15,7 +15,7 @@ RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | Any
 
 
 def sign(obs: np.ndarray, actions: np.ndarray, raw_rewards: np.ndarray) -> np.ndarray:
-    """-1, 0 or 1: what Mnih et al. 2015 learn Atari games from, so that one set of settings serves all of them."""
+    """Return -1, 0 or 1, as Mnih et al. 2015 do to learn all Atari games with the same settings."""
     return np.sign(raw_rewards)
 
 
@@ -23,20 +23,20 @@ REWARDS = {"sign": sign}
 
 
 def reward_name(reward_fn: Callable[..., np.ndarray]) -> str:
-    """What a checkpoint calls `reward_fn`: one of `REWARDS` by ``rlox:NAME``, which no function's own name can be."""
+    """Return the name of `reward_fn` for checkpoints. For `REWARDS` it is ``rlox:NAME``, which no function can have."""
     ours = next((name for name, found in REWARDS.items() if found is reward_fn), None)
     return env_name(reward_fn) if ours is None else f"rlox:{ours}"
 
 
 def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
-    """`reward_fn` as a callable; a name is looked up, a capsule becomes a `NativeReward` that fits the environment.
+    """Return `reward_fn` as a callable. Names are looked up; a capsule becomes a `NativeReward` that fits `spec`.
 
     Raises
     ------
     TypeError
-        For what is neither callable nor a capsule nor a name in `REWARDS`.
+        If it is neither a callable nor a capsule nor a name in `REWARDS`.
     ValueError
-        For a capsule that breaks the contract of rlox_native.h, or that is written for another environment.
+        If a capsule breaks the contract of rlox_native.h, or is written for another environment.
     """
     if reward_fn is None:
         return None
@@ -51,7 +51,7 @@ def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Calla
     if isinstance(reward_fn, NativeReward):
         if spec.obs_dtype != np.float32 or len(spec.obs_shape) != 1 or spec.n_choices is not None:
             raise ValueError(
-                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native one takes (N, D) "
+                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native reward takes (N, D) "
                 "float32 observations, and one integer or A floats as an action"
             )
         if reward_fn.obs_dim not in (None, spec.obs_dim):

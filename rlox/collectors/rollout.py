@@ -1,4 +1,4 @@
-"""Collect fixed-length rollouts for on-policy algorithms."""
+"""Collection of fixed-length rollouts for on-policy algorithms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class NativeJudge:
-    """What `rlox.collectors.acting.ModuleJudge` is for a module."""
+    """Counterpart of `acting.ModuleJudge` for native policies: log-probabilities and values of a rollout."""
 
     def __init__(self, policy: NativePolicy):
         self._net = policy.net
@@ -41,7 +41,7 @@ class NativeJudge:
 
 
 class _NativeRollout:
-    """What `rlox.collectors.acting.ModuleRollout` is for a module."""
+    """Counterpart of `acting.ModuleRollout` for native policies."""
 
     context = nullcontext
 
@@ -59,73 +59,73 @@ class _NativeRollout:
         return self.policy.net.log_probs(seen, actions)[0]
 
 
-@dataclass  # not frozen: that takes 1 us more to make, of the 90 of a round of A2C
+@dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
 class Steps:
-    """T steps in N environments, and what took their actions; observations and rewards as they are learned from."""
+    """T steps in N environments, and the policy that acted; with the observations and rewards to learn from."""
 
     acting: ModuleRollout | _NativeRollout
     obs: np.ndarray  # (T + 1, N, *obs_shape); with `frames`, row t is t % 2
-    frames: _FrameStore | None  # of stacked images, where they are kept by their frames
+    frames: _FrameStore | None  # frames of stacked images, if they are stored by frame
     actions: np.ndarray  # (T, N, *action_shape), as sampled
     rewards: np.ndarray  # (T, N) f32
     terminated: np.ndarray  # (T, N) bool
     truncated: np.ndarray  # (T, N) bool
-    ended: np.ndarray  # (T, N) bool: either of both
+    ended: np.ndarray  # (T, N) bool: terminated or truncated
     limits: np.ndarray  # (K, 2) int64: step and environment of each truncation
-    reached: np.ndarray  # (K, *obs_shape): what it truly led to
+    reached: np.ndarray  # (K, *obs_shape): observations that these steps led to
     episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
     episode_lengths: np.ndarray  # (E,) int64
 
     @property
     def last(self) -> np.ndarray:
-        """(N, *obs_shape): where the next step starts."""
+        """(N, *obs_shape): observations from which the next step starts."""
         return self.obs[len(self.rewards) % len(self.obs)]
 
     @property
     def flat_actions(self) -> np.ndarray:
-        """(T * N, *action_shape)."""
+        """Actions as (T * N, *action_shape)."""
         return self.actions.reshape(-1, *self.actions.shape[2:])
 
     def seen(self, device: str) -> Any:
-        """The T * N observations that were acted on: an array, or `rlox.nn.batch.FrameStacks`."""
+        """Return the T * N observations of the actions: an array, or `rlox.nn.batch.FrameStacks`."""
         if self.frames is not None:
             return self.frames.rows(device)
         return self.obs[:-1].reshape(-1, *self.obs.shape[2:])
 
 
 class RolloutCollector(Collector):
-    """Steps N environments with a policy and returns whole rollouts with their advantages.
+    """Collector that steps N environments with a policy and returns rollouts with their advantages.
 
     Parameters
     ----------
     env_id : str, callable or gymnasium.Env
-        A native id, any gymnasium id, a callable that returns a ``gymnasium.Env``, or (with one environment) such an
-        object.
+        A native id, any gymnasium id, a callable that returns a ``gymnasium.Env``, or (with one environment) an
+        environment object.
     n_envs : int
         Number of environments N.
     seed : int
-        Decides the environments and, for rlox's policies, the actions.
+        Seed of the environments and, for rlox's policies, of the actions.
     gamma, gae_lambda : float
         Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
     reward_fn : callable or PyCapsule, optional
-        ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
-        arrays in the environment's own units; actions are those that were executed, clipped to their bounds. What it
-        returns replaces the rewards that are learned from. Episode statistics stay the environment's. Or a PyCapsule
-        ``rlox.reward.v1`` (rlox_native.h): one call of C a step. Or ``"sign"`` for that of the rewards, as is usual for
-        Atari.
+        ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once per step with (N, D), (N,) or (N, A), and (N,)
+        arrays in the environment's units. The actions are the executed ones, clipped to their bounds. The returned
+        rewards are used for learning; episode statistics remain those of the environment. A PyCapsule
+        ``rlox.reward.v1`` (rlox_native.h) is called once per step in C. ``"sign"`` takes the sign of the rewards, which
+        is usual for Atari.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
-        Where the policy lives and the batches go.
+        Device of the policy and of the batches.
     normalizer : VecNormalize, optional
-        Normalises observations and (after `reward_fn`) rewards, and learns its statistics on the way.
+        Normalises observations and (after `reward_fn`) rewards, and updates its statistics in each step.
     env_wrappers, env_workers, env_backend, remote
-        gymnasium wrappers, worker processes, what implements the environments, and workers on other machines (see
+        gymnasium wrappers, worker processes, implementation of the environments, and workers on other machines (see
         `rlox.envs.make_vec_env`).
     """
 
     _where = "RolloutCollector.collect"
-    noise_axis = 1  # a whole rollout's is drawn at once
+    noise_axis = 1  # the noise of a whole rollout is drawn at once
     _batch: type[RolloutBatch] = RolloutBatch
 
     def __init__(
@@ -154,11 +154,11 @@ class RolloutCollector(Collector):
     def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
         """Take `n_steps` steps in every environment.
 
-        A `NativePolicy` on native environments is one call of a kernel, where nothing of Python's (a normalisation, a
+        A `NativePolicy` on native environments takes a single kernel call, unless Python code (a normalisation or a
         `reward_fn`) must see each step.
 
-        A time limit is no termination: where an episode was truncated, its last step bootstraps from the value of the
-        observation it truly led to, and no advantage reaches across the boundary.
+        A time limit is not a termination: the last step of a truncated episode bootstraps from the value of the
+        observation that it led to, and no advantage reaches across the end of the episode.
 
         Returns
         -------
@@ -200,9 +200,9 @@ class RolloutCollector(Collector):
     def _advantages(
         self, steps: Steps, values: np.ndarray, last_values: np.ndarray, next_values: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Advantages and returns (T, N) f32, for values (T, N), and `last_values` (N,) of what follows the last step.
+        """Return advantages and returns (T, N) f32, for values (T, N), and `last_values` (N,) after the last step.
 
-        `next_values` (T, N) holds those of what truncated steps led to; None where no step was truncated.
+        `next_values` (T, N) has the values of the observations that truncated steps led to; None if there are none.
         """
         return compute_gae_batched_f32(
             steps.rewards,
@@ -217,16 +217,16 @@ class RolloutCollector(Collector):
         )
 
     def gather(self, policy: nn.Module | NativePolicy, n_steps: int, whole: bool = False) -> Steps:
-        """`collect` without what a critic says of it; raises what that raises.
+        """Collect a rollout without values and advantages. Raises the same errors as `collect`.
 
-        `whole`: stacked images are kept as they are, not by their frames.
+        With `whole`, stacked images are stored unchanged instead of by frame.
         """
         if n_steps < 1:
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
         native = isinstance(policy, NativePolicy)
         stacked = spec.n_stacked > 1 and not whole
-        # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
+        # Stacked images are only kept whole for this step and the next one; row t is `t % kept`.
         kept = 2 if stacked else n_steps + 1
         try:
             obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
@@ -236,7 +236,7 @@ class RolloutCollector(Collector):
             truncated = np.empty((n_steps, n), np.bool_)
             episode_return = np.empty((n_steps, n))
             episode_length = np.empty((n_steps, n), np.int64)
-        except (MemoryError, ValueError, OverflowError) as e:  # NumPy's, by how far it is too much
+        except (MemoryError, ValueError, OverflowError) as e:  # the type depends on how much is requested
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
             ) from e
@@ -257,7 +257,7 @@ class RolloutCollector(Collector):
                 net, noise = acting.policy.net, acting.noise
                 limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results)
             except BaseException:
-                self._raw = self.env.observe()  # stopped in the middle, the environments have moved on
+                self._raw = self.env.observe()  # the environments have moved, even if the rollout stopped midway
                 raise
             self._raw = obs[n_steps].copy()
             if isinstance(self.reward_fn, NativeReward):
@@ -274,7 +274,7 @@ class RolloutCollector(Collector):
         self._require_finite(obs, limits, reached, rewards_f32)
         self.env_steps += n_steps * n
         ended = terminated | truncated
-        some = b"\1" in ended.tobytes()  # most short rollouts end no episode, and a selection takes its time
+        some = b"\1" in ended.tobytes()  # fast check: in most short rollouts no episode ends
         return Steps(
             acting,
             obs,
@@ -291,14 +291,13 @@ class RolloutCollector(Collector):
         )
 
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
-        """Raise for what is not finite in a rollout: its observations, those `reached` where time limits cut, its
-        rewards."""
+        """Raise if numbers of a rollout are not finite: observations, those `reached` at time limits, or rewards."""
         if all_finite(obs) and all_finite(reached) and all_finite(rewards):
             return
         said = "" if self.normalizer is None else " after normalisation"
         for t, row in enumerate(rewards):
             step = self.env_steps + (t + 1) * self.n_envs
-            # What one step has led to; observations of stacked images are whole numbers.
+            # Observations after the step; those of stacked images are integers.
             if len(obs) > len(rewards) and not all_finite(obs[t + 1]):
                 self._refuse_numbers("observations", obs[t + 1], step, said)
             if not all_finite(row):
@@ -309,15 +308,17 @@ class RolloutCollector(Collector):
                 self._refuse_numbers("observations", at_limit, step, said)
 
     def _refuse_row(self, rewards: np.ndarray, step: int) -> None:
-        """Raise if the observations that one step has led to, or its rewards, are none to normalise by."""
+        """Raise if the observations after a step, or its rewards, cannot be used for normalisation."""
         if not all_finite(self._raw):
             self._refuse_numbers("observations", self._raw, step)
         if not np.abs(rewards).max() < _LARGEST:
             self._refuse_numbers("rewards", rewards, step, " and have a finite square")
 
     def _refuse_width(self, e: RuntimeError, policy: Any) -> None:
-        """Raise a ValueError from `e`, which no environment raised, if the policy's first layer takes another number of
-        observations."""
+        """Raise a ValueError from `e` if the policy's first layer takes another number of observations.
+
+        Only for errors that no environment raised.
+        """
         from torch import nn
 
         layers = policy.modules() if isinstance(policy, nn.Module) and not failure_of(e).what else ()
@@ -325,8 +326,8 @@ class RolloutCollector(Collector):
         taken = first.in_features if isinstance(first, nn.Linear) else self.spec.obs_dim
         if taken != self.spec.obs_dim:
             raise ValueError(
-                f"{self._where}: the policy must take the {self.spec.obs_dim} observations of {self._name}, got one "
-                f"whose first layer takes {taken}"
+                f"{self._where}: the policy must take the {self.spec.obs_dim} observations of {self._name}, got a "
+                f"policy whose first layer takes {taken}"
             ) from e
 
     def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:
@@ -348,7 +349,10 @@ class RolloutCollector(Collector):
         episode_return: np.ndarray,
         episode_length: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill the arrays; returns what the kernel's ``rollout`` does: where a limit cut, and what was reached."""
+        """Fill the arrays and return the same as the kernel's ``rollout``.
+
+        That is the truncated steps and the observations that they led to.
+        """
         spec, normalizer, kept = self.spec, self.normalizer, len(obs)
         normalize_obs = normalizer is not None and normalizer.obs
         final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
@@ -361,7 +365,7 @@ class RolloutCollector(Collector):
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action)
                     actions[t] = action
-                    # The log-probability is of the action that was sampled; what is executed is clipped.
+                    # The log-probability belongs to the sampled action; the executed action is clipped.
                     taken, after = spec.clip(actions[t]), obs[(t + 1) % kept]
                     self.env.step_all(
                         taken,
@@ -381,7 +385,7 @@ class RolloutCollector(Collector):
                     elif self.reward_fn is not None:
                         rewards[t] = self._shaped(before, taken, rewards[t])
                     if normalizer is not None:
-                        # Its statistics would never be finite again.
+                        # Otherwise the statistics would never be finite again.
                         self._refuse_row(rewards[t], self.env_steps + (t + 1) * self.n_envs)
                         normalizer.update(self._raw)
                         rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
@@ -395,7 +399,7 @@ class RolloutCollector(Collector):
                         limits.append(np.stack([np.full_like(which, t), which], 1))
                         reached.append(normalizer.normalize(states) if normalize_obs else states)  # type: ignore[union-attr]
         except (RuntimeError, ValueError) as e:
-            # Such observations make such actions.
+            # Observations that are not finite cause such actions, so they are reported first.
             if normalizer is None:
                 self._require_finite(obs[: t + 1], np.concatenate(limits), np.concatenate(reached), rewards[:t])
             self._refuse_policy(e, action)

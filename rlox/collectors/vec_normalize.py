@@ -1,20 +1,19 @@
 """Running normalisation of observations and rewards of N environments.
 
-The rules are Stable-Baselines3's VecNormalize's: statistics grow with every observation that is seen, rewards are
-divided
-by the deviation of their discounted sum (not centred, so that their sign stays), and both are clipped. In evaluation
-the statistics are frozen, and returns are always reported in the environment's own units.
+The rules are those of Stable-Baselines3's VecNormalize: every observation updates the statistics, rewards are divided
+by the standard deviation of their discounted sum (without centring, so that their sign is kept), and both are clipped.
+In evaluation the statistics are frozen. Returns are always reported in the environment's units.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-MOMENTS = ("mean", "var", "count")  # of moments
+MOMENTS = ("mean", "var", "count")  # attributes of `RunningMoments`
 
 
 class RunningMoments:
-    """Mean and variance of a stream of vectors, merged batch by batch (Chan et al. 1979); float64.
+    """Mean and variance of a stream of vectors, updated in batches (Chan et al. 1979); float64.
 
     Parameters
     ----------
@@ -25,14 +24,14 @@ class RunningMoments:
     def __init__(self, shape: tuple[int, ...]):
         self.mean = np.zeros(shape)
         self.var = np.ones(shape)
-        self.count = 1e-4  # of a prior N(0, 1), so that the first division is defined
+        self.count = 1e-4  # weight of a prior N(0, 1), so that the first division is defined
 
     def update(self, batch: np.ndarray) -> None:
-        """Take in a batch (B, *shape)."""
+        """Add a batch (B, *shape)."""
         self.merge(batch.mean(0, dtype=np.float64), batch.var(0, dtype=np.float64), len(batch))
 
     def merge(self, mean: np.ndarray, var: np.ndarray, n: float) -> None:
-        """Take in `n` samples of this mean and (biased) variance."""
+        """Add `n` samples with this mean and (biased) variance."""
         total = self.count + n
         delta = mean - self.mean
         self.mean = self.mean + delta * (n / total)
@@ -41,7 +40,7 @@ class RunningMoments:
         self.count = total
 
     def since(self, mean: np.ndarray, var: np.ndarray, count: float) -> tuple[np.ndarray, np.ndarray, float]:
-        """Mean, variance and number of the samples that came after its moments were these."""
+        """Return mean, variance and number of the samples added since the moments had these values."""
         n = self.count - count
         if n <= 0:
             return np.zeros_like(self.mean), np.zeros_like(self.var), 0.0
@@ -51,7 +50,7 @@ class RunningMoments:
 
 
 class VecNormalize:
-    """Normalises what N environments return; holds all statistics, and the discounted sums they come from.
+    """Normaliser of the observations and rewards of N environments, with its statistics and discounted sums.
 
     Parameters
     ----------
@@ -62,7 +61,7 @@ class VecNormalize:
     gamma : float
         Discount of the reward sum.
     obs, rewards : bool
-        What to normalise.
+        Whether to normalise observations and rewards.
     clip_obs, clip_rewards : float
         Bounds of the result, in standard deviations.
     """
@@ -86,22 +85,22 @@ class VecNormalize:
         self.clip_rewards = clip_rewards
         self.obs_moments = RunningMoments(obs_shape)
         self.return_moments = RunningMoments(())
-        self.returns = np.zeros(n_envs)  # discounted sum of rewards of each running episode
+        self.returns = np.zeros(n_envs)  # discounted sum of the rewards of each running episode
 
     def update(self, obs: np.ndarray) -> None:
-        """Take in the observations ``(N, *obs_shape)`` of one step."""
+        """Add the observations ``(N, *obs_shape)`` of one step to the statistics."""
         if self.obs:
             self.obs_moments.update(obs)
 
     def normalize(self, obs: np.ndarray) -> np.ndarray:
-        """Observations ``(B, *obs_shape)`` as f32 with the statistics as they stand; they do not change."""
+        """Normalise observations ``(B, *obs_shape)`` to f32 with the current statistics, without updating them."""
         if not self.obs:
             return obs
         scaled = (obs - self.obs_moments.mean) / np.sqrt(self.obs_moments.var + self.EPSILON)
         return np.clip(scaled, -self.clip_obs, self.clip_obs).astype(np.float32)
 
     def normalize_rewards(self, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Rewards (N,) of one step, scaled; `ended` (N,) starts the discounted sums of those environments anew."""
+        """Scale rewards (N,) of one step. Discounted sums restart in environments whose episode `ended` (N,)."""
         if not self.rewards:
             return rewards
         self.returns = self.returns * self.gamma + rewards
@@ -111,7 +110,7 @@ class VecNormalize:
         return np.clip(scaled, -self.clip_rewards, self.clip_rewards)
 
     def since(self, before: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The moments of what came after `state` returned `before`; `merge` adds them to another's."""
+        """Return the moments of the samples since `state` returned `before`, for `merge`."""
         found = {}
         for name, moments in self._moments():
             mean, var, count = (before[f"{name}_{part}"] for part in MOMENTS)
@@ -120,7 +119,7 @@ class VecNormalize:
         return found
 
     def merge(self, moments: dict[str, np.ndarray]) -> None:
-        """Add what `since` returned, there or elsewhere."""
+        """Add moments that `since` returned, of this normaliser or another."""
         for name, own in self._moments():
             mean, var, count = (moments[f"{name}_{part}"] for part in MOMENTS)
             if count > 0:
@@ -130,7 +129,7 @@ class VecNormalize:
         return ("obs", self.obs_moments), ("return", self.return_moments)
 
     def state(self) -> dict[str, np.ndarray]:
-        """All statistics, copies; f64."""
+        """Return copies of all statistics; f64."""
         found = {"returns": self.returns.copy()}
         for name, moments in self._moments():
             found[f"{name}_mean"] = np.array(moments.mean)
@@ -139,7 +138,7 @@ class VecNormalize:
         return found
 
     def set_state(self, state: dict[str, np.ndarray], returns: bool = True) -> None:
-        """Restore what `state` returned; `returns` False leaves the running sums, which belong to other episodes.
+        """Restore statistics from `state`. With `returns` False, the discounted sums of running episodes are kept.
 
         Raises
         ------

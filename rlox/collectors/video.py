@@ -1,4 +1,4 @@
-"""Films: RGB frames into an MP4 or GIF file, one at a time, so that an episode of any length fits into memory."""
+"""Videos: RGB frames are written to an MP4 or GIF file one at a time, so that episodes of any length fit in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = (".mp4", ".gif")
 
 
 def render_fps(env: str | Callable[..., Any]) -> int:
-    """Frames per second at which a registered environment looks right; 30 where it does not say."""
+    """Return the frames per second that a registered environment recommends; 30 if it does not."""
     if not isinstance(env, str):
         return 30
     import gymnasium
@@ -24,16 +24,16 @@ def render_fps(env: str | Callable[..., Any]) -> int:
     from rlox.envs.registry import ZOO, is_native_multi_agent
 
     if env.startswith(ZOO) or is_native_multi_agent(env):
-        return 10  # MPE's and the grid's pace; gymnasium knows nothing of them
+        return 10  # pace of MPE and the grid; gymnasium does not know these environments
     entry = gymnasium.spec(foreign_id(env.rpartition(":")[2])).entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     return int(getattr(creator, "metadata", {}).get("render_fps") or 30)
 
 
 class VideoWriter:
-    """Writes frames to `path`, whose ending decides the kind. Use as a context manager.
+    """Writer of frames to `path`, whose extension sets the format. Use it as a context manager.
 
-    The file appears under its name when all of it is written; after an exception there is none.
+    The file gets its name once it is complete; after an exception there is no file.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class VideoWriter:
     Raises
     ------
     ValueError
-        For another ending, or `fps` < 1.
+        For another extension, or `fps` < 1.
     ImportError
         If imageio or its ffmpeg is not installed.
     """
@@ -63,7 +63,7 @@ class VideoWriter:
             import imageio.v2 as imageio
             import imageio_ffmpeg  # noqa: F401 -- brings its own ffmpeg
         except ImportError as e:
-            raise ImportError('VideoWriter: a film needs imageio and its ffmpeg; pip install "rlox-cli[video]"') from e
+            raise ImportError('VideoWriter: videos need imageio and its ffmpeg; pip install "rlox-cli[video]"') from e
         self._imageio = imageio
         self.fps = fps
         self.n_frames = 0
@@ -86,7 +86,7 @@ class VideoWriter:
         """Append one frame, (H, W, 3) uint8."""
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._partial.touch()  # its error names the file; ffmpeg's is a broken pipe
+            self._partial.touch()  # its error names the file, while ffmpeg's would be a broken pipe
             self._writer = self._imageio.get_writer(self._partial, mode="I", **self._options())
         self._writer.append_data(frame)
         self.n_frames += 1
@@ -94,7 +94,7 @@ class VideoWriter:
     def _options(self) -> dict[str, Any]:
         if self.path.suffix == ".gif":
             return {"format": "GIF", "duration": 1000 / self.fps, "loop": 0}
-        # What every player shows (yuv420p) has even sides; padding, since scaling would blur.
+        # The format that every player supports (yuv420p) needs even sides. Pad the frames: scaling would blur them.
         even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]
         return {
             "format": "FFMPEG",

@@ -1,7 +1,7 @@
-"""Which settings are there? Every hyper-parameter, declared once: default, meaning, rules.
+"""Settings: every hyper-parameter, declared once with its default, meaning and rules.
 
-Free of PyTorch and Hydra, so that help, completion and validation answer at once. The trailing comment of a field is
-what ``rlox show`` prints. A configuration is never changed after construction; derived values are properties.
+This package does not import PyTorch or Hydra, so that help, completion and validation are fast. ``rlox show`` prints
+the trailing comment of a field. A configuration is never changed after construction; derived values are properties.
 """
 
 from rlox import lazy

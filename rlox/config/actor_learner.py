@@ -16,7 +16,7 @@ RAY_PLACEMENTS = ("spread", "pack")
 
 
 def actor_settings(n_actors: int | None, worker_addresses: list[str] | None) -> dict[str, Any]:
-    """The hyper-parameters that these arguments of IMPALA and APPO are short for; None for what was not given."""
+    """Return the hyper-parameters that these arguments of IMPALA and APPO abbreviate; None: argument not given."""
     found: dict[str, Any] = {} if n_actors is None else {"n_actors": n_actors}
     if worker_addresses is not None:
         found["worker_addresses"] = worker_addresses
@@ -27,20 +27,20 @@ def actor_settings(n_actors: int | None, worker_addresses: list[str] | None) -> 
 
 @dataclass
 class ActorLearnerConfig(OnPolicyConfig):
-    """What every actor-learner shares: the actors, and how their rollouts are weighed."""
+    """Settings shared by all actor-learners: the actors, and how their rollouts are weighted."""
 
-    actors: str = "threads"  # what actors run in: threads, processes, ray, or grpc (on the workers of worker_addresses)
+    actors: str = "threads"  # where actors run: threads, processes, ray, or grpc (on the workers of worker_addresses)
     n_actors: int = 2  # actors, each with env.n_envs environments of its own
-    worker_addresses: list[str] = field(default_factory=list)  # of actors=grpc, host:port each; or remote.addresses
+    worker_addresses: list[str] = field(default_factory=list)  # for actors=grpc, host:port each; or remote.addresses
     rollouts_per_update: int = 1  # rollouts of n_steps in a batch
-    rollouts_ahead: int = 1  # rollouts that an actor may owe at once: 2 hides the way to another machine, and adds lag
-    actor_order: str = "auto"  # fixed: in turn, so that a seed decides the run; arrival; auto: fixed on this machine
+    rollouts_ahead: int = 1  # pending rollouts per actor: 2 hides the latency to another machine, but adds policy lag
+    actor_order: str = "auto"  # fixed: in turn, reproducible with a seed; arrival; auto: fixed on this machine
     actor_timeout: float = 120.0  # seconds until an actor that does not answer counts as lost
-    max_restarts: int = 10  # how often an actor may be lost
+    max_restarts: int = 10  # most restarts of each actor; if it is lost once more, the run fails
     rho_bar: float = searched(1.0, "1.0,2.0")  # ratios of value targets and advantages are clipped to this; inf: off
     c_bar: float = searched(1.0, "0.5,1.0")  # ratios of the trace are clipped to this
-    replay_rollouts: int = 0  # old rollouts in a batch, beside the new ones
-    replay_size: int = 100  # rollouts that are kept for that
+    replay_rollouts: int = 0  # old rollouts in a batch, in addition to the new ones
+    replay_size: int = 100  # rollouts kept for replay
 
     def rules(self):
         yield from super().rules()
@@ -58,16 +58,16 @@ class ActorLearnerConfig(OnPolicyConfig):
         yield "replay_rollouts", 0 <= self.replay_rollouts <= 4096, "be in [0, 4096]"
         yield "replay_size", 1 <= self.replay_size <= 100_000, "be in [1, 100000]"
         yield "worker_addresses", self.actors == "grpc" or not self.worker_addresses, "be empty unless actors=grpc"
-        yield "worker_addresses", all(map(is_address, self.worker_addresses)), "be of the form host:port each"
+        yield "worker_addresses", all(map(is_address, self.worker_addresses)), "contain host:port addresses"
 
     @property
     def local(self) -> bool:
-        """Whether the actors live and die with this process."""
+        """Whether the actors start and end with this process."""
         return self.actors in ("threads", "processes")
 
     @property
     def in_turn(self) -> bool:
-        """Whether rollouts are taken from the actors in turn, rather than from the first to answer."""
+        """Whether rollouts are taken from the actors in turn, instead of from the first that answers."""
         return self.local if self.actor_order == "auto" else self.actor_order == "fixed"
 
 
@@ -85,7 +85,7 @@ class IMPALAConfig(ActorLearnerConfig):
 
 @dataclass
 class APPOConfig(ActorLearnerConfig, PPOConfig):
-    """Asynchronous PPO: PPO's clipped loss on V-trace advantages, by actors that do not wait for the learner."""
+    """Asynchronous PPO: PPO's clipped loss on V-trace advantages, with actors that do not wait for the learner."""
 
     n_steps: int = searched(32, "16,32,64,128")  # steps per environment in one rollout
     n_epochs: int = searched(2, "1,2,4")  # passes over each batch
@@ -93,12 +93,12 @@ class APPOConfig(ActorLearnerConfig, PPOConfig):
 
 @dataclass
 class RayResources(Config):
-    """Where Ray is, and what an actor or a job reserves there."""
+    """Ray cluster, and the resources that an actor or a job reserves there."""
 
-    address: str = "local"  # local: a Ray of its own, on this machine; HOST:PORT or auto: a cluster
+    address: str = "local"  # local: a new Ray instance on this machine; HOST:PORT or auto: a cluster
     num_cpus: float = 1.0  # CPUs that each reserves
     num_gpus: float = 0.0  # GPUs that each reserves; 0.5: two share one
-    resources: dict[str, float] = field(default_factory=dict)  # what else each reserves, by the cluster's own names
+    resources: dict[str, float] = field(default_factory=dict)  # other resources that each reserves, by name
     runtime_env: dict[str, Any] = field(default_factory=dict)  # Ray's runtime environment, for a cluster
 
     def rules(self):
@@ -107,20 +107,20 @@ class RayResources(Config):
         yield "num_gpus", 0 <= self.num_gpus < math.inf, "be >= 0 and finite"
         numbers = self.resources.values()
         sound = all(isinstance(number, (int, float)) and 0 < number < math.inf for number in numbers)
-        yield "resources", sound, "hold finite numbers > 0"
+        yield "resources", sound, "contain finite numbers > 0"
 
 
 @dataclass
 class RayConfig(RayResources):
-    """Actors on Ray (algo.actors=ray): where they are placed, and what each reserves."""
+    """Actors on Ray (algo.actors=ray): where they are placed, and what each of them reserves."""
 
     placement: str = "spread"  # spread actors over the nodes, or pack them onto as few as possible
     learner_apart: bool = False  # keep actors off the learner's node
-    start_timeout: float = 120.0  # seconds that all actors have to start in
+    start_timeout: float = 120.0  # seconds within which all actors must start
 
     def rules(self):
         yield from super().rules()
         yield "placement", self.placement in RAY_PLACEMENTS, f"be one of {', '.join(RAY_PLACEMENTS)}"
         reserves = self.num_cpus > 0 or self.num_gpus > 0 or self.resources
-        yield "num_cpus", bool(reserves), "be > 0 where an actor reserves nothing else"
+        yield "num_cpus", bool(reserves), "be > 0 if an actor reserves nothing else"
         yield "start_timeout", 0 < self.start_timeout < math.inf, "be > 0 and finite"

@@ -1,7 +1,7 @@
 """Every hyper-parameter of rlox, declared once: default, meaning, check.
 
-Free of PyTorch and Hydra, so that help, completion and validation answer at once. Each field's trailing comment is what
-``rlox show`` prints. A field is never changed after construction; what derives from fields is a property.
+This module does not import PyTorch or Hydra, so that help, completion and validation are fast. ``rlox show`` prints the
+trailing comment of each field. Fields are never changed after construction; derived values are properties.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ BACKENDS = ("auto", "native", "torch")
 SAMPLERS = ("vllm", "vllm-local", "sglang", "tgi")
 WANDB_MODES = ("online", "offline", "disabled")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool")
-LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: what is larger ends no training
+LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: no training would finish with more
 MOST_AT_ONCE = 1_000_000  # rows of one batch, steps or updates of one round, units of one layer
-MOST_NOISE = 100  # deviation of noise on actions in [-1, 1]: with so much, every action is at a bound
+MOST_NOISE = 100  # deviation of noise on actions in [-1, 1]: with this much, every action is at a bound
 FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
-# Where a sweep looks, in Hydra's grammar: the ranges that rl-zoo3 searches, less what only diverges.
+# Search ranges of sweeps, in Hydra's grammar: those of rl-zoo3, without the values that always diverge.
 LEARNING_RATES = "tag(log, interval(1e-5, 1e-2))"
 DISCOUNTS = "0.9,0.95,0.98,0.99,0.995,0.999"
 TRACE_DECAYS = "0.8,0.9,0.95,0.98,1.0"
@@ -46,7 +46,7 @@ TARGET_SHARES = "tag(log, interval(1e-3, 0.08))"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """`` did you mean 'x'?`` for the closest of `choices`, else the sorted list of them."""
+    """Return ``did you mean 'x'?`` for the closest of `choices`, or the sorted list of choices if none is close."""
     choices = sorted(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"try one of {', '.join(choices)}"
@@ -62,7 +62,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` has the annotated type; an int serves as a float, a bool never as a number."""
+    """Whether `value` has the annotated type. An int counts as a float; a bool never counts as a number."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True
@@ -82,35 +82,37 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: one line of at most 200 characters."""
+    """Format `value` for a message: one line of at most 200 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an integer of more digits than Python prints, or a broken __repr__
-        text = f"one of type {type(value).__name__} that cannot be printed"
+        text = f"a value of type {type(value).__name__} that cannot be printed"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def require(where: str, name: str, value: Any, kind: Any) -> None:
-    """Raise a TypeError unless `value` has the annotated type `kind`; an int serves as a float, a bool never as a
-    number."""
+    """Raise a TypeError unless `value` has the annotated type `kind`.
+
+    An int counts as a float; a bool never counts as a number.
+    """
     if not _is_a(value, kind):
         raise TypeError(f"{where}: {name} must be of type {_type_name(kind)}, got {shown(value)}")
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a float is a number to count by, such as 1e6."""
+    """Whether a float is a whole number >= 1, such as 1e6."""
     return type(value) is float and 1 <= value <= 2**53 and value.is_integer()
 
 
 def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
-    """`value` as an int; NumPy's integers serve too, and whole numbers such as 1e6.
+    """Return `value` as an int. NumPy integers and whole floats such as 1e6 are accepted too.
 
     Raises
     ------
     TypeError
-        For what is no integer; a bool is none.
+        If `value` is not an integer; a bool is not.
     ValueError
-        For one outside [`least`, `most`].
+        If it is outside [`least`, `most`].
     """
     if _is_whole(value):
         value = int(value)
@@ -124,7 +126,7 @@ def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1
 
 
 def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
-    """`value`, one of `choices`; else a ValueError that names the nearest."""
+    """Return `value` if it is one of `choices`, otherwise raise a ValueError that names the nearest one."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
             f"{where}: {name} must be one of {', '.join(choices)}, got {shown(value)}; {nearest(shown(value), choices)}"
@@ -133,28 +135,28 @@ def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def _unfit(value: Any, kind: Any, most: int) -> str | None:
-    """The rule that a number breaks wherever it stands, since kernels hold no such number; None for all others."""
+    """Return the rule that a number breaks because kernels cannot represent it, in any field; None if there is none."""
     if isinstance(value, (list, tuple)):
         rules = (_unfit(item, typing.get_args(kind)[0], most) for item in value) if typing.get_args(kind) else ()
         return next((rule for rule in rules if rule is not None), None)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if float not in (kind, *typing.get_args(kind)):
-        return f"lie between -{most:,} and {most:,}" if isinstance(value, int) and abs(value) > most else None
+        return f"be between -{most:,} and {most:,}" if isinstance(value, int) and abs(value) > most else None
     if value != value:
         return "be a number"
     if isinstance(value, float) and math.isinf(value):
-        return None  # off, where a field's own rule allows it
-    return f"be at most {FLOAT32_MAX:.1e} in size, which float32 holds" if abs(value) > FLOAT32_MAX else None
+        return None  # infinity means off, in fields whose own rule allows it
+    return f"be at most {FLOAT32_MAX:.1e} in size, to fit float32" if abs(value) > FLOAT32_MAX else None
 
 
 def _vanishes(value: Any) -> bool:
-    """Whether a number that is not 0 becomes 0 as float32 has it."""
+    """Whether a number other than 0 becomes 0 in float32."""
     return isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN
 
 
 def searched(default: Any, space: str) -> Any:
-    """A field that sweeps may search: its default, and the range in Hydra's grammar, which stands in its metadata."""
+    """Return a field that sweeps may search, with its search space in Hydra's grammar in the metadata."""
     metadata = {"search": space}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
@@ -163,21 +165,21 @@ def searched(default: Any, space: str) -> Any:
 
 @dataclass
 class Config:
-    """Base of all configurations: checks types, then the rules that `rules` yields."""
+    """Base of all configurations: checks the types of the fields, then the rules that `rules` yields."""
 
     uses_dataset: ClassVar[str] = (
-        "never"  # whether an algorithm learns from a dataset: never, may, must, or text: rows of text
+        "never"  # whether an algorithm learns from a dataset: never, may, must, or text (rows of text)
     )
-    replays: ClassVar[str] = "nothing"  # what an algorithm's replay memory is sampled for: transitions or sequences
-    several_agents: ClassVar[bool] = False  # whether an algorithm learns for the agents of one environment at once
-    largest: ClassVar[int] = 2**63 - 1  # no whole number is larger
+    replays: ClassVar[str] = "nothing"  # what is sampled from an algorithm's replay memory: transitions or sequences
+    several_agents: ClassVar[bool] = False  # whether an algorithm trains several agents of one environment together
+    largest: ClassVar[int] = 2**63 - 1  # upper bound of integers
 
     def __post_init__(self) -> None:
         where, hints = type(self).__name__, typing.get_type_hints(type(self))
         for item in fields(self):
             value, kind = getattr(self, item.name), hints[item.name]
             if isinstance(value, tuple):
-                setattr(self, item.name, value := list(value))  # as a file has it
+                setattr(self, item.name, value := list(value))  # as files store it
             if _is_whole(value) and not _is_a(value, kind) and _is_a(int(value), kind):
                 setattr(self, item.name, value := int(value))  # 1e6 is a whole number
             try:
@@ -197,17 +199,19 @@ class Config:
             try:
                 replace(self, **{name: 0.0})
             except ValueError as e:
-                least = f"{name} must be at least {FLOAT32_MIN:.1e}, which float32 holds"
+                least = f"{name} must be at least {FLOAT32_MIN:.1e}, to fit float32"
                 raise ValueError(f"{where}: {least}, got {shown(getattr(self, name))}") from e
 
     def rules(self) -> Iterable[tuple[str, bool, str]]:
-        """Yield (field, whether it holds, "be > 0") for every rule a value must obey."""
+        """Yield ``(field, whether the rule holds, "be > 0")`` for every rule."""
         return ()
 
     @classmethod
     def from_kwargs(cls, owner: str, **values: Any) -> Config:
-        """Build from keyword arguments; an unknown name is a TypeError that names the nearest field, or says what the
-        keyword of another trainer is here."""
+        """Build a configuration from keyword arguments.
+
+        An unknown name raises a TypeError that names the nearest field, or the equivalent of another trainer's keyword.
+        """
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
@@ -219,17 +223,17 @@ class Config:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, configurations within it as dicts too."""
+        """Return the fields by name, with nested configurations as dicts."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """What `to_dict` returned, or a part of it, as a configuration.
+        """Build a configuration from the dict that `to_dict` returns, or from a part of it.
 
         Raises
         ------
         TypeError, ValueError
-            For an unknown field (with the nearest name), a value of another type, or one that breaks a rule.
+            For an unknown field (the message names the nearest), a value of the wrong type, or one that breaks a rule.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"{cls.__name__}: a configuration must map fields to values, got {shown(values)}")
@@ -242,27 +246,27 @@ class Config:
         return cls.from_kwargs(cls.__name__, **given)
 
     def to_yaml(self, path: str | os.PathLike) -> None:
-        """Write the fields to a YAML file, from which `from_yaml` makes an equal configuration."""
+        """Write the fields to a YAML file, from which `from_yaml` builds an equal configuration."""
         import yaml
 
-        # By JSON, which turns tuples and NumPy's floats into what YAML knows.
+        # The detour through JSON turns tuples and NumPy floats into types that YAML knows.
         Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike) -> Config:
-        """Read a YAML file of fields; what it lacks has its default. Numbers such as ``3e-4`` are numbers.
+        """Read a YAML file of fields; missing fields have their defaults. ``3e-4`` is read as a number.
 
         Raises
         ------
         FileNotFoundError
             If there is no such file.
         TypeError, ValueError
-            As `from_dict`; and for a file that is no YAML.
+            Same as `from_dict`; and if the file is not YAML.
         """
         import yaml
 
         class Loader(yaml.SafeLoader):
-            """YAML 1.1 takes 3e-4, which has no dot, for a text."""
+            """Loader that reads 3e-4 as a number; YAML 1.1 reads it as a string, because it has no dot."""
 
         Loader.add_implicit_resolver(
             "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
@@ -274,7 +278,7 @@ class Config:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no number in `value`, which may hold lists and mappings, is NaN or infinite."""
+    """Whether all numbers in `value`, which may contain lists and mappings, are finite."""
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
     if isinstance(value, (list, tuple)):
@@ -283,7 +287,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _width_rules(widths: list[int]) -> Iterable[tuple[str, bool, str]]:
-    yield "hidden_sizes", all(width >= 1 for width in widths), "hold widths >= 1"
-    yield "hidden_sizes", all(width <= MOST_AT_ONCE for width in widths), f"hold widths of at most {MOST_AT_ONCE:,}"
+    yield "hidden_sizes", all(width >= 1 for width in widths), "contain widths >= 1"
+    yield "hidden_sizes", all(width <= MOST_AT_ONCE for width in widths), f"contain widths of at most {MOST_AT_ONCE:,}"
     few = all(one * other <= 2**30 for one, other in pairwise(widths))
     yield "hidden_sizes", few, "need at most 2**30 weights between two layers"

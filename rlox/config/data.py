@@ -11,14 +11,14 @@ from rlox.config.base import WEIGHT_NORMS, Config, searched
 
 @dataclass
 class BufferConfig(Config):
-    """Uniform: every transition is as likely to be drawn as any other. The base of every memory's configuration."""
+    """Uniform: every transition is equally likely to be drawn. Base class of the other memories' settings."""
 
     name: str = "uniform"  # which one (`rlox ls buffers`); chosen by buffer=NAME
-    size: int = 1_000_000  # transitions it holds before the oldest make room
+    size: int = 1_000_000  # transitions it holds; the oldest are then overwritten
     n_step: int = searched(1, "1,3,5")  # steps of a return before it bootstraps; episode ends and time limits cut it
 
-    frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store the frames of stacks once
-    holds: ClassVar[str] = "transitions"  # what it is sampled for: transitions or sequences, as `Config.replays` says
+    frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store each frame of stacked frames once
+    holds: ClassVar[str] = "transitions"  # what is sampled from it: transitions or sequences, see `Config.replays`
 
     def rules(self):
         yield "name", bool(self.name), "not be empty"
@@ -27,14 +27,14 @@ class BufferConfig(Config):
         yield "n_step", self.n_step <= self.size, f"be at most size ({self.size})"
 
     def arguments(self) -> dict[str, Any]:
-        """What the buffer's class is given beside shapes and n-step returns: ``capacity``, and every other field."""
+        """Return the buffer's arguments, without shapes and n-step returns: ``capacity`` and all other fields."""
         given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step")}
         return {"capacity": self.size, **given}
 
 
 @dataclass
 class OutsideBufferConfig(BufferConfig):
-    """A registered memory that has no configuration class of its own."""
+    """A registered memory without its own configuration class."""
 
     name: str = "outside"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of its class
@@ -47,13 +47,13 @@ class OutsideBufferConfig(BufferConfig):
 
 @dataclass
 class PrioritizedBufferConfig(BufferConfig):
-    """Transitions are drawn in proportion to their last TD error (Schaul et al. 2016, arXiv:1511.05952)."""
+    """Prioritised: drawn in proportion to the last TD error (Schaul et al. 2016, arXiv:1511.05952)."""
 
     name: str = "prioritized"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     alpha: float = searched(0.6, "interval(0.3, 0.9)")  # exponent of the priorities: 0 draws uniformly, 1 in proportion
     beta: float = 0.4  # exponent of the importance weights at the start; it rises to 1 at total_timesteps, linearly
-    eps: float = 1e-2  # smallest priority: a TD error below it counts as it, so that no transition is lost
-    weight_norm: str = "none"  # importance weights are divided by the largest of: batch, memory; none: by nothing
+    eps: float = 1e-2  # smallest priority: smaller TD errors count as this, so that no transition is lost
+    weight_norm: str = "none"  # divide importance weights by the largest one of: batch, memory; none: not divided
 
     def rules(self):
         yield from super().rules()
@@ -65,11 +65,11 @@ class PrioritizedBufferConfig(BufferConfig):
 
 @dataclass
 class MmapBufferConfig(BufferConfig):
-    """Uniform; the newest transitions in memory, older ones in a file."""
+    """Uniform, with the newest transitions in memory and older ones in a file."""
 
     name: str = "mmap"  # which one (`rlox ls buffers`); chosen by buffer=NAME
-    hot_size: int | None = None  # transitions held in memory; null: 10_000, or size where that is smaller
-    folder: str | None = None  # folder of the file; null: the run's (library: a temporary one)
+    hot_size: int | None = None  # transitions held in memory; null: 10_000, or size if that is smaller
+    folder: str | None = None  # folder of the file; null: the run folder (library: a temporary folder)
 
     frame_stacks = False
 
@@ -79,7 +79,7 @@ class MmapBufferConfig(BufferConfig):
 
     @property
     def n_hot(self) -> int:
-        """`hot_size`, or what null stands for."""
+        """`hot_size`, or its default if that is null."""
         return min(10_000, self.size) if self.hot_size is None else self.hot_size
 
     def arguments(self):
@@ -88,19 +88,19 @@ class MmapBufferConfig(BufferConfig):
 
 @dataclass
 class SequenceBufferConfig(BufferConfig):
-    """Stretches of consecutive steps, for agents that carry a state from step to step (DreamerV3)."""
+    """Sequences of consecutive steps, for agents that carry a state from step to step (DreamerV3)."""
 
     name: str = "sequence"  # which one (`rlox ls buffers`); chosen by buffer=NAME
-    size: int = 1_000_000  # steps it holds, over all environments, before the oldest make room
-    n_step: int = 1  # sequences hold single steps
-    online: bool = True  # each batch first takes the steps that no batch has had yet, the rest is drawn uniformly
+    size: int = 1_000_000  # steps it holds, over all environments; the oldest are then overwritten
+    n_step: int = 1  # always 1: sequences contain single steps
+    online: bool = True  # each batch first takes steps not used before; the rest is drawn uniformly
 
     frame_stacks = False
     holds = "sequences"
 
     def rules(self):
         yield from super().rules()
-        yield "n_step", self.n_step == 1, "be 1, since sequences hold single steps"
+        yield "n_step", self.n_step == 1, "be 1, since sequences contain single steps"
 
     def arguments(self):
         return {"capacity": self.size}
@@ -112,10 +112,10 @@ class DatasetConfig(Config):
 
     source: str  # a file (.arrow .feather .ipc .parquet .npz .h5 .hdf5), or minari:ID; chosen by dataset=SOURCE
     normalize: bool = False  # standardise observations by the dataset's mean and deviation
-    max_transitions: int | None = None  # only so many rows from the beginning; null: all
+    max_transitions: int | None = None  # use only this many rows, from the beginning; null: all
     reward_scale: float = 1.0  # rewards are multiplied by this,
     reward_shift: float = 0.0  # then this is added
-    normalize_returns: bool = False  # first scale rewards so that best and worst episode lie 1000 apart, as IQL does
+    normalize_returns: bool = False  # first scale rewards so that best and worst episode differ by 1000, as in IQL
 
     def rules(self):
         yield "source", bool(self.source) and "\0" not in self.source, "be a file or minari:ID"

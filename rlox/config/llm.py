@@ -19,7 +19,7 @@ _BETAS = "tag(log, interval(0.01, 1.0))"
 
 @dataclass
 class LLMConfig(Config):
-    """What every algorithm shares that trains a language model; total_timesteps counts its updates."""
+    """Settings shared by all algorithms that train a language model; total_timesteps counts updates."""
 
     uses_dataset = "text"
     largest = MOST_AT_ONCE
@@ -27,16 +27,16 @@ class LLMConfig(Config):
     learning_rate: float = searched(1e-6, _RATES)  # AdamW's step size at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: down to 0
     warmup: float = 0.0  # share of the training over which the learning rate rises from 0
-    weight_decay: float = 0.0  # AdamW's: share of each weight, times the learning rate, taken away per step
+    weight_decay: float = 0.0  # of AdamW: share of each weight, times the learning rate, subtracted per step
     batch_size: int = 8  # rows of the dataset per update: prompts, pairs or texts
-    accumulation: int = 1  # parts a batch is differentiated in, one after the other: less memory, the same gradient
+    accumulation: int = 1  # parts that a batch is split into, for gradient accumulation: less memory, same gradient
     max_grad_norm: float | None = 1.0  # the gradient's norm is clipped to this; null: off
-    packing: bool = False  # several sequences a row in place of padding; Hugging Face models only
-    gradient_checkpointing: bool = False  # compute activations twice in place of keeping them: less memory, more time
-    precision: str = "auto"  # of the passes: bfloat16, float32, or auto: bfloat16 on a GPU that has it
-    lora_rank: int | None = None  # train low-rank adapters (peft) of this rank in place of the weights; null: off
+    packing: bool = False  # several sequences per row instead of padding; Hugging Face models only
+    gradient_checkpointing: bool = False  # recompute activations instead of storing them: less memory, more time
+    precision: str = "auto"  # of forward and backward: bfloat16, float32, or auto: bfloat16 on GPUs that support it
+    lora_rank: int | None = None  # train low-rank adapters (peft) of this rank instead of the weights; null: off
     lora_alpha: float = 16.0  # scale of the adapters' output, divided by their rank
-    lora_targets: list[str] | None = None  # modules that get one, by the ends of their names; null: all linear ones
+    lora_targets: list[str] | None = None  # modules with an adapter, by name suffix; null: all linear modules
 
     def rules(self):
         yield "learning_rate", 0 < self.learning_rate < math.inf, "be > 0 and finite"
@@ -49,19 +49,19 @@ class LLMConfig(Config):
         yield "precision", self.precision in PRECISIONS, f"be one of {', '.join(PRECISIONS)}"
         yield "lora_rank", self.lora_rank is None or self.lora_rank >= 1, "be >= 1, or null"
         yield "lora_alpha", 0 < self.lora_alpha < math.inf, "be > 0 and finite"
-        yield "lora_targets", self.lora_targets is None or self.lora_rank is not None, "be null where lora_rank is"
+        yield "lora_targets", self.lora_targets is None or self.lora_rank is not None, "be null if lora_rank is null"
 
 
 @dataclass
 class SamplingConfig(LLMConfig):
-    """What the algorithms share that sample completions."""
+    """Settings shared by all algorithms that sample completions."""
 
-    max_new_tokens: int = 64  # most tokens of a completion
-    temperature: float = 1.0  # the logits are divided by it, in sampling and in learning
+    max_new_tokens: int = 64  # maximum tokens of a completion
+    temperature: float = 1.0  # divisor of the logits, in sampling and in learning
     top_k: int = 0  # sample among the k likeliest tokens; 0: all
     top_p: float = 1.0  # sample among the likeliest tokens that together have this probability
-    min_p: float = 0.0  # sample among tokens with this share of the likeliest one's probability
-    stop: list[str] = field(default_factory=list)  # texts, one token each, that end a completion like EOS
+    min_p: float = 0.0  # sample among tokens with at least this share of the likeliest token's probability
+    stop: list[str] = field(default_factory=list)  # strings of one token each that end a completion, like EOS
 
     def rules(self):
         yield from super().rules()
@@ -74,10 +74,10 @@ class SamplingConfig(LLMConfig):
 
 @dataclass
 class ReferenceConfig(Config):
-    """What the algorithms share that keep near a reference model."""
+    """Settings shared by all algorithms that keep the policy near a reference model."""
 
-    ref_sync_every: int | None = None  # updates after which the reference moves towards the policy; null: never
-    ref_sync_share: float = 0.6  # how far it then moves: 1 makes it the policy (TR-DPO, arXiv:2404.09656)
+    ref_sync_every: int | None = None  # updates between two moves of the reference towards the policy; null: never
+    ref_sync_share: float = 0.6  # how far it moves each time: 1 copies the policy (TR-DPO, arXiv:2404.09656)
 
     def rules(self):
         yield from super().rules()
@@ -87,17 +87,17 @@ class ReferenceConfig(Config):
 
 @dataclass
 class SFTConfig(LLMConfig):
-    """Supervised fine-tuning: the likelihood of the dataset's completions."""
+    """Supervised fine-tuning: maximise the likelihood of the dataset's completions."""
 
     learning_rate: float = searched(2e-5, _RATES)  # AdamW's step size at the start
 
 
 @dataclass
 class RewardModelConfig(LLMConfig):
-    """A reward model from preferences (Bradley and Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, eq. 1)."""
+    """Reward model learned from preferences (Bradley and Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, eq. 1)."""
 
     learning_rate: float = searched(1e-5, _RATES)  # AdamW's step size at the start
-    center: float = 0.0  # weight of the squared sum of a pair's rewards, which keeps them near 0
+    center: float = 0.0  # weight of the squared sum of a pair's rewards, a penalty that keeps rewards near 0
 
     def rules(self):
         yield from super().rules()
@@ -110,8 +110,8 @@ class DPOConfig(ReferenceConfig, LLMConfig):
     """Direct Preference Optimization (Rafailov et al. 2023, arXiv:2305.18290)."""
 
     beta: float = searched(0.1, _BETAS)  # how strongly the policy is held to the reference
-    loss_type: str = "sigmoid"  # sigmoid, hinge, ipo, or robust: unbiased where label_smoothing of the labels are wrong
-    label_smoothing: float = 0.0  # share of the labels that are taken to be wrong, in [0, 0.5)
+    loss_type: str = "sigmoid"  # sigmoid, hinge, ipo, or robust: unbiased if a share label_smoothing of labels is wrong
+    label_smoothing: float = 0.0  # share of the labels assumed to be wrong, in [0, 0.5)
 
     def rules(self):
         yield from super().rules()
@@ -133,21 +133,21 @@ class GRPOConfig(ReferenceConfig, SamplingConfig):
     """Group Relative Policy Optimization (Shao et al. 2024, arXiv:2402.03300)."""
 
     group_size: int = searched(4, "4,8,16")  # completions per prompt
-    kl_coef: float = searched(0.04, "0.0,0.001,0.01,0.04,0.1")  # weight of the KL to the reference; 0: none is kept
+    kl_coef: float = searched(0.04, "0.0,0.001,0.01,0.04,0.1")  # weight of the KL to the reference; 0: no reference
     ent_coef: float = 0.0  # weight of the entropy bonus
     clip_eps: float = 0.2  # how far ratios may fall below 1
-    clip_eps_high: float | None = None  # how far they may rise above it; null: as far as clip_eps (DAPO: 0.28)
-    delta: float | None = None  # upper bound of the ratio where the advantage is negative too; null: none
+    clip_eps_high: float | None = None  # how far ratios may rise above 1; null: same as clip_eps (DAPO: 0.28)
+    delta: float | None = None  # upper bound of the ratio that also holds for negative advantages; null: none
     n_epochs: int = 1  # passes over an update's completions
     n_minibatches: int = 1  # optimiser steps per pass
     loss_type: str = "dapo"  # mean over: grpo sequences, then tokens; dapo tokens; bnpo tokens of a part; dr_grpo none
-    scale_rewards: str = "group"  # what advantages are divided by: deviation of the group, of the batch, or none
-    baseline: str = "mean"  # what is taken from rewards: the group's mean, or leave_one_out: that of the others (RLOO)
-    importance_sampling_level: str = "token"  # ratios of each token, or of the whole sequence (GSPO)
-    sampler_correction: str = "none"  # importance weights for a sampler that is another program: token_truncate, ...
-    sampler_cap: float = 3.0  # their bound
-    max_turns: int = 8  # of a conversation, where an environment answers; max_new_tokens is for each
-    mask_truncated: bool = False  # leave completions that max_new_tokens cut off out of the loss (DAPO)
+    scale_rewards: str = "group"  # advantages are divided by the deviation of: group, batch; none: not divided
+    baseline: str = "mean"  # subtracted from rewards: mean of the group, or leave_one_out: mean of the others (RLOO)
+    importance_sampling_level: str = "token"  # ratios per token, or per sequence (GSPO)
+    sampler_correction: str = "none"  # importance weights for an external sampler: token_truncate, ...
+    sampler_cap: float = 3.0  # bound of these weights
+    max_turns: int = 8  # turns of a conversation with an environment; max_new_tokens applies to each turn
+    mask_truncated: bool = False  # exclude completions cut off by max_new_tokens from the loss (DAPO)
 
     def rules(self):
         yield from super().rules()

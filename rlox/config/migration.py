@@ -1,6 +1,6 @@
-"""The keywords of other trainers, and what they are called here: one table.
+"""Table of keywords of other trainers and their names in rlox.
 
-The error for an unknown keyword, completion on the command line and ``docs/migration.md`` all read `KEYWORDS`.
+The error for an unknown keyword, command-line completion and ``docs/migration.md`` all use `KEYWORDS`.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ SB3, CLEANRL, ORIGINAL = "Stable-Baselines3", "CleanRL", "the Rust rlox"
 class Keyword(NamedTuple):
     """One keyword of another trainer."""
 
-    theirs: str  # the keyword; or keyword=value, for a keyword of ours whose value is another thing there
-    of: tuple[str, ...]  # whose
-    ours: str | None  # field or argument of the library, with a value where that is fixed; None: there is none
-    remark: str = ""  # where the meaning differs
-    typed: str | None = None  # on the command line, if it is not algo.<ours>
-    needs: str | None = None  # a field that an algorithm has for which this is the answer, if it is not <ours>
+    theirs: str  # the keyword; or keyword=value, if rlox has the keyword but other values for it
+    of: tuple[str, ...]  # trainers that have it
+    ours: str | None  # field or argument of the library, with its value if that is fixed; None: no equivalent
+    remark: str = ""  # differences in meaning
+    typed: str | None = None  # key on the command line, if it is not algo.<ours>
+    needs: str | None = None  # field of the algorithms that this applies to, if it is not <ours>
 
     @property
     def key(self) -> str | None:
-        """A field that an algorithm must have, for this to be the answer."""
+        """Field that an algorithm must have for this row to apply."""
         return self.needs or (None if self.typed or self.ours is None else self.ours.partition("=")[0])
 
     @property
     def command(self) -> str | None:
-        """As it is typed on the command line; None where there is none."""
+        """Key on the command line; None if there is none."""
         return self.typed or (None if self.ours is None else f"algo.{self.ours}")
 
 
-_NO_SDE = "there is no state-dependent exploration; exploration_noise and noise_correlation are what there is"
-_SIZES = "widths of all hidden layers; actor and critics have the same"
+_NO_SDE = "there is no state-dependent exploration, only exploration_noise and noise_correlation"
+_SIZES = "widths of all hidden layers, the same for actor and critics"
 _ARGUMENT = "an argument of the algorithm's class, not of its Config"
 _OFF_POLICY = "an argument of DQN, SAC and TD3, not of their Config"
-_ADAM = "Adam's and RMSprop's other numbers are fixed"
+_ADAM = "the other settings of Adam and RMSprop are fixed"
 
 
 def _memory(theirs: str, of: tuple[str, ...], remark: str, typed: str) -> Keyword:
-    """What is said of the replay memory, which off-policy algorithms have."""
+    """Return a row about the replay memory of off-policy algorithms."""
     return Keyword(theirs, of, "buffer", remark, typed, needs="learning_starts")
 
 
 KEYWORDS = (
-    # What is optimised, and how fast.
-    Keyword("learning_rate=schedule", (SB3,), "learning_rate_schedule=linear", "learning_rate is where it starts"),
+    # Optimiser and learning rate.
+    Keyword("learning_rate=schedule", (SB3,), "learning_rate_schedule=linear", "learning_rate is the initial value"),
     Keyword("anneal_lr", (CLEANRL, ORIGINAL), "learning_rate_schedule=linear"),
     Keyword("lr", (ORIGINAL,), "learning_rate"),
     Keyword("policy_lr", (CLEANRL,), "learning_rate", "one rate for policy, critics and temperature"),
     Keyword("q_lr", (CLEANRL,), "learning_rate", "one rate for policy, critics and temperature"),
-    Keyword("use_rms_prop", (SB3,), "optimizer=rmsprop", "A2C's default; optimizer=adam where it is False"),
+    Keyword("use_rms_prop", (SB3,), "optimizer=rmsprop", "A2C's default; optimizer=adam for False"),
     Keyword("rms_prop_eps", (SB3,), None, f"{_ADAM}: eps is 1e-5 in PPO and A2C"),
     Keyword("optimizer_class", (SB3,), "optimizer", "adam or rmsprop, in PPO and A2C"),
     Keyword("optimizer_kwargs", (SB3,), None, _ADAM),
@@ -60,14 +60,14 @@ KEYWORDS = (
     Keyword("update_epochs", (CLEANRL,), "n_epochs"),
     Keyword("num_minibatches", (CLEANRL,), "batch_size", "n_envs * n_steps / num_minibatches"),
     Keyword("minibatch_size", (CLEANRL,), "batch_size"),
-    Keyword("clip_range", (SB3, ORIGINAL), "clip_eps", "a schedule of it is clip_eps_schedule=linear"),
+    Keyword("clip_range", (SB3, ORIGINAL), "clip_eps", "its schedule is clip_eps_schedule=linear"),
     Keyword("clip_coef", (CLEANRL,), "clip_eps"),
-    Keyword("clip_range_vf", (SB3,), "clip_vf", "the same loss: the value's change is clipped, without a maximum"),
+    Keyword("clip_range_vf", (SB3,), "clip_vf", "the same loss: the change of the value is clipped, without a maximum"),
     Keyword(
         "clip_vloss",
         (CLEANRL, ORIGINAL),
         "clip_vf",
-        "a distance, not true or false: theirs is clip_coef, and takes the maximum of both losses; null: off",
+        "a distance, not a bool: theirs is clip_coef, with the maximum of both losses; null: off",
     ),
     Keyword("normalize_advantage", (SB3,), "normalize_advantages"),
     Keyword("norm_adv", (CLEANRL,), "normalize_advantages"),
@@ -78,13 +78,13 @@ KEYWORDS = (
     Keyword("net_arch", (SB3,), "hidden_sizes", _SIZES),
     Keyword("hidden", (ORIGINAL,), "hidden_sizes", "[hidden, hidden]; the offline algorithms' classes take hidden too"),
     Keyword("hidden_dim", (ORIGINAL,), "hidden_sizes", "[hidden_dim, hidden_dim]"),
-    Keyword("activation_fn", (SB3,), "activation", "tanh or relu, a text"),
-    Keyword("features_extractor_class", (SB3,), None, "pass policy=, a module of your own"),
+    Keyword("activation_fn", (SB3,), "activation", "tanh or relu, a string"),
+    Keyword("features_extractor_class", (SB3,), None, "pass a custom module as policy="),
     Keyword("use_sde", (SB3,), None, _NO_SDE),
     Keyword("sde_sample_freq", (SB3,), None, _NO_SDE),
     Keyword("use_sde_at_warmup", (SB3,), None, _NO_SDE),
     # SAC, TD3 and DQN.
-    Keyword("ent_coef=auto", (SB3,), "auto_entropy=true", "the default; auto_0.1 is ent_coef=0.1 beside it"),
+    Keyword("ent_coef=auto", (SB3,), "auto_entropy=true", "the default; auto_0.1: also set ent_coef=0.1"),
     Keyword("target_entropy=auto", (SB3,), "target_entropy=null", "the default: minus the number of components"),
     Keyword("autotune", (CLEANRL,), "auto_entropy"),
     Keyword("alpha", (CLEANRL,), "auto_entropy=false", "with ent_coef, the temperature"),
@@ -92,14 +92,14 @@ KEYWORDS = (
     Keyword("policy_noise", (CLEANRL,), "target_noise"),
     Keyword("target_noise_clip", (SB3,), "noise_clip"),
     Keyword("policy_frequency", (CLEANRL,), "policy_delay", "counts updates, not steps; SAC has no delay"),
-    Keyword("action_noise", (SB3,), "exploration_noise", "a number: the deviation, of actions in [-1, 1]"),
+    Keyword("action_noise", (SB3,), "exploration_noise", "a number: the standard deviation, for actions in [-1, 1]"),
     Keyword("target_update_interval", (SB3,), "target_update_freq", "environment steps; SAC: every update, by tau"),
     Keyword("target_network_frequency", (CLEANRL,), "target_update_freq", "environment steps; SAC: every update"),
     Keyword("train_frequency", (CLEANRL,), "train_freq"),
     Keyword("train_freq=(n, unit)", (SB3,), "train_freq", "a number of environment steps, never of episodes"),
     Keyword("start_e", (CLEANRL,), "exploration_initial_eps"),
     Keyword("end_e", (CLEANRL,), "exploration_final_eps"),
-    # The replay memory.
+    # Replay memory.
     Keyword("buffer_size", (SB3, CLEANRL, ORIGINAL), "buffer_size", _OFF_POLICY, typed="buffer.size"),
     Keyword("n_step", (ORIGINAL,), "n_step", _OFF_POLICY, typed="buffer.n_step"),
     Keyword("prioritized", (ORIGINAL,), "prioritized", _OFF_POLICY, typed="buffer=prioritized"),
@@ -109,42 +109,42 @@ KEYWORDS = (
     _memory("buffer_alpha", (ORIGINAL,), '{"name": "prioritized", "alpha": 0.6}', "buffer.alpha"),
     _memory("buffer_beta", (ORIGINAL,), '{"name": "prioritized", "beta": 0.4}', "buffer.beta"),
     _memory("beta_start", (ORIGINAL,), '{"name": "prioritized", "beta": 0.4}', "buffer.beta"),
-    Keyword("optimize_memory_usage", (SB3,), None, "stacked frames are stored once without being asked"),
-    # The environment and the run.
+    Keyword("optimize_memory_usage", (SB3,), None, "stacked frames are always stored once"),
+    # Environment and run.
     Keyword("env_id", (CLEANRL, ORIGINAL), "env_id", _ARGUMENT, typed="env"),
     Keyword("num_envs", (CLEANRL,), "n_envs", typed="env.n_envs"),
     Keyword("n_envs", (SB3, ORIGINAL), "n_envs", _ARGUMENT, typed="env.n_envs"),
     Keyword("total_timesteps", (SB3, CLEANRL, ORIGINAL), None, "train(total_timesteps)", typed="total_timesteps"),
     Keyword("tensorboard_log", (SB3,), None, "logger=tensorboard on the command line", typed="logger=tensorboard"),
-    Keyword("verbose", (SB3,), None, "callbacks=[ProgressCallback()]; the command line shows its progress by itself"),
-    Keyword("stats_window_size", (SB3,), None, "mean_reward is of the last 100 episodes"),
-    Keyword("create_eval_env", (SB3,), None, "callbacks=[EvalCallback()]; the command line evaluates by itself"),
+    Keyword("verbose", (SB3,), None, "callbacks=[ProgressCallback()]; the command line always shows progress"),
+    Keyword("stats_window_size", (SB3,), None, "mean_reward covers the last 100 episodes"),
+    Keyword("create_eval_env", (SB3,), None, "callbacks=[EvalCallback()]; the command line evaluates by default"),
     Keyword("monitor_wrapper", (SB3,), None, "episodes are counted without a wrapper"),
-    Keyword("torch_deterministic", (CLEANRL,), None, "the same seed is the same run, bit for bit, on a CPU"),
+    Keyword("torch_deterministic", (CLEANRL,), None, "the same seed gives the same run, bit for bit, on a CPU"),
     Keyword("cuda", (CLEANRL,), "device", "cpu, cuda or auto", typed="device"),
     Keyword("track", (CLEANRL,), None, "logger=wandb on the command line", typed="logger=wandb"),
     Keyword("wandb_project_name", (CLEANRL,), None, typed="logger.wandb.project"),
     Keyword("wandb_entity", (CLEANRL,), None, typed="logger.wandb.entity"),
     Keyword("exp_name", (CLEANRL,), None, typed="logger.mlflow.run_name"),
     Keyword("capture_video", (CLEANRL,), None, "callbacks=[VideoCallback(folder)], or rlox eval RUN --video FILE"),
-    Keyword("save_model", (CLEANRL,), None, "checkpoints are written by themselves; save(path) in the library"),
+    Keyword("save_model", (CLEANRL,), None, "checkpoints are written automatically; save(path) in the library"),
 )
 
 
 def answers(name: str, known: Collection[str], cli: bool = False, value: Any = None) -> str | None:
-    """What the keyword `name` of another trainer is here, as the end of an error; None where it is none's.
+    """Return the equivalent of another trainer's keyword `name`, as the end of an error; None if no trainer has it.
 
     Parameters
     ----------
     name : str
-        As it was given.
+        The keyword, as it was given.
     known : collection of str
-        The names that are taken where it was given: an answer that is none of these is left out, unless it belongs to
-        the run and not to the algorithm.
+        The names that are accepted where the keyword was given. Other names are left out of the answer, unless they
+        belong to the run and not to the algorithm.
     cli : bool
         Whether it was typed on the command line.
     value : object, optional
-        What was given, where the name is ours too and the value is not.
+        The value that was given, if rlox has the keyword too but not this value.
     """
     found = []
     for row in KEYWORDS:
@@ -158,11 +158,11 @@ def answers(name: str, known: Collection[str], cli: bool = False, value: Any = N
         if ours == name:
             found.append(f"{name} is {row.remark}")
             continue
-        found.append(f"did you mean {ours}? ({whose}{remark})" if ours else f"{whose} has no equal here{remark}")
+        found.append(f"did you mean {ours}? ({whose}{remark})" if ours else f"{whose} has no equivalent here{remark}")
     return "; ".join(found) or None
 
 
-# Values of another trainer, by what stands behind the = in `KEYWORDS`.
+# Tests for values of another trainer, by the part after = in `KEYWORDS`.
 _VALUES: dict[str, Callable[[Any], bool]] = {
     "auto": lambda value: isinstance(value, str) and value.startswith("auto"),
     "schedule": lambda value: callable(value) or (isinstance(value, str) and value.startswith("lin")),
@@ -171,7 +171,7 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
 
 
 def completions(typed: str) -> list[str]:
-    """Our keys for the keyword of another trainer that `typed` is, or begins, such as ``algo.clip_range``."""
+    """Return rlox's keys for a keyword of another trainer, or the start of one, such as ``algo.clip_range``."""
     prefix, _, name = typed.rpartition(".")
     if prefix not in ("", "algo") or len(name) < 3:
         return []
@@ -181,7 +181,7 @@ def completions(typed: str) -> list[str]:
 
 
 def table() -> str:
-    """`KEYWORDS` as the Markdown table of the migration page."""
+    """Return `KEYWORDS` as the Markdown table of the migration page."""
     rows = ["| theirs | of | in the library | on the command line | remark |", "|---|---|---|---|---|"]
     for row in KEYWORDS:
         cells = [f"`{row.theirs}`", ", ".join(row.of), *(f"`{x}`" if x else "" for x in (row.ours, row.command))]

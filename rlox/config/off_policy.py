@@ -23,7 +23,7 @@ from rlox.config.base import (
 
 @dataclass
 class BatchConfig(Config):
-    """What every algorithm shares that learns from samples of stored transitions."""
+    """Settings shared by all algorithms that learn from samples of stored transitions."""
 
     largest = LARGEST_COUNT
 
@@ -55,14 +55,14 @@ class BatchConfig(Config):
 
 @dataclass
 class OffPolicyConfig(BatchConfig):
-    """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
+    """Settings shared by all off-policy algorithms; the replay memory is set by a `BufferConfig`."""
 
     replays = "transitions"
 
     gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
-    learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
+    learning_starts: int = 1000  # environment steps of random actions, stored in the memory, before the first update
     train_freq: int = searched(1, "1,4,8,16,64,256")  # environment steps, over all environments, per round of updates
-    gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates in a round; -1: one per step taken since the last
+    gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates per round; -1: one per step since the last round
     normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
     clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
 
@@ -85,12 +85,12 @@ class DQNConfig(OffPolicyConfig):
     dueling: bool = searched(False, "true,false")  # separate streams for the state's value and the actions' advantages
     loss: str = "huber"  # huber (quadratic to an error of 1, then linear) or mse (the squared error, no factor 1/2)
     target_update_freq: int = searched(1000, "1,250,1000,10000")  # environment steps per update of the target network
-    tau: float = 1.0  # share of the online network that an update of the target takes in; 1: a copy
+    tau: float = 1.0  # share of the online network mixed into the target per target update; 1: a copy
     exploration_fraction: float = searched(
         0.1, "interval(0.01, 0.5)"
-    )  # part of total_timesteps over which epsilon falls, linearly
+    )  # part of total_timesteps over which epsilon falls linearly
     exploration_initial_eps: float = 1.0  # probability of a random action at the start
-    exploration_final_eps: float = searched(0.05, "interval(0.0, 0.2)")  # probability of a random action from then on
+    exploration_final_eps: float = searched(0.05, "interval(0.0, 0.2)")  # probability of a random action after that
 
     def rules(self):
         yield from super().rules()
@@ -104,14 +104,14 @@ class DQNConfig(OffPolicyConfig):
 
 @dataclass
 class TwinCriticConfig(OffPolicyConfig):
-    """What SAC and TD3 share."""
+    """Settings shared by SAC and TD3."""
 
     uses_dataset = "may"
 
     batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
-    learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
-    max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
-    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
+    learning_starts: int = 100  # environment steps of random actions, stored in the memory, before the first update
+    max_grad_norm: float | None = None  # gradient norms of policy and critics are clipped to this; null: off
+    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks mixed into the targets per update
     exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
     noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
     dataset_share: float = 0.5  # with dataset=: part of each batch drawn from it, the rest from the replay memory
@@ -123,33 +123,33 @@ class TwinCriticConfig(OffPolicyConfig):
         yield "exploration_noise", 0 <= self.exploration_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
         yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"
         correlated = self.noise_correlation > 0
-        yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 where noise_correlation is"
+        yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 if noise_correlation is"
 
 
 @dataclass
 class EntropyConfig(Config):
-    """The temperature of SAC and CQL."""
+    """Settings of the temperature of SAC and CQL."""
 
-    auto_entropy: bool = True  # learn the weight of the entropy, so that the entropy comes to target_entropy
-    ent_coef: float = 1.0  # weight of the policy's entropy, per nat; with auto_entropy only where it starts
-    target_entropy: float | None = None  # nats, of actions scaled to [-1, 1]; null: minus their number of components
+    auto_entropy: bool = True  # learn the weight of the entropy so that the entropy approaches target_entropy
+    ent_coef: float = 1.0  # weight of the policy's entropy, per nat; with auto_entropy: the initial weight
+    target_entropy: float | None = None  # nats, for actions scaled to [-1, 1]; null: minus the number of components
 
     def rules(self):
         yield from super().rules()
         yield "ent_coef", 0 <= self.ent_coef < math.inf, "be >= 0 and finite"
-        yield "ent_coef", self.ent_coef > 0 or not self.auto_entropy, "be > 0 where auto_entropy is true"
+        yield "ent_coef", self.ent_coef > 0 or not self.auto_entropy, "be > 0 if auto_entropy is true"
         yield "target_entropy", self.target_entropy is None or math.isfinite(self.target_entropy), "be finite, or null"
 
 
 @dataclass
 class DelayConfig(Config):
-    """What is twin-delayed in TD3 and TD3+BC, and the smoothing of their targets."""
+    """Delayed policy updates and target smoothing of TD3 and TD3+BC."""
 
-    policy_delay: int = searched(2, "1,2,4")  # updates of the critics for each one of the policy and of all targets
+    policy_delay: int = searched(2, "1,2,4")  # critic updates per update of the policy and all targets
     target_noise: float = searched(
         0.2, "interval(0.0, 0.5)"
-    )  # standard deviation of the noise on the target's actions, which are in [-1, 1]
-    noise_clip: float = 0.5  # that noise is clipped to this
+    )  # standard deviation of the noise on target actions, which are in [-1, 1]
+    noise_clip: float = 0.5  # target noise is clipped to this
 
     def rules(self):
         yield from super().rules()

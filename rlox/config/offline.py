@@ -11,7 +11,7 @@ from rlox.config.off_policy import BatchConfig, DelayConfig, EntropyConfig
 
 @dataclass
 class OfflineConfig(BatchConfig):
-    """What every algorithm shares that learns from a dataset; total_timesteps counts its updates."""
+    """Settings shared by all algorithms that learn from a dataset; total_timesteps counts updates."""
 
     uses_dataset = "must"
 
@@ -23,10 +23,10 @@ class OfflineConfig(BatchConfig):
 
 @dataclass
 class OfflineCriticConfig(OfflineConfig):
-    """What TD3+BC, IQL and CQL share."""
+    """Settings shared by TD3+BC, IQL and CQL."""
 
     gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
-    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
+    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks mixed into the targets per update
 
     def rules(self):
         yield from super().rules()
@@ -45,7 +45,7 @@ class TD3BCConfig(DelayConfig, OfflineCriticConfig):
 
     alpha: float = searched(
         2.5, "tag(log, interval(0.1, 10.0))"
-    )  # weight of the values, whose mean size is made 1, beside the squared distance to the data
+    )  # weight of the values, scaled to mean size 1, relative to the squared distance to the data
     normalize_obs: bool = True  # observations with the dataset's mean 0 and deviation 1, in training and afterwards
 
     def rules(self):
@@ -59,14 +59,14 @@ class IQLConfig(OfflineCriticConfig):
 
     expectile: float = searched(
         0.7, "interval(0.5, 0.95)"
-    )  # of the values of the data's actions that V learns: 0.5 their mean, towards 1 their maximum
+    )  # expectile of the values of the data's actions that V learns: 0.5: mean, towards 1: maximum
     temperature: float = searched(
         3.0, "tag(log, interval(0.1, 10.0))"
     )  # beta: actions weigh exp(beta * advantage); 0 clones the data
-    max_weight: float = 100.0  # such a weight is clipped to this
+    max_weight: float = 100.0  # weights of actions are clipped to this
     policy_schedule: str = searched(
         "constant", "constant,cosine"
-    )  # of the policy's step size: constant, or cosine: to 0 at total_timesteps
+    )  # schedule of the policy's step size: constant, or cosine: to 0 at total_timesteps
 
     def rules(self):
         yield from super().rules()
@@ -82,15 +82,15 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
 
     cql_alpha: float = searched(
         5.0, "tag(log, interval(0.1, 20.0))"
-    )  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
-    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's own
-    auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
-    cql_target_value: float = -1.0  # target of the penalty, in units of return; 0: all actions have one value
+    )  # weight of the penalty relative to the squared TD error; with auto_alpha: the initial weight
+    n_random_actions: int = 10  # uniform actions per state in the penalty, and the same number from the policy
+    auto_alpha: bool = False  # learn this weight so that the penalty approaches cql_target_value (or less, at weight 0)
+    cql_target_value: float = -1.0  # target of the penalty, in units of return; 0: all actions have the same value
 
     def rules(self):
         yield from super().rules()
         yield "cql_alpha", 0 <= self.cql_alpha < math.inf, "be >= 0 and finite"
-        yield "cql_alpha", self.cql_alpha > 0 or not self.auto_alpha, "be > 0 where auto_alpha is true"
+        yield "cql_alpha", self.cql_alpha > 0 or not self.auto_alpha, "be > 0 if auto_alpha is true"
         yield "n_random_actions", self.n_random_actions >= 1, "be >= 1"
         yield "n_random_actions", self.n_random_actions <= 1000, "be at most 1,000"
         yield "cql_target_value", math.isfinite(self.cql_target_value), "be finite"

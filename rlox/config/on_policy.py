@@ -25,7 +25,7 @@ VALUE_LOSSES = ("mse", "huber")
 
 @dataclass
 class OnPolicyConfig(Config):
-    """What every on-policy actor-critic shares."""
+    """Settings shared by all on-policy actor-critics."""
 
     largest = LARGEST_COUNT
 
@@ -39,7 +39,7 @@ class OnPolicyConfig(Config):
     max_grad_norm: float | None = searched(0.5, "0.3,0.5,1,2,5")  # global gradient norm is clipped to this; null: off
     optimizer: str = "adam"  # adam or rmsprop, both with eps 1e-5
     normalize_advantages: bool = searched(True, "true,false")  # zero mean, unit variance in each minibatch
-    hidden_sizes: list[int] = searched([64, 64], "[64,64],[256,256]")  # units per hidden layer, actor and critic alike
+    hidden_sizes: list[int] = searched([64, 64], "[64,64],[256,256]")  # units per hidden layer, for actor and critic
     activation: str = searched("tanh", "tanh,relu")  # tanh or relu
     ortho_init: bool = True  # orthogonal weights (gain sqrt 2; 0.01 at the policy head), else uniform 1/sqrt(fan_in)
     log_std_init: float = 0.0  # initial log standard deviation of continuous actions
@@ -81,9 +81,9 @@ class PPOConfig(OnPolicyConfig):
     batch_size: int = searched(256, "32,64,128,256,512")  # transitions per gradient step
     clip_eps: float = searched(0.2, "0.1,0.2,0.3,0.4")  # the probability ratio is clipped to [1 - eps, 1 + eps]
     clip_eps_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
-    clip_vf: float | None = None  # value changes are clipped to this, as Stable-Baselines3's (no maximum); null: off
+    clip_vf: float | None = None  # value changes are clipped to this, as in Stable-Baselines3 (no maximum); null: off
     target_kl: float | None = (
-        None  # stop the epochs once the KL to the old policy passes 1.5 times this, nats; null: off
+        None  # in nats: stop the epochs once the KL to the old policy exceeds 1.5 times this; null: off
     )
 
     def rules(self):
@@ -102,30 +102,30 @@ class PPOConfig(OnPolicyConfig):
 
 @dataclass
 class MAPPOConfig(PPOConfig):
-    """Multi-agent PPO (Yu et al. 2022, arXiv:2103.01955); with one agent, PPO."""
+    """Multi-agent PPO (Yu et al. 2022, arXiv:2103.01955); the same as PPO with one agent."""
 
     several_agents = True
 
     n_steps: int = searched(64, "25,32,64,128,256")  # steps per environment in one rollout
-    batch_size: int = searched(128, "128,512,2048,8192")  # agent steps per gradient step, of agents that share a policy
-    share_parameters: bool = True  # agents with equal spaces act by one policy; false: each has its own
-    agent_id: bool = False  # agents that share a policy see which of them they are, as a one-hot vector
+    batch_size: int = searched(128, "128,512,2048,8192")  # agent steps per gradient step of a shared policy
+    share_parameters: bool = True  # agents with equal spaces share a policy; false: each has its own
+    agent_id: bool = False  # agents that share a policy observe their index, as a one-hot vector
     critic: str = "central"  # central: the critic sees the state of all agents; local: its agent's observation (IPPO)
     value_norm: bool = False  # the critic predicts returns normalised by their running mean and deviation
     value_loss: str = searched("mse", "mse,huber")  # mse: e^2; huber: e^2 / 2, linear beyond huber_delta
     huber_delta: float = 10.0  # error at which value_loss=huber becomes linear, in the critic's units
-    clip_vf_max: bool = False  # with clip_vf, the greater of clipped and plain value loss, as OpenAI's PPO2 has it
+    clip_vf_max: bool = False  # with clip_vf, the greater of clipped and plain value loss, as in OpenAI's PPO2
     self_play: bool = False  # one group learns at a time, against earlier policies of this run
-    self_play_pool: int = 10  # earlier policies that are kept of each group
-    self_play_every: int = 10  # updates from one that is kept to the next; then another group learns
+    self_play_pool: int = 10  # earlier policies kept per group
+    self_play_every: int = 10  # updates between two stored policies; then another group learns
 
     def rules(self):
         yield from super().rules()
         yield "critic", self.critic in CRITICS, f"be one of {', '.join(CRITICS)}"
         yield "value_loss", self.value_loss in VALUE_LOSSES, f"be one of {', '.join(VALUE_LOSSES)}"
         yield "huber_delta", 0 < self.huber_delta < math.inf, "be > 0 and finite"
-        yield "clip_vf_max", not self.clip_vf_max or self.clip_vf is not None, "be false where clip_vf is null"
-        yield "agent_id", not self.agent_id or self.share_parameters, "be false where share_parameters is false"
+        yield "clip_vf_max", not self.clip_vf_max or self.clip_vf is not None, "be false if clip_vf is null"
+        yield "agent_id", not self.agent_id or self.share_parameters, "be false if share_parameters is false"
         yield "self_play_pool", 1 <= self.self_play_pool <= 1000, "be in [1, 1000]"
         yield "self_play_every", self.self_play_every >= 1, "be >= 1"
 

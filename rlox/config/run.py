@@ -12,8 +12,8 @@ from rlox.config.actor_learner import RayConfig
 from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, SAMPLERS, WANDB_MODES, Config, _is_finite, is_below
 from rlox.config.remote import RemoteConfig
 
-DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models alone
-ON_FAILURE = ("stop", "wait")  # what a run does whose sampler is lost
+DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models only
+ON_FAILURE = ("stop", "wait")  # reactions of a run that lost its sampler
 
 
 @dataclass
@@ -21,18 +21,18 @@ class EnvConfig(Config):
     """The environment a run trains on."""
 
     id: str = "CartPole-v1"  # a native id (`rlox ls envs`) or any gymnasium id
-    n_envs: int = 8  # environments stepped side by side
+    n_envs: int = 8  # environments stepped in parallel
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
-    workers: int = 0  # processes that step foreign environments; 0: the training process does
-    backend: str = "auto"  # auto (native where there is one, else gymnasium), gymnasium or envpool
-    reward_fn: str | None = None  # replaces the rewards learned from: sign, module:NAME (with --import), or an offer
+    workers: int = 0  # processes that step non-native environments; 0: the training process steps them
+    backend: str = "auto"  # auto (native if available, else gymnasium), gymnasium or envpool
+    reward_fn: str | None = None  # replaces the training rewards: sign, module:NAME (--import), or an installed one
 
     def rules(self):
         yield "id", bool(self.id), "not be empty"
         yield "reward_fn", self.reward_fn != "", "be module:NAME, the name of an installed reward, or null"
         yield "n_envs", self.n_envs >= 1, "be >= 1"
-        yield "kwargs", _is_finite(self.kwargs), "hold no NaN and no infinity, which checkpoints cannot store"
+        yield "kwargs", _is_finite(self.kwargs), "contain no NaN and no infinity, which checkpoints cannot store"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
         yield "backend", self.backend in ENV_BACKENDS, f"be one of {', '.join(ENV_BACKENDS)}"
         pool = self.backend == "envpool"
@@ -42,24 +42,24 @@ class EnvConfig(Config):
 
 @dataclass
 class EvalConfig(Config):
-    """Deterministic evaluation during training, on one environment of its own."""
+    """Deterministic evaluation during training, on a separate environment."""
 
-    n_points: int = 10  # evaluations, evenly spaced over training, beside the one at the end; 0: only that one
+    n_points: int = 10  # evaluations, evenly spaced over training, plus one at the end; 0: only the last one
     n_episodes: int = 20  # episodes of one evaluation
     seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
     stop_at: float | None = None  # stop training once the mean return reaches this; null: off
     patience: int | None = None  # stop training after this many evaluations without a better one; null: off
-    max_steps: int | None = None  # steps at which an episode is cut; null: 108,000, or the env's own limit if higher
-    dataset: str | None = None  # language models: rows to evaluate on, as dataset= has them; null: those learned from
-    workers: int = -1  # processes that evaluate beside training; 0: none; -1: where a core is free and it takes long
+    max_steps: int | None = None  # steps after which an episode is cut; null: 108,000, or the env's own limit if higher
+    dataset: str | None = None  # language models: rows to evaluate on, same form as dataset=; null: the training rows
+    workers: int = -1  # processes that evaluate during training; 0: none; -1: if a core is free and it takes long
 
     def rules(self):
         yield "n_points", self.n_points >= 0, "be >= 0"
         yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
         yield "workers", self.workers >= -1, "be >= 0, or -1"
         stops = self.stop_at is not None or self.patience is not None
-        yield "workers", self.workers <= 0 or not stops, "be 0 or -1 where stop_at or patience is set"
-        yield "n_points", self.n_points >= 1 or not stops, "be >= 1 where stop_at or patience is set"
+        yield "workers", self.workers <= 0 or not stops, "be 0 or -1 if stop_at or patience is set"
+        yield "n_points", self.n_points >= 1 or not stops, "be >= 1 if stop_at or patience is set"
         yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
         yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
         yield "n_episodes", self.n_episodes >= 1, "be >= 1"
@@ -68,11 +68,11 @@ class EvalConfig(Config):
 
 @dataclass
 class CheckpointConfig(Config):
-    """When `checkpoints/last.safetensors` is replaced, beside training; it is also written at the end."""
+    """When `checkpoints/last.safetensors` is replaced during training; it is also written at the end."""
 
     every_s: float = 60.0  # seconds between two saves
-    every_steps: int | None = None  # steps (offline: updates) between two saves, if sooner; null: seconds alone
-    memory: bool = True  # the replay memory too, in checkpoints/memory (off-policy): each save writes what is new
+    every_steps: int | None = None  # steps (offline: updates) between two saves, if sooner; null: only every_s
+    memory: bool = True  # also save the replay memory, in checkpoints/memory (off-policy): each save adds what is new
 
     def rules(self):
         yield "every_s", self.every_s > 0, "be > 0"
@@ -84,7 +84,7 @@ class MlflowConfig(Config):
     """MLflow as a mirror of the run's record."""
 
     tracking_uri: str = "sqlite:///outputs/mlflow.db"  # sqlite:///FILE or http(s)://SERVER
-    experiment: str = "rlox"  # experiment the run is filed under
+    experiment: str = "rlox"  # experiment of the run
     run_name: str | None = None  # name shown in the UI; null: the run folder's name
     artifacts: bool = True  # upload the best and last checkpoints and config.yaml
 
@@ -101,11 +101,11 @@ class MlflowConfig(Config):
 class WandbConfig(Config):
     """Weights & Biases as a mirror of the run's record."""
 
-    project: str = "rlox"  # project the run is filed under
+    project: str = "rlox"  # project of the run
     entity: str | None = None  # team or user; null: your default
     mode: str | None = None  # online; offline: files in the run folder; disabled; null: WANDB_MODE, else online
     run_name: str | None = None  # name shown in the UI; null: the run folder's name
-    group: str | None = None  # group of runs, a sweep for example
+    group: str | None = None  # group of runs, such as a sweep
     tags: list[str] = field(default_factory=list)  # tags of the run
     artifacts: bool = True  # upload the best and last checkpoints and config.yaml
 
@@ -115,17 +115,17 @@ class WandbConfig(Config):
 
     @property
     def in_effect(self) -> str:
-        """`mode`, or what the environment variable WANDB_MODE says where that is null.
+        """`mode`, or the value of the environment variable WANDB_MODE if `mode` is null.
 
         Raises
         ------
         ValueError
-            If the variable says something else than a mode.
+            If the variable is not a valid mode.
         """
         if self.mode is not None:
             return self.mode
         said = os.environ.get("WANDB_MODE") or "online"
-        found = {"dryrun": "offline", "run": "online"}.get(said, said)  # W&B's own older names
+        found = {"dryrun": "offline", "run": "online"}.get(said, said)  # older names of W&B
         if found not in WANDB_MODES:
             raise ValueError(f"WandbConfig: WANDB_MODE must be one of {', '.join(WANDB_MODES)}, got {said!r}")
         return found
@@ -143,7 +143,7 @@ class TensorboardConfig(Config):
 
 @dataclass
 class CsvConfig(Config):
-    """A table of the run's metrics, one row a step, mirrored from the record into the run folder."""
+    """A table of the run's metrics, one row per step, mirrored from the record into the run folder."""
 
     file: str = "metrics.csv"  # below the run folder
 
@@ -153,7 +153,7 @@ class CsvConfig(Config):
 
 @dataclass
 class LoggerConfig(Config):
-    """The trackers that mirror the run's record; null: not used."""
+    """Trackers that mirror the run's record; null: not used."""
 
     mlflow: MlflowConfig | None = None  # MLflow (logger=mlflow)
     wandb: WandbConfig | None = None  # Weights & Biases (logger=wandb)
@@ -165,38 +165,38 @@ class LoggerConfig(Config):
 class RunConfig(Config):
     """One training run, as `rlox train` composes it."""
 
-    seed: int = 0  # decides initialisation, environments, sampling and shuffling
-    total_timesteps: int = 100_000  # environment steps, over all environments together; offline: updates
-    schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, also once raised
-    max_time: str | None = None  # stop after this long, saved and evaluated: 90s, 30m, 2h; null: off
-    init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
-    imports: list[str] = field(default_factory=list)  # modules to import first, for environments of your own (--import)
-    device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
+    seed: int = 0  # for initialisation, environments, sampling and shuffling
+    total_timesteps: int = 100_000  # environment steps, summed over all environments; offline: updates
+    schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, even if raised
+    max_time: str | None = None  # stop after this time, then save and evaluate: 90s, 30m, 2h; null: off
+    init_from: str | None = None  # checkpoint with the initial weights (and normalisation); null: random weights
+    imports: list[str] = field(default_factory=list)  # modules to import first, for custom environments (--import)
+    device: str = "auto"  # auto (cuda for large policies, if available), cpu or cuda
     backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
-    threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
-    distributed: str | None = None  # ddp: torchrun's processes train together; fsdp: and share out the model; or null
-    distributed_timeout_s: float = 300.0  # seconds that a rank waits for the others in a step all take together
-    compile: bool = False  # PyTorch compiles the losses: pays on a GPU, costs some ten seconds at the first update
+    threads: int = 1  # CPU threads of PyTorch during training; 0: keep PyTorch's setting
+    distributed: str | None = None  # ddp: data parallelism under torchrun; fsdp: also shard the model; or null
+    distributed_timeout_s: float = 300.0  # seconds that a rank waits for the other ranks in a collective step
+    compile: bool = False  # compile the losses with PyTorch: faster on a GPU; about ten seconds at the start
     model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)
-    tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's own
-    reward: Any = None  # language models: module:FUNCTION (with --import), a reward model's run, a URL; or a list
-    reward_weights: list[float] | None = None  # one for each reward; null: 1
-    conversation: str | None = None  # GRPO: module:FUNCTION that makes what answers the model, for several turns
-    sampler: str | None = None  # language models: who samples: vllm, vllm-local, sglang, tgi; null: the model itself
-    sampler_url: str | None = None  # the sampler's server, such as http://127.0.0.1:8000; its token: RLOX_SAMPLER_TOKEN
-    sampler_folder: str | None = None  # where the server reads new weights, by the same path; null: a temporary folder
-    sampler_tolerance: float | None = None  # gap of log-probabilities that stops the run; null: 1e-3, in bfloat16 0.1
-    sampler_on_failure: str = "stop"  # when the server is lost: stop with a checkpoint, or wait 10 minutes for it
+    tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's tokenizer
+    reward: Any = None  # language models: module:FUNCTION (--import), a reward model's run, a URL, or a list of these
+    reward_weights: list[float] | None = None  # one for each reward; null: all 1
+    conversation: str | None = None  # GRPO, several turns: module:FUNCTION that creates the answering environment
+    sampler: str | None = None  # language models: sampler: vllm, vllm-local, sglang, tgi; null: the model itself
+    sampler_url: str | None = None  # URL of the sampler, such as http://127.0.0.1:8000; token: RLOX_SAMPLER_TOKEN
+    sampler_folder: str | None = None  # folder of new weights, same path on the server; null: a temporary folder
+    sampler_tolerance: float | None = None  # log-probability gap that stops the run; null: 1e-3, in bfloat16 0.1
+    sampler_on_failure: str = "stop"  # if the server is lost: stop with a checkpoint, or wait 10 minutes for it
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
-    dataset: Any = None  # recorded transitions, for an offline algorithm or beside SAC's and TD3's memory; null: none
+    dataset: Any = None  # recorded transitions, for offline algorithms or next to SAC's and TD3's memory; null: none
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
-    logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to
-    remote: RemoteConfig = field(default_factory=RemoteConfig)  # workers on other machines that play the environments
-    ray: RayConfig = field(default_factory=RayConfig)  # where actors on Ray run; for algo.actors=ray
-    reference: dict[str, Any] | None = None  # the score tuned settings must reach; set by conf/tuned, informs only
+    logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored
+    remote: RemoteConfig = field(default_factory=RemoteConfig)  # workers on other machines that run the environments
+    ray: RayConfig = field(default_factory=RayConfig)  # placement of actors on Ray, for algo.actors=ray
+    reference: dict[str, Any] | None = None  # score that tuned settings must reach; set by conf/tuned, informational
 
     def rules(self):
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
@@ -208,7 +208,7 @@ class RunConfig(Config):
         named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
         yield "reward", self.reward is None or named, "be a name, or a list of names"
         weights = self.reward_weights
-        yield "reward_weights", weights is None or len(weights) == len(self.rewards), "hold a number for each reward"
+        yield "reward_weights", weights is None or len(weights) == len(self.rewards), "contain a number for each reward"
         named = self.sampler is None or self.sampler in SAMPLERS
         yield "sampler", named, f"be one of {', '.join(SAMPLERS)}, or null"
         url = self.sampler_url
@@ -228,26 +228,30 @@ class RunConfig(Config):
         known = self.distributed in (None, *DISTRIBUTED)
         yield "distributed", known, f"be {' or '.join(DISTRIBUTED)}, or null"
         away = bool(self.remote.addresses)
-        yield "remote", not (away and self.env.workers), "have no addresses beside env.workers; a worker takes those"
-        yield "remote", not (away and self.env.backend != "auto"), "have no addresses beside env.backend"
+        yield (
+            "remote",
+            not (away and self.env.workers),
+            "have no addresses if env.workers is set; pass it to rlox worker",
+        )
+        yield "remote", not (away and self.env.backend != "auto"), "have no addresses unless env.backend is auto"
         few = len(self.remote.addresses) <= self.env.n_envs
         yield "remote", few, f"have at most env.n_envs ({self.env.n_envs}) addresses"
         yield "distributed_timeout_s", 0 < self.distributed_timeout_s < math.inf, "be > 0 and finite"
 
     @property
     def max_seconds(self) -> int | None:
-        """`max_time` in seconds; None where it is null, or no time."""
+        """`max_time` in seconds; None if it is null or not a valid time."""
         found = re.fullmatch(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time or "")
         return sum(unit * int(n or 0) for unit, n in zip((3600, 60, 1), found.groups(), strict=True)) if found else None
 
     @property
     def offline(self) -> bool:
-        """Whether the algorithm learns from a dataset alone."""
+        """Whether the algorithm learns only from a dataset."""
         return self.algo.uses_dataset == "must"
 
     @property
     def language(self) -> bool:
-        """Whether the algorithm trains a language model, on rows of text."""
+        """Whether the algorithm trains a language model on rows of text."""
         return self.algo.uses_dataset == "text"
 
     @property

@@ -6,33 +6,33 @@ from typing import Any
 
 
 def usual_settings(env_id: Any) -> dict[str, Any]:
-    """`reward_fn` and hyper-parameters that are usual in an environment, used where nothing else is given.
+    """Return the usual `reward_fn` and hyper-parameters of an environment, used unless others are given.
 
-    In ``ALE/…`` games signs of rewards are learned from, and the network of Mnih et al. 2015 has no layer behind its
-    features.
+    Agents in ``ALE/…`` games learn from the signs of rewards, with the network of Mnih et al. 2015, which has no layer
+    after its features.
     """
     game = isinstance(env_id, str) and env_id.startswith("ALE/")
     return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
 
 
 def tuned(algo: str, env: str) -> dict[str, Any]:
-    """Return the tuned settings that ship for (algorithm, environment).
+    """Return the tuned settings that ship with rlox for an algorithm and an environment.
 
     Parameters
     ----------
     algo, env : str
-        Registry key and environment id, ``tuned("ppo", "CartPole-v1")``.
+        Registry key and environment id, such as ``tuned("ppo", "CartPole-v1")``.
 
     Returns
     -------
     dict
         ``algo`` (hyper-parameters), ``env``, ``total_timesteps`` and ``reference``, the score they must reach. The
-        library never applies them unasked: ``PPO(env, n_envs=t["env"]["n_envs"], **t["algo"])``.
+        library never applies them by itself; use ``PPO(env, n_envs=t["env"]["n_envs"], **t["algo"])``.
 
     Raises
     ------
     ValueError
-        If none ship for this pair; the message lists those that do.
+        If there are none for this pair; the message lists the pairs that have some.
     """
     from importlib.resources import files
 
@@ -42,7 +42,7 @@ def tuned(algo: str, env: str) -> dict[str, Any]:
     path = root.joinpath(algo, *f"{env}.yaml".split("/"))
     if ".." in env.split("/") or not path.is_file():
         have = ", ".join(f"{a}/{e}" for a, e in tuned_pairs()) or "none"
-        raise ValueError(f"tuned: no settings ship for {algo}/{env}; there are: {have}")
+        raise ValueError(f"tuned: no settings ship for {algo}/{env}; available: {have}")
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 

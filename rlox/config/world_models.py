@@ -18,7 +18,8 @@ class Size(NamedTuple):
     classes: int  # of each
 
 
-# From "1m" on, those of the author's code. The name is the number of parameters with vector observations, about.
+# From "1m" on, the sizes of the author's code. Each name is the approximate number of parameters with vector
+# observations.
 SIZES = {
     "200k": Size(128, 64, 8, 8),
     "1m": Size(512, 64, 32, 4),
@@ -40,62 +41,62 @@ class DreamerConfig(Config):
     uses_dataset = "may"
 
     size: str = searched("200k", "200k,1m,12m")  # widths of the model: 200k, 1m, 12m, 25m, 50m, 100m or 200m
-    deter_dim: int | None = None  # width of the deterministic state, a multiple of 8; null: as size has it
-    stoch_dim: int | None = None  # number of categorical latents; null: as size has it
-    stoch_classes: int | None = None  # classes of each latent; null: as size has it
-    hidden_dim: int | None = None  # units of every hidden layer; null: as size has it
+    deter_dim: int | None = None  # width of the deterministic state, a multiple of 8; null: set by size
+    stoch_dim: int | None = None  # number of categorical latents; null: set by size
+    stoch_classes: int | None = None  # classes of each latent; null: set by size
+    hidden_dim: int | None = None  # units of every hidden layer; null: set by size
 
     batch_size: int = searched(16, "8,16,32")  # sequences per update
     seq_len: int = searched(16, "16,32,64")  # steps of each sequence
     replay_ratio: float = searched(128.0, "16,32,64,128,256,512")  # replayed steps per environment step
-    pretrain_updates: int = 0  # with dataset=: updates from its episodes before the first environment step
+    pretrain_updates: int = 0  # with dataset=: updates on its episodes before the first environment step
     learning_starts: int = 1000  # environment steps of random actions before the first update
-    imagination_horizon: int = searched(15, "5,10,15")  # steps that the actor and the critic learn from, imagined
+    imagination_horizon: int = searched(15, "5,10,15")  # imagined steps that the actor and the critic learn from
 
-    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of the one optimiser
+    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of the optimiser, which trains all networks
     learning_rate_schedule: str = "linear"  # constant, or linear: to 0 at total_timesteps
     warmup_updates: int = 100  # updates over which the step size rises from 0
-    gradient_clip: float = 0.3  # each tensor's gradient norm is clipped to this share of the tensor's own norm
+    gradient_clip: float = 0.3  # each tensor's gradient norm is clipped to this share of the tensor's norm
 
-    precision: str = "auto"  # of the update's passes: bfloat16, float32, or auto: bfloat16 on a GPU that has it
+    precision: str = "auto"  # of forward and backward: bfloat16, float32, or auto: bfloat16 on GPUs that support it
 
     gamma: float = searched(1 - 1 / 333, "0.99,0.997,0.999")  # discount factor per step, in [0, 1]
     gae_lambda: float = searched(0.95, "0.9,0.95,0.98")  # decay of the returns' traces, in [0, 1]
     ent_coef: float = searched(1e-2, "tag(log, interval(1e-4, 3e-2))")  # weight of the policy's entropy
     vf_coef: float = 1.0  # weight of the critic's loss on imagined states
     replay_vf_coef: float = 0.3  # weight of the critic's loss on replayed states
-    slow_rate: float = 0.02  # share of the critic that an update of its slow copy takes in
+    slow_rate: float = 0.02  # share of the critic mixed into its slow copy per update
     slow_coef: float = 1.0  # weight of the critic's loss towards its slow copy
-    return_rate: float = 0.01  # share of a batch's percentiles that the returns' scale takes in
+    return_rate: float = 0.01  # share of a batch's percentiles mixed into the scale of returns
 
-    vector_coef: float = 10.0  # weight of a vector's squared prediction errors; those of an image have 1
-    kl_balance: float = 1 / 1.1  # share of the KL's weight that trains the prior; the rest trains the posterior
+    vector_coef: float = 10.0  # weight of the squared prediction errors of vectors; those of images have weight 1
+    kl_balance: float = 1 / 1.1  # share of the KL weight that trains the prior; the rest trains the posterior
     kl_coef: float = 1.1  # weight of the KL
     free_nats: float = 1.0  # KL, in nats, below which it is not reduced further
     unimix: float = 0.01  # share of the uniform distribution in latents and discrete actions
 
     @property
     def shape(self) -> Size:
-        """The widths: those of `size`, and what overrides them."""
+        """Widths of the model: those of `size`, unless overridden."""
         own = (self.deter_dim, self.hidden_dim, self.stoch_dim, self.stoch_classes)
         usual = SIZES[self.size]
         return Size(*(there if mine is None else mine for mine, there in zip(own, usual, strict=True)))
 
     @property
     def update_rows(self) -> int:
-        """Replayed steps of one update."""
+        """Replayed steps per update."""
         return self.batch_size * self.seq_len
 
     def rules(self):
         yield "size", self.size in SIZES, f"be one of {', '.join(SIZES)}"
         for name, most in (("deter_dim", 2**16), ("stoch_dim", 1024), ("stoch_classes", 1024), ("hidden_dim", 2**14)):
             value = getattr(self, name)
-            yield name, value is None or 1 <= value <= most, f"lie between 1 and {most:,}, or be null"
+            yield name, value is None or 1 <= value <= most, f"be between 1 and {most:,}, or null"
         deter = self.deter_dim
         yield "deter_dim", deter is None or deter % BLOCKS == 0, f"be a multiple of {BLOCKS}"
         for name in ("batch_size", "imagination_horizon"):
-            yield name, 1 <= getattr(self, name) <= MOST_AT_ONCE, f"lie between 1 and {MOST_AT_ONCE:,}"
-        yield "seq_len", 2 <= self.seq_len <= MOST_AT_ONCE, f"lie between 2 and {MOST_AT_ONCE:,}"
+            yield name, 1 <= getattr(self, name) <= MOST_AT_ONCE, f"be between 1 and {MOST_AT_ONCE:,}"
+        yield "seq_len", 2 <= self.seq_len <= MOST_AT_ONCE, f"be between 2 and {MOST_AT_ONCE:,}"
         rows = self.batch_size * self.seq_len
         yield "seq_len", rows <= MOST_AT_ONCE, f"make batch_size * seq_len at most {MOST_AT_ONCE:,}"
         yield "replay_ratio", 0 < self.replay_ratio <= MOST_AT_ONCE, f"be > 0 and at most {MOST_AT_ONCE:,}"

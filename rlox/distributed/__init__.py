@@ -1,5 +1,8 @@
-"""How do several processes train one agent? Actors in threads, in processes, on Ray and on workers behind one protocol
-(`ActorPool`), and the ranks of a data-parallel training (`rlox.distributed.ranks`)."""
+"""Training with several processes: actors and data parallelism.
+
+Actors run in threads, in processes, on Ray or on workers, behind one protocol (`ActorPool`). `rlox.distributed.ranks`
+contains the ranks of a data-parallel training.
+"""
 
 from rlox import lazy
 

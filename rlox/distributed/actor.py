@@ -1,4 +1,4 @@
-"""One actor: environments and a policy, which bring rollouts with whatever weights they are given."""
+"""An actor: environments and a policy that collect rollouts with the weights they are given."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _RNG, _SUMS = "rng", "discounted_sums"  # in an actor's state
 
 
 class Actor:
-    """Collects rollouts; the same wherever it runs (thread, process, Ray, worker).
+    """Collects rollouts, in the same way wherever it runs (thread, process, Ray, worker).
 
     Parameters
     ----------
     plan : ActorPlan
-        What it is made of; its policy is changed.
+        Specification of the actor; the weights of its policy are replaced.
     index, start : int
-        Which actor it is, and how often it was started before.
+        Number of the actor, and how many times it was started before.
 
     Raises
     ------
     ValueError, TypeError, ImportError
-        As `rlox.collectors.RolloutCollector` does.
+        The same errors as `rlox.collectors.RolloutCollector`.
     """
 
     def __init__(self, plan: ActorPlan, index: int, start: int = 0):
@@ -90,11 +90,11 @@ class Actor:
 
     @property
     def exact(self) -> bool:
-        """Whether `state` holds all that its rollouts depend on."""
+        """Whether `state` contains everything that its rollouts depend on."""
         return self.collector.restorable
 
     def state(self) -> dict[str, np.ndarray]:
-        """Snapshot of its environments, its generator and its discounted sums; empty before its first rollout."""
+        """Return a snapshot of its environments, generator and discounted sums; empty before its first rollout."""
         found = dict(self.collector.state() or {})
         if not found:
             return {}
@@ -105,12 +105,12 @@ class Actor:
         return found
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned.
+        """Continue from the result of `state`.
 
         Raises
         ------
         ValueError, TypeError
-            If it is no state of such environments, or damaged.
+            If `state` is damaged, or does not fit the environments.
         """
         if not state:
             return
@@ -122,5 +122,5 @@ class Actor:
         self.collector.set_state(rest)
 
     def close(self) -> None:
-        """End its environments."""
+        """Close its environments."""
         self.collector.close()

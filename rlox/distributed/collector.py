@@ -1,4 +1,4 @@
-"""Rollouts from many actors as batches for one learner, whatever the actors run on."""
+"""Batches for one learner from the rollouts of many actors, wherever the actors run."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from rlox.collectors.acting import ModuleJudge
 
-_LOOK_EVERY = 0.5  # seconds between two looks at whether an actor is late
-_RETRY_AFTER = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds until an actor that could not be restarted is tried again
-_MOST_SHOWN = 32  # actors with metrics of their own
+_LOOK_EVERY = 0.5  # seconds between two checks for late actors
+_RETRY_AFTER = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next attempts to restart an actor
+_MOST_SHOWN = 32  # maximum number of actors for metrics per actor
 _TURN, _VERSION = "turn", "version"  # in the state
 
 
 class _Standing:
-    """What the learner knows of one actor."""
+    """The learner's record of one actor."""
 
     def __init__(self) -> None:
-        self.asked = 0  # rollouts that it owes
-        self.since = 0.0  # when it could begin the oldest of them
+        self.asked = 0  # number of rollouts that it owes
+        self.since = 0.0  # time at which it could start the oldest of them
         self.restarts = 0
-        self.down_since: float | None = None  # when it was lost, if it is not back
+        self.down_since: float | None = None  # time at which it was lost; None if it runs
         self.retry_at = 0.0
         self.attempts = 0
         self.lag = 0
@@ -47,28 +47,28 @@ class _Standing:
 
 
 class ActorCollector(Collector):
-    """What `rlox.collectors.RolloutCollector` is for one process, by a pool of actors.
+    """Counterpart of `rlox.collectors.RolloutCollector` for a pool of actors.
 
-    Each actor has its own environments and collects with the weights it was last given while the learner updates. A
-    batch is made of the oldest rollouts; its advantages and value targets are V-trace's (Espeholt et al. 2018,
-    arXiv:1802.01561), with the learner's own values. An actor owes at most ``rollouts_ahead`` rollouts, so that nothing
-    piles up: a slow learner makes the actors wait. Where the order of actors is fixed (`ActorLearnerConfig`), a seed
-    decides the run, however fast each actor is.
+    Each actor has its own environments, and collects with the weights it was last given while the learner updates. A
+    batch consists of the oldest rollouts. Its advantages and value targets are computed by V-trace (Espeholt et al.
+    2018, arXiv:1802.01561) with the learner's own values. An actor owes at most ``rollouts_ahead`` rollouts, so that
+    they cannot pile up: a slow learner makes the actors wait. If the order of actors is fixed (`ActorLearnerConfig`),
+    the run depends only on the seed, not on the speed of the actors.
 
     Parameters
     ----------
     env_id, seed, reward_fn, env_kwargs, env_wrappers, env_backend
-        As `rlox.collectors.RolloutCollector` takes them.
+        See `rlox.collectors.RolloutCollector`.
     n_envs : int
-        Environments N of each actor.
+        Number of environments N of each actor.
     env_workers : int
-        Processes that step the environments of one actor.
+        Number of processes that step the environments of one actor.
     config : ActorLearnerConfig
-        How many actors there are, of which kind, and how their rollouts are weighed.
+        Number and kind of actors, and the settings of V-trace.
     remote : RemoteConfig, optional
-        The workers that actors, or with another kind their environments, live on, and how these are reached.
+        The workers that run the actors, or for other kinds of actors their environments, and how to reach them.
     ray : RayConfig, optional
-        Where Ray is, and what an actor reserves there; for ``actors="ray"``.
+        Address of Ray, and the resources that an actor reserves; for ``actors="ray"``.
     """
 
     _where = "ActorCollector.collect"
@@ -91,7 +91,7 @@ class ActorCollector(Collector):
         if ray is not None and not isinstance(ray, RayConfig):
             raise TypeError(f"ActorCollector: ray must be a RayConfig, got {shown(ray)}")
         wrappers, remote = list(env_wrappers), _workers(config, remote)
-        # One environment says what it is like; the actors have those that are played.
+        # One environment, only for its specification; the actors have the environments that are stepped.
         probe = (env_id, 1, seed, reward_fn, env_kwargs, "cpu", wrappers, 0, env_backend)
         if remote is None:
             super().__init__(*probe)
@@ -121,25 +121,27 @@ class ActorCollector(Collector):
         }
         self._pool: ActorPool | None = None
         self._standing = [_Standing() for _ in range(config.n_actors)]
-        self._answered: list[deque[Trajectory]] = [deque() for _ in range(config.n_actors)]  # held for `state`
+        self._answered: list[deque[Trajectory]] = [deque() for _ in range(config.n_actors)]  # collected by `state`
         self._replay: deque[Trajectory] = deque(maxlen=config.replay_size)
-        self._turn = 0  # the actor whose rollout is next, where their order is fixed
-        self._version = 0  # how many batches were made
-        self._saved: dict[str, np.ndarray] | None = None  # of a checkpoint, until the actors are there
+        self._turn = 0  # the actor whose rollout is next, if their order is fixed
+        self._version = 0  # number of batches so far
+        self._saved: dict[str, np.ndarray] | None = None  # state of a checkpoint, until the actors have started
         self._waited = 0.0
-        self._looked = time.monotonic()  # when late actors were looked for
-        self._failure: Exception | None = None  # of an environment, found while a checkpoint was made
+        self._looked = time.monotonic()  # time of the last check for late actors
+        self._failure: Exception | None = None  # of an environment, found while a checkpoint was created
         self._numbers: dict[str, float] = {}
 
     def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
-        """The next ``rollouts_per_update`` rollouts of T = `n_steps` steps, and as many old ones as the configuration
-        says.
+        """Return a batch of the next ``rollouts_per_update`` rollouts of T = `n_steps` steps, and of old rollouts.
+
+        The configuration determines the number of old rollouts.
 
         Returns
         -------
         RolloutBatch
-            Row ``t * N + n`` of the N environments of all rollouts in it; ``log_probs`` are those of the policies that
-            acted, `advantages` and `returns` V-trace's. ``n_taken`` are the steps of the new rollouts.
+            Row ``t * N + n`` is step t in environment n of the N environments of all rollouts. ``log_probs`` are those
+            of the policies that acted, `advantages` and `returns` come from V-trace. ``n_taken`` is the number of steps
+            of the new rollouts.
 
         Raises
         ------
@@ -148,7 +150,7 @@ class ActorCollector(Collector):
         RuntimeError
             If an actor was lost more than ``max_restarts`` times.
         Exception
-            What an actor's environments have raised.
+            An exception of an actor's environments.
         """
         c = self._config
         if self._failure is not None:
@@ -172,7 +174,7 @@ class ActorCollector(Collector):
         return self._numbers
 
     def lines(self) -> list[str]:
-        """One line for each actor: what it does, and how far behind the learner it is."""
+        """Return one line for each actor: its speed, its lag behind the learner, and its restarts."""
         described = [f"actor {i}" for i in range(len(self._standing))]
         if self._pool is not None:
             described = [self._pool.describe(i) for i in range(len(self._standing))]
@@ -193,7 +195,7 @@ class ActorCollector(Collector):
         return pool
 
     def _request(self, pool: ActorPool, policy: nn.Module | NativePolicy) -> None:
-        """Ask every actor for as many rollouts as it may owe; those that are back from a loss among them."""
+        """Request from every actor as many rollouts as it may owe, after retrying the restart of lost actors."""
         self._retry(pool)
         weights, now = None, time.monotonic()
         for actor, standing in enumerate(self._standing):
@@ -211,7 +213,7 @@ class ActorCollector(Collector):
         return {name: array for name, array in self.normalizer.state().items() if name != "returns"}
 
     def _take(self, pool: ActorPool, policy: nn.Module | NativePolicy) -> Trajectory:
-        """The next rollout: of the actor whose turn it is, or of the first to answer."""
+        """Return the next rollout, from the actor whose turn it is, or from the first to answer."""
         c = self._config
         while True:
             wanted = [self._turn] if c.in_turn else range(c.n_actors)
@@ -236,7 +238,7 @@ class ActorCollector(Collector):
             return trajectory
 
     def _note(self, actor: int, trajectory: Trajectory) -> None:
-        """Count a rollout that was taken, and what normalisation has seen in it."""
+        """Update the actor's record for a rollout, and merge its normalisation statistics."""
         standing = self._standing[actor]
         standing.asked -= 1
         standing.since = time.monotonic()
@@ -251,11 +253,11 @@ class ActorCollector(Collector):
         self._looked = now
         for actor, standing in enumerate(self._standing):
             if standing.down_since is not None:
-                # Those that are there go on without it, unless it is its turn.
+                # The other actors continue without it, unless it is its turn.
                 needed = self._turn == actor if self._config.in_turn else self._all_down()
                 if needed and now - standing.down_since > most:
                     raise TimeoutError(
-                        f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; mend it, or raise "
+                        f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; fix it, or raise "
                         "algo.actor_timeout"
                     )
             elif standing.asked and now - standing.since > most and not pool.ready([actor], 0.0):
@@ -265,20 +267,20 @@ class ActorCollector(Collector):
         return all(standing.down_since is not None for standing in self._standing)
 
     def _lose(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
-        """Restart an actor that is gone, now or, where that fails, later."""
+        """Restart a lost actor now, or if that fails, later."""
         standing, c = self._standing[actor], self._config
         standing.asked = 0
         self._answered[actor].clear()
         what = pool.describe(actor)
         if standing.restarts >= c.max_restarts:
             raise RuntimeError(
-                f"{self._where}: {what} was lost ({e}) after {standing.restarts} restarts, as many as "
-                "algo.max_restarts allows"
+                f"{self._where}: {what} was lost ({e}) after {standing.restarts} restarts, the limit of "
+                "algo.max_restarts"
             ) from e
         standing.restarts += 1
         standing.down_since = time.monotonic()
         standing.retry_at = 0.0
-        self.notify(f"{what} was lost: {e}; its rollout is given up, and it starts anew with fresh episodes")
+        self.notify(f"{what} was lost: {e}; its rollout is dropped, and it restarts with fresh episodes")
         self._retry(pool)
 
     def _retry(self, pool: ActorPool) -> None:
@@ -297,25 +299,24 @@ class ActorCollector(Collector):
     # ---- batches
 
     def _replayed(self) -> list[Trajectory]:
-        """Old rollouts for the next batch, drawn with replacement."""
+        """Draw old rollouts for the next batch, with replacement."""
         n = self._config.replay_rollouts if self._replay else 0
         return [self._replay[int(self.rng.integers(len(self._replay)))] for _ in range(n)]
 
     def estimate(self, policy: Any, new: Sequence[Trajectory], old: Sequence[Trajectory] = ()) -> RolloutBatch:
-        """The batch of these rollouts side by side: `policy` says how likely their actions are, and what their states
-        are worth.
+        """Combine rollouts to a batch, with log-probabilities and values from `policy`.
 
         Parameters
         ----------
         policy : NativePolicy or nn.Module
-            The learner's.
+            The learner's policy.
         new, old : sequence of Trajectory
-            Of T steps each; `old` ones count for no environment step and no episode.
+            Rollouts of T steps each; environment steps and episodes of `old` rollouts are not counted.
 
         Returns
         -------
         RolloutBatch
-            As `collect` has it.
+            In the form that `collect` returns.
         """
         c, rollouts = self._config, [*new, *old]
         obs, actions, behaviour, rewards, terminated, truncated = (
@@ -367,7 +368,7 @@ class ActorCollector(Collector):
         return ModuleJudge(policy, self.device)
 
     def _count(self, rollouts: Sequence[Trajectory], log_ratios: np.ndarray) -> None:
-        """The metrics of a batch."""
+        """Compute the metrics of a batch."""
         lags = np.array([self._version - rollout.version for rollout in rollouts])
         with np.errstate(over="ignore"):
             ratios = np.exp(log_ratios)
@@ -389,7 +390,7 @@ class ActorCollector(Collector):
                 self._numbers[f"actors/{i}/restarts"] = float(s.restarts)
 
     def _waiting(self) -> int:
-        """Actors whose rollouts wait for the learner."""
+        """Return the number of actors whose rollouts wait for the learner."""
         held = sum(1 for answers in self._answered if answers)
         return held if self._pool is None else held + len(self._pool.ready(range(len(self._standing)), 0.0))
 
@@ -405,8 +406,11 @@ class ActorCollector(Collector):
         return f"actors={self._config.actors} start with fresh episodes; everything else is exact"
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """Snapshot of all actors, of the rollouts they owe (it waits for those) and of old ones that may be replayed;
-        None before they have started, or where they are not `restorable`."""
+        """Return a snapshot of all actors, the rollouts they owe, and old rollouts that may be replayed.
+
+        It waits for the rollouts. Before the actors have started, it returns the state that `restore` was given or
+        None; it also returns None if they are not `restorable`.
+        """
         pool = self._pool
         if pool is None:
             return self._saved
@@ -421,7 +425,7 @@ class ActorCollector(Collector):
                 except ActorLost as e:
                     self._lose(pool, actor, e)
                 except Exception as e:
-                    self._failure = e  # training is to hear of it, and this checkpoint may be kept
+                    self._failure = e  # raised by the next `collect`; this checkpoint is still written
                     return None
         found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
         for actor in range(len(self._standing)):
@@ -440,9 +444,9 @@ class ActorCollector(Collector):
         parts = _sections(state)
         actors = {name for name in parts if name.startswith("actor")}
         if _VERSION not in state or _TURN not in state:
-            raise ValueError(f"{type(self).__name__}.restore: the state must hold {_TURN} and {_VERSION}")
+            raise ValueError(f"{type(self).__name__}.restore: the state must contain {_TURN} and {_VERSION}")
         if not self.restorable or not actors <= {f"actor{i}" for i in range(len(self._standing))}:
-            self._lost = "the checkpoint's was made of other actors"
+            self._lost = "the checkpoint's state is of other actors"
             return False
         for name, arrays in parts.items():
             if not name.startswith("actor"):
@@ -452,7 +456,7 @@ class ActorCollector(Collector):
         return True
 
     def _continue(self, pool: ActorPool, state: dict[str, np.ndarray]) -> None:
-        """Put the actors, and what they owe, where a checkpoint's were."""
+        """Restore the actors, and the rollouts that they owe, from the state of a checkpoint."""
         parts = _sections(state)
         for actor, standing in enumerate(self._standing):
             pool.set_state(actor, parts.get(f"actor{actor}", {}))
@@ -465,7 +469,7 @@ class ActorCollector(Collector):
             k += 1
 
     def close(self) -> None:
-        """End all actors."""
+        """Stop all actors."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -473,7 +477,7 @@ class ActorCollector(Collector):
 
 
 def _workers(config: ActorLearnerConfig, remote: RemoteConfig | None) -> RemoteConfig | None:
-    """The workers that are to be used; None where there are none."""
+    """Return the workers to use, or None if there are none."""
     if config.worker_addresses:
         remote = replace(remote or RemoteConfig(), addresses=list(config.worker_addresses))
     if config.actors == "grpc" and (remote is None or not remote.addresses):
@@ -486,25 +490,25 @@ def _array(column: Any) -> np.ndarray:
 
 
 def _side_by_side(arrays: list[np.ndarray]) -> np.ndarray:
-    """(T, N, …) each, as one (T, sum of N, …)."""
+    """Join arrays (T, N, …) to one array (T, sum of N, …)."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, 1)
 
 
 def _limits(rollouts: list[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
-    """Step and environment of every truncation in the batch, and what it led to."""
+    """Return step and environment of every truncation in the batch, and the observation it led to."""
     first = np.cumsum([0, *(rollout.rewards.shape[1] for rollout in rollouts)])
     at = [rollout.limits + np.array([0, start]) for rollout, start in zip(rollouts, first, strict=False)]
     return np.concatenate(at), np.concatenate([rollout.reached for rollout in rollouts])
 
 
 def _named(section: str, trajectory: Trajectory) -> dict[str, np.ndarray]:
-    """Its arrays as a checkpoint has them: the same for the same run, however long it took."""
+    """Return a trajectory's arrays for a checkpoint, without the elapsed time, so that equal runs have equal files."""
     arrays = replace(trajectory, seconds=0.0).arrays()
     return {f"{section}/{name}": array for name, array in arrays.items()}
 
 
 def _sections(state: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    """Arrays named "section/name" by section."""
+    """Group arrays named "section/name" by section."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for key, array in state.items():
         section, slash, name = key.partition("/")

@@ -1,9 +1,10 @@
-"""Actors on workers (`rlox worker`), reached over gRPC: weights go there, whole rollouts come back.
+"""Actors on workers (`rlox worker`) over gRPC: weights are sent there, and whole rollouts come back.
 
-The session ``actor`` (see `rlox.envs.remote.server`). Hello: fields ``n_envs n_steps seed``, ``config`` (the fields of
-`OnPolicyConfig`, which say what the policy is) and ``env`` (as `rlox.envs.remote.session` has it). Welcome: that
-session's. Then ``rollout``, with the field ``version`` and the arrays ``policy/NAME`` and ``normalization/NAME``, is
-answered by ``trajectory``, with the arrays of a `Trajectory`. The worker makes the policy itself: no code travels.
+Messages of the session ``actor`` (see `rlox.envs.remote.server`): Hello has the fields ``n_envs n_steps seed``,
+``config`` (the fields of `OnPolicyConfig`, which define the policy) and ``env`` (as in `rlox.envs.remote.session`).
+Welcome is the same as in that session. Then each ``rollout``, with the field ``version`` and the arrays ``policy/NAME``
+and ``normalization/NAME``, is answered by a ``trajectory`` with the arrays of a `Trajectory`. The worker creates the
+policy itself: no code is sent.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.native import NativePolicy, obstacle
 
-_MOST_WEIGHTS = LARGEST_MESSAGE // 4  # numbers of a policy that a worker makes
-_GLANCE = 0.2  # seconds that the learner waits for a connection that is made again, each time it looks
-_IMAGE_FEATURES = 4096  # numbers that a convolutional network leaves of an image, at most
+_MOST_WEIGHTS = LARGEST_MESSAGE // 4  # maximum number of weights of a policy that a worker creates
+_GLANCE = 0.2  # seconds that the learner waits for a reconnection, each time it checks
+_IMAGE_FEATURES = 4096  # upper bound of the features that a convolutional network computes from an image
 
 
 class ActorSessions:
-    """Makes the actors of a worker.
+    """Creates the actors of a worker.
 
     Parameters
     ----------
     envs : EnvSessions
         The worker's environments.
     most_envs : int
-        Environments of one actor, at most.
+        Maximum number of environments per actor.
     limit : int
-        Bytes of a message.
+        Maximum number of bytes of a message.
     """
 
     def __init__(self, envs: EnvSessions, most_envs: int = 1024, limit: int = LARGEST_MESSAGE):
@@ -59,12 +60,12 @@ class ActorSessions:
         n_steps = integer("hello", "n_steps", asked.get("n_steps"), 1, 2**20)
         seed = integer("hello", "seed", asked.get("seed"), 0, 2**63 - 1)
         envs.require(asked.get("env"))
-        config = OnPolicyConfig.from_dict(asked.get("config"))  # it says what is none
+        config = OnPolicyConfig.from_dict(asked.get("config"))  # raises if it is invalid
         spec = envs.spec
         if (size := _rollout_bytes(spec, n_steps, n_envs)) > self._limit:
             raise ValueError(
-                f"hello: n_steps must be such that a rollout fits a message of {self._limit:,} bytes, got {n_steps} in "
-                f"{n_envs} environments, {size:,} bytes"
+                f"hello: n_steps must be such that a rollout fits in a message of {self._limit:,} bytes, got {n_steps} "
+                f"in {n_envs} environments, {size:,} bytes"
             )
         if (weights := _n_weights(spec, config)) > _MOST_WEIGHTS:
             raise ValueError(f"hello: hidden_sizes must need at most {_MOST_WEIGHTS:,} weights, got {weights:,}")
@@ -115,7 +116,7 @@ class ActorSession:
 
 
 class _RemoteActor:
-    """An actor on a worker, as a thread of the learner drives it."""
+    """The learner's side of an actor on a worker, driven by a thread."""
 
     exact = False
 
@@ -153,7 +154,7 @@ class _RemoteActor:
             raise ActorLost(str(e)) from e
         except ProtocolError as e:
             self.close()
-            raise ActorLost(f"worker {self.address} sent what is no rollout: {e}") from e
+            raise ActorLost(f"worker {self.address} sent an invalid rollout: {e}") from e
 
     def state(self) -> dict[str, np.ndarray]:
         return {}
@@ -166,7 +167,7 @@ class _RemoteActor:
 
 
 class _Attempt(threading.Thread):
-    """Makes an actor anew while the learner goes on: a machine that is cut off takes long to say so."""
+    """Connects to a new actor while the learner continues, since an unreachable machine is detected only slowly."""
 
     def __init__(self, make: Callable[[], _RemoteActor]):
         super().__init__(name="rlox actor, connecting", daemon=True)
@@ -190,7 +191,7 @@ class _Attempt(threading.Thread):
                 self.made = made
 
     def abandon(self) -> None:
-        """Close what it has made, or makes yet."""
+        """Close its actor, now or as soon as it is created."""
         with self._lock:
             self._abandoned = True
             if self.made is not None:
@@ -200,16 +201,16 @@ class _Attempt(threading.Thread):
 class GrpcActors(ThreadActors):
     """`n_actors` actors on workers (see `rlox.distributed.ActorPool`), spread evenly over their addresses.
 
-    An actor whose worker is lost, or not there, starts on the next address, and so on in turn.
+    An actor whose worker is lost or unavailable starts on the next address, and so on in turn.
 
     Parameters
     ----------
     plan : ActorPlan
-        Its policy must be the one that its configuration asks for, its environment that of the workers.
+        Its policy must be the default policy of its configuration, and its environment that of the workers.
     n_actors : int
-        Actors, each a session at a worker.
+        Number of actors, each with a session on a worker.
     spec : EnvSpec
-        Of the environments.
+        Specification of the environments.
     remote : RemoteConfig
         Addresses and security.
     timeout : float
@@ -218,7 +219,7 @@ class GrpcActors(ThreadActors):
     Raises
     ------
     ValueError, TypeError
-        For a policy or a reward function that would have to travel as code; for a worker that refuses.
+        If a policy or reward function would have to be sent as code, or a worker refuses the session.
     ActorLost
         If no worker can be reached.
     """
@@ -228,11 +229,11 @@ class GrpcActors(ThreadActors):
         self._make = partial(_RemoteActor, plan, spec=spec, remote=remote, timeout=timeout)
         self._remote = remote
         self._starts = [0] * n_actors
-        self._attempts: dict[int, _Attempt] = {}  # connections that are being made again
+        self._attempts: dict[int, _Attempt] = {}  # reconnections in progress
         self._begin([partial(self._first, i) for i in range(n_actors)])
 
     def _first(self, actor: int) -> _RemoteActor:
-        """The actor on its worker, or on the next that can be reached."""
+        """Connect to the actor on its worker, or on the next worker that can be reached."""
         while True:
             try:
                 return self._make(actor, self._starts[actor])
@@ -244,7 +245,7 @@ class GrpcActors(ThreadActors):
     def restart(self, actor: int) -> None:
         attempt = self._attempts.get(actor)
         if attempt is None:
-            self._seats[actor].actor.close()  # so that the thread's call ends
+            self._seats[actor].actor.close()  # ends the thread's call
             self._starts[actor] += 1
             attempt = self._attempts[actor] = _Attempt(partial(self._make, actor, self._starts[actor]))
         attempt.join(_GLANCE)
@@ -267,7 +268,7 @@ class GrpcActors(ThreadActors):
 
 
 def address_of(remote: RemoteConfig, actor: int, start: int) -> str:
-    """The worker of an actor that was started `start` times before."""
+    """Return the address of the worker for an actor that was started `start` times before."""
     return remote.addresses[(actor + start) % len(remote.addresses)]
 
 
@@ -275,8 +276,8 @@ def _require_no_code(plan: ActorPlan, spec: EnvSpec) -> None:
     where = "GrpcActors"
     if callable(plan.reward_fn) or plan.reward_fn not in (None, "sign"):
         raise TypeError(
-            f"{where}: reward_fn must be sign or null, got a function, which would have to travel as code; put it "
-            "into the workers' environment as a wrapper, or play their environments with remote.addresses"
+            f"{where}: reward_fn must be sign or null, got a function, which would have to be sent as code; put it "
+            "into the workers' environment as a wrapper, or use their environments with remote.addresses"
         )
     if not isinstance(plan.env_id, str):
         raise TypeError(f"{where}: env_id must be the id of the workers' environment, got {plan.env_id!r}")
@@ -285,31 +286,31 @@ def _require_no_code(plan: ActorPlan, spec: EnvSpec) -> None:
     known = (policies.DiscretePolicy, policies.MultiDiscretePolicy, policies.ContinuousPolicy)
     if not isinstance(plan.policy, NativePolicy) and type(plan.policy) not in known:
         raise TypeError(
-            f"{where}: policy must be one of rlox's own, got {type(plan.policy).__name__}, which would have to travel "
-            "as code; play the workers' environments with remote.addresses"
+            f"{where}: policy must be one of rlox's own, got {type(plan.policy).__name__}, which would have to be sent "
+            "as code; use the workers' environments with remote.addresses"
         )
 
 
 def _rollout_bytes(spec: EnvSpec, n_steps: int, n_envs: int) -> int:
-    """Bytes of the largest message of a rollout, about: every step may be a truncation."""
+    """Estimate the bytes of the largest message of a rollout, in which every step is a truncation."""
     obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize
     return 4096 + (n_steps + 1) * n_envs * (2 * obs + 8 * math.prod(spec.action_shape) + 64)
 
 
 def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
-    """How many weights the default policy has, about and at most."""
+    """Return an approximate upper bound of the number of weights of the default policy."""
     n_outputs = spec.n_actions or spec.act_dim or sum(spec.n_choices or ())
     widths = [_IMAGE_FEATURES if spec.image else spec.obs_dim, *config.hidden_sizes, n_outputs]
     return 2 * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
 
 
 def _checked(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
-    """The rollout that a worker has sent.
+    """Check the rollout that a worker has sent, and return it.
 
     Raises
     ------
     ProtocolError
-        If it is none that this learner has asked for.
+        If it does not match the request of this learner.
     """
     steps, n_limits = (n_steps, n_envs), len(message.arrays.get("limits", ()))
     n_ended = len(message.arrays.get("episode_returns", ()))
@@ -347,7 +348,7 @@ def _checked(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version
         raise ProtocolError(f"limits must be steps and environments of a rollout {steps}")
     top = spec.n_actions if spec.n_choices is None else np.array(spec.n_choices)
     if top is not None and not ((arrays["actions"] >= 0).all() and (arrays["actions"] < top).all()):
-        raise ProtocolError("actions must be those of the environment")
+        raise ProtocolError("actions must be actions of the environment")
     if int(arrays["version"]) != version:
         raise ProtocolError(f"version must be {version}, got {arrays['version']}")
     return Trajectory.of(message.arrays)

@@ -1,4 +1,4 @@
-"""Which pool of actors a configuration asks for."""
+"""Create the actor pool of a configuration."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rlox.envs import EnvSpec
 
 
 def make_pool(plan: ActorPlan, config: ActorLearnerConfig, spec: EnvSpec, ray: RayConfig | None = None) -> ActorPool:
-    """The actors of `config`, started; each is made of `plan`, in environments of `spec`. `ray` is for those on Ray.
+    """Start the actors of `config`, each from `plan`, in environments of `spec`. `ray` configures actors on Ray.
 
     Raises
     ------
     ImportError
-        If what the actors run in is not installed.
+        If a package that the actors need is not installed.
     Exception
-        What making their environments has raised.
+        An exception raised by the creation of their environments.
     """
     if config.actors == "processes":
         from rlox.distributed.processes import ProcessActors

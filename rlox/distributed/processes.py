@@ -1,4 +1,4 @@
-"""Actors in processes of this machine: weights and rollouts lie in memory that both sides share."""
+"""Actors in processes of this machine, which exchange weights and rollouts with the learner in shared memory."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from rlox.envs.parallel_env import (
 )
 
 _CLOSE_WITHIN = 2.0  # seconds that an actor has to end its rollout when the pool is closed
-_ANSWER_WITHIN = 120.0  # seconds for what is no rollout: to start, to save its state, to take one up
-_SLACK = 1 << 16  # bytes that pickled weights may grow by
+_ANSWER_WITHIN = 120.0  # timeout in seconds of requests other than rollouts: to start, to save or restore a state
+_SLACK = 1 << 16  # bytes by which pickled weights may grow
 _HELLO, _ROLLOUT, _STATE, _SET_STATE, _FAILED = "hello", "rollout", "state", "set_state", "failed"
 
 
 class _Child:
-    """One actor's process, as the learner sees it."""
+    """The learner's record of one actor process."""
 
     def __init__(self, process: subprocess.Popen, sock: socket.socket, memory: mmap.mmap, layout: _Layout):
         self.process = process
@@ -52,14 +52,14 @@ class _Child:
         self.layout = layout
         self.memory = memory
         self.unread = bytearray()
-        self.asked = 0  # rollouts since it was started; request k lies in slot k modulo their number
+        self.asked = 0  # rollouts requested since its start; request k uses slot k modulo the number of slots
         self.answers: deque[Trajectory | BaseException] = deque()
-        self.others: deque[tuple[str, Any]] = deque()  # answers to what is no request for a rollout
+        self.others: deque[tuple[str, Any]] = deque()  # answers to requests other than rollouts
         self.gone: str | None = None  # how it ended
 
 
 class _Layout:
-    """Where weights and rollouts lie in an actor's shared memory."""
+    """Layout of weights and rollouts in an actor's shared memory."""
 
     def __init__(self, spec: EnvSpec, n_steps: int, n_envs: int, weights: int, slots: int):
         steps = (n_steps, n_envs)
@@ -81,12 +81,12 @@ class _Layout:
         self.size = slots * (at + _up(weights))
 
     def arrays(self, memory: mmap.mmap, slot: int) -> dict[str, np.ndarray]:
-        """Views of the rollout in `slot`."""
+        """Return views of the rollout in `slot`."""
         start = slot * self._rollout
         return {name: np.ndarray(shape, dtype, memory, start + at) for name, shape, dtype, at in self.columns}
 
     def weights_at(self, slot: int) -> int:
-        """Where the weights of request `slot` lie."""
+        """Return the offset of the weights of request `slot`."""
         return self.slots * self._rollout + slot * _up(self.weights)
 
 
@@ -95,30 +95,30 @@ def _up(size: int) -> int:
 
 
 class ProcessActors:
-    """`n_actors` actors in processes of their own (see `rlox.distributed.ActorPool`).
+    """`n_actors` actors in separate processes (see `rlox.distributed.ActorPool`).
 
-    They are plain interpreters with one thread each, which end with the process that made them, whatever ends that
-    one, and leave Ctrl-C and SIGTERM to it.
+    The processes are plain interpreters with one thread each. They end with the process that created them, however it
+    ends, and leave Ctrl-C and SIGTERM to it.
 
     Parameters
     ----------
     plan : ActorPlan
-        Cloudpickle must be able to send it.
+        Cloudpickle must be able to pickle it.
     n_actors : int
-        Processes.
+        Number of processes.
     spec : EnvSpec
-        Of its environments.
+        Specification of the environments.
     ahead : int
-        Requests that an actor may have at once.
+        Maximum number of pending requests per actor.
 
     Raises
     ------
     TypeError
-        If the plan cannot be sent.
+        If the plan cannot be pickled.
     ActorLost
-        If a process ends before it has begun.
+        If a process ends during its start.
     Exception
-        What making the environments has raised in a process.
+        An exception raised by the creation of environments in a process.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, ahead: int = 1):
@@ -130,9 +130,9 @@ class ProcessActors:
         self._order = sendable_plan("ProcessActors", plan, self._layout)
         self._starts = [0] * n_actors
         self._children: list[_Child] = []
-        self._arrived: list[int] = []  # the actors of all answers that lie ready, and of the dead, as they came
+        self._arrived: list[int] = []  # actors that have answered or died, in order of arrival
         self._exact = True
-        # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
+        # Also runs when the interpreter exits. It holds the list, not this object, which can therefore be collected.
         self._finalizer = weakref.finalize(self, stop_children, self._children, os.getpid(), _CLOSE_WITHIN)
         try:
             for actor in range(n_actors):
@@ -153,8 +153,8 @@ class ProcessActors:
         data = pickle.dumps(weights, protocol=5)
         if len(data) > self._layout.weights:
             raise ValueError(
-                f"ProcessActors.request: weights must fit the {self._layout.weights:,} bytes of those it was made "
-                f"with, got {len(data):,}"
+                f"ProcessActors.request: weights must fit in the {self._layout.weights:,} bytes of the initial "
+                f"weights, got {len(data):,}"
             )
         at = self._layout.weights_at(slot)
         child.memory[at : at + len(data)] = data
@@ -169,13 +169,13 @@ class ProcessActors:
             self._read(0.0 if found else left)
             found = [actor for actor in actors if self._children[actor].answers or self._children[actor].gone]
             if found or left <= 0:
-                # The one that is done first has the most answers, or else the lowest number.
+                # Not in the order of arrival, but in the order of `actors`.
                 return found
 
     def result(self, actor: int) -> Trajectory:
         child = self._children[actor]
         if not child.answers:
-            raise ActorLost("it was asked for nothing" if child.gone is None else child.gone)
+            raise ActorLost("no rollout was requested from it" if child.gone is None else child.gone)
         answer = child.answers.popleft()
         self._arrived.remove(actor)
         if isinstance(answer, BaseException):
@@ -210,12 +210,12 @@ class ProcessActors:
             memory = mmap.mmap(file.fileno(), self._layout.size)
             process, sock = start_child("rlox.distributed.processes", "serve", file)
         child = _Child(process, sock, memory, self._layout)
-        with contextlib.suppress(OSError):  # one that is gone is noticed when its answer is awaited
+        with contextlib.suppress(OSError):  # a dead process is noticed when its answer is awaited
             sock.sendall(framed(self._order) + framed(struct.pack("<QQ", actor, self._starts[actor])))
         return child
 
     def _greeted(self, actor: int) -> bool:
-        """Wait until the actor has made its environments; whether its state can be saved."""
+        """Wait until the actor has created its environments, and return whether its state can be saved."""
         return self._other(actor, _HELLO)
 
     def _send(self, child: _Child, message: Any) -> None:
@@ -223,7 +223,7 @@ class ProcessActors:
             child.sock.sendall(framed(pickle.dumps(message)))
 
     def _other(self, actor: int, kind: str) -> Any:
-        """The answer to what is no request for a rollout."""
+        """Return the answer to a request other than a rollout."""
         child, end = self._children[actor], time.monotonic() + _ANSWER_WITHIN
         while not child.others:
             failed = child.answers[-1] if child.answers else None
@@ -236,13 +236,13 @@ class ProcessActors:
             self._read(0.5)
         got, value = child.others.popleft()
         if got != kind:
-            raise ActorLost(f"{self.describe(actor)} has answered {got} to {kind}")
+            raise ActorLost(f"{self.describe(actor)} answered {got} to {kind}")
         return value
 
     def _read(self, timeout: float) -> None:
-        """Take in what has come, waiting up to `timeout` seconds for something."""
+        """Read all available data, waiting up to `timeout` seconds for the first."""
         alive = {child.sock.fileno(): (actor, child) for actor, child in enumerate(self._children) if not child.gone}
-        # Unlike select.select it takes descriptors of any number.
+        # Unlike select.select, it accepts file descriptors of any value.
         poll = select.poll()
         for descriptor in alive:
             poll.register(descriptor, select.POLLIN)
@@ -295,7 +295,7 @@ class ProcessActors:
 def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
     """The main function of an actor's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the learner decides when to end, and its end is seen
+        signal.signal(number, signal.SIG_IGN)  # the learner decides when to end, and its own end is noticed
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     sock = socket.socket(fileno=sock_fd)
@@ -310,7 +310,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
             raise
         except Exception as e:
             sock.sendall(framed(pickle.dumps((_FAILED, pickle.loads(packed(e))))))
-            receive(sock)  # until the learner lets go
+            receive(sock)  # until the learner closes the connection
             return
         sock.sendall(framed(pickle.dumps((_HELLO, actor.exact))))
         while True:

@@ -1,11 +1,11 @@
-"""Data parallelism: what the ranks of one training exchange (`rlox.distributed.sharded`: and share out).
+"""Data parallelism: the ranks of a training, and what they exchange. Sharding is in `rlox.distributed.sharded`.
 
 Each process that ``torchrun`` starts is a rank. It steps its own share of the environments, or reads its own share of a
 batch's rows, and differentiates a loss that is a mean over them; gradients are averaged, so that all ranks take the
-same step. Rank 0 alone evaluates, records and saves; the others wait for it meanwhile, and answer where a checkpoint
-needs what is theirs.
+same step. Only rank 0 evaluates, records and saves. The others wait for it meanwhile, and send their own state when it
+writes a checkpoint.
 
-PyTorch is imported where ranks join: a process that is alone needs none of it.
+PyTorch is imported only when ranks join, since a single process may not need it.
 """
 
 from __future__ import annotations
@@ -36,47 +36,47 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# What torchrun gives each process.
+# Environment variables that torchrun sets for each process.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# The rank that evaluates and saves takes its time; one that has died is noticed by its connection.
+# Evaluating and saving may take rank 0 a long time; if it dies, the others notice the closed connection.
 _PATIENT = timedelta(days=30)
-# A rank's class, by what `join` and a run's `distributed` call it.
+# The class of a rank, by the value of `distributed`.
 _KINDS = {"ddp": "rlox.distributed.ranks:Group", "fsdp": "rlox.distributed.sharded:ShardedGroup"}
 _SHARED = 1 << 32  # first stream of the ranks' own generators
-# Sections of a checkpoint that each rank has of its own.
+# Sections of a checkpoint that each rank has separately.
 OWN = ("environment", "generators", "reference_log_probs", "memory")
 
 
 class RankLost(RuntimeError):
-    """Another rank has failed, or was killed."""
+    """Raised when another rank has failed, or was killed."""
 
 
 class Ranks:
-    """One process alone, which is also what all ranks have in common.
+    """A single process, and the base class of the ranks of a data-parallel training.
 
     Attributes
     ----------
     rank, size : int
-        This one's number, and how many there are.
+        Number of this rank, and the number of ranks.
     joined : bool
         Whether this is a rank of a data-parallel training.
     sharded : bool
-        Whether language models are shared out among the ranks.
+        Whether language models are sharded across the ranks.
     total : callable or None
-        Sums a tensor over all ranks; None in a process that is alone.
+        Sums a tensor over all ranks; None in a single process.
     """
 
     rank, size = 0, 1
     joined = False
     sharded = False
     total: Callable[[torch.Tensor], torch.Tensor] | None = None
-    _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the checkpoint that was gathered last
-    _gathering: Any = nullcontext()  # held while files may be there that no checkpoint names yet
+    _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the last gathered checkpoint
+    _gathering: Any = nullcontext()  # held while files may exist that no checkpoint names yet
 
     # ---- shares
 
     def share(self, where: str, name: str, n: int) -> int:
-        """This rank's part of `n`; a ValueError where the ranks cannot have equal ones."""
+        """Return this rank's share of `n`; raise a ValueError if it cannot be divided evenly."""
         if n % self.size:
             raise ValueError(
                 f"{where}: {name} must be a multiple of the {self.size} ranks, got {n}; try "
@@ -85,69 +85,71 @@ class Ranks:
         return n // self.size
 
     def mine(self, rows: np.ndarray) -> np.ndarray:
-        """This rank's part of `rows` (B, …) that all ranks know."""
+        """Return this rank's part of `rows` (B, …), which are the same on all ranks."""
         n = len(rows) // self.size
         return rows[self.rank * n : (self.rank + 1) * n]
 
     def rng(self, seed: int, stream: int) -> Rng:
-        """The rank's own generator; of rank 0 the one that a process alone has."""
+        """Return the rank's own generator; for rank 0, the same as in a single process."""
         return Rng(seed, stream)
 
     def take_part(self, collector: Any) -> None:
         """Make `collector` step its share of the environments of all ranks, with that share's actions."""
 
-    # ---- what is agreed on
+    # ---- agreement
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
-        """The mean over the ranks of a tensor."""
+        """Return the mean of a tensor over the ranks."""
         return value
 
     def any(self, value: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Return whether `value` is true on any rank."""
         return value
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """The mean of each metric over the ranks that have it."""
+        """Return the mean of each metric over the ranks that have it."""
         return values
 
     def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (E,) and lengths (E,) of the episodes that ended on all ranks, rank after rank."""
+        """Return the returns (E,) and lengths (E,) of the episodes that ended on all ranks, rank after rank."""
         return returns, lengths
 
     def all_rows(self, values: np.ndarray) -> np.ndarray:
-        """`values` (B, …) of all ranks, rank after rank; each has as many."""
+        """Return `values` (B, …) of all ranks, rank after rank; B must be the same on each."""
         return values
 
     def merge(self, normalizer: VecNormalize | Any) -> None:
-        """Give all ranks the statistics of what all of them have seen."""
+        """Merge the statistics of all ranks, so that all have the same."""
 
     def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
-        """Call a hook of the callbacks where it counts; every rank gets that answer."""
+        """Call a hook of the callbacks on rank 0, and return its answer on every rank."""
         return getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
 
     # ---- checkpoints
 
     def whole(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
-        """`checkpoint` with what the other ranks have of their own; their memories go below `folder`."""
+        """Return `checkpoint` with the other ranks' own state; their replay memories are written below `folder`."""
         return checkpoint
 
     def tidy(self, header: dict[str, Any], folder: Path) -> None:
-        """Remove the files below `folder`, of the other ranks' memories, that a checkpoint which is on disk now does
-        not name, nor one that is to follow it."""
+        """Remove memory files of the other ranks below `folder` that no checkpoint needs.
+
+        Needed are the files that `header`, of a checkpoint on disk, or the last gathered checkpoint names.
+        """
         with self._gathering:
             named = _named(header, folder) | self._named
             for path in set(folder.glob("rank*/*.safetensors")) - named:
                 path.unlink(missing_ok=True)
 
     def own(self, checkpoint: Checkpoint, seed: int) -> Checkpoint:
-        """`checkpoint` as this rank is to take it up."""
+        """Return the part of `checkpoint` that this rank restores."""
         saved = _saved_ranks(checkpoint)
         if len(saved) + 1 == self.size:
             return checkpoint if self.size == 1 else self._same(checkpoint, saved[self.rank - 1] if self.rank else {})
         return self._other(checkpoint, seed)
 
     def _same(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> Checkpoint:
-        """Of a checkpoint of as many ranks, this one's."""
+        """Return this rank's part of a checkpoint with the same number of ranks."""
         header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
         if self.rank:
             own = tensors[f"rank{self.rank}"]
@@ -163,10 +165,10 @@ class Ranks:
         return self._rows(Checkpoint(header, tensors, checkpoint.folder), checkpoint)
 
     def _other(self, checkpoint: Checkpoint, seed: int) -> Checkpoint:
-        """Of a checkpoint of another number of ranks: what is the same for all, and new generators."""
+        """Return the common part of a checkpoint with a different number of ranks, and new generators."""
         header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
         header.pop("memory", None)
-        # Another segment of the run is to draw other numbers than the one before it.
+        # Each segment of the run must draw different random numbers.
         mixed = Rng(Rng(seed, _SHARED - 1).key, header["counters"]["updates"]).key
         header["generators"] = {
             name: state if name in ("action", "prompts") else self.rng(mixed, number).get_state()
@@ -175,9 +177,9 @@ class Ranks:
         return self._rows(Checkpoint(header, tensors, checkpoint.folder), checkpoint)
 
     def _rows(self, mine: Checkpoint, whole: Checkpoint) -> Checkpoint:
-        """`mine` with this rank's part of what a checkpoint holds of all environments together."""
+        """Return `mine` with this rank's part of the state of all environments."""
         environment, tensors = whole.tensors["environment"], mine.tensors
-        if "keys" in environment:  # native ones, one column each
+        if "keys" in environment:  # native environments, one column each
             n = environment["keys"].shape[-1] // self.size
             rows = slice(self.rank * n, (self.rank + 1) * n)
             tensors["environment"] = {name: np.ascontiguousarray(x[..., rows]) for name, x in environment.items()}
@@ -192,28 +194,28 @@ class Ranks:
     # ---- a language model
 
     def place(self, module: nn.Module, device: str) -> None:
-        """Move a model to the device, unless it is to go there when it is shared out."""
+        """Move a model to the device, unless sharding will do so."""
         module.to(device)
 
     def shard(self, module: nn.Module, blank: Callable[[bool], None], device: str, bfloat16: bool) -> None:
-        """Share out the parameters of `module`, where that is asked for: what a block gathers is then in `bfloat16`,
-        or as it is stored.
+        """Shard the parameters of `module`, if the ranks shard models.
 
-        `blank` passes a token through `module`, and a gradient of zeros back where its argument says so.
+        Gathered blocks are in bfloat16 if `bfloat16`, otherwise in the stored data type. `blank` passes a token through
+        `module`, and if its argument is true, a gradient of zeros back.
         """
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor of the model's, for who asks for it."""
+        """Return a whole tensor of the model, gathered if it is sharded."""
         return tensor
 
     def part(self, module: nn.Module) -> Any:
-        """What `rlox.training.Algorithm.keep` is given so that checkpoints hold a model."""
+        """Return the object for `rlox.training.Algorithm.keep` with which checkpoints store a model."""
         return module
 
     def adam(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, eps: float, weight_decay: float
     ) -> FlatOptimizer | ShardedAdam:
-        """Adam for the parameters of a model."""
+        """Create the Adam optimiser for the parameters of a model."""
         from rlox.nn.optimizers import FlatOptimizer
 
         return FlatOptimizer(parameters, learning_rate, eps=eps, weight_decay=weight_decay)
@@ -221,24 +223,24 @@ class Ranks:
     # ---- a training
 
     def average(self, algorithm: Any) -> None:
-        """Have each step of the optimisers of `algorithm` follow the gradients of all ranks."""
+        """Let the optimisers of `algorithm` average gradients over all ranks before each step."""
 
     @contextmanager
     def training(self, algorithm: Any) -> Iterator[None]:
-        """Around a training."""
+        """Context of a training."""
         yield
 
 
 def _saved_ranks(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """What a header holds of ranks 1, 2, …"""
+    """Return a header's entries of ranks 1, 2, …"""
     saved = checkpoint.header.get("ranks", [])
     if not isinstance(saved, list) or not all(isinstance(one, dict) and "generators" in one for one in saved):
-        raise ValueError("ranks must be a list with the generators of each rank but the first")
+        raise ValueError("ranks must be a list with the generators of each rank except the first")
     return saved
 
 
 def saved_ranks(header: dict[str, Any]) -> int:
-    """How many ranks a checkpoint's header is of."""
+    """Return the number of ranks of a checkpoint, from its header."""
     saved = header.get("ranks")
     return 1 + len(saved) if isinstance(saved, list) else 1
 
@@ -248,18 +250,18 @@ _current: Ranks = ALONE
 
 
 def current() -> Ranks:
-    """What this process is: `ALONE`, or the rank that `join` has made it."""
+    """Return the rank that `join` created in this process, or `ALONE`."""
     return _current
 
 
 def started() -> bool:
-    """Whether ``torchrun``, or what sets the same variables, has started this process."""
+    """Return whether ``torchrun``, or a program that sets the same variables, started this process."""
     return all(name in os.environ for name in _VARIABLES)
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Algorithms that are made within belong to this process alone: a reward model that only scores, say."""
+    """Context in which new algorithms belong only to this process, for example a reward model that only scores."""
     global _current
     before, _current = _current, ALONE
     try:
@@ -269,28 +271,28 @@ def apart() -> Iterator[None]:
 
 
 def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
-    """Make this process a rank; algorithms that are made from then on are trained by all ranks together.
+    """Make this process a rank; algorithms that are created afterwards are trained by all ranks together.
 
     Parameters
     ----------
     timeout_s : float
-        How long a rank waits for the others in a step that all take together.
+        Seconds that a rank waits for the others in a collective operation.
     distributed : str
-        ``ddp``: each rank has all parameters; ``fsdp``: language models are shared out, see
+        ``ddp``: each rank has all parameters; ``fsdp``: language models are sharded, see
         `rlox.distributed.sharded`.
 
     Raises
     ------
     RuntimeError
-        If ``torchrun`` has not started this process, or the ranks do not find each other.
+        If ``torchrun`` has not started this process, or the ranks cannot connect.
     ValueError
-        For another `distributed`.
+        If `distributed` has any other value.
     """
     global _current
     choice("ranks.join", "distributed", distributed, _KINDS)
     if not started():
         raise RuntimeError(
-            "ranks.join: torchrun must start the processes, but the variables that it sets are not there "
+            "ranks.join: torchrun must start the processes, but variables that it sets are missing "
             f"({', '.join(name for name in _VARIABLES if name not in os.environ)}); "
             "try: torchrun --standalone --nproc-per-node=2 …"
         )
@@ -300,12 +302,12 @@ def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
 
 
 class Group(Ranks):
-    """One of several ranks, as `join` makes it.
+    """One of several ranks, created by `join`.
 
     Attributes
     ----------
     attempt : int
-        How often ``torchrun`` has started the ranks anew.
+        How many times ``torchrun`` has restarted the ranks.
     """
 
     joined = True
@@ -317,8 +319,8 @@ class Group(Ranks):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         timeout = timedelta(seconds=timeout_s)
-        # The agent's store outlives an attempt, and with it the addresses of ranks that are gone: each attempt has its
-        # own part of it (https://github.com/pytorch/pytorch/issues/135712).
+        # The agent's store outlives an attempt, and so do the addresses of its ranks: each attempt therefore uses its
+        # own part of the store (https://github.com/pytorch/pytorch/issues/135712).
         kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         backend = "gloo"
         if torch.cuda.is_available() and dist.is_nccl_available():
@@ -337,8 +339,8 @@ class Group(Ranks):
             ) from e
         self._failures = dist.PrefixStore("failures", mine)
         self._dist, self._torch = dist, torch
-        self._leads = False  # whether the others wait for this one's orders
-        self._merged: dict[str, np.ndarray] = {}  # statistics as they were merged last
+        self._leads = False  # whether the others wait for orders of this rank
+        self._merged: dict[str, np.ndarray] = {}  # statistics after the last merge
         self._gathering = threading.Lock()
         self._named = set()
         self.total = self._sum
@@ -358,30 +360,30 @@ class Group(Ranks):
             collector.env.first, collector.env.n_joint = first, n * self.size
         collector.rng = SharedRng(collector.rng, first, n * self.size, collector.noise_axis)
 
-    # ---- what is agreed on
+    # ---- agreement
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around what all ranks do together: where one is gone, a `RankLost` that says what it said."""
+        """Context of collective operations: raises a `RankLost` with the reason if a rank is gone."""
         try:
             yield
         except RuntimeError as e:
             said = self._failure()
             lost = said or (
-                "another rank has ended without a word (it was killed, or its machine is gone), or did not answer in "
-                "time"
+                "another rank ended without an error message (it was killed, or its machine is gone), or did not "
+                "answer in time"
             )
-            raise RankLost(f"rank {self.rank} cannot go on: {lost}") from (None if said else e)
+            raise RankLost(f"rank {self.rank} cannot continue: {lost}") from (None if said else e)
 
     def _failure(self) -> str | None:
-        """What the rank that failed first has said."""
+        """Return the report of the rank that failed first, if any."""
         with suppress(RuntimeError):
             if self._failures.check(["first"]):
                 return self._failures.get("first").decode()
         return None
 
     def report(self, error: BaseException) -> None:
-        """Let the other ranks know why this one ends."""
+        """Tell the other ranks why this rank ends."""
         if isinstance(error, RankLost):
             return
         text = " ".join(str(error).split()) or type(error).__name__
@@ -398,7 +400,7 @@ class Group(Ranks):
         return self._sum(value) / self.size
 
     def reduce(self, grad: torch.Tensor) -> None:
-        """Replace a gradient by its mean over the ranks."""
+        """Replace a gradient with its mean over the ranks."""
         with self._together():
             self._dist.all_reduce(grad)
         grad /= self.size
@@ -407,7 +409,7 @@ class Group(Ranks):
         return bool(self._sum(self._torch.tensor(int(value))) > 0)
 
     def _gather(self, values: np.ndarray) -> list[np.ndarray]:
-        """`values` of every rank, in the same shape on each."""
+        """Return `values` of every rank; they must have the same shape on each."""
         mine = self._torch.from_numpy(np.ascontiguousarray(values))
         found = [self._torch.empty_like(mine) for _ in range(self.size)]
         with self._together():
@@ -415,7 +417,7 @@ class Group(Ranks):
         return [one.numpy() for one in found]
 
     def all_objects(self, thing: _T) -> list[_T]:
-        """`thing` of every rank."""
+        """Return `thing` of every rank."""
         found: list[Any] = [None] * self.size
         with self._together():
             self._dist.all_gather_object(found, thing)
@@ -447,7 +449,7 @@ class Group(Ranks):
         news = normalizer.since(self._merged)
         rows = self._gather(np.concatenate([np.ravel(part) for part in news.values()]))
         ends = np.cumsum([np.size(part) for part in news.values()])[:-1]
-        # From what all had in common, in the same order on each: so all come to the same bits.
+        # Start from the common statistics, and merge in the same order on each rank, so that results are bit-identical.
         normalizer.set_state(self._merged, returns=False)
         for row in rows:
             parts = zip(news.items(), np.split(row, ends), strict=True)
@@ -457,7 +459,7 @@ class Group(Ranks):
     # ---- orders
 
     def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
-        """Rank 0 calls the hook; the others call their own callbacks' and then do what rank 0 asks for."""
+        """Call the hook on rank 0; the others call their own callbacks' hook, and then follow orders of rank 0."""
         if self.rank:
             getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
             while True:
@@ -474,18 +476,18 @@ class Group(Ranks):
         return answer
 
     def _order(self, order: tuple[str, Any] | None) -> tuple[str, Any]:
-        """What rank 0 says."""
+        """Return the order of rank 0."""
         return self.from_first(lambda: order)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes; the others wait for it."""
+        """Return the result of `make` on rank 0; the others wait for it."""
         box = [make() if self.rank == 0 else None]
         with self._together():
             self._dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
     def _send(self, part: Any) -> list[Any]:
-        """What the ranks send to rank 0, by rank; on the others nothing."""
+        """Return the parts of all ranks on rank 0, and a list of None on the others."""
         found: list[Any] = [None] * self.size
         with self._together():
             self._dist.gather_object(part, found if self.rank == 0 else None, dst=0, group=self._patient)
@@ -495,7 +497,7 @@ class Group(Ranks):
 
     @staticmethod
     def _part(algorithm: Any, folder: Path | None) -> Checkpoint:
-        """What a checkpoint holds of this rank alone."""
+        """Return this rank's own part of a checkpoint."""
         header: dict[str, Any] = {"generators": algorithm.generators()}
         tensors = algorithm.own_state()
         if folder is not None:
@@ -505,7 +507,7 @@ class Group(Ranks):
     def whole(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
         header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
         if not self._leads:
-            # Nobody is asked: what goes on elsewhere starts afresh from such a file.
+            # The other ranks do not take part, so training from this file starts fresh episodes.
             return Checkpoint(header, {**tensors, "environment": {}})
         with self._gathering:
             self._order(("state", folder))
@@ -555,7 +557,7 @@ class Group(Ranks):
             raise
 
     def _require_alike(self, algorithm: Any, when: str) -> None:
-        """A RuntimeError unless all ranks have the same weights."""
+        """Raise a RuntimeError unless all ranks have the same weights."""
         digest = hashlib.sha256()
         for name, array in sorted(algorithm._weights().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
@@ -565,12 +567,12 @@ class Group(Ranks):
         if len(set(box)) > 1:
             raise RuntimeError(
                 f"{type(algorithm).__name__}.train: all ranks must {when} with the same weights, got "
-                f"{len(set(box))} different ones; give them all the same seed, and a model that does not draw its "
-                "weights from a generator without one"
+                f"{len(set(box))} different ones; give all ranks the same seed, and use a model that does not draw its "
+                "weights from an unseeded generator"
             )
 
     def kept(self, name: str, make: Callable[[], str]) -> tuple[str, bool]:
-        """A text that rank 0 makes once for all attempts, and whether an earlier attempt has made it."""
+        """Return a text that rank 0 creates once for all attempts, and whether an earlier attempt created it."""
 
         def first() -> tuple[str, bool]:
             key = f"rlox/{name}"
@@ -584,7 +586,7 @@ class Group(Ranks):
 
     @contextmanager
     def said(self) -> Iterator[None]:
-        """Around what a rank does: the others hear of the exception that ends it."""
+        """Context that reports exceptions of this rank to the others."""
         try:
             yield
         except Exception as e:
@@ -592,7 +594,7 @@ class Group(Ranks):
             raise
 
     def leave(self) -> None:
-        """Part from the other ranks, when all are done."""
+        """Leave the group when all ranks are done."""
         global _current
         _current = ALONE
         with self._together():
@@ -601,13 +603,13 @@ class Group(Ranks):
 
 
 def memory_folder(folder: Path, rank: int = 0) -> Path:
-    """Where a rank's replay memory lies beside a checkpoint in `folder`."""
+    """Return the folder of a rank's replay memory, next to a checkpoint in `folder`."""
     memory = folder / "memory"
     return memory / f"rank{rank}" if rank else memory
 
 
 def _named(header: dict[str, Any], folder: Path) -> set[Path]:
-    """The files below `folder` of the other ranks' memories that a header names."""
+    """Return the files of the other ranks' memories below `folder` that a header names."""
     return {
         folder / f"rank{number}" / file["name"]
         for number, one in enumerate(header.get("ranks", []), 1)
@@ -616,18 +618,18 @@ def _named(header: dict[str, Any], folder: Path) -> set[Path]:
 
 
 class SharedRng:
-    """A generator whose numbers are shared by all ranks: each draws them all, and takes those of its environments.
+    """A generator that all ranks share: each rank draws all numbers, and uses those of its environments.
 
-    So what an environment's actions are drawn by does not depend on how many ranks there are.
+    The random numbers of an environment's actions therefore do not depend on the number of ranks.
 
     Parameters
     ----------
     rng : Rng
-        In the same state on all ranks.
+        Generator in the same state on all ranks.
     first, n_joint : int
-        This rank's first environment, and how many all ranks have.
+        This rank's first environment, and the number of environments of all ranks.
     axis : int
-        The axis of what is drawn that has a place for each environment.
+        The axis of drawn arrays that corresponds to environments.
     """
 
     def __init__(self, rng: Rng, first: int, n_joint: int, axis: int):

@@ -1,4 +1,4 @@
-"""Actors on Ray: on this machine, or on the nodes of a cluster."""
+"""Actors on Ray, on this machine or on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.snapshots import own_policy, sendable_plan
 from rlox.envs.parallel_env import packed, raise_packed, unpacked
 
-_ANSWER_WITHIN = 120.0  # seconds for what is no rollout: to save a state, to take one up
+_ANSWER_WITHIN = 120.0  # timeout in seconds of requests other than rollouts: to save or restore a state
 _LISTENS_WITHIN = 10.0  # seconds for a connection to the head of a cluster
 _NODE = "ray.io/node-id"  # Ray's label of a node
 
 
 class _Host:
-    """An actor as Ray runs it: in a process of its own, which answers calls one after the other."""
+    """The Ray actor that runs an `Actor` in its own process; it answers calls one after the other."""
 
     def __init__(self, order: bytes, index: int, start: int, cwd: str):
         if threading.current_thread() is threading.main_thread():
@@ -48,11 +48,11 @@ class _Host:
         self._actor: Actor | None = None
 
     def begin(self) -> tuple[bool, Any]:
-        """Make the environments; whether their state can be saved, and where this is."""
+        """Create the environments; return whether their state can be saved, and where this actor runs."""
         return self._answered(lambda: (self._made().exact, self._where))
 
     def rollout(self, weights: Weights) -> tuple[bool, Any]:
-        # Ray's store is read-only, and statistics are written to.
+        # Ray's object store is read-only, but the statistics are written to.
         normalization = {name: array.copy() for name, array in weights.normalization.items()}
         own = replace(weights, normalization=normalization)
         return self._answered(lambda: (self._made().rollout(own).arrays(), self._where))
@@ -71,7 +71,7 @@ class _Host:
         return self._actor
 
     def _answered(self, call: Any) -> tuple[bool, Any]:
-        """What `call` returns, or what it has raised with the frames of the user's code."""
+        """Return the result of `call`, or its packed exception with the frames of the user's code."""
         try:
             return True, call()
         except Exception as e:
@@ -81,18 +81,18 @@ class _Host:
 class RayActors:
     """`n_actors` actors on Ray (see `rlox.distributed.ActorPool`).
 
-    Weights go into Ray's object store once, however many actors are asked to act with them. Ray itself neither restarts
-    an actor nor repeats a rollout: `restart` does, with another seed, so that no rollout is learned from twice. A
-    process that is connected to Ray already keeps its connection; what this object has not started it does not end.
+    Weights are put into Ray's object store once, however many actors use them. Ray itself neither restarts actors nor
+    repeats rollouts: `restart` starts an actor with another seed, so that no rollout is learned from twice. If the
+    process is already connected to Ray, this object uses that connection; it only shuts down a Ray that it started.
 
     Parameters
     ----------
     plan : ActorPlan
-        Cloudpickle must be able to send it.
+        Cloudpickle must be able to pickle it.
     n_actors : int
-        Actors.
+        Number of actors.
     settings : RayConfig, optional
-        Where Ray is, where actors are placed, and what each reserves.
+        Address of Ray, placement of the actors, and the resources that each reserves.
 
     Raises
     ------
@@ -101,13 +101,13 @@ class RayActors:
     ConnectionError
         If there is no Ray at the address.
     TypeError
-        If the plan cannot be sent.
+        If the plan cannot be pickled.
     TimeoutError
-        If not all actors have started within ``start_timeout``: the message says what the cluster lacks.
+        If not all actors have started within ``start_timeout``. The message compares their needs with the cluster.
     ActorLost
-        If an actor dies before it has begun.
+        If an actor dies during its start.
     Exception
-        What making the environments has raised in an actor.
+        An exception raised by the creation of environments in an actor.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):
@@ -120,15 +120,15 @@ class RayActors:
         self._ray = ray
         self._starts = [0] * n_actors
         self._where = [""] * n_actors
-        # Futures, which Ray's own thread fulfils: a signal's exception would not come out of `ray.wait` as what it is.
-        self._asked: list[deque[Future]] = [deque() for _ in range(n_actors)]  # of rollouts, the oldest first
+        # Futures, which Ray's own thread completes, since `ray.wait` would change the exception of a signal handler.
+        self._asked: list[deque[Future]] = [deque() for _ in range(n_actors)]  # requested rollouts, the oldest first
         self._answered: queue.SimpleQueue[tuple[int, Future]] = queue.SimpleQueue()
-        self._come: list[int] = []  # of answers, as they came
-        self._starting: dict[int, Future] = {}  # by actor, of what it says when it has begun
+        self._come: list[int] = []  # actors that have answered, in order of arrival
+        self._starting: dict[int, Future] = {}  # by actor, the result of `_Host.begin`
         self._weights: tuple[Weights | None, Any] = (None, None)
         self._hosts: list[Any] = []
         self._group: list[Any] = []
-        # Also at the interpreter's end. It holds no reference to this object, which can therefore be collected.
+        # Also runs when the interpreter exits. It holds no reference to this object, which can therefore be collected.
         self._finalizer = weakref.finalize(self, _end, self._hosts, self._group, started)
         try:
             self._plan = ray.put(order)
@@ -161,13 +161,13 @@ class RayActors:
                 self._take(*self._answered.get(timeout=left))
 
     def _take(self, actor: int, answer: Future) -> None:
-        if any(answer is asked for asked in self._asked[actor]):  # or it is of an actor that was restarted since
+        if any(answer is asked for asked in self._asked[actor]):  # otherwise the actor was restarted since
             self._come.append(actor)
 
     def result(self, actor: int) -> Trajectory:
         self._come.remove(actor)
         arrays, self._where[actor] = self._value(self._asked[actor].popleft())
-        # Copies: arrays in Ray's store are read-only, and stay in it for as long as they are referred to.
+        # Copies: arrays in Ray's store are read-only, and stay there as long as they are referenced.
         return Trajectory.of({name: np.array(array) for name, array in arrays.items()})
 
     def restart(self, actor: int) -> None:
@@ -179,7 +179,7 @@ class RayActors:
             self._where[actor] = ""
             self._hosts[actor] = self._started(actor)
             self._starting[actor] = self._hosts[actor].begin.remote().future()
-        # The others' rollouts need not wait for it, which may take long where its node is gone.
+        # Other actors' rollouts must not wait for it, since a start may take long if its node is gone.
         if not self._starting[actor].done():
             raise ActorLost("it is starting")
         _, self._where[actor] = self._value(self._starting.pop(actor))
@@ -209,7 +209,7 @@ class RayActors:
         ).remote(self._plan, actor, self._starts[actor], os.getcwd())
 
     def _reserved(self) -> Any:
-        """A place for each actor; they come to be when the cluster has room."""
+        """Request a reservation for each actor; Ray makes them when the cluster has room."""
         s = self._settings
         wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
         bundle = {name: number for name, number in wanted.items() if number}
@@ -222,7 +222,7 @@ class RayActors:
         )
 
     def _begun(self) -> bool:
-        """Wait until all actors have made their environments; whether the states of all can be saved."""
+        """Wait until all actors have created their environments, and return whether all their states can be saved."""
         calls = [host.begin.remote().future() for host in self._hosts]
         if wait(calls, self._settings.start_timeout).not_done:
             raise TimeoutError(
@@ -236,7 +236,7 @@ class RayActors:
         return all(exact)
 
     def _lacking(self) -> str:
-        """What the cluster has, beside what the actors need."""
+        """Compare the resources of the cluster with the needs of the actors, for a message."""
         s = self._settings
         wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
@@ -251,11 +251,11 @@ class RayActors:
         apart = " apart from the learner's" if s.learner_apart else ""
         return (
             f"{self.n_actors} actors reserve {', '.join(parts)} on {len(nodes)} nodes{apart}; try fewer actors "
-            "(algo.n_actors), less for each (ray.num_cpus), or more nodes"
+            "(algo.n_actors), fewer CPUs for each (ray.num_cpus), or more nodes"
         )
 
     def _value(self, answer: Future) -> Any:
-        """What an actor has answered; raises what it has raised."""
+        """Return the answer of an actor, or raise its exception."""
         errors = self._ray.exceptions
         if not wait([answer], _ANSWER_WITHIN).done:
             raise ActorLost(f"it has not answered for {_ANSWER_WITHIN:g} s")
@@ -273,18 +273,20 @@ class RayActors:
 
 
 def connect(settings: RayResources, where: str, n_cpus: int | None, **options: Any) -> bool:
-    """Connect this process to Ray, unless it is; returns whether that is new, and so for the caller to end.
+    """Connect this process to Ray, unless it is already connected.
+
+    Returns whether the connection is new, so that the caller must end it.
 
     Parameters
     ----------
     settings : RayResources
-        Its address, and the runtime environment.
+        Address of Ray, and the runtime environment.
     where : str
-        What starts the message of an error.
+        The name that starts error messages.
     n_cpus : int or None
-        CPUs that a Ray on this machine alone has at least; None: as many as there are.
+        Least number of CPUs of a local Ray; None: the number of CPUs of this machine.
     **options
-        Further arguments of ``ray.init`` for that one.
+        Further arguments of ``ray.init`` for a local Ray.
 
     Raises
     ------
@@ -294,7 +296,7 @@ def connect(settings: RayResources, where: str, n_cpus: int | None, **options: A
         If there is no Ray at the address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray's 30 are too few where others want the CPU
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray's default of 30 is too short on a busy machine
     try:
         import ray
     except ModuleNotFoundError as e:
@@ -319,30 +321,30 @@ def connect(settings: RayResources, where: str, n_cpus: int | None, **options: A
         raise ConnectionError(f"{where}={settings.address}: Ray does not answer: {reason}") from e
     finally:
         if is_main:
-            signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process before anything is saved
+            signal.signal(signal.SIGTERM, handler)  # Ray's own handler exits before anything is saved
     return True
 
 
 def _require_listener(address: str, where: str) -> None:
-    """Raise a ConnectionError where nothing listens at HOST:PORT: Ray itself would look for more than a minute."""
+    """Raise a ConnectionError if nothing listens at HOST:PORT, since Ray itself would try for more than a minute."""
     host, _, port = address.partition("://")[2 if "://" in address else 0].rpartition(":")
     if not (host and port.isdigit()):
-        return  # such as auto, which Ray answers at once
+        return  # for example auto, which Ray resolves at once
     try:
         socket.create_connection((host.strip("[]"), int(port)), _LISTENS_WITHIN).close()
     except OSError as e:
-        raise ConnectionError(f"{where}={address}: no Ray listens there ({e}); `ray status` says where one is") from e
+        raise ConnectionError(f"{where}={address}: no Ray listens there ({e}); `ray status` shows its address") from e
 
 
 def first_sentence(e: BaseException) -> str:
-    """What an error of Ray's says: why an actor is dead, or what comes before where the logs are."""
+    """Return the first sentence of a Ray error: the cause of an actor's death, or the text before the log paths."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("The actor is dead because")), lines[0] if lines else "")
     return reason.split(". ")[0].rstrip(".") or type(e).__name__
 
 
 def _end(hosts: list[Any], group: list[Any], started: bool) -> None:
-    """End all actors, and the Ray that was started for them."""
+    """Stop all actors, and the Ray that was started for them."""
     import ray
 
     if ray.is_initialized():

@@ -1,10 +1,10 @@
-"""Ranks that share out a language model: no process holds all of its parameters, gradients and moments.
+"""Ranks that shard a language model: no process holds all of its parameters, gradients and optimiser moments.
 
-A pass over such a model gathers it block by block, so that all ranks must pass at the same time. What they learn from
-and complete has other lengths on each, and rank 0 alone evaluates. So every pass is asked for: all ranks say what each
-is about to do, the first of what was said is done by all, and who did not ask for it takes part with a token that
-nobody looks at. A rank that waits for the others, in whatever they do together, takes part in what they ask for
-meanwhile. Gathering a tensor for a checkpoint is asked for in the same way.
+A pass over a sharded model gathers it block by block, so that all ranks must run the pass at the same time. But their
+batches and completions have different lengths, and only rank 0 evaluates. Therefore, every pass is requested: all ranks
+announce their next operation, all of them run the first of these, and a rank that did not request it takes part with a
+token whose result is ignored. A rank that waits for the others in a collective operation takes part in their requests
+meanwhile. Gathering a tensor for a checkpoint is requested in the same way.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
 
     from rlox.nn.sharding import ShardedAdam, ShardedPart
 
-# What a rank is about to do, in the order in which it is done where they differ.
+# Operations that a rank can request; if requests differ, the smallest number runs first.
 _NOTHING, _READ, _LEARN, _GATHER = range(4)
 
 
 class _Model:
-    """A model that is shared out: `blank` passes a token through it, whose gradient, all zeros, the argument asks
-    for."""
+    """A sharded model; `blank` passes a token through it, and if its argument is true, a gradient of zeros back."""
 
     def __init__(self, number: int, blank: Callable[[bool], None], learns: bool):
         self.number, self.blank, self.learns = number, blank, learns
 
 
 class ShardedGroup(Group):
-    """One of several ranks that share out what they train, as `rlox.distributed.ranks.join` makes it."""
+    """One of several ranks that shard what they train, as created by `rlox.distributed.ranks.join`."""
 
     sharded = True
 
@@ -44,18 +43,21 @@ class ShardedGroup(Group):
         from torch.utils.weak import WeakTensorKeyDictionary
 
         super().__init__(timeout_s)
-        self._led = False  # whether rank 0 takes its time
-        self._serving = False  # whether this pass is one that another rank has asked for
-        self._meshes: dict[str, Any] = {}  # by kind of device
-        # What can be asked for, by a number that all ranks know it by, and tensors' numbers.
+        self._led = False  # whether rank 0 may take a long time
+        self._serving = False  # whether another rank requested the current pass
+        self._meshes: dict[str, Any] = {}  # by type of device
+        # Models and tensors that can be requested, by a number that is the same on all ranks; and the tensors' numbers.
         self._things: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._numbers = WeakTensorKeyDictionary()
         self._n_things = 0
 
-    # ---- what all do at once
+    # ---- collective operations
 
     def _agree(self, what: int, number: int) -> tuple[int, int] | None:
-        """What is done next, where this rank is about to do `what` with the thing of a `number`; None: nothing."""
+        """Announce the operation `what` on the object `number`, and return the operation that all ranks run next.
+
+        Returns None if no rank requests an operation.
+        """
         mine = self._torch.tensor([what, number])
         found = [self._torch.empty_like(mine) for _ in range(self.size)]
         with super()._together():
@@ -64,7 +66,7 @@ class ShardedGroup(Group):
         return min(asked, default=None)
 
     def _ask(self, what: int, number: int) -> None:
-        """Return when all ranks do `what` with a thing; until then take part in what others ask for."""
+        """Request `what` on an object, and return when all ranks do it; until then take part in others' requests."""
         while (due := self._agree(what, number)) not in ((what, number), None):
             self._serve(*due)
 
@@ -72,8 +74,8 @@ class ShardedGroup(Group):
         thing = self._things.get(number)
         if thing is None:
             raise RuntimeError(
-                f"rank {self.rank}: all ranks must make the same algorithms and keep them, got one that another rank "
-                "still uses and this one has dropped"
+                f"rank {self.rank}: all ranks must create the same algorithms and keep them, but another rank still "
+                "uses an algorithm that this rank has deleted"
             )
         self._serving = True
         try:
@@ -93,7 +95,7 @@ class ShardedGroup(Group):
 
     @contextmanager
     def _lost(self) -> Iterator[None]:
-        """Around passes: where a rank is gone, a `RankLost`."""
+        """Context of passes over a model: raises a `RankLost` if a rank is gone."""
         try:
             yield
         except RuntimeError as e:
@@ -104,7 +106,7 @@ class ShardedGroup(Group):
 
     @contextmanager
     def _patiently(self) -> Iterator[None]:
-        """Around what rank 0 may take long for; all know so once all have come here."""
+        """Context in which rank 0 may take a long time; all ranks enter it together."""
         before = self._led
         if not before:
             self._ask(_NOTHING, 0)
@@ -122,7 +124,7 @@ class ShardedGroup(Group):
         with self._patiently():
             return super().from_first(make)
 
-    # ---- what is shared out
+    # ---- sharded models and tensors
 
     def _register(self, thing: Any) -> int:
         self._n_things += 1
@@ -133,7 +135,7 @@ class ShardedGroup(Group):
         self._numbers[tensor] = self._register(tensor)
 
     def place(self, module: nn.Module, device: str) -> None:
-        """Nothing: it goes to the device block by block, when it is shared out."""
+        """Do nothing: `shard` moves the module to the device block by block."""
 
     def shard(self, module: nn.Module, blank: Callable[[bool], None], device: str, bfloat16: bool) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -149,12 +151,12 @@ class ShardedGroup(Group):
             self._register_tensor(p)
         made = _Model(0, blank, learns)
         made.number = self._register(made)
-        # Before the one that gathers.
+        # Before the hook that gathers.
         module.register_forward_pre_hook(partial(self._before_pass, made), prepend=True)
-        self._serve(_READ, made.number)  # what cannot be read so is better known now
+        self._serve(_READ, made.number)  # a first pass, so that a model that cannot be sharded fails now
 
     def _spread(self, module: nn.Module) -> None:
-        """Give all ranks the weights of rank 0, tensor by tensor: each keeps a part of its own copy."""
+        """Copy the weights of rank 0 to all ranks, tensor by tensor; each rank will keep a part of its copy."""
         tensors = (*module.parameters(), *module.buffers())
         with self._together(), self._torch.no_grad():
             for tensor in tensors:
@@ -194,16 +196,16 @@ class ShardedGroup(Group):
     # ---- a training
 
     def average(self, algorithm: Any) -> None:
-        """Nothing, for gradients are averaged where they are shared out; a ValueError for what is not shared out."""
+        """Do nothing, since sharding already averages gradients; raise a ValueError if the model is not sharded."""
         from rlox.nn.optimizers import FlatOptimizer
 
         if any(isinstance(optimizer, FlatOptimizer) for optimizer in vars(algorithm).values()):
             raise ValueError(
-                f"{type(algorithm).__name__}: distributed must be ddp, got fsdp, which shares out language models alone"
+                f"{type(algorithm).__name__}: distributed must be ddp, got fsdp, which shards only language models"
             )
 
     def _require_alike(self, algorithm: Any, when: str) -> None:
-        """Nothing: there is one model, a part of it on each rank, and it was rank 0's."""
+        """Do nothing: there is only one model, whose parts all come from rank 0."""
 
     @contextmanager
     def training(self, algorithm: Any) -> Iterator[None]:

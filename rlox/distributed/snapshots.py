@@ -16,14 +16,14 @@ from rlox.nn.modules import copied, weights_of
 
 
 def own_policy(plan: ActorPlan) -> ActorPlan:
-    """`plan` with a policy that only one actor has, on the CPU."""
+    """Return `plan` with its own copy of the policy, on the CPU."""
     if isinstance(plan.policy, NativePolicy):
         return replace(plan, policy=pickle.loads(pickle.dumps(plan.policy)))
     return replace(plan, policy=copied(plan.policy).to("cpu"))
 
 
 def sendable_plan(where: str, plan: ActorPlan, *more: Any) -> bytes:
-    """`plan`, and what goes with it, for another process (`rlox.envs.parallel_env.unpacked`).
+    """Pickle `plan` and `more` for another process (`rlox.envs.parallel_env.unpacked`).
 
     Raises
     ------
@@ -35,12 +35,12 @@ def sendable_plan(where: str, plan: ActorPlan, *more: Any) -> bytes:
     except Exception as e:
         raise TypeError(
             f"{where}: {env_name(plan.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle can "
-            f"send them to another process: {e}; pass an id, or take actors=threads"
+            f"send them to another process: {e}; pass an id, or use actors=threads"
         ) from e
 
 
 def snapshot(policy: Any) -> dict[str, np.ndarray]:
-    """Copies of all weights of a policy, by the names of its ``state_dict``."""
+    """Copy all weights of a policy, by the names of its ``state_dict``."""
     if isinstance(policy, NativePolicy):
         return policy.weights()
     return {name: np.array(array) for name, array in weights_of(policy).items()}

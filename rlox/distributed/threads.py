@@ -1,5 +1,8 @@
-"""Actors that threads of this process drive: here, where native environments and perceptrons step without holding
-Python's lock, or on other machines (`rlox.distributed.grpc_actors`)."""
+"""Actors that threads of this process drive.
+
+They run here, where native environments and perceptrons step without holding Python's lock, or on other machines
+(`rlox.distributed.grpc_actors`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _JOIN_WITHIN = 2.0  # seconds that a thread has to end its rollout when the pool
 
 
 class Driven(Protocol):
-    """What a thread drives: `rlox.distributed.Actor`, or one that stands for it."""
+    """An object that a thread drives: `rlox.distributed.Actor`, or a local representative of a remote actor."""
 
     @property
     def exact(self) -> bool: ...
@@ -36,20 +39,20 @@ class Driven(Protocol):
 
 
 class _Seat:
-    """An actor, its thread, and what goes between that and the learner."""
+    """An actor, its thread, and the queues between thread and learner."""
 
     def __init__(self, actor: Driven, index: int, answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]]):
         self.actor = actor
         self.index = index
         self.requests: queue.SimpleQueue[Weights | None] = queue.SimpleQueue()
         self.answers = answers
-        self.over = False  # whether requests that lie there are given up
+        self.over = False  # whether pending requests are dropped
         self.given: deque[Trajectory | BaseException] = deque()
         self.thread = threading.Thread(target=self.serve, name=f"rlox actor {index}", daemon=True)
         self.thread.start()
 
     def serve(self) -> None:
-        """Answer requests until one is None; a thread that was given up may be in its last rollout then."""
+        """Answer requests until one is None. An abandoned thread may still be in its last rollout at that time."""
         while (weights := self.requests.get()) is not None and not self.over:
             try:
                 self.answers.put((self, self.actor.rollout(weights)))
@@ -60,29 +63,29 @@ class _Seat:
 class ThreadActors:
     """`n_actors` actors in threads (see `rlox.distributed.ActorPool`).
 
-    A thread whose environment hangs cannot be ended: it is given up, and ends with the process.
+    A thread whose environment hangs cannot be ended: it is abandoned, and ends with the process.
 
     Parameters
     ----------
     plan : ActorPlan
-        What they are made of.
+        Specification of the actors.
     n_actors : int
-        Actors.
+        Number of actors.
 
     Raises
     ------
     ValueError, TypeError, ImportError
-        As `rlox.collectors.RolloutCollector` does.
+        The same errors as `rlox.collectors.RolloutCollector`.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int):
         self._begin([partial(Actor, own_policy(plan), i) for i in range(n_actors)])
 
     def _begin(self, makers: Sequence[Callable[[], Driven]]) -> None:
-        """Make all actors, then start their threads."""
+        """Create all actors, then start their threads."""
         self.n_actors = len(makers)
         self._answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]] = queue.SimpleQueue()
-        self._arrived: list[int] = []  # the actors of all answers that lie ready, as they came
+        self._arrived: list[int] = []  # the actors of all unread answers, in the order of arrival
         self._seats: list[_Seat] = []
         actors: list[Driven] = []
         try:
@@ -116,7 +119,7 @@ class ThreadActors:
                 return []
 
     def _take(self, seat: _Seat, answer: Trajectory | BaseException) -> None:
-        if self._seats[seat.index] is seat:  # and not one that was given up
+        if self._seats[seat.index] is seat:  # the seat was not abandoned
             seat.given.append(answer)
             self._arrived.append(seat.index)
 
@@ -129,12 +132,12 @@ class ThreadActors:
 
     def restart(self, actor: int) -> None:
         raise TimeoutError(
-            f"{self.describe(actor)} does not answer, and a thread cannot be ended; mend its environment, raise "
-            "algo.actor_timeout, or take algo.actors=processes"
+            f"{self.describe(actor)} does not answer, and a thread cannot be ended; fix its environment, raise "
+            "algo.actor_timeout, or use algo.actors=processes"
         )
 
     def _replace(self, actor: int, made: Driven) -> None:
-        """Put another actor in the seat of one that is lost."""
+        """Replace a lost actor by a new one."""
         old = self._seats[actor]
         old.requests.put(None)
         self._arrived = [other for other in self._arrived if other != actor]
@@ -156,6 +159,6 @@ class ThreadActors:
         end = time.monotonic() + _JOIN_WITHIN
         for seat in self._seats:
             seat.thread.join(max(0.0, end - time.monotonic()))
-            if not seat.thread.is_alive():  # it may be stepping them
+            if not seat.thread.is_alive():  # a running thread may still step the environments
                 seat.actor.close()
         self._seats = []

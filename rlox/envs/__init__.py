@@ -1,6 +1,6 @@
-"""How is an environment made and stepped?
+"""Creating and stepping environments.
 
-Native environments, gymnasium's and EnvPool's, in one process or several, all with the same arrays.
+Native, gymnasium and EnvPool environments, in one process or several, all with the same arrays.
 """
 
 from rlox import lazy

@@ -1,4 +1,4 @@
-"""EnvPool's environments, N of them stepped in C++ threads of its own, with the arrays of the native `VecEnv`."""
+"""N EnvPool environments, stepped in EnvPool's C++ threads, with the same arrays as the native `VecEnv`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlox.envs.spec import SpaceAdapter, spec_of
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.rng import Rng
 
-# Arguments of envpool.make about its threads, which no environment of gymnasium takes.
+# Arguments of envpool.make about its threads, which gymnasium environments do not have.
 _THREAD_KWARGS = ("num_threads", "thread_affinity_offset")
 
-# Arguments of envpool.make that follow from what rlox is asked for.
+# Arguments of envpool.make that rlox sets.
 _OWN_KWARGS = {
-    "num_envs": "it is n_envs",
+    "num_envs": "it is set by n_envs",
     "batch_size": "all environments are stepped together",
     "seed": "it follows from the run's seed",
     "env_seed": "it follows from the run's seed",
-    "max_num_players": "a policy plays alone",
-    "gym_reset_return_info": "EnvPool's own default is needed",
+    "max_num_players": "rlox supports one player",
+    "gym_reset_return_info": "EnvPool's default is required",
 }
 
 
@@ -46,32 +46,32 @@ def check_envpool_id(env_id: Any) -> None:
     Raises
     ------
     TypeError
-        If it is no id.
+        If it is not an id.
     ValueError
-        If EnvPool does not know it; names the nearest one that it does.
+        If EnvPool does not know it; the message names the nearest known id.
     ImportError
         If EnvPool is not installed.
     """
     if not isinstance(env_id, str):
-        raise TypeError(f"EnvPoolVecEnv: env_id must be an id of EnvPool's, got {env_id!r}; pass backend='gymnasium'")
+        raise TypeError(f"EnvPoolVecEnv: env_id must be an EnvPool id, got {env_id!r}; pass backend='gymnasium'")
     known = _envpool().list_all_envs()
     if env_id not in known:
         hint = nearest(env_id, known)
         remedy = hint if hint.startswith("did") else "envpool.list_all_envs() lists the ids"
-        raise ValueError(f"EnvPoolVecEnv: env_id must be one that EnvPool has, got {env_id!r}; {remedy}")
+        raise ValueError(f"EnvPoolVecEnv: env_id must be a known EnvPool id, got {env_id!r}; {remedy}")
 
 
 def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
-    """What evaluation passes to ``gymnasium.make`` beside training on `pool`: its kwargs without those about threads.
+    """Return the kwargs that evaluation passes to ``gymnasium.make``: those of `pool` without the ones about threads.
 
-    Makes the environment once, so that a missing one is an error before training.
+    The gymnasium environment is created once, so that a missing one raises an error before training.
 
     Raises
     ------
     ValueError
-        If gymnasium has no such environment, or one with other observations or actions.
+        If gymnasium does not have this environment, or has it with other observations or actions.
     ImportError
-        If it needs a package that is not installed.
+        If the environment needs a package that is not installed.
     """
     env_id, spec = pool.env_id, pool.spec
     kwargs = {key: value for key, value in pool.kwargs.items() if key not in _THREAD_KWARGS}
@@ -80,7 +80,7 @@ def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
     except (ValueError, ImportError) as e:
         kind = ImportError if isinstance(e, ImportError) else ValueError
         raise kind(
-            f"EnvPoolVecEnv: {env_id} must exist in gymnasium too, where evaluation plays it with kwargs {kwargs}: {e}"
+            f"EnvPoolVecEnv: {env_id} must exist in gymnasium too, where evaluation runs it with kwargs {kwargs}: {e}"
         ) from e
     theirs, parts = spec_of(env), []
     if isinstance(env, GymVecEnv):
@@ -89,25 +89,25 @@ def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
     if parts != _parts(pool.observation_space):
         raise ValueError(
             f"EnvPoolVecEnv: the parts of an observation of {env_id} must be the same and in the same order in EnvPool "
-            f"and in gymnasium, where evaluation plays it, got {_parts(pool.observation_space)} here, {parts} there"
+            f"and in gymnasium, where evaluation runs it, got {_parts(pool.observation_space)} and {parts}"
         )
     if theirs != spec:
         raise ValueError(
-            f"EnvPoolVecEnv: {env_id} must be the same in EnvPool and in gymnasium, where evaluation plays it, got "
-            f"observations {spec.obs_shape} and {spec.describe_actions()} here, {theirs.obs_shape} and "
-            f"{theirs.describe_actions()} there (bounds and dtypes count too); pass kwargs that make them equal"
+            f"EnvPoolVecEnv: {env_id} must be the same in EnvPool and in gymnasium, where evaluation runs it, got "
+            f"observations {spec.obs_shape} and {spec.describe_actions()} in EnvPool, {theirs.obs_shape} and "
+            f"{theirs.describe_actions()} in gymnasium (bounds and dtypes count too); pass kwargs that make them equal"
         )
     return kwargs
 
 
 def _parts(space: Any) -> list[Any]:
-    """Names of what a Dict is made of, in the order in which observations are flattened."""
+    """Return the names of the parts of a Dict, in the order in which observations are flattened."""
     spaces = getattr(space, "spaces", None)
     return [(key, _parts(part)) for key, part in spaces.items()] if isinstance(spaces, dict) else []
 
 
 def _sorted(space: Any) -> Any:
-    """`space` with the parts of a Dict in the order that gymnasium gives to those of its own environments."""
+    """Return `space` with the parts of a Dict in the order that gymnasium uses in its own environments."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
@@ -116,17 +116,17 @@ def _sorted(space: Any) -> Any:
 
 
 def _item(batch: Any, i: int) -> Any:
-    """Environment i's observation out of N: of an array, or of arrays in a dict."""
+    """Return the observation of environment i from an array of N observations, or from a dict of such arrays."""
     return {key: _item(part, i) for key, part in batch.items()} if isinstance(batch, dict) else batch[i]
 
 
 class EnvPoolVecEnv(ForeignVecEnv):
-    """N copies of one of EnvPool's environments, with same-step auto-reset.
+    """N copies of an EnvPool environment, with same-step auto-reset.
 
-    EnvPool itself would start an episode with the step after the one that ended it; here those copies, and no others,
-    are reset at once. Its rewards are float32. Where an episode fails in the very step that reaches its time limit,
-    EnvPool says truncated only. Training uses it; evaluation plays gymnasium's environment of the same id, one copy,
-    or the native one.
+    EnvPool itself starts a new episode in the step after the one that ended it. Here, copies whose episode
+    ended are reset in the same step. Rewards of EnvPool are float32. If an episode terminates in the same step that
+    reaches its time limit, EnvPool reports only the truncation. Training uses EnvPool; evaluation runs one copy of
+    gymnasium's environment of the same id, or of the native one.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
     n_envs : int
         Number of copies N.
     seed : int
-        EnvPool is given one integer that follows from it; the number of threads does not change a trajectory.
+        EnvPool's seed is derived from it. The number of threads does not change the trajectories.
     kwargs : dict, optional
         Passed to ``envpool.make``. ``num_threads`` is 1 unless given; 0 lets EnvPool choose.
 
@@ -144,20 +144,20 @@ class EnvPoolVecEnv(ForeignVecEnv):
     ImportError
         If EnvPool is not installed.
     TypeError, ValueError
-        For what is no id of EnvPool's, arguments that it refuses, or spaces that `SpaceAdapter` does not serve.
+        For an unknown id, arguments that EnvPool rejects, or spaces that `SpaceAdapter` does not support.
     """
 
     def __init__(self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None):
         super().__init__(env_id, n_envs, seed)
-        self.why_not = "EnvPool keeps their state to itself"
+        self.why_not = "EnvPool does not expose their state"
         check_envpool_id(env_id)
         self.kwargs = {"num_threads": 1, **(kwargs or {})}
         for key, why in _OWN_KWARGS.items():
             if key in self.kwargs:
-                raise ValueError(f"EnvPoolVecEnv: kwargs must not hold {key}, {why}; got {kwargs}")
+                raise ValueError(f"EnvPoolVecEnv: kwargs must not contain {key}, {why}; got {kwargs}")
         threads = self.kwargs["num_threads"]
         if not isinstance(threads, int) or threads < 0:
-            # EnvPool would end the process.
+            # EnvPool would end the process on such a value.
             raise ValueError(f"EnvPoolVecEnv: num_threads must be an integer >= 0, got {threads!r}")
         self._pool: Any = self._made(Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n_envs).tolist()[0])
         if self._pool.config["max_num_players"] > 1:
@@ -185,20 +185,20 @@ class EnvPoolVecEnv(ForeignVecEnv):
             why = str(e).strip().partition("\n")[0]
             raise ValueError(f"EnvPoolVecEnv: {self.env_id} does not take kwargs {self.kwargs}: {why}") from e
         with warnings.catch_warnings():
-            # gymnasium remarks on the precision of bounds that EnvPool chose, whenever its spaces are first made.
+            # gymnasium warns about the precision of EnvPool's bounds when the spaces are first created.
             warnings.simplefilter("ignore", UserWarning)
             self.observation_space, self._act_space = _sorted(pool.observation_space), pool.action_space
         return pool
 
     def _open(self) -> Any:
         if self._pool is None:
-            raise ValueError(f"EnvPoolVecEnv: {self.env_id} must be open, got it after close(); make another")
+            raise ValueError(f"EnvPoolVecEnv: {self.env_id} must be open, but was closed; create a new one")
         return self._pool
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         self._open()
         if seeds[0] is not None and self._started:
-            self._pool = self._made(seeds[0])  # EnvPool seeds only what it makes
+            self._pool = self._made(seeds[0])  # EnvPool is only seeded when it is created
         first, _ = self._pool.reset()
         self._observe(first, obs, np.arange(self.n_envs))
         self._returns[:], self._lengths[:] = 0.0, 0
@@ -231,7 +231,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
             self._returns[ended], self._lengths[ended] = 0.0, 0
 
     def _observe(self, raw: Any, out: np.ndarray, rows: np.ndarray) -> None:
-        """Write EnvPool's observations of the environments `rows`, in this order, where they belong."""
+        """Write EnvPool's observations of the environments `rows`, in this order, to their rows of `out`."""
         if self._plain:
             out[rows] = raw
             return

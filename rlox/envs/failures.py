@@ -1,7 +1,7 @@
-"""Exceptions of code that is not rlox's: which call they came out of, kept on the exception itself.
+"""Exceptions from code outside rlox: which call raised them, stored on the exception itself.
 
-The library raises the user's own exception, of the user's own type, with a note that names the environment, reward,
-callback or worker. The command line prints the note, and the frames of the user's code, from what is kept here.
+The library raises the user's exception, with its own type, and adds a note that names the environment, reward, callback
+or worker. The command line prints this note and the frames of the user's code, from the record that is stored here.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class Frame(NamedTuple):
     file: str
     line: int
     function: str
-    source: str  # the line itself, stripped; empty where the file cannot be read
+    source: str  # the stripped line; empty if the file cannot be read
     module: str  # first part of the module's name
 
 
 class Diverged(FloatingPointError):
-    """The policy's numbers are not finite any more: its weights are not worth keeping."""
+    """The policy's outputs are no longer finite, so its weights are useless."""
 
 
 @dataclass
 class Failure:
-    """What is known about an exception in addition to its type and message."""
+    """Information about an exception in addition to its type and message."""
 
-    what: str = ""  # the call it came out of: "environment 3 (Mine-v0): step 7 of its episode"; empty: not known
-    frames: list[Frame] = field(default_factory=list)  # of another process, outermost first
-    trace: str = ""  # the same as Python prints it
+    what: str = ""  # the call that raised it: "environment 3 (Mine-v0): step 7 of its episode"; empty: unknown
+    frames: list[Frame] = field(default_factory=list)  # frames in another process, outermost first
+    trace: str = ""  # the same frames as Python prints them
     running: bool = False  # whether a training had begun
-    saved: str = ""  # what a training had saved before
-    file: str = ""  # holds the whole traceback
+    saved: str = ""  # what the training had saved before
+    file: str = ""  # file with the whole traceback
 
 
 def failure_of(e: BaseException) -> Failure:
-    """What is kept on `e`; made on demand."""
+    """Return the `Failure` stored on `e`; it is created on demand."""
     found = getattr(e, _NAME, None)
     if found is None:
         found = Failure()
@@ -59,7 +59,7 @@ def failure_of(e: BaseException) -> Failure:
 
 
 def note_cause(e: BaseException, what: str) -> None:
-    """Keep on `e` which call of the user's code it came out of, as a note too; the first one that says so counts."""
+    """Store on `e`, also as a note, which call of the user's code raised it. Only the first call counts."""
     found = failure_of(e)
     if not found.what:
         found.what = what
@@ -67,7 +67,7 @@ def note_cause(e: BaseException, what: str) -> None:
 
 
 def add_note(e: BaseException, note: str) -> None:
-    """As ``e.add_note``, which Python 3.10 lacks; there nothing prints it, but it can be read."""
+    """Add a note like ``e.add_note``. Python 3.10 has no such method and does not print notes, but they can be read."""
     if sys.version_info >= (3, 11):
         e.add_note(note)
     else:
@@ -75,7 +75,7 @@ def add_note(e: BaseException, note: str) -> None:
 
 
 def frames_of(trace: TracebackType | None) -> list[Frame]:
-    """The lines of a traceback, outermost first."""
+    """Return the frames of a traceback, outermost first."""
     modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in traceback.walk_tb(trace)]
     return [
         Frame(item.filename, item.lineno or 0, item.name, item.line or "", module)
@@ -83,21 +83,20 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
     ]
 
 
-UNANSWERED = object()  # in place of an answer where ``reset`` or ``step`` did not return
-NO_ANSWERS = frozenset((str, bytes, np.str_, type(None)))  # kinds that `float` or `bool` takes for a reward or a flag
+UNANSWERED = object()  # stands for the answer if ``reset`` or ``step`` did not return
+NO_ANSWERS = frozenset(
+    (str, bytes, np.str_, type(None))
+)  # types that `float` or `bool` would accept as a reward or flag
 
 
 def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
-    """What is wrong with what ``env.reset`` or ``env.step`` returned, and how it should be; None if nothing is."""
+    """Return what is wrong with the answer of ``env.reset`` or ``env.step``, and the remedy; None if it is correct."""
     if hook == "reset":
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            return (
-                f"reset must return (observation, info), got {described(answer)}; return {{}} where there is nothing "
-                "to tell"
-            )
+            return f"reset must return (observation, info), got {described(answer)}; return {{}} if there is no info"
         return wrong_observation(env.observation_space, answer[0])
     if not (isinstance(answer, tuple) and len(answer) == 5):
-        old = "; that is old gym's form: part done into terminated (by the task) and truncated (by a time limit)"
+        old = "; this is the form of old gym: split done into terminated (by the task) and truncated (by a time limit)"
         return (
             f"step must return (observation, reward, terminated, truncated, info), got {described(answer)}"
             f"{old if isinstance(answer, tuple) and len(answer) == 4 else ''}"
@@ -107,7 +106,7 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
         return wrong
     try:
         if type(reward) in NO_ANSWERS:
-            raise TypeError("a text is no number")
+            raise TypeError("a string is not a number")
         float(reward)
     except OverflowError:
         return f"the reward must fit a float, got an integer of {reward.bit_length():,} bits"
@@ -120,7 +119,7 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
 
 
 def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str | None:
-    """How `obs` differs from `space` in structure, shape or kind of number; bounds are not looked at."""
+    """Return how `obs` differs from `space` in structure, shape or kind of number. Bounds are not checked."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -148,7 +147,7 @@ def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str |
 
 
 def described(answer: Any) -> str:
-    """What kind of thing it is."""
+    """Describe the type, and the length or shape, of an answer."""
     if isinstance(answer, tuple):
         return f"a tuple of {len(answer)}"
     return f"{type(answer).__name__}{' of shape ' + str(answer.shape) if isinstance(answer, np.ndarray) else ''}"
@@ -157,36 +156,36 @@ def described(answer: Any) -> str:
 def explain_env_failure(
     e: BaseException, env: Any, hook: str, answer: Any, where: str, what: str, when: str = "", action: Any = None
 ) -> None:
-    """Keep on `e` which environment it came out of; raise a ValueError from it where an answer of that one is wrong.
+    """Store on `e` which environment raised it; if the environment's answer is wrong, raise a ValueError from `e`.
 
     An environment must not end the process: a SystemExit becomes a RuntimeError.
 
     Parameters
     ----------
     e : Exception or SystemExit
-        What a call of ``reset`` or ``step``, or the use of its answer, has raised.
+        The exception from a call of ``reset`` or ``step``, or from using its answer.
     env : gymnasium.Env
-        With all its wrappers.
+        The environment with all its wrappers.
     hook : str
         ``reset`` or ``step``.
     answer : Any
-        What it returned; `UNANSWERED` where it did not return.
+        The return value; `UNANSWERED` if the call did not return.
     where, what, when : str
-        The name that starts error messages; which call of which environment; its step.
+        The start of error messages; the call and its environment; its step.
     action : Any
-        What ``step`` was given.
+        The action that ``step`` was called with.
     """
     raiser = frames_of(e.__traceback__)[-1].module
     if failure_of(e).what or (answer is UNANSWERED and raiser == "rlox"):
         return
     if answer is UNANSWERED and raiser == "gymnasium":
-        # A wrapper of gymnasium's could not make anything of it; what it was, only the environment can say.
+        # A gymnasium wrapper failed on an answer that is not visible here: repeat the call without the wrappers.
         bare = env.unwrapped
         with contextlib.suppress(Exception):
             answer = bare.reset(seed=None) if hook == "reset" else bare.step(action)
     what_and_when = f"{what} {when}".strip()
     if isinstance(e, SystemExit):
-        ended = RuntimeError(f"{where}: it must not end the process, got {e!r}")
+        ended = RuntimeError(f"{where}: the environment must not end the process, got {e!r}")
         note_cause(ended, what_and_when)
         raise ended from e
     if answer is UNANSWERED:
@@ -200,7 +199,7 @@ def explain_env_failure(
 
 
 def _place(env: Any, hook: str) -> str:
-    """Where the innermost environment defines ``reset`` or ``step``; empty where nothing says so."""
+    """Return where the innermost environment defines ``reset`` or ``step``; empty if unknown."""
     method: Any = getattr(type(env.unwrapped), hook, None)
     try:
         return f" at {inspect.getsourcefile(method)}, line {inspect.getsourcelines(method)[1]}"

@@ -1,4 +1,4 @@
-"""gymnasium's environments, made with arguments and wrappers."""
+"""Creation of gymnasium environments with arguments and wrappers."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rlox.config import nearest
 from rlox.envs.failures import frames_of, note_cause
 from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
 
-# Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
+# Extras that install the libraries of gymnasium's own ids, by the module that gymnasium names as missing.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
 
-# Wrappers of `ALE/…` ids where none are given: up to 30 no-ops, the greater of the last two of 4 frames, 84 x 84 greys,
-# 4 of them stacked. A lost life is no end, as Machado et al. 2018 (arXiv:1709.06009, 4.1) advise.
+# Default wrappers of `ALE/…` ids: up to 30 no-ops, the maximum of the last two of 4 frames, 84 x 84 greys, 4 of them
+# stacked. Losing a life does not end the episode, as Machado et al. 2018 (arXiv:1709.06009, 4.1) advise.
 ATARI_WRAPPERS = ("AtariPreprocessing", {"FrameStackObservation": {"stack_size": 4}})
 
-# Wrappers whose effect training would have and evaluation would not, or that step what is stepped here already.
+# Wrappers that would make training differ from evaluation, or that repeat what rlox already does.
 _REFUSED_WRAPPERS = {
     "NormalizeObservation": "its statistics would differ between training and evaluation; use normalize_obs=True",
     "NormalizeReward": "episode returns would no longer be the environment's; use normalize_rewards=True",
-    "Autoreset": "episodes restart by themselves here",
+    "Autoreset": "rlox restarts episodes by itself",
 }
 
 
 def register_atari() -> None:
-    """Make the ``ALE/…`` ids known to gymnasium.
+    """Register the ``ALE/…`` ids with gymnasium.
 
     Raises
     ------
     ImportError
-        If ale-py is not installed; names the extra that brings it.
+        If ale-py is not installed; the message names the extra that installs it.
     """
     try:
         import ale_py
@@ -41,39 +41,39 @@ def register_atari() -> None:
     import gymnasium
 
     gymnasium.register_envs(ale_py)
-    # Its banner would stand between the lines of whatever this process prints.
+    # Otherwise its banner would appear in the output of this process.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
-    """One gymnasium environment.
+    """Create one gymnasium environment.
 
     Parameters
     ----------
     env : str, callable or gymnasium.Env
-        An id, a callable that returns an environment, or an environment (which only gets the wrappers).
+        An id, a callable that returns an environment, or an environment (which is only wrapped).
     kwargs : dict, optional
         Arguments of ``gymnasium.make`` or of the callable.
     wrappers : sequence
-        Innermost first; each the name of one in ``gymnasium.wrappers``, a path such as
-        ``my_package.wrappers:Mine``, or ``{name or path: {argument: value}}`` (a list arrives as a tuple). Ids of
-        ``ALE/…`` get `ATARI_WRAPPERS` where none are given.
+        Innermost first; each is the name of a wrapper in ``gymnasium.wrappers``, a path such as
+        ``my_package.wrappers:Mine``, or ``{name or path: {argument: value}}`` (lists are passed as tuples). The default
+        for ``ALE/…`` ids is `ATARI_WRAPPERS`.
 
     Raises
     ------
     ValueError
-        If the id or a wrapper is unknown (with the nearest known one), or refuses its arguments.
+        If the id or a wrapper is unknown (the message names the nearest), or does not accept its arguments.
     ImportError
-        If something is needed that is not installed; names the extra that brings it.
+        If a required package is not installed; the message names the extra that installs it.
     TypeError
-        If `env` or a wrapper is nothing of the above.
+        If `env` or a wrapper is none of the above.
     """
     if isinstance(wrappers, (str, Mapping)):
         raise TypeError(f"make_gym_env: wrappers must be a list, got {wrappers!r}")
     try:
         return _made(env, kwargs, wrappers)
     except Exception as e:
-        # What is refused here, and a package that is missing, name what is at fault themselves.
+        # Errors of this module, and those about missing packages, already name the cause.
         if frames_of(e.__traceback__)[-1].module != "rlox" and not isinstance(e, ImportError):
             note_cause(e, f"making environment {env_name(env)}")
         raise
@@ -84,9 +84,7 @@ def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
 
     if isinstance(env, gymnasium.Env):
         if kwargs:
-            raise ValueError(
-                f"make_gym_env: kwargs must be empty for an environment that is made already, got {kwargs}"
-            )
+            raise ValueError(f"make_gym_env: kwargs must be empty for an existing environment, got {kwargs}")
         made = env
     elif isinstance(env, str):
         env = foreign_id(env)
@@ -109,7 +107,7 @@ def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
 
 
 def whole_games(wrappers: Sequence[Any]) -> list[Any]:
-    """`wrappers` without what ends an episode where a life is lost: for scores, which are of whole games."""
+    """Return `wrappers` without the option that ends an episode at a lost life, since scores are of whole games."""
     found = []
     for item in wrappers:
         name, arguments = _parted(item)
@@ -119,12 +117,12 @@ def whole_games(wrappers: Sequence[Any]) -> list[Any]:
 
 
 def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
-    """As `make_gym_env`, but an environment object is made anew from its spec, so that the given one stays as it is.
+    """Same as `make_gym_env`, but create a new environment from the spec of a given one, which stays unchanged.
 
     Raises
     ------
     ValueError
-        If the object has no spec that ``gymnasium.make`` can repeat.
+        If the environment has no spec, or ``gymnasium.make`` fails with it.
     """
     import gymnasium
 
@@ -136,8 +134,8 @@ def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers:
         made = gymnasium.make(env.spec, **(kwargs or {}))
     except Exception as e:
         raise ValueError(
-            f"make_fresh_gym_env: env must be an id or a callable here, got an environment ({type(env).__name__}) of "
-            f"which no other can be made: {e}; pass lambda: {type(env.unwrapped).__name__}(...) instead"
+            f"make_fresh_gym_env: env must be an id or a callable here, got an environment ({type(env).__name__}) "
+            f"that cannot be created again: {e}; pass lambda: {type(env.unwrapped).__name__}(...) instead"
         ) from e
     return make_gym_env(made, None, wrappers)
 
@@ -153,10 +151,10 @@ def _from_id(env: str, kwargs: dict[str, Any]):
     except error.Error as e:
         if isinstance(e, error.DependencyNotInstalled) or isinstance(e.__cause__, ImportError):
             raise _missing(env, f"{e} {e.__cause__ or ''}") from e
-        # One that is registered may itself make others that are not.
+        # A registered environment may itself create others that are not registered.
         if isinstance(e, error.UnregisteredEnv) and env.rpartition(":")[2] not in gymnasium.registry:
             raise ValueError(f"make_gym_env: env must be a registered id, got {env!r}; {_nearest_id(env)}") from e
-        raise ValueError(f"make_gym_env: {env} cannot be made: {e}") from e
+        raise ValueError(f"make_gym_env: {env} cannot be created: {e}") from e
     except TypeError as e:
         raise ValueError(f"make_gym_env: {env} does not take kwargs {kwargs!r}: {e}") from e
 
@@ -176,7 +174,7 @@ def _nearest_id(env: str) -> str:
 
 
 def _parted(item: Any) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of one item of `wrappers`."""
+    """Return the name and arguments of one item of `wrappers`."""
     if isinstance(item, Mapping):
         arguments = next(iter(item.values()), None)
         if len(item) == 1 and (arguments is None or isinstance(arguments, Mapping)):
@@ -185,8 +183,8 @@ def _parted(item: Any) -> tuple[str, dict[str, Any]]:
     elif isinstance(item, str):
         return item, {}
     raise TypeError(
-        f"make_gym_env: each of wrappers must be a name or {{name: {{argument: value}}}}, got {item!r}; what a name "
-        "cannot say, a callable as env can"
+        f"make_gym_env: each of wrappers must be a name or {{name: {{argument: value}}}}, got {item!r}; for anything "
+        "else, pass a callable as env"
     )
 
 
@@ -196,7 +194,7 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     if not module:
         if name in _REFUSED_WRAPPERS:
-            raise ValueError(f"make_gym_env: wrappers must not hold {name}: {_REFUSED_WRAPPERS[name]}")
+            raise ValueError(f"make_gym_env: wrappers must not contain {name}: {_REFUSED_WRAPPERS[name]}")
         known = [n for n in wrappers.__all__ if n[0].isupper()]
         if name not in known:
             raise ValueError(
@@ -226,7 +224,7 @@ def _wrapped(env, item: Any):
     except gymnasium.error.DependencyNotInstalled as e:
         raise _missing(f"wrapper {name}", str(e)) from e
     except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as e:
-        raise ValueError(f"make_gym_env: wrapper {name} refuses {env} with {arguments!r}: {e}") from e
+        raise ValueError(f"make_gym_env: wrapper {name} does not accept {env} with {arguments!r}: {e}") from e
     if not isinstance(made, gymnasium.Env):
         raise TypeError(f"make_gym_env: wrapper {name} must return a gymnasium.Env, got {type(made).__name__}")
     return made

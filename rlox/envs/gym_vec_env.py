@@ -1,4 +1,4 @@
-"""Any gymnasium environment, N of them stepped in this process, with the arrays of the native `VecEnv`."""
+"""N copies of any gymnasium environment, stepped in this process, with the same arrays as the native `VecEnv`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlox.kernels.rng import Rng
 
 
 def step_arrays(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Shape and dtype of everything that ``step_all`` of N foreign environments returns."""
+    """Return the shape and dtype of each array that ``step_all`` of N foreign environments returns."""
     return {
         "obs": ((n, *spec.obs_shape), spec.obs_dtype),
         "rewards": ((n,), np.float64),
@@ -34,20 +34,20 @@ def step_arrays(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]
 
 
 class EnvGroup:
-    """Environments stepped one after the other into the rows of arrays: auto-reset and episode statistics.
+    """Environments stepped one after the other into the rows of arrays, with auto-reset and episode statistics.
 
     Parameters
     ----------
     env, kwargs, wrappers
-        What `make_gym_env` takes.
+        Arguments of `make_gym_env`.
     n : int
-        How many.
+        Number of environments.
     where : str
-        The name that starts error messages.
+        Name at the start of error messages.
     first : int
-        The number of the first one, as errors count them.
+        Number of the first environment in error messages.
     process : str
-        Which process steps them, where it is another than that of the training.
+        Name of the process that steps them, if it is not the training process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EnvGroup:
 
         self.where, self._first = f"{where}: {env_name(env)}", first
         self._name = ", ".join(filter(None, [env_name(env), process]))
-        self.at = 0  # the environment that is being made, reset or stepped
+        self.at = 0  # the environment that is currently created, reset or stepped
         self.envs: list[Any] = []
         for self.at in range(n):
             self.envs.append(make_gym_env(env, kwargs, wrappers))
@@ -95,13 +95,13 @@ class EnvGroup:
             "episode_return": steps.returns,
             "episode_length": steps.lengths,
         }
-        self.return_queue: deque[float] = deque(maxlen=100)  # of the last episodes that ended, undiscounted
-        self.length_queue: deque[int] = deque(maxlen=100)  # steps
+        self.return_queue: deque[float] = deque(maxlen=100)  # undiscounted returns of the last episodes
+        self.length_queue: deque[int] = deque(maxlen=100)  # their steps
         self.stacks = [env_state.stack_of(e) for e in self.envs]
         self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)  # why they cannot be restored
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
-        """What `env_state.encode` makes of each environment and its running episode; None where `why_not` says so."""
+        """Return `env_state.encode` of each environment and its running episode; None if `why_not` gives a reason."""
         nodes, data = [], bytearray()
         if self.why_not is not None:
             return None
@@ -117,17 +117,17 @@ class EnvGroup:
         return nodes, bytes(data)
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Go on from what `env_state.unpack` found for each environment.
+        """Continue from the states that `env_state.unpack` returned, one for each environment.
 
         Raises
         ------
         ValueError
-            If one is no state of the environment.
+            If a value is not a state of its environment.
         """
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self.at = i
             if not isinstance(state, dict) or type(state.get("return")) is not float:
-                raise ValueError(f"{self.where}: a state must hold the return so far, got {repr(state)[:80]}")
+                raise ValueError(f"{self.where}: a state must contain the return so far, got {repr(state)[:80]}")
             try:
                 self._lengths[i] = env_state.count(state.get("length"), "the length so far")
                 env_state.set_env_state(env, state.get("env"))
@@ -136,7 +136,7 @@ class EnvGroup:
             self._returns[i] = state["return"]
 
     def reset(self, seeds: Sequence[int | None], obs_out: np.ndarray) -> None:
-        """Start a new episode everywhere; write (n, …) first observations."""
+        """Start a new episode in every environment and write the first observations (n, …)."""
         for self.at, seed in enumerate(seeds):
             self._start(self.at, seed, obs_out)
 
@@ -154,7 +154,7 @@ class EnvGroup:
         self._returns[i], self._lengths[i] = 0.0, 0
 
     def step(self, actions: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
-        """Take one step each; fill those arrays of `step_arrays` that `out` holds."""
+        """Step every environment once and fill the arrays of `step_arrays` that are in `out`."""
         obs_out, final_out = out.get("obs"), out.get("final_obs")
         reached = obs_out if final_out is None else final_out
         steps = self._steps
@@ -194,27 +194,28 @@ class EnvGroup:
 
 
 class Count(int):
-    """A number that can be called as well: ``num_envs`` is gymnasium's attribute and the documents' method."""
+    """An int that can also be called: ``num_envs`` is an attribute in gymnasium and a method in the original rlox."""
 
     def __call__(self) -> int:
         return int(self)
 
 
 class ForeignVecEnv(ForeignEnvs):
-    """What `GymVecEnv` and `ParallelGymVecEnv` share: the arrays that go in and come out.
+    """Base of vector environments such as `GymVecEnv` and `ParallelGymVecEnv`: their input and output arrays.
 
     Attributes
     ----------
     spec : EnvSpec
-        Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are its own.
+        Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are copied
+        from it.
     why_not : str, optional
-        As `ForeignEnvs` has it.
+        Same as in `ForeignEnvs`.
     """
 
     spec: EnvSpec
-    # Of the ranks of a data-parallel training: this one's first copy, and how many all have (0: only these).
+    # In data-parallel training: number of this rank's first copy, and the copies of all ranks (0: only these).
     first = n_joint = 0
-    # What each kind does itself, beside what `ForeignEnvs` names.
+    # Defined by subclasses, in addition to the methods that `ForeignEnvs` names.
     _reset: Callable[[list[int | None], np.ndarray], None]
     _step: Callable[[np.ndarray, dict[str, np.ndarray]], None]
 
@@ -224,7 +225,7 @@ class ForeignVecEnv(ForeignEnvs):
 
     @property
     def num_envs(self) -> Count:
-        """`n_envs` by gymnasium's word."""
+        """`n_envs` under gymnasium's name."""
         return Count(self.n_envs)
 
     @property
@@ -252,7 +253,7 @@ class ForeignVecEnv(ForeignEnvs):
         return self.spec.act_high
 
     def reset_all(self, seed: int | None = None) -> np.ndarray:
-        """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`.
+        """Start a new episode in every copy. The first call seeds the copies; later calls do only if `seed` is given.
 
         Returns (N, D) f32, or (N, C, H, W) uint8 images.
         """
@@ -265,9 +266,9 @@ class ForeignVecEnv(ForeignEnvs):
         return self.reset_each(seeds)
 
     def reset_each(self, seeds: list[int | None]) -> np.ndarray:
-        """Start a new episode everywhere, each copy with a seed of its own; None goes on with what it draws from.
+        """Start a new episode in every copy, each with its own seed; None continues with the copy's generator.
 
-        Returns what `reset_all` does.
+        Returns the same as `reset_all`.
         """
         obs: np.ndarray = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
         self._at_rest = False
@@ -276,29 +277,30 @@ class ForeignVecEnv(ForeignEnvs):
         return obs
 
     def step_all(self, actions, out: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Step every copy once; the first call starts the first episodes if `reset_all` did not.
+        """Step every copy once. The first call starts the first episodes unless `reset_all` did.
 
         Parameters
         ----------
         actions : sequence or array
             (N,) integers for Discrete actions, (N, K) integers for MultiDiscrete ones, (N, A) floats for Box, in the
-            environment's units and not clipped here. Integers count from 0, whatever the space's start.
+            environment's units and not clipped here. Integers count from 0, independent of the space's start.
         out : dict, optional
             Arrays to write into, by key; only these keys are filled, and `out` is returned.
 
         Returns
         -------
         dict
-            ``obs`` (N, D) f32 or (N, C, H, W) uint8, of the next episode where one ended; ``rewards`` (N,) f64;
-            ``terminated`` and ``truncated`` (N,) bool; ``final_obs`` like ``obs``, what each step really led to;
-            ``episode_return`` (N,) f64 and ``episode_length`` (N,) int64, totals of the episode the step belongs to.
+            ``obs`` (N, D) f32 or (N, C, H, W) uint8, from the next episode if one ended; ``rewards`` (N,) f64;
+            ``terminated`` and ``truncated`` (N,) bool; ``final_obs`` like ``obs``, but the observation that the step
+            led to, also at the end of an episode; ``episode_return`` (N,) f64 and ``episode_length`` (N,) int64, totals
+            of the episode that the step belongs to.
 
         Raises
         ------
         ValueError
             For a wrong number of actions, or an action out of range.
         TypeError
-            For discrete actions that are no integers.
+            For discrete actions that are not integers.
         """
         actions = checked_actions(self.spec, actions, self.n_envs, f"{type(self).__name__}.step_all")
         if not self._started:
@@ -317,7 +319,7 @@ class GymVecEnv(ForeignVecEnv):
     Parameters
     ----------
     env_id : str, callable or gymnasium.Env
-        A gymnasium id, a callable that returns a ``gymnasium.Env``, or (for `n_envs` 1) such an environment, which
+        A gymnasium id, a callable that returns a ``gymnasium.Env``, or (for `n_envs` 1) an environment, which
         `close` leaves open.
     n_envs : int
         Number of copies N.
@@ -331,16 +333,16 @@ class GymVecEnv(ForeignVecEnv):
     Attributes
     ----------
     observation_space, action_space : gymnasium.Space
-        Of one environment, also by gymnasium's names ``single_observation_space`` and ``single_action_space``; what
-        `reset_all` and `step_all` give and take are arrays that `spec` describes.
+        Spaces of one environment, also under gymnasium's names ``single_observation_space`` and
+        ``single_action_space``. `spec` describes the arrays of `reset_all` and `step_all`.
     return_queue, length_queue : deque
-        Undiscounted returns and steps of the last 100 episodes that ended, by gymnasium's names; `episode_rewards` and
-        `episode_lengths` are the same as lists.
+        Undiscounted returns and steps of the last 100 episodes that ended, under gymnasium's names; `episode_rewards`
+        and `episode_lengths` are the same as lists.
 
     Raises
     ------
     ValueError
-        For spaces that `SpaceAdapter` does not serve.
+        For spaces that `SpaceAdapter` does not support.
     """
 
     def __init__(

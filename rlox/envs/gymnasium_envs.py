@@ -1,4 +1,4 @@
-"""Native environments as gymnasium knows environments: a batch of them, and one.
+"""Native environments with gymnasium's interfaces, for a batch of environments and for one.
 
 They are registered as ``rlox/<id>`` (see `rlox.envs.gym`).
 """
@@ -21,7 +21,7 @@ from rlox.envs.registry import is_native
 from rlox.envs.spec import EnvSpec, spec_of
 
 _CAR_LOW, _CAR_HIGH = [-1.2, -0.07], [0.6, 0.07]
-# Bounds of observations, as in gymnasium's environments of these ids; others have none.
+# Bounds of observations, as in gymnasium's environments of these ids; other ids have none.
 _BOUNDS: dict[str, tuple[list[float], list[float]]] = {
     "Acrobot-v1": ([-1, -1, -1, -1, -4 * math.pi, -9 * math.pi], [1, 1, 1, 1, 4 * math.pi, 9 * math.pi]),
     "CartPole-v1": (
@@ -36,7 +36,7 @@ _BOUNDS: dict[str, tuple[list[float], list[float]]] = {
 
 
 def native_spaces(env_id: str, spec: EnvSpec) -> tuple[spaces.Box, spaces.Space]:
-    """gymnasium's spaces of one environment: observations and actions."""
+    """Return the gymnasium spaces of one environment: observations and actions."""
     bounds = _BOUNDS.get(env_id, (-math.inf, math.inf))
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), spec.obs_shape).copy() for bound in bounds)
     observed = spaces.Box(low, high, dtype=np.float32)
@@ -46,20 +46,20 @@ def native_spaces(env_id: str, spec: EnvSpec) -> tuple[spaces.Box, spaces.Space]
 
 
 def _made(env_id: str, n: int, module: str | None, max_episode_steps: int | None, render_mode: str | None, where: str):
-    """`n` native environments under a seed of the operating system's."""
+    """Create `n` native environments with a seed from the operating system."""
     if module is not None and not is_native(env_id):
         import_module(module)
     if not is_native(env_id):
-        raise ValueError(f"{where}: env_id must be native, got {env_id!r}; `rlox ls envs` lists those that are")
+        raise ValueError(f"{where}: env_id must be native, got {env_id!r}; `rlox ls envs` lists the native ids")
     if render_mode is not None:
         raise ValueError(
-            f"{where}: render_mode must be None, got {render_mode!r}; native environments have no pictures"
+            f"{where}: render_mode must be None, got {render_mode!r}; native environments cannot be rendered"
         )
     env = make_vec_env(env_id, n, secrets.randbits(63))
     if max_episode_steps not in (None, -1, env.max_episode_steps):
         raise ValueError(
             f"{where}: max_episode_steps must be {env_id}'s own {env.max_episode_steps}, got {max_episode_steps}; "
-            "gymnasium.make and vectorization_mode='sync' take a shorter limit"
+            "gymnasium.make and vectorization_mode='sync' accept a shorter limit"
         )
     return env
 
@@ -67,13 +67,14 @@ def _made(env_id: str, n: int, module: str | None, max_episode_steps: int | None
 class NativeVectorEnv(VectorEnv):
     """N native environments as a ``gymnasium.vector.VectorEnv``: ``gymnasium.make_vec("rlox/CartPole-v1", 8)``.
 
-    Same-step auto-reset, as ``SyncVectorEnv(autoreset_mode=SAME_STEP)`` has it: where an episode ends, the returned
-    observation is the next episode's first, and ``info`` holds ``final_obs`` (an object array with a row for each that
-    ended), ``final_info``, and the masks ``_final_obs`` and ``_final_info``. ``final_info["episode"]`` has the
-    return ``r`` and the length ``l`` of the episodes that ended, as with sub-environments under gymnasium's
-    RecordEpisodeStatistics (without the time ``t``); the wrapper for vectors may be put on top all the same. Where
-    none ended, ``info`` is empty. Arrays are fresh in every step. gymnasium's own vector wrappers of observations
-    refuse same-step auto-reset of whatever origin; ``vectorization_mode="sync"`` steps single copies for them.
+    Auto-reset happens in the same step, as in ``SyncVectorEnv(autoreset_mode=SAME_STEP)``. If an episode ends, the
+    returned observation is the first of the next episode, and ``info`` contains ``final_obs`` (an object array with a
+    row for each episode that ended), ``final_info``, and the masks ``_final_obs`` and ``_final_info``.
+    ``final_info["episode"]`` has the return ``r`` and the length ``l`` of the episodes that ended, as with gymnasium's
+    RecordEpisodeStatistics around each environment (without the time ``t``); the vector version of that wrapper can be
+    applied too. If no episode ended, ``info`` is empty. Every step returns new arrays. gymnasium's vector wrappers of
+    observations do not support same-step auto-reset; use ``vectorization_mode="sync"``, which steps single copies, with
+    them.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ class NativeVectorEnv(VectorEnv):
     env_id : str
         A native id.
     module : str, optional
-        Imported where the id is not known yet.
+        Module to import if the id is not known yet.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
@@ -108,16 +109,16 @@ class NativeVectorEnv(VectorEnv):
         seed: int | list[int | None] | tuple[int | None, ...] | np.ndarray | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode everywhere, or where ``options["reset_mask"]``, (N,) bool, says so.
+        """Start a new episode in all copies, or in those that ``options["reset_mask"]``, (N,) bool, selects.
 
         Parameters
         ----------
         seed : int, list or None
-            An integer seeds all copies, each with a mix of its own: they play as ``rlox.VecEnv(N, seed, env_id)``, not
-            as copies seeded ``seed + i``. In a list, copy i with an integer plays as ``rlox.VecEnv(1, seed[i],
-            env_id)``. None goes on with the sequence of episodes, which the operating system seeds at the start.
+            An integer seeds each copy with a different mix, as in ``rlox.VecEnv(N, seed, env_id)``, and not with
+            ``seed + i``. With a list, copy i is seeded as in ``rlox.VecEnv(1, seed[i], env_id)``. None continues the
+            sequence of episodes, which is initially seeded by the operating system.
         options : dict, optional
-            ``reset_mask`` and no other key.
+            Only the key ``reset_mask``.
 
         Returns
         -------
@@ -127,7 +128,7 @@ class NativeVectorEnv(VectorEnv):
         Raises
         ------
         ValueError, TypeError
-            For seeds out of range, a list of another length, unknown options, or a mask that is none.
+            For seeds out of range, a list of the wrong length, unknown options, or an invalid mask.
         """
         mask = self._mask(options)
         before = {} if mask is None else self._env.get_state()
@@ -148,7 +149,7 @@ class NativeVectorEnv(VectorEnv):
     def _mask(self, options: dict[str, Any] | None) -> np.ndarray | None:
         unknown = [key for key in options or () if key != "reset_mask"]
         if unknown:
-            raise ValueError(f"NativeVectorEnv.reset: options must hold reset_mask only, got {unknown}")
+            raise ValueError(f"NativeVectorEnv.reset: options must contain only reset_mask, got {unknown}")
         mask = (options or {}).get("reset_mask")
         if mask is None:
             return None
@@ -157,10 +158,10 @@ class NativeVectorEnv(VectorEnv):
             raise TypeError(f"NativeVectorEnv.reset: reset_mask must be a NumPy array of bool, got {kind}")
         if mask.shape != (self.num_envs,) or not mask.any():
             raise ValueError(
-                f"NativeVectorEnv.reset: reset_mask must have shape ({self.num_envs},) and mark one or more, got {mask}"
+                f"NativeVectorEnv.reset: reset_mask must have shape ({self.num_envs},) with some True, got {mask}"
             )
         if not self._env.get_state()["episodes"].all():
-            raise ValueError("NativeVectorEnv.reset: reset_mask must come after a reset of all")
+            raise ValueError("NativeVectorEnv.reset: reset_mask must be used after a reset of all environments")
         return mask
 
     def _rekey(self, seeds: list[int | None]) -> None:
@@ -174,7 +175,7 @@ class NativeVectorEnv(VectorEnv):
         self._env.set_state(state)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One step of all copies.
+        """Step all copies once.
 
         Parameters
         ----------
@@ -189,7 +190,7 @@ class NativeVectorEnv(VectorEnv):
         Raises
         ------
         ValueError, TypeError
-            For another number or kind of actions, or one out of range; nothing has moved then.
+            For actions of the wrong number, type or range; no copy is stepped then.
         """
         out = self._env.step_all(actions)
         terminated, truncated = out["terminated"], out["truncated"]
@@ -198,7 +199,7 @@ class NativeVectorEnv(VectorEnv):
         return out["obs"], out["rewards"], terminated, truncated, info
 
     def _info(self, out: dict[str, np.ndarray], ended: np.ndarray) -> dict[str, Any]:
-        final_obs = np.empty(self.num_envs, object)  # of None
+        final_obs = np.empty(self.num_envs, object)  # filled with None
         for i, row in zip(np.flatnonzero(ended).tolist(), out["final_obs"][ended], strict=True):
             final_obs[i] = row
         episode = {
@@ -218,13 +219,13 @@ class NativeVectorEnv(VectorEnv):
 class NativeEnv(gymnasium.Env):
     """One native environment as a ``gymnasium.Env``: ``gymnasium.make("rlox/CartPole-v1")``.
 
-    Under ``reset(seed=s)`` it plays the episodes of ``rlox.VecEnv(1, s, env_id)``. It exists for wrappers, checkers and
-    evaluation; `NativeVectorEnv` is the fast form.
+    ``reset(seed=s)`` gives the episodes of ``rlox.VecEnv(1, s, env_id)``. This class is for wrappers, checkers and
+    evaluation; `NativeVectorEnv` is faster.
 
     Parameters
     ----------
     env_id, module
-        As `NativeVectorEnv` takes them.
+        Same as in `NativeVectorEnv`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
@@ -239,12 +240,12 @@ class NativeEnv(gymnasium.Env):
         self._env = _made(env_id, 1, module, max_episode_steps, render_mode, "NativeEnv")
         self.observation_space, self.action_space = native_spaces(env_id, spec_of(self._env))
         self._running = False
-        self._next: np.ndarray | None = None  # where the episode starts that auto-reset has begun
+        self._next: np.ndarray | None = None  # first observation of the episode that auto-reset started
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start the next episode, or with a seed the first one of that seed; returns (D,) f32 and an empty dict."""
+        """Start the next episode, or with a seed its first one; return the observation (D,) f32 and an empty dict."""
         if options:
             raise ValueError(f"NativeEnv.reset: options must be empty, got {options}")
         obs = self._next if seed is None and self._next is not None else self._env.reset_all(seed)
@@ -253,7 +254,7 @@ class NativeEnv(gymnasium.Env):
         return obs[0], {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step; ``gymnasium.error.ResetNeeded`` where no episode is running."""
+        """Take one step. Raises ``gymnasium.error.ResetNeeded`` if no episode is running."""
         if not self._running:
             raise gymnasium.error.ResetNeeded("NativeEnv.step: an episode must be running; call reset()")
         out = self._env.step_all(np.asarray(action)[None])
@@ -263,11 +264,11 @@ class NativeEnv(gymnasium.Env):
         return out["final_obs"][0], float(out["rewards"][0]), terminated, truncated, {}
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the future depends on, for `set_state` of any `NativeEnv` of this id."""
+        """Return the complete state, for `set_state` of any `NativeEnv` of this id."""
         return {"env": self._env.get_state(), "running": self._running}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from what `get_state` returned (see `rlox.VecEnv.set_state`)."""
+        """Continue exactly from a state that `get_state` returned (see `rlox.VecEnv.set_state`)."""
         self._env.set_state(state["env"])
         self._running = bool(state["running"])
         started = self._env.get_state()["episodes"].all()

@@ -1,8 +1,8 @@
-"""Gymnasium environments stepped by worker processes: what `GymVecEnv` gives, to the bit.
+"""Gymnasium environments stepped by worker processes, with exactly the same results as `GymVecEnv`.
 
-Observations, rewards, flags and actions lie in memory that all processes share; over the sockets goes one byte that
-says "step" and one that says "done". The memory and the sockets have no names, so that nothing is left behind whatever
-ends the processes. Workers are plain interpreters: the user's main module is not run again in them.
+Observations, rewards, flags and actions are in memory that all processes share. The sockets only carry one byte for
+"step" and one for "done". The memory and the sockets have no names, so that nothing is left behind no matter how the
+processes end. Workers are plain interpreters: they do not run the user's main module again.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
 from rlox.envs.registry import env_name, foreign_id, worker_imports
 from rlox.envs.spec import EnvSpec
 
-_ALIVE_EVERY = 0.5  # seconds between two looks at whether the others still live
-_CLOSE_WITHIN = 3.0  # seconds that environments have to close, before their worker is killed
-_CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same, when the caller waits for the reason
+_ALIVE_EVERY = 0.5  # seconds between two checks that the other processes are alive
+_CLOSE_WITHIN = 3.0  # seconds for environments to close before their worker is killed
+_CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same after a failure, when the caller waits for the error
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS")
 _STEP, _RESET, _SAVE, _RESTORE, _RENDER, _SETTLE = b"s", b"r", b"g", b"p", b"v", b"="
 _DONE, _DATA, _FAILED = b".", b"d", b"!"
-_WITH_FRAME = (_DATA, _FAILED)  # replies that a pickled value follows
+_WITH_FRAME = (_DATA, _FAILED)  # replies followed by a pickled value
 _NO_SEED = -1
 
 Layout = dict[str, tuple[tuple[int, ...], type]]  # shapes and dtypes of arrays by name
 
 
 class WorkerTraceback(Exception):
-    """The traceback of an exception in a worker, as Python prints it there; what the exception is raised from here."""
+    """The traceback of an exception in a worker, as printed there; the cause of the exception raised in the parent."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -59,37 +59,37 @@ class _Worker:
     rows: slice  # its environments
     process: subprocess.Popen
     sock: socket.socket
-    unread: bytearray = field(default_factory=bytearray)  # what has come of replies
+    unread: bytearray = field(default_factory=bytearray)  # received bytes of replies
 
 
 class Workers:
-    """Processes that step shares of N environments, which they and this one see in the same memory.
+    """Processes that each step a part of N environments and share memory with this process.
 
-    A worker ignores Ctrl-C, computes with one thread, and ends with the process that made it, whatever ends that one.
+    A worker ignores Ctrl-C, computes with one thread, and ends when its parent process ends for any reason.
 
     Parameters
     ----------
     name : str
-        The class that starts error messages.
+        The class name at the start of error messages.
     env : str or callable
         The environment, for messages.
     module, function : str
-        What each calls: a function that hands its arguments on to `serve`.
+        The function that each worker calls, which passes its arguments to `serve`.
     orders : list
-        For each its rows and, pickled, what it must make (see `shared_out`).
+        For each worker, its rows and the pickled order for its environments (see `shared_out`).
     layout : callable
-        The shapes and dtypes of the arrays that all share, by name, for environments of a spec.
+        Returns the shapes and dtypes of the shared arrays, by name, for environments of a spec.
 
     Attributes
     ----------
     spec
-        Of the environments, the same in all workers.
+        Spec of the environments, the same in all workers.
     why_not : str, optional
         Why the environments cannot be restored exactly.
     stacks : list
-        Of each environment the classes that it is built of.
+        Classes that each environment is built of.
     arrays : dict
-        What all share.
+        The shared arrays.
 
     Raises
     ------
@@ -109,8 +109,8 @@ class Workers:
         self._name, self._env = name, env
         self.workers: list[_Worker] = []
         self._failed = False  # whether a worker died or raised
-        self._unsettled = False  # whether replies may be outstanding, because an exception came before they were read
-        # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
+        self._unsettled = False  # whether replies may be outstanding, because an exception was raised before they came
+        # Also runs at interpreter exit. It refers to the list and not to this object, which can therefore be collected.
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, stop_children, self.workers, self._owner, _CLOSE_WITHIN)
         try:
@@ -125,9 +125,7 @@ class Workers:
                 self.stacks = [stack for share in stacks for stack in share]
                 other = next((spec for spec in specs if spec != self.spec), None)
                 if other is not None:
-                    raise ValueError(
-                        f"{name}: all environments must have the same spaces, got {other} beside {self.spec}"
-                    )
+                    raise ValueError(f"{name}: all environments must have the same spaces, got {other} and {self.spec}")
                 shared = layout(self.spec)
                 needed = size_of(shared)
                 os.ftruncate(memory.fileno(), needed)
@@ -143,7 +141,7 @@ class Workers:
         return self._finalizer.alive
 
     def step(self) -> None:
-        """Let every worker take a step of its environments."""
+        """Let every worker step its environments."""
         self._command(_STEP)
 
     def reset(self) -> None:
@@ -151,7 +149,7 @@ class Workers:
         self._command(_RESET)
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
-        """The states of all environments as of one process; None where `why_not` says so, or a worker has died."""
+        """Return the states of all environments; None if `why_not` gives a reason, or a worker has died."""
         if not self.open:
             return None
         shares, reasons = zip(*self._command(_SAVE, _DATA), strict=True)
@@ -161,17 +159,17 @@ class Workers:
         return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
 
     def set_state(self, states: list[Any]) -> None:
-        """Hand each the states of its environments."""
+        """Send each worker the states of its environments."""
         self._command(_RESTORE, _DONE, [pickle.dumps(states[worker.rows]) for worker in self.workers])
 
     def render(self) -> Any:
-        """What the first environment draws."""
+        """Return what the first environment renders."""
         return self._command(_RENDER, _DATA)[0]
 
     def _command(self, command: bytes, reply: bytes = _DONE, frames: Sequence[bytes] | None = None) -> list[Any]:
-        """Let every worker do it, each with its one of `frames`; return what they answer when all have."""
+        """Send `command` to every worker, with its item of `frames`, and return the answers of all workers."""
         if not self.open:
-            raise RuntimeError(f"{self._name}: {env_name(self._env)} is closed; make another one")
+            raise RuntimeError(f"{self._name}: {env_name(self._env)} is closed; create a new one")
         try:
             self._failed = False
             if self._unsettled:
@@ -180,7 +178,7 @@ class Workers:
             answers = self._exchange(command, reply, frames)
             self._unsettled = False
         except Exception as e:
-            # A state that does not fit leaves the environments as they were, and so does a signal handler's exception.
+            # A state that does not fit, or an exception from a signal handler, leaves the environments unchanged.
             if self._failed and not (command == _RESTORE and isinstance(e, ValueError)):
                 self.stop()
             raise
@@ -194,14 +192,14 @@ class Workers:
             except (BrokenPipeError, ConnectionResetError):
                 raise self._death(worker) from None
             except BaseException:
-                if frames is not None:  # a part of one would be taken for the next command
+                if frames is not None:  # the worker would read the rest of a frame as its next command
                     self.stop()
                 raise
         answers = []
         for worker in self.workers:
             got, value = self._message(worker)
             while got != reply:
-                # Anything else answers a command before an interrupt.
+                # Any other reply belongs to a command from before an interrupt.
                 if got == _FAILED:
                     self._failed = True
                     raise_packed(*value)
@@ -216,7 +214,7 @@ class Workers:
         return value
 
     def _message(self, worker: _Worker) -> tuple[bytes, Any]:
-        """The next reply and the value that comes with it; an interrupt meanwhile takes no part of it away."""
+        """Return the next reply and its value. No part of the reply is lost if an interrupt comes meanwhile."""
         unread = worker.unread
         self._await(worker, 1)
         kind, size, value = bytes(unread[:1]), 1, None
@@ -229,7 +227,7 @@ class Workers:
         return kind, value
 
     def _await(self, worker: _Worker, size: int) -> None:
-        """Wait until `size` bytes of its replies are there."""
+        """Wait until `size` bytes of the worker's replies have arrived."""
         while (missing := size - len(worker.unread)) > 0:
             try:
                 part = worker.sock.recv(missing)
@@ -243,7 +241,7 @@ class Workers:
             worker.unread += part
 
     def _deliver(self, worker: _Worker, data: bytes) -> None:
-        """Send all of it, however long a busy worker takes to read it."""
+        """Send all of `data`, even if a busy worker takes long to read it."""
         rest = memoryview(data)
         while rest:
             try:
@@ -252,7 +250,7 @@ class Workers:
                 self._require_alive()
 
     def _require_alive(self) -> None:
-        # Another worker may have died, or the one that is awaited, while a child of its own holds the socket.
+        # Any worker may have died, also this one if a child process of it still has the socket open.
         for worker in self.workers:
             if worker.process.poll() is not None:
                 raise self._death(worker) from None
@@ -273,23 +271,23 @@ class Workers:
 
     def close(self) -> None:
         """End the workers; may be called again."""
-        if self._unsettled:  # stopped while workers step: who is asked to stop at once need not wait for them
+        if self._unsettled:  # interrupted while workers step: do not wait for them
             self.stop()
         self._finalizer()
 
     def stop(self) -> None:
-        """End the workers without waiting for what they do."""
+        """End the workers without waiting for them to finish."""
         if self._finalizer.detach() is not None:
             stop_children(self.workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
 
 
 class ParallelGymVecEnv(ForeignVecEnv):
-    """N copies of a gymnasium environment, stepped by `workers` processes; the same seed plays as in `GymVecEnv`.
+    """N copies of a gymnasium environment, stepped by `workers` processes, with the same results as `GymVecEnv`.
 
     Parameters
     ----------
     env_id : str or callable
-        A gymnasium id, or a callable that returns a ``gymnasium.Env`` and that cloudpickle can send.
+        A gymnasium id, or a callable that returns a ``gymnasium.Env`` and that cloudpickle can pickle.
     n_envs : int
         Number of copies N.
     seed : int
@@ -299,17 +297,17 @@ class ParallelGymVecEnv(ForeignVecEnv):
     wrappers : sequence
         See `rlox.envs.gym_make.make_gym_env`.
     workers : int
-        Processes, at most N; each steps an equal share of the copies, one after the other.
+        Number of processes, at most N. Each steps an equal share of the copies, one after the other.
 
     Raises
     ------
     ValueError, TypeError, ImportError
-        As `GymVecEnv` does.
+        Same as `GymVecEnv`.
     RuntimeError
-        If a worker dies. All workers are stopped then.
+        If a worker dies. All workers are then stopped.
     Exception
-        What an environment raised, from a `WorkerTraceback`; a RuntimeError in place of one that cannot be sent. All
-        workers are stopped then.
+        The exception of an environment, with a `WorkerTraceback` as its cause; a RuntimeError if the exception cannot
+        be sent. All workers are then stopped.
     """
 
     def __init__(
@@ -358,7 +356,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
 
 
 def shared_out(name: str, env: Any, value: Any, n_envs: int, workers: int) -> list[tuple[slice, bytes]]:
-    """For each worker its rows and, pickled, `value`, of which it makes them: equal shares of N environments.
+    """Return, for each worker, its rows and `value`, pickled: workers get equal shares of N environments.
 
     Raises
     ------
@@ -376,24 +374,26 @@ def shared_out(name: str, env: Any, value: Any, n_envs: int, workers: int) -> li
         ]
     except Exception as e:
         raise TypeError(
-            f"{name}: env_id {env_name(env)} and its kwargs must be such that cloudpickle can send them "
-            f"to another process: {e}; pass an id, or a function that makes everything itself"
+            f"{name}: env_id {env_name(env)} and its kwargs must be picklable by cloudpickle, to be sent "
+            f"to another process: {e}; pass an id, or a function that creates everything itself"
         ) from e
 
 
 def sendable(value: Any, env_id: Any) -> bytes:
-    """`value` as another process reads it by `unpacked`, with the modules that it must import, and with what
-    gymnasium's registry has of `env_id`."""
+    """Pickle `value` for `unpacked` in another process.
+
+    The modules that it must import and the entry of `env_id` in gymnasium's registry are included.
+    """
     registered = None
-    # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
+    # A new interpreter does not know ids that the user's code registered; ale-py registers its own.
     if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
         registered = sys.modules["gymnasium"].registry.get(env_id)
-    # What it names can be unpickled once the modules are imported.
+    # The inner pickle may need the modules, which are therefore imported before it is loaded.
     return dumps((worker_imports, dumps((value, registered))))
 
 
 def unpacked(data: bytes) -> Any:
-    """What `sendable` was given."""
+    """Return the value that was given to `sendable`."""
     imports, made = pickle.loads(data)
     for name in imports:
         import_module(name)
@@ -406,21 +406,24 @@ def unpacked(data: bytes) -> Any:
 
 
 def nameless_file():
-    """A file in memory, where the system has that, which no other process can open."""
+    """Return a file that no other process can open, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("rlox"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 
 def start_child(module: str, function: str, memory: Any) -> tuple[subprocess.Popen, socket.socket]:
-    """Start a plain interpreter that calls ``module.function(socket, memory, parent)``, two file descriptors and the
-    process to `watch_parent`; returns it, and the other end of the socket."""
+    """Start a plain interpreter that calls ``module.function(socket, memory, parent)``.
+
+    The arguments are two file descriptors and the process to `watch_parent`. Returns the process and this end of the
+    socket.
+    """
     ours, theirs = socket.socketpair()
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; "
         f"{function}({theirs.fileno()}, {memory.fileno()}, {os.getpid()})"
     )
-    # Blocked signals stay blocked across exec: Ctrl-C cannot hit a worker that has not yet chosen to ignore it.
+    # Blocked signals stay blocked across exec, so Ctrl-C cannot hit a worker before it ignores the signal.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
@@ -436,12 +439,15 @@ def start_child(module: str, function: str, memory: Any) -> tuple[subprocess.Pop
 
 
 def stop_children(workers: list[Any], owner: int, within: float) -> None:
-    """End the processes of `workers`, each with a ``process`` and a ``sock``, within seconds, unless this process is
-    not their `owner`."""
+    """End the processes of `workers`, each with a ``process`` and a ``sock``; kill those left after `within` seconds.
+
+    Does nothing unless this process is their `owner`.
+    """
     if os.getpid() != owner:
-        return  # a forked child of the owner, whose workers these are not
+        return  # this is a forked child of the owner
     for worker in workers:
-        # A worker that reads the end closes its environments and leaves; shutdown ends it for forked copies too.
+        # A worker that reads end-of-file closes its environments and exits. Unlike close, shutdown also covers copies
+        # of the socket in forked processes.
         with contextlib.suppress(OSError):
             worker.sock.shutdown(socket.SHUT_RDWR)
         worker.sock.close()
@@ -456,13 +462,13 @@ def stop_children(workers: list[Any], owner: int, within: float) -> None:
 
 
 def _send(sock: socket.socket, data: bytes, kind: bytes = b"") -> None:
-    # A worker that is gone is noticed when its answer is awaited.
+    # The death of a worker is noticed later, when its answer is awaited.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(kind + framed(data))
 
 
 def framed(data: bytes) -> bytes:
-    """`data` as `receive` reads it."""
+    """Add a length prefix to `data`, for `receive`."""
     return struct.pack("<Q", len(data)) + data
 
 
@@ -471,7 +477,7 @@ def _layout(spec: EnvSpec, n: int) -> Layout:
 
 
 def _offsets(layout: Layout) -> list[int]:
-    """Where each array of the layout begins, on cache lines of its own, and where the last one ends."""
+    """Return the offsets of the arrays, aligned to cache lines, and the end of the last one."""
     offsets = [0]
     for shape, dtype in layout.values():
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -480,12 +486,12 @@ def _offsets(layout: Layout) -> list[int]:
 
 
 def size_of(layout: Layout) -> int:
-    """Bytes of memory that arrays of these shapes and dtypes take."""
+    """Return the bytes of memory that the arrays of `layout` take."""
     return _offsets(layout)[-1]
 
 
 def arrays_of(memory: mmap.mmap, layout: Layout) -> dict[str, np.ndarray]:
-    """The arrays of `layout` in `memory`."""
+    """Return the arrays of `layout` in `memory`."""
     return {
         key: np.ndarray(shape, dtype, memory, offset)
         for (key, (shape, dtype)), offset in zip(layout.items(), _offsets(layout), strict=False)
@@ -493,13 +499,13 @@ def arrays_of(memory: mmap.mmap, layout: Layout) -> dict[str, np.ndarray]:
 
 
 class Share(Protocol):
-    """A worker's environments, made of what `shared_out` was given, its rows and the worker's number."""
+    """A worker's environments, created from the value given to `shared_out`, its rows and the worker's number."""
 
     def hello(self) -> Any:
-        """What the parent must know of them."""
+        """Return what the parent must know about them."""
 
     def attach(self, memory_fd: int) -> None:
-        """Take the memory that all share."""
+        """Map the shared memory."""
 
     def step(self) -> None: ...
 
@@ -552,7 +558,7 @@ class _GymShare:
 
 
 def seeds_of(numbers: np.ndarray) -> list[int | None]:
-    """The seeds of a reset, from the array that carries them to a worker."""
+    """Return the seeds of a reset from the array that carries them to a worker."""
     return [None if seed == _NO_SEED else seed for seed in numbers.tolist()]
 
 
@@ -567,7 +573,7 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
 
 
 def serve(sock_fd: int, memory_fd: int, parent: int, kind: Callable[[Any, slice, int], Share]) -> None:
-    """Make a share of environments and do what the parent says, until it has gone."""
+    """Create a share of environments and execute the parent's commands until it closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
@@ -603,20 +609,22 @@ def serve(sock_fd: int, memory_fd: int, parent: int, kind: Callable[[Any, slice,
 
 
 def watch_parent(parent: int) -> None:
-    """End this process when its parent is gone, though an environment is busy, or a forked child of the parent holds
-    the other end of our socket."""
+    """End this process when its parent has ended.
+
+    This works even while an environment is busy, or a forked child of the parent has the other end of the socket open.
+    """
     while os.getppid() == parent:
         time.sleep(_ALIVE_EVERY)
     os._exit(1)
 
 
 def _made(sock: socket.socket, kind: Callable[[Any, slice, int], Share]) -> Share:
-    """This worker's environments.
+    """Create this worker's environments.
 
     Raises
     ------
     EOFError
-        If the parent has gone, or let go of us after it read what went wrong here.
+        If the parent has ended, or closed the socket after it read the error from here.
     """
     try:
         made, rows, index = pickle.loads(receive(sock))
@@ -630,22 +638,22 @@ def _made(sock: socket.socket, kind: Callable[[Any, slice, int], Share]) -> Shar
 
 
 def packed(e: BaseException) -> bytes:
-    """What the parent needs to raise `e` there: pickled, the arguments of `raise_packed`."""
+    """Pickle the arguments of `raise_packed`, with which the parent raises `e`."""
     try:
-        # By value where its class is defined in the parent's main script, and then the same class again there.
+        # A class from the parent's main script is pickled by value, and becomes the same class again in the parent.
         sent = dumps(e)
         pickle.loads(sent)
-    except Exception:  # as classes whose constructors want other arguments than the message
+    except Exception:  # such as classes whose constructors need other arguments than the message
         sent = None
     message, what = f"{type(e).__name__}: {e}", failure_of(e).what
     return pickle.dumps((sent, message, what, frames_of(e.__traceback__), traceback.format_exc()))
 
 
 def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any], trace: str) -> None:
-    """Raise what a worker has sent of an exception there."""
+    """Raise an exception that a worker packed with `packed`."""
     try:
         e = RuntimeError(message) if sent is None else pickle.loads(sent)
-    except Exception:  # its class is the user's, and may not be importable here
+    except Exception:  # the user's class may not be importable here
         e = RuntimeError(message)
     found = failure_of(e)
     found.frames, found.trace = frames, trace
@@ -655,7 +663,7 @@ def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any],
 
 
 def receive(sock: socket.socket) -> bytes:
-    """One frame. Raises EOFError if the other end has closed."""
+    """Read one frame. Raises EOFError if the other end has closed."""
 
     def read(size: int) -> bytes:
         data = b""

@@ -15,12 +15,12 @@ from rlox.kernels.envs.native_env import native_ids, native_multi_agent_ids, reg
 ENV_GROUP = "rlox.envs"
 REWARD_GROUP = "rlox.rewards"
 
-worker_imports: list[str] = []  # modules that processes of `env_workers` import first: those of ``--import``
+worker_imports: list[str] = []  # modules of ``--import``, which processes of `env_workers` import first
 
 
 @functools.cache
 def offers(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, sorted; a name that two packages claim is left to the first found."""
+    """Return the entry points of a group by name, sorted. If two packages offer a name, the first one found counts."""
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         found.setdefault(entry.name, entry)
@@ -28,12 +28,12 @@ def offers(group: str) -> dict[str, EntryPoint]:
 
 
 def load(group: str, name: str) -> Any:
-    """The object that an installed package offers under `name`, one of `offers(group)`.
+    """Load the object that an installed package offers under `name`, one of `offers(group)`.
 
     Raises
     ------
     ImportError
-        If the package's own code fails, with what it says.
+        If the package's code fails; the message contains its error.
     """
     entry = offers(group)[name]
     try:
@@ -48,7 +48,7 @@ def register_offered(env_id: str) -> bool:
     Raises
     ------
     ValueError
-        If what it offers is no environment of this id.
+        If the package's object is not an environment of this id.
     ImportError
         If the package's code fails.
     """
@@ -63,43 +63,43 @@ def register_offered(env_id: str) -> bool:
         except (TypeError, ValueError) as e:
             raise ValueError(f"{where} must be a capsule of an environment, or return one: {e}") from e
         if env_id not in (*native_ids(), *native_multi_agent_ids()):
-            raise ValueError(f"{where} must give the environment {env_id}, got {given}")
+            raise ValueError(f"{where} must provide the environment {env_id}, got {given}")
     return True
 
 
 def get_include() -> str:
-    """The folder with ``rlox_native.h``, the C interface for environments and rewards from outside."""
+    """Return the folder of ``rlox_native.h``, the C interface for external environments and rewards."""
     import rlox.kernels
 
     return str(Path(rlox.kernels.__file__).parent / "include")
 
 
-# (namespace/)name-vN, which gymnasium and the command line take; a colon would stand for a module to import.
+# (namespace/)name-vN, which gymnasium and the command line accept; a colon would name a module to import.
 _ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
 
-# rlox's own environments that are written in Python: where each is, and its limit of steps.
+# rlox's environments that are written in Python: entry point and step limit of each.
 TASKS: dict[str, tuple[str, int | None]] = {
     "rlox/CartPoleHidden-v1": ("rlox.world_models.tasks:cart_pole_hidden", 500),
     "rlox/DrawnCatch-v0": ("rlox.world_models.tasks:DrawnCatch", None),
     "rlox/PendulumHidden-v1": ("rlox.world_models.tasks:pendulum_hidden", 200),
 }
 
-# Of each id from outside the module that registered it, for processes that must import it.
+# Module that registered each external id, for processes that must import it.
 _ORIGINS: dict[str, str] = {}
 
 
 def gym_id(env_id: str) -> str:
-    """The name of a native id in gymnasium's registry: ``CartPole-v1`` is ``rlox/CartPole-v1``.
+    """Return the name of a native id in gymnasium's registry: ``CartPole-v1`` is ``rlox/CartPole-v1``.
 
-    An id from outside that has a namespace keeps it, since gymnasium allows one.
+    An external id that has a namespace keeps it, since gymnasium allows only one.
     """
     return env_id if "/" in env_id else f"rlox/{env_id}"
 
 
 def announce(env_id: str, module: str | None = None) -> None:
-    """Register one native id with gymnasium, if that is imported; again is allowed.
+    """Register one native id with gymnasium, if gymnasium is imported. May be called again.
 
-    `module` is what another process must import to have the id.
+    `module` is the module that another process must import to register the id.
     """
     registration = sys.modules.get("gymnasium.envs.registration")
     name = gym_id(env_id)
@@ -115,19 +115,20 @@ def announce(env_id: str, module: str | None = None) -> None:
 
 
 def register_env(capsule: Any, module: str | None = None) -> str:
-    """Add a native environment of one's own, by a ``rlox.env.v1`` capsule (rlox_native.h).
+    """Register a custom native environment, given as a ``rlox.env.v1`` capsule (rlox_native.h).
 
-    From then on its id is native wherever one is taken: `VecEnv`, `make_vec_env`, algorithms, evaluation,
-    ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``; one with several agents wherever those are taken,
-    as `rlox.multi_agent.make_multi_agent_env`. A package that is installed needs no call: it
-    offers ids by entry points in the group ``rlox.envs``, ``"<id>" = "module:capsule"`` or a function that returns one.
+    Its id can then be used wherever native ids are accepted: in `VecEnv`, `make_vec_env`, algorithms, evaluation,
+    ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``. An environment with several agents can be used in
+    `rlox.multi_agent.make_multi_agent_env` and everything that builds on it. An installed package does not need this
+    call: it offers ids as entry points in the group ``rlox.envs``, ``"<id>" = "module:capsule"`` or a function that
+    returns a capsule.
 
     Parameters
     ----------
     capsule : PyCapsule
-        Holds the address of a `rlox_env_v1`. It is kept.
+        Contains the address of a `rlox_env_v1`. A reference to it is kept.
     module : str, optional
-        What a worker process imports to have the id as well; by default the module that calls.
+        Module that worker processes import to register the id too; the default is the calling module.
 
     Returns
     -------
@@ -137,9 +138,9 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     Raises
     ------
     TypeError
-        If `capsule` is no PyCapsule.
+        If `capsule` is not a PyCapsule.
     ValueError
-        For a capsule of another kind, a struct that breaks the contract, or an id that is taken or no id.
+        For a capsule of another kind, a struct that breaks the contract, or an id that is invalid or already taken.
     """
     from rlox.kernels.envs.native_env import capsule_id
 
@@ -159,22 +160,22 @@ def register_env(capsule: Any, module: str | None = None) -> str:
 
 
 def origin(env_id: str) -> str | None:
-    """The module that registered an id from outside, where another process must import it to have the id."""
+    """Return the module that another process must import to register an external id; None if there is none."""
     return _ORIGINS.get(env_id)
 
 
 def native_env_ids() -> list[str]:
-    """Every native id: built in, registered in this process, or offered by an installed package."""
+    """Return all native ids: built in, registered in this process, or offered by an installed package."""
     return [env_id for env_id in dict.fromkeys([*native_ids(), *offers(ENV_GROUP)]) if _ID.fullmatch(env_id)]
 
 
 def is_native(env: Any) -> bool:
-    """Whether `env` is a native id; what an installed package offers under it is registered on the way.
+    """Whether `env` is a native id. If an installed package offers the id, it is registered.
 
     Raises
     ------
     ValueError
-        If the package's object is no environment of this id.
+        If the package's object is not an environment of this id.
     ImportError
         If the package's code fails.
     """
@@ -188,26 +189,28 @@ def is_native(env: Any) -> bool:
 
 
 def is_native_multi_agent(env: Any) -> bool:
-    """Whether `env` is the id of a native environment with several agents, which `is_native` is False for.
+    """Whether `env` is the id of a native environment with several agents; `is_native` is False for such ids.
 
     Raises
     ------
     ValueError, ImportError
-        As `is_native` does for what an installed package offers.
+        Same as `is_native`.
     """
     return isinstance(env, str) and _found(env) and env in native_multi_agent_ids()
 
 
 def _found(env_id: str) -> bool:
-    """Whether there is a native environment of this id, with one agent or several, once packages have been asked."""
+    """Whether there is a native environment of this id, with one or several agents, also in installed packages."""
     if env_id in native_ids() or env_id in native_multi_agent_ids():
         return True
     return _ID.fullmatch(env_id) is not None and register_offered(env_id)
 
 
 def announce_all() -> None:
-    """Register every native id with gymnasium, if that is imported: built in, registered so far, or offered by an
-    installed package; and `TASKS`."""
+    """Register `TASKS` and all native ids with gymnasium, if gymnasium is imported.
+
+    Native ids are built in, registered so far, or offered by an installed package.
+    """
     for env_id in native_env_ids():
         announce(env_id, origin(env_id))
     registration: Any = sys.modules.get("gymnasium.envs.registration")
@@ -219,7 +222,7 @@ def announce_all() -> None:
 
 
 def foreign_id(env_id: str) -> str:
-    """The id that gymnasium knows: that of a native environment from outside, which is gymnasium's only by rlox."""
+    """Return the id under which gymnasium knows an environment; external native ids are registered by rlox."""
     if env_id not in TASKS and (env_id in NATIVE_ENVS or not is_native(env_id)):
         return env_id
     import gymnasium
@@ -233,12 +236,12 @@ def foreign_id(env_id: str) -> str:
     return gym_id(env_id) if gym_id(env_id) in gymnasium.registry else env_id
 
 
-ZOO = "pettingzoo:"  # of PettingZoo's environments: "pettingzoo:mpe2.simple_spread_v3"
-_ZOO_PACKAGES = ("mpe2", "pettingzoo")  # what rlox-cli[multi-agent] installs
+ZOO = "pettingzoo:"  # prefix of PettingZoo environments: "pettingzoo:mpe2.simple_spread_v3"
+_ZOO_PACKAGES = ("mpe2", "pettingzoo")  # installed by rlox-cli[multi-agent]
 
 
 def imported_module(env_id: str) -> str:
-    """The module that making `env_id` imports and that only its user can vouch for; empty where there is none."""
+    """Return the third-party module that creating `env_id` imports, which users must trust; empty if there is none."""
     if not env_id.startswith(ZOO):
         return env_id.rpartition(":")[0]
     module = env_id.removeprefix(ZOO).partition(":")[0]
@@ -246,11 +249,11 @@ def imported_module(env_id: str) -> str:
 
 
 def unimported_module(env_id: str) -> str:
-    """As `imported_module`, of one that has not been imported; a file that names the environment must not do it."""
+    """Return `imported_module` if it is not imported yet, since a file that names it must not cause the import."""
     module = imported_module(env_id)
     return "" if module in sys.modules else module
 
 
 def env_name(env: Any) -> str:
-    """The id itself, or the name of a callable or of an environment's class."""
+    """Return the id itself, or the name of a callable or of an environment's class."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)

@@ -1,4 +1,4 @@
-"""What an algorithm must know of an environment: an `EnvSpec`, and how gymnasium's spaces become the arrays of one."""
+"""`EnvSpec`, which describes an environment to algorithms, and the conversion of gymnasium's spaces to arrays."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or tak
 
 @dataclass(frozen=True, eq=False)
 class EnvSpec:
-    """Shapes, sizes and bounds; what does not apply to the environment's actions is None.
+    """Shapes, sizes and bounds. Fields that do not apply to the environment's actions are None.
 
-    Exactly one kind of action: `n_actions` (one integer), `n_choices` (K integers), or `act_dim` with its bounds.
+    Exactly one kind of action is set: `n_actions` (one integer), `n_choices` (K integers), or `act_dim` and its bounds.
     """
 
     obs_shape: tuple[int, ...]  # (D,), or (C, H, W) for images
     obs_dtype: type = np.float32  # np.float32, or np.uint8 for images
-    n_stacked: int = 1  # frames in an image that moves on by one frame a step (gymnasium's FrameStackObservation)
-    obs_bytes: tuple[int, ...] | None = None  # shape of a uint8 Box that is no image: its numbers are taken as they are
-    n_actions: int | None = None  # Discrete: how many actions
-    n_choices: tuple[int, ...] | None = None  # MultiDiscrete: how many choices each of the K components has
+    n_stacked: int = 1  # frames in an image that advances by one frame per step (gymnasium's FrameStackObservation)
+    obs_bytes: tuple[int, ...] | None = None  # shape of a uint8 Box that is not an image, whose numbers are not scaled
+    n_actions: int | None = None  # Discrete: number of actions
+    n_choices: tuple[int, ...] | None = None  # MultiDiscrete: number of choices of each of the K components
     act_dim: int | None = None  # Box: length A of an action
     act_low: np.ndarray | None = None  # (A,) f32, -inf where unbounded
     act_high: np.ndarray | None = None  # (A,) f32, inf where unbounded
-    # What an observation of several parts is made of: the key of each, and how many numbers it has.
+    # Parts of an observation that has several: the key of each part, and how many numbers it has.
     parts: tuple[tuple[str, int], ...] = field(default=(), compare=False)
-    # Of a vector that holds images beside other numbers, for each image: its first number, C, H, W; pixels in [0, 255].
+    # For a vector of images and other numbers: index of each image's first number, C, H, W; pixels are in [0, 255].
     images: tuple[tuple[int, int, int, int], ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -43,7 +43,7 @@ class EnvSpec:
         )
 
     def part(self, i: int) -> str:
-        """Where number `i` of an observation comes from: the key of its part and the place in there."""
+        """Describe where number `i` of an observation comes from: the key of its part and the index in this part."""
         for key, size in self.parts:
             if i < size:
                 return f"number {i} of {key!r}"
@@ -51,7 +51,7 @@ class EnvSpec:
         return f"number {i}"
 
     def refuse_mixed_images(self, where: str, remedy: str = _ONE_KIND) -> None:
-        """Raise a ValueError where an observation holds images beside other parts."""
+        """Raise a ValueError if an observation contains images and other parts."""
         if self.images:
             raise ValueError(
                 f"{where}: the observation space must not mix images with other parts, got {self.described_parts()}; "
@@ -59,7 +59,7 @@ class EnvSpec:
             )
 
     def described_parts(self) -> str:
-        """For messages: ``camera (an image), speed (3 numbers)``."""
+        """Describe the parts for messages: ``camera (an image), speed (3 numbers)``."""
         starts = {start for start, *_ in self.images}
         found, i = [], 0
         for key, size in self.parts:
@@ -69,7 +69,7 @@ class EnvSpec:
 
     @property
     def obs_dim(self) -> int:
-        """D; for images the number of values in one."""
+        """D; for images the number of values per image."""
         return math.prod(self.obs_shape)
 
     @property
@@ -78,7 +78,7 @@ class EnvSpec:
 
     @property
     def shows_images(self) -> bool:
-        """Whether an observation is an image or holds one."""
+        """Whether an observation is an image or contains one."""
         return self.image or bool(self.images)
 
     @property
@@ -103,12 +103,12 @@ class EnvSpec:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many choices each component of an action has; () where it is continuous."""
+        """Number of choices of each component of an action; () for continuous actions."""
         return (self.n_actions,) if self.n_actions is not None else self.n_choices or ()
 
     @property
     def model_width(self) -> int:
-        """A, numbers of an action as a world model sees it: one-hot choices side by side, or numbers in [-1, 1]."""
+        """A, size of an action as input of a world model: concatenated one-hot choices, or numbers in [-1, 1]."""
         return sum(self.choices) or self.act_dim or 0
 
     @property
@@ -116,7 +116,7 @@ class EnvSpec:
         return np.float32 if self.continuous else np.int64
 
     def describe_actions(self) -> str:
-        """For messages: ``2 discrete actions``, ``3 components of 2, 2, 5 choices``, ``1 action component``."""
+        """Describe the actions: ``2 discrete actions``, ``3 components of 2, 2, 5 choices``, ``1 action component``."""
         if self.discrete:
             return f"{self.n_actions} discrete actions"
         if self.n_choices is not None:
@@ -124,16 +124,16 @@ class EnvSpec:
         return f"{self.act_dim} action component{'' if self.act_dim == 1 else 's'}"
 
     def clip(self, actions: np.ndarray) -> np.ndarray:
-        """Continuous actions within their bounds; other actions as they are."""
+        """Clip continuous actions to their bounds; return other actions unchanged."""
         return np.clip(actions, self.act_low, self.act_high) if self.continuous else actions
 
     def to_unit(self, actions: np.ndarray) -> np.ndarray:
-        """Continuous actions (B, A) within finite bounds as numbers in [-1, 1]."""
+        """Scale continuous actions (B, A) from their finite bounds to [-1, 1]."""
         low, high = self.act_low, self.act_high
-        return (actions - (high + low) / 2) / ((high - low) / 2)  # type: ignore[operator]  # there where continuous
+        return (actions - (high + low) / 2) / ((high - low) / 2)  # type: ignore[operator]  # set if continuous
 
     def to_model(self, actions: np.ndarray) -> np.ndarray:
-        """Actions (B, …) as a world model sees them, (B, A) f32, see `model_width`."""
+        """Convert actions (B, …) to the inputs of a world model, (B, A) f32, see `model_width`."""
         if self.continuous:
             return self.to_unit(actions).astype(np.float32)
         columns = np.asarray(actions).reshape(len(actions), -1).T
@@ -141,7 +141,7 @@ class EnvSpec:
         return np.concatenate(blocks, 1)
 
     def from_model(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse of `to_model`, (B, A) -> (B, ...); continuous actions are clipped to their bounds."""
+        """Invert `to_model`, (B, A) -> (B, ...); continuous actions are clipped to their bounds."""
         if self.continuous:
             low, high = self.act_low, self.act_high
             return (low + (np.clip(actions, -1, 1) + 1) / 2 * (high - low)).astype(np.float32)  # type: ignore[operator]
@@ -150,17 +150,17 @@ class EnvSpec:
         return found[:, 0] if self.discrete else found
 
     def random_actions(self, rng: Rng, n: int) -> np.ndarray:
-        """`n` uniformly random actions; continuous ones must be bounded."""
+        """Draw `n` uniformly random actions; continuous actions must be bounded."""
         if self.discrete:
             return rng.integers(self.n_actions, n)
         if self.n_choices is not None:
             return (rng.uniform((n, len(self.n_choices)), dtype=np.float64) * self.n_choices).astype(np.int64)
-        # Continuous: there are bounds.
+        # Continuous actions, which have bounds.
         return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))  # type: ignore[operator]
 
 
 def spec_of(vec) -> EnvSpec:
-    """The `EnvSpec` of what `make_vec_env` made."""
+    """Return the `EnvSpec` of an environment that `make_vec_env` created."""
     from rlox.kernels.envs.vec_env import VecEnv
 
     if not isinstance(vec, VecEnv):
@@ -171,20 +171,20 @@ def spec_of(vec) -> EnvSpec:
 
 
 class SpaceAdapter:
-    """Between what one gymnasium environment observes and takes, and the arrays that an `EnvSpec` describes.
+    """Conversion between one gymnasium environment's observations and actions and the arrays of an `EnvSpec`.
 
     - Observations: Box becomes (D,) float32, flattened if it has more dimensions; Discrete, MultiDiscrete,
-      MultiBinary, Dict and Tuple as ``gymnasium.spaces.flatten`` does (choices one-hot). A uint8 Box of three
-      dimensions is an image, of four a stack of images: (C, H, W) uint8, the frames of a stack one after the other
-      in C. The channels are the smaller of first and last dimension. A Dict or Tuple of one
-      part is that part; one of images and other parts becomes a vector of all their numbers, see `EnvSpec.images`.
-    - Actions: Discrete is an integer from 0; MultiDiscrete and MultiBinary K integers from 0; Box (A,) float32 in the
-      environment's own units.
+      MultiBinary, Dict and Tuple as in ``gymnasium.spaces.flatten`` (choices one-hot). A uint8 Box of three dimensions
+      is an image, and one of four dimensions a stack of images: (C, H, W) uint8, with the frames of a stack one after
+      the other in C. The channels are the smaller of first and last dimension. A Dict or Tuple with one part becomes
+      that part; with images and other parts it becomes a vector of all their numbers, see `EnvSpec.images`.
+    - Actions: Discrete becomes an integer from 0; MultiDiscrete and MultiBinary become K integers from 0; Box becomes
+      (A,) float32 in the environment's units.
 
     Raises
     ------
     ValueError
-        For any other space, with the remedy.
+        For any other space; the message names the remedy.
     """
 
     def __init__(self, obs_space, act_space, where: str = "SpaceAdapter"):
@@ -193,7 +193,7 @@ class SpaceAdapter:
         unscaled = _bytes_shape(obs_space)
         from gymnasium import spaces
 
-        # Whether observations are the vectors that they become, and what the first of Discrete actions is.
+        # Whether observations are vectors already, and the first of Discrete actions.
         self.vectors = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
         self.first_action: int | None = None
         if isinstance(act_space, spaces.Discrete):
@@ -213,25 +213,25 @@ class SpaceAdapter:
                 low, high = (bound.ravel().astype(np.float32) for bound in (act_space.low, act_space.high))
             bounds = {"act_low": low, "act_high": high}
             self.spec = EnvSpec(obs_shape, obs_dtype, act_dim=low.size, **bounds, obs_bytes=unscaled)
-            # A copy: an environment may keep or change what it is given.
+            # A copy: an environment may keep or change its action.
             self.to_env = lambda action: action.reshape(shape).astype(dtype)
         else:
             raise ValueError(
                 f"{where}: the action space must be Discrete, MultiDiscrete, MultiBinary or a Box of floats, got "
                 f"{act_space}; pass a callable that wraps the environment in "
-                "gymnasium.wrappers.TransformAction(env, func, action_space), or name a wrapper of your own"
+                "gymnasium.wrappers.TransformAction(env, func, action_space), or name a custom wrapper"
             )
         images = () if self.spec.image else tuple(_images(obs_space))
         self.spec = replace(self.spec, parts=tuple(_parts(obs_space)), images=images)
         self._plain_shape = None if self.spec.image else obs_shape
 
     def row(self, obs: Any) -> Any:
-        """`observe`, where assigning the result to a row of an array could not bend it, or lose a part of it, silently.
+        """Return `observe(obs)` after checking that assigning it to a row of an array cannot silently change it.
 
         Raises
         ------
         ValueError
-            For another shape, and for an image of floats.
+            If the shape is wrong, or an image has floats.
         """
         obs = self.observe(obs)
         if type(obs) is np.ndarray and obs.shape == self._plain_shape and obs.dtype.kind in "fiub":
@@ -246,7 +246,7 @@ class SpaceAdapter:
 
 
 def _leaves(space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Each part of a Dict or Tuple, and of those in it, with the keys that lead there; any other space is its own."""
+    """Yield all parts of nested Dicts and Tuples with the path of keys to each; any other space yields itself."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -257,14 +257,14 @@ def _leaves(space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...]
 
 
 def _items(space) -> list[tuple[Any, Any]]:
-    """A Dict's keys and parts, or a Tuple's numbers and parts."""
+    """Return a Dict's keys and parts, or a Tuple's indices and parts."""
     from gymnasium import spaces
 
     return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
 
 
 def _parts(space) -> Iterator[tuple[str, int]]:
-    """The keys of a Dict's or Tuple's parts, a part's own parts behind a dot, with the numbers that each becomes."""
+    """Yield the keys of a Dict's or Tuple's parts, nested keys joined by dots, and the size of each flattened part."""
     from gymnasium import spaces
 
     for path, part in _leaves(space):
@@ -273,7 +273,7 @@ def _parts(space) -> Iterator[tuple[str, int]]:
 
 
 def _images(space) -> Iterator[tuple[int, int, int, int]]:
-    """The images among a Dict's or Tuple's parts: where each starts in the vector of all, and its shape."""
+    """Yield the images among a Dict's or Tuple's parts: the start of each in the flattened vector, and its shape."""
     from gymnasium import spaces
 
     start = 0
@@ -285,7 +285,7 @@ def _images(space) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
-    """Shape, dtype and the function that makes such an array of an observation."""
+    """Return shape, dtype and the function that converts an observation to such an array."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and len(space.spaces) == 1:
@@ -302,9 +302,9 @@ def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any],
         return _joined_observer(space, where)
     if not space.is_np_flattenable:
         raise ValueError(
-            f"{where}: the observation space must be one that gymnasium.spaces.flatten makes a vector of, got {space}; "
+            f"{where}: the observation space must be one that gymnasium.spaces.flatten can flatten, got {space}; "
             "pass a callable that wraps the environment in "
-            "gymnasium.wrappers.TransformObservation(env, func, observation_space), or name a wrapper of your own"
+            "gymnasium.wrappers.TransformObservation(env, func, observation_space), or name a custom wrapper"
         )
     return (spaces.flatdim(space),), np.float32, functools.partial(spaces.flatten, space)
 
@@ -316,7 +316,7 @@ def _is_image(space) -> bool:
 
 
 def _bytes_shape(space) -> tuple[int, ...] | None:
-    """Shape of a Box of bytes that is no image; None for any other space."""
+    """Return the shape of a Box of bytes that is not an image; None for any other space."""
     from gymnasium import spaces
 
     whole = isinstance(space, spaces.Box) and space.dtype == np.uint8 and not _is_image(space)
@@ -337,7 +337,7 @@ def _image_observer(shape: tuple[int, ...]) -> tuple[tuple[int, ...], type, Call
 
 
 def _joined_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
-    """Of a Dict or Tuple with images among its parts: all numbers one after the other."""
+    """Return the observer of a Dict or Tuple with images, which concatenates the numbers of all parts."""
     parts = [(key, *_observer(part, where)) for key, part in _items(space)]
 
     def observe(obs: Any) -> np.ndarray:
@@ -347,14 +347,14 @@ def _joined_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable
 
 
 def checked_actions(spec: EnvSpec, actions: Any, n: int, where: str) -> np.ndarray:
-    """`actions` of N environments as (N,) or (N, K) int64 or (N, A) f32.
+    """Return `actions` of N environments as (N,) or (N, K) int64 or (N, A) f32.
 
     Raises
     ------
     TypeError
-        For choices that are no integers.
+        If discrete actions are not integers.
     ValueError
-        For another number of actions, one out of range, or one that is not a number.
+        If the number of actions is wrong, or an action is out of range or NaN.
     """
     actions = np.asarray(actions)
     if actions.size != n * math.prod(spec.action_shape):

@@ -1,19 +1,20 @@
-"""State of foreign environments: which can be saved and restored exactly, and how it travels in a checkpoint.
+"""State of foreign environments: which ones can be saved and restored exactly, and how checkpoints store it.
 
-An environment is restorable where each layer of it, its wrappers and what they hold, is one of these:
+An environment can be restored if each of its layers, that is the environment itself and its wrappers, is one of these:
 
-- Classic control, and MuJoCo's environments of gymnasium, v4 and v5; the generator that the innermost layer draws from
+- gymnasium's classic control environments, and its MuJoCo environments v4 and v5. The generator of the innermost layer
   (``np_random``, a PCG64) is saved with every environment.
 - gymnasium's TimeLimit, OrderEnforcing, PassiveEnvChecker, ClipAction, RescaleAction and FlattenObservation.
-- The environments of mpe2 with their wrappers, as ``parallel_env`` makes them.
-- Any layer whose class has a pair of methods ``get_state()`` and ``set_state(state)``. The first returns what decides
-  that layer's future besides ``np_random``; the second, called on one that was made in the same way and may not have
-  been reset, makes it go on from there, bit for bit. It is of an episode that is running. Values are None, booleans,
-  numbers, text, NumPy arrays and scalars of numbers or booleans, and lists and dicts (by text) of these; a tuple comes
-  back as a list, an array without dimensions as a scalar. A wrapper's pair is about the wrapper alone.
+- The environments of mpe2 with the wrappers that ``parallel_env`` adds.
+- Any layer whose class has the methods ``get_state()`` and ``set_state(state)``. ``get_state`` is called while an
+  episode is running, and returns everything that the layer's future depends on, except ``np_random``. ``set_state`` is
+  called on a layer that was created in the same way and may not have been reset, which must then continue from this
+  state, bit for bit. Values are None, booleans, numbers, strings, NumPy arrays and scalars of numbers or booleans, and
+  lists and dicts (with string keys) of these. A tuple is restored as a list, and an array without dimensions as a
+  scalar. The methods of a wrapper cover only the wrapper.
 
-A subclass counts as its own class. Whatever holds anything else starts with fresh episodes. Saved, a group of
-environments is two arrays of bytes: JSON, and the contents of all arrays that it names, one after the other.
+A subclass counts as its own class. An environment with any other layer starts new episodes instead. A group of
+environments is saved as two arrays of bytes: JSON, and the contents of all arrays that it names, one after the other.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _JSON, _DATA = "env_json", "env_data"
 _DTYPES = {np.dtype(t).name: np.dtype(t) for t in (*"bhilqBHILQefd", np.bool_)}
 _MPE_CLASS = re.compile(r"mpe2\.\w+\.\w+\.raw_env")
 _MUJOCO_CLASS = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v[45]\.\w+")
-# What a step reads of MuJoCo's results before it computes them anew: where bodies were at the end of the step before,
-# which `mj_step` leaves as it was before its last integration, so that no `mj_forward` gives it back.
+# Results of MuJoCo that a step reads before it computes them again: the positions of bodies at the end of the previous
+# step. `mj_step` leaves them as they were before its last integration, so `mj_forward` cannot restore them.
 _MUJOCO_RESULTS = ("xpos", "xipos")
 
 
 class UnsavableState(Exception):
-    """What an environment holds at the moment has no place in a checkpoint; says why."""
+    """An environment contains something that a checkpoint cannot store; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """How one layer's own state is read and put back; `put` raises ValueError for one that it cannot have given."""
+    """Functions that read and restore the state of one layer; `put` raises ValueError for an impossible state."""
 
     get: Callable[[Any], Any]
     put: Callable[[Any, Any], None]
@@ -60,7 +61,7 @@ def _numbers(value: Any, like: np.ndarray, name: str) -> np.ndarray:
 
 
 def count(value: Any, name: str) -> int:
-    """`value`, if it is an integer that counts something; else a ValueError that names it."""
+    """Return `value` if it is an integer >= 0, otherwise raise a ValueError with its `name`."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{name} must be an integer >= 0, got {repr(value)[:80]}")
     return value
@@ -71,12 +72,15 @@ def _put_elapsed(limit: Any, state: Any) -> None:
 
 
 def _put_checked(checker: Any, state: Any) -> None:
-    # It looks at the first reset and the first steps, and changes nothing; these were the saved run's.
+    # It only checks the first reset and steps, which happened in the saved run.
     checker.checked_reset = checker.checked_step = checker.checked_data_reuse = True
 
 
 def _classic(size: int, bound: float = math.inf, **others: Any) -> _Part:
-    """Of an environment that keeps `size` numbers within `bound` in ``state``; while it plays, `others` are as here."""
+    """Return the `_Part` of an environment whose ``state`` has `size` numbers within `bound`.
+
+    `others` are attributes and their values during an episode.
+    """
 
     def put(env: Any, state: Any) -> None:
         name = f"the state of {type(env).__name__}"
@@ -108,7 +112,7 @@ def _put_mujoco(env: Any, state: Any) -> None:
     likes = {"integration": np.empty(mujoco.mj_stateSize(env.model, kind))}
     likes.update({field: getattr(env.data, field) for field in _MUJOCO_RESULTS})
     if not isinstance(state, dict) or set(state) != set(likes):
-        raise ValueError(f"{name} must hold {', '.join(likes)}, got {repr(state)[:80]}")
+        raise ValueError(f"{name} must contain {', '.join(likes)}, got {repr(state)[:80]}")
     for field, like in likes.items():
         _numbers(state[field], like, f"{name}, of this MuJoCo and model: {field}")
     mujoco.mj_setState(env.model, env.data, state["integration"], kind)
@@ -117,7 +121,7 @@ def _put_mujoco(env: Any, state: Any) -> None:
 
 
 def _mpe_objects(env: Any) -> dict[str, Any]:
-    """All that the scenario of mpe2 and its world are made of, by name."""
+    """Return all objects of an mpe2 scenario and its world, by name."""
     found = {"scenario": env.scenario, "world": env.world}
     for kind in ("agents", "landmarks"):
         for k, entity in enumerate(getattr(env.world, kind)):
@@ -139,7 +143,7 @@ def _get_mpe(env: Any) -> dict[str, Any]:
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
         if isinstance(value, dict):
-            raise UnsavableState("mpe2's world holds a dict")
+            raise UnsavableState("mpe2's world contains a dict")
         return value
 
     held = {
@@ -151,13 +155,13 @@ def _get_mpe(env: Any) -> dict[str, Any]:
 
 
 def _put_mpe(env: Any, state: Any) -> None:
-    """Its wrapper has reset it before."""
+    """Restore an mpe2 environment, which its wrapper has already reset."""
     name = "the state of mpe2's environment"
     objects = _mpe_objects(env)
     if not isinstance(state, dict) or set(state) != {"objects", "steps", "range", "draws"}:
-        raise ValueError(f"{name} must hold objects, steps, range and draws, got {repr(state)[:80]}")
+        raise ValueError(f"{name} must contain objects, steps, range and draws, got {repr(state)[:80]}")
     if not isinstance(state["objects"], dict) or set(state["objects"]) != set(objects):
-        raise ValueError(f"{name} must be of {', '.join(objects)}, got {repr(state['objects'])[:80]}")
+        raise ValueError(f"{name} must contain the objects {', '.join(objects)}, got {repr(state['objects'])[:80]}")
 
     def back(value: Any, now: Any, where: str) -> Any:
         if isinstance(value, dict):
@@ -176,7 +180,7 @@ def _put_mpe(env: Any, state: Any) -> None:
     for key, thing in objects.items():
         fields, has = state["objects"][key], {k: v for k, v in vars(thing).items() if not callable(v)}
         if not isinstance(fields, dict) or set(fields) != set(has):
-            raise ValueError(f"{name}, {key}, must hold {', '.join(has)}, got {repr(fields)[:80]}")
+            raise ValueError(f"{name}, {key}, must contain {', '.join(has)}, got {repr(fields)[:80]}")
         found[key] = {k: back(v, has[k], f"{name}, {key}.{k},") for k, v in fields.items()}
     draws, steps = _generator(state["draws"]), count(state["steps"], f"steps in {name}")
     for key, thing in objects.items():
@@ -185,10 +189,10 @@ def _put_mpe(env: Any, state: Any) -> None:
 
 
 def _bits(generator: Any, whose: str) -> Any:
-    """The state of a generator that can be saved."""
+    """Return the state of a generator, which must be a PCG64."""
     bits = generator.bit_generator.state if hasattr(generator, "bit_generator") else {}
     if bits.get("bit_generator") != "PCG64":
-        raise UnsavableState(f"the np_random {whose} is no PCG64 generator")
+        raise UnsavableState(f"the np_random {whose} is not a PCG64 generator")
     return bits
 
 
@@ -196,7 +200,7 @@ def _put_pair(layer: Any, state: Any) -> None:
     try:
         layer.set_state(state)
     except Exception as e:
-        raise ValueError(f"set_state of {type(layer).__name__} refuses what is saved: {e}") from e
+        raise ValueError(f"set_state of {type(layer).__name__} does not accept the saved state: {e}") from e
 
 
 _STATELESS = _Part(lambda layer: None, lambda layer, state: None)
@@ -214,11 +218,11 @@ _KNOWN = {
     f"{_WRAPPERS}transform_observation.FlattenObservation": _STATELESS,
     f"{_CLASSIC}cartpole.CartPoleEnv": _classic(4, steps_beyond_terminated=None),
     f"{_CLASSIC}pendulum.PendulumEnv": _classic(2, last_u=None),
-    # Its angles are wrapped by a loop, which a great number would keep busy for ever.
+    # Acrobot wraps its angles in a loop, which would run forever on a large number.
     f"{_CLASSIC}acrobot.AcrobotEnv": _classic(4, 100.0),
     f"{_CLASSIC}mountain_car.MountainCarEnv": _classic(2),
     f"{_CLASSIC}continuous_mountain_car.Continuous_MountainCarEnv": _classic(2),
-    # The reset lets all layers below begin to play; what they hold is put into place after it.
+    # The reset starts an episode in all layers below; their states are restored after it.
     f"{_ZOO}conversions.aec_to_parallel_wrapper": _Part(lambda layer: None, lambda layer, _: layer.reset(seed=0)),
     f"{_ZOO}wrappers.order_enforcing.OrderEnforcingWrapper": _STATELESS,
     f"{_ZOO}wrappers.assert_out_of_bounds.AssertOutOfBoundsWrapper": _STATELESS,
@@ -227,7 +231,7 @@ _KNOWN = {
 
 
 def _layers(env: Any) -> list[Any]:
-    """The environment as it is used, what that wraps, and so on inwards."""
+    """Return the environment and everything that it wraps, from outside to inside."""
     found = [env]
     while (inner := _inside(found[-1])) is not None:
         found.append(inner)
@@ -235,12 +239,12 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _inside(layer: Any) -> Any:
-    """What a wrapper of gymnasium's or PettingZoo's wraps; None for an environment."""
+    """Return what a wrapper of gymnasium or PettingZoo wraps; None for an environment."""
     import gymnasium
 
     if isinstance(layer, gymnasium.Wrapper):
         return layer.env
-    zoo = sys.modules.get("pettingzoo.utils")  # which who has made such a wrapper has imported
+    zoo = sys.modules.get("pettingzoo.utils")  # imported if there is such a wrapper
     if zoo is not None and isinstance(layer, (zoo.BaseWrapper, zoo.BaseParallelWrapper)):
         return layer.env
     return getattr(layer, "aec_env", None) if _path(layer) == f"{_ZOO}conversions.aec_to_parallel_wrapper" else None
@@ -272,17 +276,17 @@ def _part(layer: Any) -> _Part | None:
 
 
 def _parts(layers: list[Any]) -> list[_Part]:
-    """As `_part`, of layers that can all be restored."""
+    """Return `_part` of each layer; all of them must be restorable."""
     return [part for layer in layers if (part := _part(layer)) is not None]
 
 
 def stack_of(env: Any) -> list[str]:
-    """Names of the classes that `env` is built of, from outside to inside: a state fits only an equal stack."""
+    """Return the class names of all layers of `env`, from outside to inside: a state only fits an equal stack."""
     return [_path(layer) for layer in _layers(env)]
 
 
 def why_not(env: Any) -> str | None:
-    """Why `env` cannot be restored exactly; None where it can."""
+    """Return why `env` cannot be restored exactly; None if it can."""
     for layer in _layers(env):
         if _part(layer) is None:
             return f"{type(layer).__name__} has no get_state() and set_state(state)"
@@ -290,12 +294,12 @@ def why_not(env: Any) -> str | None:
 
 
 def get_env_state(env: Any) -> dict[str, Any]:
-    """Everything that the future of `env` depends on, which has been reset; `why_not` must be None.
+    """Return everything that the future of `env` depends on. It must have been reset, and `why_not` must be None.
 
     Raises
     ------
     UnsavableState
-        If its generator is no PCG64.
+        If its generator is not a PCG64.
     """
     layers = _layers(env)
     generator, bits = getattr(layers[-1], "_np_random", None), None
@@ -306,12 +310,12 @@ def get_env_state(env: Any) -> dict[str, Any]:
 
 
 def set_env_state(env: Any, state: Any) -> None:
-    """Let `env`, which need not have been reset, go on from what `get_env_state` returned.
+    """Let `env`, which need not have been reset, continue from a state that `get_env_state` returned.
 
     Raises
     ------
     ValueError
-        If it is no state of such an environment; names what does not fit.
+        If it is not a state of such an environment; the message names what does not fit.
     """
     layers = _layers(env)
     states = state.get("layers") if isinstance(state, dict) else None
@@ -339,32 +343,32 @@ def _generator(state: Any) -> np.random.Generator:
 
 
 def encode(value: Any, data: bytearray) -> Any:
-    """`value` as JSON can say it; the contents of its arrays are appended to `data`.
+    """Convert `value` to JSON types, and append the contents of its arrays to `data`.
 
     Raises
     ------
     UnsavableState
-        For anything but what the contract names (see the module).
+        For types that the contract in the module's docstring does not allow.
     """
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         if array.dtype.name not in _DTYPES:
-            raise UnsavableState(f"its state holds an array of {array.dtype}")
+            raise UnsavableState(f"its state contains an array of {array.dtype}")
         data += array.astype(_DTYPES[array.dtype.name], order="C", copy=False).tobytes()
         return {"array": [array.dtype.name, list(array.shape)]}
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise UnsavableState(f"its state holds a dict with a key that is no text: {list(value)[:5]}")
+            raise UnsavableState(f"its state contains a dict with a key that is not a string: {list(value)[:5]}")
         return {"dict": {str(key): encode(item, data) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
         return [encode(item, data) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise UnsavableState(f"its state holds a {type(value).__name__}")
+    raise UnsavableState(f"its state contains a {type(value).__name__}")
 
 
 class _Reader:
-    """Takes what `encode` has appended, in order; allocates no more than there is."""
+    """Reader of the arrays that `encode` appended, in order. It allocates no more memory than there is data."""
 
     def __init__(self, data: np.ndarray):
         self._data = data
@@ -381,7 +385,7 @@ class _Reader:
             raise ValueError(f"an array of {dtype} {dims} must have its {size} bytes in {_DATA}, got {left}")
         found = self._data[self._at : self._at + size]
         self._at += size
-        # A copy; bytes that are no bool become one.
+        # A copy. For bools, any byte becomes a valid bool.
         found = found.astype(np.bool_) if kind == np.bool_ else found.copy().view(kind)
         return found.reshape(dims)[()]
 
@@ -399,17 +403,17 @@ class _Reader:
 
     def finish(self) -> None:
         if self._at != len(self._data):
-            raise ValueError(f"{_DATA} must be of {self._at} bytes, got {len(self._data)}")
+            raise ValueError(f"{_DATA} must have {self._at} bytes, got {len(self._data)}")
 
 
 def pack(stacks: Sequence[list[str]], nodes: Sequence[Any], data: bytes) -> dict[str, np.ndarray]:
-    """What `encode` made of each environment's state, in order, as arrays (B,) uint8 of a checkpoint."""
+    """Convert the encoded states of all environments, in order, to arrays (B,) uint8 for a checkpoint."""
     text = json.dumps({"stacks": list(stacks), "envs": list(nodes)})
     return {_JSON: np.frombuffer(text.encode(), np.uint8), _DATA: np.frombuffer(bytearray(data), np.uint8)}
 
 
 def fits(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> bool:
-    """Whether `state` is `pack`'s, of environments that are built of the same classes.
+    """Whether `state` comes from `pack`, for environments with the same stacks of classes.
 
     Raises
     ------
@@ -420,12 +424,12 @@ def fits(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> bool:
 
 
 def unpack(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> list[Any]:
-    """Each environment's state.
+    """Return the state of each environment.
 
     Raises
     ------
     ValueError
-        If `state` is no state of such environments, or damaged; names what is wrong.
+        If `state` is damaged or not a state of such environments; the message names what is wrong.
     """
     content = _read(state)
     if content["stacks"] != list(stacks):
@@ -454,24 +458,24 @@ def _read(state: dict[str, np.ndarray]) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{_JSON} must be JSON: {e}") from e
     if not isinstance(content, dict) or set(content) != {"stacks", "envs"}:
-        raise ValueError(f"{_JSON} must hold stacks and envs, got {repr(content)[:80]}")
+        raise ValueError(f"{_JSON} must contain stacks and envs, got {repr(content)[:80]}")
     return content
 
 
 class ForeignEnvs:
-    """N copies of a foreign environment: whether they have started, and how all are saved and restored together.
+    """N copies of a foreign environment: whether they have started, and how they are saved and restored together.
 
     Attributes
     ----------
     env_id, n_envs
         As given.
     why_not : str, optional
-        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None where they can.
+        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None if they can.
     """
 
     why_not: str | None
     _stacks: list[list[str]]
-    # What each kind does itself; the two for states where `why_not` is None.
+    # Defined by subclasses; the two methods for states are only used if `why_not` is None.
     _get_state: Callable[[], tuple[list[Any], bytes] | None]
     _set_state: Callable[[list[Any]], None]
     _close: Callable[[], None]
@@ -482,7 +486,7 @@ class ForeignEnvs:
         self.env_id = env_id
         self.n_envs = n_envs
         self._started = False
-        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
+        self._at_rest = False  # whether all are open and have taken the same number of steps
 
     def __len__(self) -> int:
         return self.n_envs
@@ -494,9 +498,9 @@ class ForeignEnvs:
         self.close()
 
     def get_state(self) -> dict[str, np.ndarray] | None:
-        """Everything that the future of the episodes that are running depends on.
+        """Return everything that the future of the running episodes depends on.
 
-        None before there are any, after `close` or a step that failed, and where `why_not` says so.
+        Return None if no episode has started, after `close` or a failed step, and if `why_not` gives a reason.
         """
         found = self._get_state() if self._at_rest and self.why_not is None else None
         return None if found is None else pack(self._stacks, *found)
@@ -512,12 +516,12 @@ class ForeignEnvs:
         return self.why_not is None and fits(state, self._stacks)
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
+        """Continue exactly from a state of `get_state`, in this process or another, with or without workers.
 
         Raises
         ------
         ValueError
-            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
+            If it is damaged or not a state of such environments, which must then be reset with a seed before use.
         """
         name = type(self).__name__
         if self.why_not is not None:

@@ -1,4 +1,4 @@
-"""How are language models read, sampled from, scored and rewarded? Data, transport and models of post-training.
+"""Data, models, rewards and sampling backends for the post-training of language models.
 
 The algorithms are in `rlox.algorithms`: sft, reward_model, grpo, dpo, online_dpo, best_of_n.
 """

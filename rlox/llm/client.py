@@ -1,4 +1,4 @@
-"""A client of a server that speaks JSON over HTTP: connections that are kept, several requests at once, retries."""
+"""A client for JSON over HTTP, with persistent connections, concurrent requests and retries."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_BYTES = 1 << 30  # of one answer
-_AGAIN = frozenset((429, 502, 503, 504))  # statuses of a server that is busy, or starts
+_AGAIN = frozenset((429, 502, 503, 504))  # statuses of a server that is busy or starting
 _LONGEST_PAUSE = 30.0  # seconds between two tries
-_OF_TOKENS = (401, 403)  # statuses that say nothing of the request itself
-_SOON = 10.0  # seconds that a server has for a question about itself
+_OF_TOKENS = (401, 403)  # statuses about the token, not about the request itself
+_SOON = 10.0  # timeout in seconds of requests about the server itself
 
 
 class ServerLost(ConnectionError):
-    """A server that does not answer, or stays busy, however often it is asked."""
+    """Raised when a server does not answer, or stays busy, after all retries."""
 
 
 def is_number(value: Any) -> bool:
@@ -37,49 +37,49 @@ def is_number(value: Any) -> bool:
 
 
 def seconds(where: str, name: str, value: Any, least: float) -> float:
-    """`value` as a float; a ValueError unless it is a number of seconds."""
+    """Return `value` as a float; raise a ValueError unless it is a number of seconds."""
     if not is_number(value) or not least <= value <= 1e6:
         raise ValueError(f"{where}: {name} must be a number of seconds >= {least:g}, got {shown(value)}")
     return float(value)
 
 
 def checked_token(where: str, token: Any) -> str | None:
-    """`token`; a ValueError unless it fits into a header. The message leaves it out: it is a secret."""
+    """Return `token`; raise a ValueError unless it fits into a header. It is a secret, so the message omits it."""
     if token is not None and not (
         isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
     ):
-        raise ValueError(f"{where}: token must be a text of ASCII characters without spaces, got another")
+        raise ValueError(f"{where}: token must be a text of ASCII characters without spaces")
     return token
 
 
 class Client:
-    """Asks a server. Threads may share it.
+    """HTTP client of one server. Threads may share it.
 
     Parameters
     ----------
     where : str
-        Who asks, for messages.
+        Name of the caller, for messages.
     url : str
-        Such as ``http://127.0.0.1:8000``; paths are added to it.
+        Root of the server, such as ``http://127.0.0.1:8000``; paths are appended to it.
     token : str, optional
         Sent as ``Authorization: Bearer TOKEN``.
     timeout : float
-        Seconds to wait for the server to say something.
+        Seconds to wait for data from the server.
     retries : int
-        How often to ask again where no connection comes about or holds, or the server is busy (429, 502, 503, 504).
+        Number of retries if a connection fails or breaks, or the server is busy (429, 502, 503, 504).
     pause : float
-        Seconds before the first of these, at most; each later one waits twice as long, at most 30 seconds.
+        Longest pause in seconds before the first retry; it doubles with each later retry, up to 30 seconds.
     concurrency : int
-        Most requests at once by `map`.
+        Maximum number of concurrent requests of `map`.
     remedies : mapping, optional
-        What to do, by the status of a refusal.
+        Remedy to add to the message of an error, by HTTP status.
 
     Attributes
     ----------
     url : str
-        As given, without a slash at its end.
+        The given URL, without a slash at its end.
     lost : int
-        How often a connection has broken off.
+        How many times a connection failed or broke.
 
     Raises
     ------
@@ -102,12 +102,12 @@ class Client:
         try:
             parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
             port = None if parts is None else parts.port
-        except ValueError:  # of a port that is none
+        except ValueError:  # an invalid port
             parts = None
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ValueError(f"{where}: url must be such as 'http://127.0.0.1:8000', got {shown(url)}")
         if parts.username is not None:
-            raise ValueError(f"{where}: url must be without a user and a password, got one; pass token=…")
+            raise ValueError(f"{where}: url must not contain a user name or password; pass token=…")
         self.url = url.rstrip("/")
         self._where = f"{where} {self.url}"
         self._host, self._port, self._base = parts.hostname, port, parts.path.rstrip("/")
@@ -125,45 +125,45 @@ class Client:
         self.lost = 0
 
     def __reduce__(self) -> Any:
-        # A copy, in another process say, has connections of its own.
+        # A copy, for example in another process, opens its own connections.
         return Client, self._arguments
 
     def post(self, path: str, body: Any = None, remedy: str = "") -> Any:
-        """The JSON that the server answers to `body`; None where it says nothing.
+        """Send `body` and return the JSON of the answer, or None if the answer is empty.
 
         Raises
         ------
         ServerLost
-            If it does not answer, or stays busy.
+            If the server does not answer, or stays busy.
         RuntimeError
-            If it refuses the request, with what it says, and the `remedy`.
+            If it refuses the request, with its explanation and the `remedy`.
         ValueError
-            If it answers anything but JSON.
+            If its answer is not JSON.
         """
         return self._json(path, self.send(path, body, remedy))
 
     def send(self, path: str, body: Any = None, remedy: str = "") -> bytes:
-        """As `post`, whatever is answered."""
+        """Send `body` as `post` does, but return the answer as bytes, whatever it contains."""
         return self._asked("POST", path, b"" if body is None else json.dumps(body).encode(), remedy)
 
     def get(self, path: str, remedy: str = "") -> Any:
-        """As `post`, without a body; text that is no JSON, as some servers have of their health, is None."""
+        """Send a GET and return its JSON. Other text, which some servers return for their health, gives None."""
         answer = self._asked("GET", path, None, remedy, min(self._timeout, _SOON))
         return self._json(path, answer) if answer[:1] in (b"{", b"[") else None
 
     def status(self, path: str) -> int:
-        """The status of a GET, whatever it is; a path that only takes a POST has 405, and one that is not there 404."""
+        """Return the status of a GET: 405 for a path that only accepts a POST, 404 for a path that does not exist."""
         return self._tried("GET", path, None, min(self._timeout, _SOON))[0]
 
     def is_up(self) -> bool:
-        """Whether ``GET /health`` is answered by 200, asked once."""
+        """Return whether ``GET /health`` is answered with status 200, without retries."""
         try:
             return self._exchange("GET", "/health", None, min(self._timeout, _SOON))[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`function` of each of `items`, at most `concurrency` at once; the first that fails ends it."""
+        """Apply `function` to each of `items`, at most `concurrency` at once; the first exception stops it."""
         rows = list(items)
         if len(rows) <= 1:
             return [function(row) for row in rows]
@@ -178,7 +178,7 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Close every connection that is idle; the next request opens new ones."""
+        """Close all idle connections; the next request opens a new one."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
@@ -195,8 +195,8 @@ class Client:
             return json.loads(answer)
         except (ValueError, RecursionError) as e:
             raise ValueError(
-                f"{self._where}{path}: the server must answer JSON, got {shown(answer[:200])}; is url= that of the "
-                "server itself?"
+                f"{self._where}{path}: the server must answer JSON, got {shown(answer[:200])}; is url= the root of the "
+                "server?"
             ) from e
 
     def _asked(self, method: str, path: str, data: bytes | None, remedy: str, timeout: float | None = None) -> bytes:
@@ -210,11 +210,11 @@ class Client:
         )
 
     def _tried(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, str, bytes]:
-        """Status, reason and body, asked again where that may help."""
+        """Send a request, with retries where they may help, and return status, reason and body."""
         pause, last = self._pause, ""
         for tries in range(self._retries + 1):
             if tries:
-                # Of several that were refused together each comes back at another time.
+                # Random, so that requests that failed together do not all return at the same time.
                 time.sleep(pause * (0.5 + 0.5 * self._random.random()))
                 pause = min(2 * pause, _LONGEST_PAUSE)
             try:
@@ -229,7 +229,7 @@ class Client:
             pause = max(pause, min(later, _LONGEST_PAUSE))
         raise ServerLost(
             f"{self._where}{path}: the server must answer within {timeout:g} s, got {last} {self._retries + 1} times; "
-            "start it, look into its log, or raise timeout or retries"
+            "start it, check its log, or raise timeout or retries"
         )
 
     def _lose(self) -> None:
@@ -237,7 +237,7 @@ class Client:
             self.lost += 1
 
     def _exchange(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, str, bytes, float]:
-        """One request: status, reason, body, and the seconds to wait that the server asks for."""
+        """Send one request; return status, reason, body, and the seconds to wait that the server requests."""
         while True:
             try:
                 connection, kept = self._idle.get_nowait(), True
@@ -252,7 +252,7 @@ class Client:
                 connection.close()
                 if not kept:
                     raise
-                # One that was kept may have been closed meanwhile: by a server that was started anew, too.
+                # The server may have closed an idle connection, or may have been restarted.
                 self._lose()
             except BaseException:
                 connection.close()
@@ -269,12 +269,12 @@ class Client:
         connection.sock.settimeout(timeout)
         connection.request(method, self._base + path, data, self._headers)
         answer = connection.getresponse()
-        # Without a bound `read` notices an answer that breaks off.
+        # Only `read` without a limit notices that an answer is incomplete.
         long = answer.length is not None and answer.length > MOST_BYTES
         body = b"" if long else answer.read() if answer.length is not None else answer.read(MOST_BYTES + 1)
         if long or len(body) > MOST_BYTES:
             connection.close()
-            raise ValueError(f"{self._where}{path}: an answer must have at most {MOST_BYTES:,} bytes; ask for fewer")
+            raise ValueError(f"{self._where}{path}: an answer must have at most {MOST_BYTES:,} bytes; request less")
         later = answer.getheader("Retry-After") or ""
         if answer.will_close:
             connection.close()
@@ -284,12 +284,12 @@ class Client:
 
 
 def _said(answer: bytes) -> str:
-    """What a server says of an error, in whichever of the usual places."""
+    """Return a server's explanation of an error, from whichever of the usual fields contains it."""
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError):
         text = answer[:400].decode(errors="replace")
-        return "" if text.lstrip().startswith("<") else text  # the reason says more than a page of HTML
+        return "" if text.lstrip().startswith("<") else text  # the status is more helpful than a page of HTML
     for _ in range(3):
         if not isinstance(found, dict):
             break

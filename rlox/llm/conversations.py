@@ -1,4 +1,4 @@
-"""Completions of several turns: a model writes, an environment answers, until the environment says that it is over."""
+"""Conversations of several turns: a model writes and an environment answers until it ends the conversation."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from rlox.envs.failures import note_cause
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
-# Samples of a prompt, and turns of a conversation, that random numbers are kept apart for.
+# Maximum numbers of samples per prompt and turns per conversation that have separate random numbers.
 _MOST_SAMPLES, _MOST_TURNS = 1 << 12, 1 << 10
 
 
 class TextEnvironment(Protocol):
-    """What answers a model; a new one is made for each conversation."""
+    """An environment that answers a model; a new one is created for each conversation."""
 
     def reset(self, prompt: Any) -> str:
-        """Begin with a prompt of the dataset; what the model reads behind it, which may be nothing."""
+        """Start with a prompt of the dataset, and return the text that the model reads after it, which may be empty."""
         ...
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """Take what the model wrote; return the answer, a reward, and whether the conversation is over."""
+        """Take the text of the model; return the answer, a reward, and whether the conversation has ended."""
         ...
 
 
 @dataclass(frozen=True)
 class Conversations:
-    """R conversations, the samples of a prompt together."""
+    """R conversations; the samples of a prompt are adjacent."""
 
-    ids: list[np.ndarray]  # (C_i,) int64, all that stands behind the prompt
-    written: list[np.ndarray]  # (C_i,) bool, the tokens that the model wrote: the others are the environment's
-    log_probs: list[np.ndarray]  # f32, of the tokens that the model wrote
-    rewards: np.ndarray  # (R,) f64, the sum of each conversation's
+    ids: list[np.ndarray]  # (C_i,) int64, all tokens after the prompt
+    written: list[np.ndarray]  # (C_i,) bool, True for tokens of the model, False for those of the environment
+    log_probs: list[np.ndarray]  # f32, of the tokens of the model
+    rewards: np.ndarray  # (R,) f64, the sum of rewards of each conversation
     ended: np.ndarray  # (R,) bool; False where turns or the context ran out
     turns: np.ndarray  # (R,) int64
 
@@ -56,26 +56,28 @@ def converse(
     draw: Callable[[list[np.ndarray], list[int], int, Settings], Completions],
     context: int | None = None,
 ) -> Conversations:
-    """`n` conversations for each prompt, all of them a turn at a time.
+    """Run `n` conversations for each prompt, all of them one turn at a time.
 
-    What the model wrote is never tokenised again: answers are appended to the ids that were sampled, as the tokenizer's
-    chat template sets them where `texts` are conversations, else as they are.
+    Text of the model is never tokenised again: answers are appended to the sampled ids. If `texts` are conversations,
+    the tokenizer's chat template formats the answers; otherwise they are appended unchanged.
 
     Parameters
     ----------
     prompts : sequence of arrays (P_i,)
-        Token ids; `texts` are the same as they were written, and `rows_of` their places in the dataset.
+        Token ids; `texts` contains their original texts, and `rows_of` their rows in the dataset.
     step : int
-        Number of the update, which with the prompt, the sample and the turn decides the random numbers.
+        Number of the update. It determines the random numbers, together with the prompt, the sample and the turn.
     draw : callable
-        ``draw(prompts, numbers, step, settings)``: one completion for each.
+        ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt.
     context : int, optional
-        Tokens at which a conversation ends, if the environment has not ended it before; by default the model's.
+        Number of tokens at which a conversation ends, if the environment has not ended it before; by default the
+        model's context.
 
     Raises
     ------
     ValueError, TypeError
-        For an environment that answers otherwise; what it raises itself is raised as it is, with a note.
+        If an answer of the environment is invalid. Exceptions of the environment itself are raised unchanged, with a
+        note.
     """
     rows, context = len(prompts) * n, model.context if context is None else context
     environments = [make_environment() for _ in range(rows)]
@@ -87,7 +89,7 @@ def converse(
     def answer(row: int, text: str) -> None:
         chat = not isinstance(texts[row // n], str)
         found = _answer_ids(model, text, chat)
-        if context is not None:  # what no longer fits ends the conversation, and no pass over the model may read it
+        if context is not None:  # tokens that no longer fit end the conversation, and the model must not read them
             found = found[: max(0, context - len(prompts[row // n]) - sum(map(len, ids[row])))]
         ids[row].append(found)
         written[row].append(np.zeros(len(found), bool))
@@ -151,11 +153,11 @@ def _step(environment: TextEnvironment, text: str, where: str) -> tuple[str, flo
 
 
 def _answer_ids(model: LanguageModel, text: str, chat: bool) -> np.ndarray:
-    """Token ids of what the environment says, up to where the model writes again."""
+    """Return the token ids of the environment's answer, up to where the model writes again."""
     tokenizer = model.tokenizer
     if not chat:
         return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
-    # What the template puts between an answer of the model and the next one.
+    # The part that the template puts between one answer of the model and the next.
     before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     after = [*before, {"role": "user", "content": text}]
     first, both = (
@@ -165,8 +167,8 @@ def _answer_ids(model: LanguageModel, text: str, chat: bool) -> np.ndarray:
     ends = [i for i, token in enumerate(first) if token in model.eos]
     if both[: len(first)] != first:
         raise ValueError(
-            f"{model.where}: the chat template must keep what was said when a message is added, and it changes it; "
-            "prompts of plain text need none"
+            f"{model.where}: the chat template must not change earlier messages when a message is added, and it does; "
+            "prompts of plain text need no template"
         )
-    # The model's own end of a turn is among what it wrote.
+    # The token that ends the model's turn is already part of the sampled tokens.
     return np.asarray(both[ends[-1] + 1 if ends else len(first) :], np.int64)

@@ -1,6 +1,6 @@
-"""Datasets of text: where rows come from, what each task needs of them, and how texts become token ids.
+"""Text datasets: reading rows, selecting the columns of each task, and encoding texts as token ids.
 
-Rows count from 0, lines of a file from 1.
+In messages, rows are numbered from 0 and lines of a file from 1.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from rlox.checkpoint import one_line
 from rlox.config import nearest, shown
 from rlox.envs.failures import note_cause
 
-Chat = list[dict[str, Any]]  # messages, each with the texts "role" and "content"
+Chat = list[dict[str, Any]]  # messages, each with text values for "role" and "content"
 Text = str | Chat
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 _CHAT = '[{"role": "user", "content": "..."}]'
-_LONGEST_FIELD = 2**31 - 1  # characters of one field of a CSV file; csv refuses more than 131,072 by default
+_LONGEST_FIELD = 2**31 - 1  # characters of one field of a CSV file; csv allows only 131,072 by default
 
 
 @dataclass
 class Rows:
-    """A table of text: columns of equal length, at least one row.
+    """A table of text: columns of equal length, with at least one row.
 
     Raises
     ------
     ValueError
         If there is no row, or columns differ in length.
     TypeError
-        If a column's name is no text.
+        If a column's name is not a text.
     """
 
     columns: dict[str, list]
@@ -59,14 +59,14 @@ class Rows:
         return len(next(iter(self.columns.values())))
 
     def fingerprint(self) -> str:
-        """The SHA-256 of all names and values, to refuse to resume on other data.
+        """Return the SHA-256 of all names and values, to prevent resuming with different data.
 
-        The order of rows counts, that of columns does not.
+        It depends on the order of rows, but not on the order of columns.
 
         Raises
         ------
         TypeError
-            If a value is nothing that JSON has.
+            If a value cannot be written as JSON.
         """
         digest = hashlib.sha256()
         for name in sorted(self.columns):
@@ -76,24 +76,24 @@ class Rows:
                     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
                 except (TypeError, ValueError, RecursionError) as e:
                     raise TypeError(
-                        f"dataset {self.source}: row {row}: {name} must be a value that JSON has, got {shown(value)} "
-                        f"({one_line(e)}); drop that column"
+                        f"dataset {self.source}: row {row}: {name} must be a value that JSON supports, got "
+                        f"{shown(value)} ({one_line(e)}); drop that column"
                     ) from e
                 digest.update(f"{text}\n".encode())
         return digest.hexdigest()
 
     def select(self, indices: Iterable[int]) -> dict[str, list]:
-        """The columns of some rows only, in the order of `indices`."""
+        """Return the columns of only the rows `indices`, in that order."""
         chosen = [int(index) for index in indices]
         return {name: [column[index] for index in chosen] for name, column in self.columns.items()}
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has in place of NumPy's numbers and arrays, dates and bytes, which Parquet files hold."""
+    """Convert NumPy numbers and arrays, dates and bytes, which Parquet files contain, to JSON values."""
     for method in ("tolist", "isoformat", "hex"):
         if callable(found := getattr(value, method, None)):
             return found()
-    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+    raise TypeError(f"JSON does not support {type(value).__name__}")
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -105,25 +105,25 @@ def read_rows(source: Any) -> Rows:
     Parameters
     ----------
     source : str, path, list, dict or datasets.Dataset
-        A file of objects (``.jsonl``: one a line, ``.json``: a list), ``.csv`` with a header, ``.parquet`` or
+        A file of objects (``.jsonl``: one per line, ``.json``: a list), ``.csv`` with a header, ``.parquet`` or
         ``.arrow``; a list of dicts; a list of texts, which becomes the column ``prompt``; a dict of lists; or an object
-        with ``column_names`` and ``source[name]``, as Hugging Face's.
+        with ``column_names`` and ``source[name]``, such as a Hugging Face dataset.
 
     Returns
     -------
     Rows
-        All of it, in memory.
+        The whole dataset, in memory.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file, with the nearest in its folder.
+        If the file does not exist. The message suggests the nearest name in its folder.
     ValueError
-        For a file or rows that break the rules: the message has the line or the row.
+        If the file or a row is invalid. The message contains the line or the row.
     TypeError
-        If `source` is nothing of the above.
+        If `source` is none of the above.
     ImportError
-        If pyarrow is needed and missing.
+        If pyarrow is needed and not installed.
     """
     if isinstance(source, Rows):
         return source
@@ -136,7 +136,7 @@ def read_rows(source: Any) -> Rows:
             return _from_objects(source, kind, [f"row {i}" for i in range(len(source))])
         for i, row in enumerate(source):
             if not isinstance(row, str):
-                raise ValueError(f"{where}: row {i} must be a text, as others are, got {shown(row)}")
+                raise ValueError(f"{where}: row {i} must be a text, as other rows are, got {shown(row)}")
         return Rows({"prompt": list(source)}, kind)
     if isinstance(source, Mapping):
         if splits := [name for name, part in source.items() if hasattr(part, "column_names")]:
@@ -151,7 +151,7 @@ def read_rows(source: Any) -> Rows:
     if names is None or not hasattr(source, "__getitem__"):
         raise TypeError(
             f"read_rows: source must be a path, a list of dicts or texts, a dict of lists, or a datasets.Dataset, got "
-            f"{shown(source)}; a streamed dataset is read as list(source)"
+            f"{shown(source)}; pass a streamed dataset as list(source)"
         )
     return Rows({name: list(source[name]) for name in names}, kind)
 
@@ -174,7 +174,7 @@ def _read_file(path: Path) -> Rows:
     if suffix == ".csv":
         return Rows(_csv_columns(text, where), str(path))
     if suffix == ".jsonl":
-        # Not splitlines: JSON may have U+2028 inside a text.
+        # Not splitlines: JSON texts may contain U+2028.
         lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _from_objects([_json(line, where, i) for i, line in lines], str(path), [f"line {i}" for i, _ in lines])
     found = _json(text, where)
@@ -199,9 +199,9 @@ def _json(text: str, where: str, line: int | None = None) -> Any:
     except json.JSONDecodeError as e:
         place, column, said = e.lineno if line is None else line, f" at column {e.colno}", e.msg
         text = e.doc.split("\n")[e.lineno - 1]
-    except (ValueError, RecursionError) as e:  # an integer of thousands of digits, lists within lists within lists
+    except (ValueError, RecursionError) as e:  # an integer of thousands of digits, or deeply nested lists
         place, column, said = 1 if line is None else line, "", one_line(e)
-    remedy = "; name it .jsonl, if it has one object a line" if line is None and said == "Extra data" else ""
+    remedy = "; name it .jsonl, if it has one object per line" if line is None and said == "Extra data" else ""
     raise ValueError(f"{where}: line {place} must be JSON, got {shown(text)} ({said}{column}){remedy}")
 
 
@@ -242,12 +242,12 @@ def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
             with pa.OSFile(str(path)) as file:
                 try:
                     reader = pa.ipc.open_file(file)
-                except pa.ArrowInvalid:  # datasets writes Arrow's other format, a stream
+                except pa.ArrowInvalid:  # the datasets library writes Arrow's stream format instead
                     file.seek(0)
                     reader = pa.ipc.open_stream(file)
                 table = reader.read_all()
     except (pa.ArrowException, OSError) as e:
-        raise ValueError(f"{where}: it must be a {suffix} file, and is none, or was cut short: {one_line(e)}") from e
+        raise ValueError(f"{where}: it must be a {suffix} file, and is not, or is truncated: {one_line(e)}") from e
     names = table.column_names
     if len(set(names)) < len(names):
         raise ValueError(f"{where}: names of columns must differ, got {', '.join(names)}")
@@ -255,7 +255,7 @@ def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
 
 
 def _from_objects(objects: Sequence[Any], source: str, places: Sequence[str]) -> Rows:
-    """A table of objects with the same keys; `places` says of each where it stands."""
+    """Build a table from objects with the same keys; `places` contains the place of each object, for messages."""
     where = f"dataset {source}"
     names = list(objects[0]) if objects and isinstance(objects[0], Mapping) else []
     for row, place in zip(objects, places, strict=True):
@@ -274,7 +274,7 @@ def _from_objects(objects: Sequence[Any], source: str, places: Sequence[str]) ->
 
 @dataclass
 class Prompts:
-    """What online methods answer: N prompts, and the other columns, which rewards receive by name."""
+    """Data of online methods: N prompts, and the other columns, which rewards receive by name."""
 
     prompts: list[Text]
     columns: dict[str, list] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class Prompts:
 
 @dataclass
 class Pairs:
-    """N prompts, each with an answer that was preferred and one that was not."""
+    """N prompts, each with a preferred and a rejected answer."""
 
     prompts: list[Text]
     chosen: list[Text]
@@ -298,7 +298,7 @@ class Pairs:
 
 @dataclass
 class Texts:
-    """N demonstrations: the loss is on the completion; the prompt is None where it is on all of a text."""
+    """N demonstrations. The loss covers only the completion; a prompt of None means that it covers the whole text."""
 
     prompts: list[Text | None]
     completions: list[Text]
@@ -309,7 +309,7 @@ class Texts:
 
 
 def check_text(where: str, name: str, value: Any) -> Text:
-    """`value`, a text or a chat.
+    """Return `value` if it is a text or a chat.
 
     Raises
     ------
@@ -328,7 +328,7 @@ def check_text(where: str, name: str, value: Any) -> Text:
 
 
 def prompt_rows(rows: Rows) -> Prompts:
-    """The rows as prompts.
+    """Return the rows as prompts.
 
     Raises
     ------
@@ -339,14 +339,14 @@ def prompt_rows(rows: Rows) -> Prompts:
 
 
 def pair_rows(rows: Rows) -> Pairs:
-    """The rows as pairs: columns ``prompt``, ``chosen``, ``rejected``.
+    """Return the rows as pairs, from the columns ``prompt``, ``chosen`` and ``rejected``.
 
-    Without ``prompt``, the messages that the chats ``chosen`` and ``rejected`` both begin with are the prompt.
+    Without ``prompt``, the prompt is the common beginning of the chats ``chosen`` and ``rejected``.
 
     Raises
     ------
     ValueError
-        If a column is missing, or a row is no pair of answers to one prompt.
+        If a column is missing, or a row is not a pair of answers to one prompt.
     """
     where = f"pair_rows: dataset {rows.source}"
     chosen, rejected = (_texts(rows, name, where) for name in ("chosen", "rejected"))
@@ -371,15 +371,15 @@ def pair_rows(rows: Rows) -> Pairs:
 
 
 def text_rows(rows: Rows) -> Texts:
-    """The rows as demonstrations: the first of these that there are.
+    """Return the rows as demonstrations.
 
-    Columns ``prompt`` and ``completion``; ``messages``, a chat of which the last message is the completion; ``text``,
-    all of which is learned.
+    They are read from the first of these that the dataset has: the columns ``prompt`` and ``completion``; the column
+    ``messages``, a chat whose last message is the completion; the column ``text``, which is learned as a whole.
 
     Raises
     ------
     ValueError
-        If columns are missing, or a row breaks their rules.
+        If columns are missing, or a row is invalid.
     """
     where, there = f"text_rows: dataset {rows.source}", rows.columns
     if "completion" in there or not ("messages" in there or "text" in there):
@@ -408,7 +408,7 @@ def text_rows(rows: Rows) -> Texts:
 
 
 def _texts(rows: Rows, name: str, where: str) -> list[Any]:
-    """A column of texts or chats."""
+    """Return a column of texts or chats."""
     if name not in rows.columns:
         raise ValueError(f"{where}: it must have column {name!r}, got none; {nearest(name, rows.columns)}")
     return [check_text(f"{where}: row {row}", name, value) for row, value in enumerate(rows.columns[name])]
@@ -419,19 +419,23 @@ def _others(rows: Rows, *names: str) -> dict[str, list]:
 
 
 def _similar(wanted: Iterable[str], there: Iterable[str]) -> str:
-    """The nearest column to any of `wanted`, else all columns."""
+    """Return a hint with the column nearest to any of `wanted`, or else with all columns."""
     hints = [nearest(name, there) for name in wanted]
     return next((hint for hint in hints if hint.startswith("did")), hints[0])
 
 
 def _check_answers(where: str, name: str, prompts: Sequence[Text], answers: Sequence[Text]) -> None:
-    """An answer to a text is a text; one to a chat is a text, or messages of which the assistant has the first."""
+    """Raise a ValueError if an answer does not fit its prompt.
+
+    The answer to a text must be a text. The answer to a chat must be a text, or messages of which the first has the
+    role 'assistant'.
+    """
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if isinstance(answer, str):
             continue
         if isinstance(prompt, str) or answer[0]["role"] != "assistant":
             rule = "be a text, as prompt is" if isinstance(prompt, str) else "begin with a message of role 'assistant'"
-            remedy = "where chosen and rejected begin with the prompt, leave column 'prompt' out"
+            remedy = "if chosen and rejected begin with the prompt, leave column 'prompt' out"
             raise ValueError(
                 f"{where}: row {row}: {name} must {rule}, got {shown(answer)}"
                 f"{f'; {remedy}' if name in ('chosen', 'rejected') else ''}"
@@ -451,37 +455,38 @@ def encode(
     row: int | None = None,
     where: str = "encode",
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its completion.
+    """Return the token ids of a prompt and of its completion.
 
-    A text prompt is tokenised with the tokenizer's special tokens, but never with an EOS at its end; its completion
-    without them. A chat is rendered by the tokenizer's chat template, up to the point where the assistant answers; its
-    completion is what follows in the rendering of the whole chat, or else the answer's content alone.
+    A text prompt is tokenised with the tokenizer's special tokens, but never with an EOS at its end; its completion is
+    tokenised without special tokens. A chat is rendered by the tokenizer's chat template up to the point where the
+    assistant answers. Its completion is the rest of the rendering of the whole chat, if that begins with the rendered
+    prompt, or else only the answer's content.
 
     Parameters
     ----------
     tokenizer : transformers.PreTrainedTokenizerBase
-        Or one that is called, and renders chats, in the same way.
+        Or an object that is called, and renders chats, in the same way.
     prompt : str, chat or None
         None: the completion is a whole text, with special tokens.
     completion : str, chat or None
-        A text answers a prompt of either kind, messages answer a chat.
+        A text can answer a prompt of either kind; messages can answer only a chat.
     add_eos : bool
-        End the completion with the EOS, once.
+        End the completion with exactly one EOS.
     eos : int, optional
-        Its id; by default the tokenizer's.
+        Id of the EOS; by default the tokenizer's.
     row : int, optional
-        For messages.
+        Number of the row, for messages.
 
     Returns
     -------
     tuple of list of int
-        Ids of the prompt, empty where it is None, and of the completion, empty where that is None.
+        Ids of the prompt, empty if it is None, and of the completion, empty if it is None.
 
     Raises
     ------
     ValueError
-        If a text is none and no chat, the prompt has no token, a chat meets a tokenizer without a chat template, or an
-        EOS is asked for and the tokenizer has none.
+        If a value is neither a text nor a chat, the prompt has no token, the prompt is a chat and the tokenizer has no
+        chat template, or `add_eos` is set and there is no EOS.
     TypeError
         If `tokenizer` cannot be called.
     """
@@ -489,7 +494,7 @@ def encode(
     if not callable(tokenizer):
         raise TypeError(
             f"{where}: tokenizer must be one of transformers, called as tokenizer(text), got {shown(tokenizer)}; wrap "
-            "one of tokenizers in PreTrainedTokenizerFast(tokenizer_object=...)"
+            "a tokenizers.Tokenizer in PreTrainedTokenizerFast(tokenizer_object=...)"
         )
     for name, text in (("prompt", prompt), ("completion", completion)):
         if text is not None:
@@ -523,27 +528,27 @@ def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
 
 
 def _opening(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text with special tokens, less the EOS that some tokenizers append."""
+    """Return the ids of a text with special tokens, without the EOS that some tokenizers append."""
     ids, eos = _ids(tokenizer, text, True), getattr(tokenizer, "eos_token_id", None)
     if not ids or ids[-1] != eos:
         return ids
     bare = _ids(tokenizer, text, False)
     appended = _run(ids, eos) - _run(bare, eos)
     if getattr(tokenizer, "bos_token_id", None) == eos and _run(bare, eos) == len(bare):
-        appended -= 1  # of a text without other tokens, the first of the run is the BOS
+        appended -= 1  # if the text has no other tokens, the first token of the run is the BOS
     return ids[: len(ids) - max(0, appended)]
 
 
 def _run(ids: Sequence[int], token: int) -> int:
-    """How often `token` stands at the end."""
+    """Return the number of repetitions of `token` at the end."""
     return next((n for n, i in enumerate(reversed(ids)) if i != token), len(ids))
 
 
 def _render(tokenizer: Any, chat: Chat, opens: bool, where: str) -> list[int]:
-    """Ids of a chat by the template; `opens`: up to where the assistant answers."""
+    """Return the ids of a chat, rendered by the template; with `opens`, up to where the assistant answers."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
-            f"{where}: tokenizer must have a chat template where a prompt is a chat, got None; set "
+            f"{where}: tokenizer must have a chat template if a prompt is a chat, got None; set "
             "tokenizer.chat_template, or give prompts as texts"
         )
     try:
@@ -562,13 +567,13 @@ def _answer(tokenizer: Any, prompt: Chat, completion: Text, opening: list[int], 
     if len(messages) > 1:
         raise ValueError(
             f"{where}: the chat template must render the prompt the same when messages follow, and does not; got "
-            f"{len(messages)} messages as the completion; give one"
+            f"{len(messages)} messages as the completion; pass only one"
         )
     return _ids(tokenizer, messages[0]["content"], False)
 
 
 def _ended(tokenizer: Any, ids: list[int], eos: int) -> list[int]:
-    """`ids` with EOS at the end, once: white space that a template puts behind it is cut off."""
+    """Return `ids` with one EOS at the end; white space that a template adds after the EOS is removed."""
     if eos in ids:
         end = len(ids) - ids[::-1].index(eos)
         if end == len(ids) or not tokenizer.decode(ids[end:]).strip():

@@ -1,4 +1,4 @@
-"""Rows of text as token ids, as the algorithms read them: prompts, pairs or texts."""
+"""Datasets as token ids, in the form that the algorithms read: prompts, pairs or texts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlox.llm.models.language import LanguageModel
 
 @dataclass
 class Encoded:
-    """N rows: a prompt each, and what else the task has of `completions` (texts), `chosen` and `rejected` (pairs)."""
+    """N rows: a prompt each, and `completions` for the task texts, or `chosen` and `rejected` for the task pairs."""
 
     prompts: list[np.ndarray]  # (P_i,) int64 each
     completions: list[np.ndarray] = field(default_factory=list)
     chosen: list[np.ndarray] = field(default_factory=list)
     rejected: list[np.ndarray] = field(default_factory=list)
-    texts: list[Any] | None = None  # the prompts as they were written: texts, or conversations
-    columns: dict[str, list[Any]] = field(default_factory=dict)  # what else the rows hold
+    texts: list[Any] | None = None  # the original prompts: texts, or conversations
+    columns: dict[str, list[Any]] = field(default_factory=dict)  # the other columns of the dataset
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256()
@@ -41,7 +41,7 @@ class Encoded:
 
 
 def _column_digest(name: str, column: list[Any]) -> bytes:
-    """Of a column's values; of its name alone where they are nothing that JSON has."""
+    """Return a digest of a column's values, or of its name alone if the values cannot be written as JSON."""
     try:
         return Rows({name: column}).fingerprint().encode()
     except TypeError:
@@ -49,20 +49,20 @@ def _column_digest(name: str, column: list[Any]) -> bytes:
 
 
 def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int = 0) -> Encoded:
-    """`data` as the rows of a `task`, ``prompts``, ``pairs`` or ``texts``.
+    """Encode `data` as the rows of a `task`: ``prompts``, ``pairs`` or ``texts``.
 
     Parameters
     ----------
     data
-        Token ids: a tensor (N, P), a list of them (P_i,), or for pairs and texts a tuple of two or three such; else
-        whatever `rlox.llm.data.read_rows` reads.
+        Token ids: a tensor (N, P), a list of arrays (P_i,), or for pairs and texts a tuple of three or two of these.
+        Otherwise everything that `rlox.llm.data.read_rows` reads.
     longest : int
-        Tokens that will be added to a row's.
+        Maximum number of tokens that will be appended to a row.
 
     Raises
     ------
     TypeError, ValueError, FileNotFoundError
-        For what is neither; for text without a tokenizer; for rows longer than the model's context.
+        If `data` is neither, contains text and there is no tokenizer, or has rows longer than the model's context.
     """
     if isinstance(data, Encoded):
         rows = data
@@ -89,7 +89,7 @@ def _of_ids(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
     names = {"prompts": ("prompts",), "pairs": ("prompts", "chosen", "rejected"), "texts": ("prompts", "completions")}
     given = data if isinstance(data, tuple) else (data,)
     if len(given) != len(names[task]):
-        raise TypeError(f"{where}: token ids must come as ({', '.join(names[task])}), got {len(given)} of them")
+        raise TypeError(f"{where}: token ids must be passed as ({', '.join(names[task])}), got {len(given)} of them")
     groups: dict[str, Any] = {}
     for name, group in zip(names[task], given, strict=True):
         groups[name] = _id_rows(group, name, model, where)
@@ -119,8 +119,10 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
 
 
 def _unpadded(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
-    """A row of a tensor without the tokenizer's padding: before a prompt, or behind what follows it. Where EOS is the
-    padding too, the first behind stays."""
+    """Remove the tokenizer's padding from a row of a tensor: on the left of a prompt, on the right of other rows.
+
+    If the padding token is also an EOS, one of them is kept at the end.
+    """
     pad = getattr(model.tokenizer, "pad_token_id", None)
     if pad is None:
         return ids
@@ -137,11 +139,11 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
         raise ValueError(f"{where}: text needs a tokenizer, got none; pass tokenizer=…, or token ids")
     if task != "prompts" and not model.eos:
         raise ValueError(
-            f"{where}: tokenizer must have an end of sequence (eos_token), which a completion ends with, got none; set "
+            f"{where}: tokenizer must have an end of sequence (eos_token) to end completions with, got none; set "
             "tokenizer.eos_token, or pass eos_token_id=…"
         )
     source = read_rows(data)
-    # The tokenizer's own end, else what the user named.
+    # The tokenizer's own EOS, or else the one that the user passed.
     eos = None if getattr(tokenizer, "eos_token_id", None) is not None or not model.eos else model.eos[0]
     if task == "prompts":
         prompts = prompt_rows(source)
@@ -159,7 +161,7 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
     texts = text_rows(source)
     written = enumerate(zip(texts.prompts, texts.completions, strict=True))
     found = [encode(tokenizer, p, text, eos=eos, row=i, where=where) for i, (p, text) in written]
-    # Of a text of its own the first token is only read: nothing comes before it.
+    # The first token of a text without a prompt is only read, since nothing predicts it.
     split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
     return Encoded(
         _arrays(head for head, _ in split),
@@ -180,8 +182,8 @@ def _require_known(rows: Encoded, model: LanguageModel, where: str) -> None:
         for i, ids in enumerate(group):
             if len(ids) and ids.max() >= model.vocabulary:
                 raise ValueError(
-                    f"{where}: token ids must be of the model's vocabulary, [0, {model.vocabulary}), got "
-                    f"{int(ids.max())} in row {i}; is the tokenizer the model's?"
+                    f"{where}: token ids must be in the model's vocabulary, [0, {model.vocabulary}), got "
+                    f"{int(ids.max())} in row {i}; does the tokenizer belong to the model?"
                 )
 
 

@@ -1,7 +1,7 @@
-"""Losses over tokens and over pairs of completions: pure functions, each with its paper.
+"""Losses over tokens and over pairs of completions, as pure functions, each with its paper.
 
-Flat arrays (N,) hold one number for each scored token, sequence after sequence; `owner` (N,) says which of the B
-sequences it is of.
+Flat arrays (N,) contain one number for each scored token, sequence after sequence; `owner` (N,) contains the index of
+each token's sequence among the B sequences.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from rlox.kernels.llm.group import compute_batch_group_advantages
 
 
 def sequence_sums(values: torch.Tensor, owner: torch.Tensor, n: int) -> torch.Tensor:
-    """Sums (n,) of `values` (N,) over each sequence; 0 for one without tokens."""
+    """Sum `values` (N,) over each sequence, (n,); the sum is 0 for a sequence without tokens."""
     return torch.zeros(n, dtype=values.dtype, device=values.device).index_add(0, owner, values)
 
 
 def group_advantages(rewards: np.ndarray, group_size: int, scale: str, baseline: str) -> np.ndarray:
-    """Rewards (G * K,), a prompt's K completions together, as advantages of the same shape, f64.
+    """Compute advantages f64 from rewards (G * K,), where the K completions of each prompt are adjacent.
 
     Parameters
     ----------
     scale : str
-        ``group``: divided by the group's deviation, the population's; 0 where all its rewards are equal (GRPO, Shao et
-        al. 2024, arXiv:2402.03300, section 4.1.2). ``batch``: by the whole batch's. ``none``: not at all (Dr. GRPO, Liu
-        et al. 2025, arXiv:2503.20783).
+        ``group``: divide by the population standard deviation of the group; advantages are 0 if all its rewards are
+        equal (GRPO, Shao et al. 2024, arXiv:2402.03300, section 4.1.2). ``batch``: divide by the standard deviation of
+        the whole batch. ``none``: do not scale (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
     baseline : str
-        What is taken away: ``mean`` of the group, or ``leave_one_out``, the mean of the others in it (RLOO, Ahmadian et
-        al. 2024, arXiv:2402.14740).
+        What is subtracted: ``mean``, the mean of the group, or ``leave_one_out``, the mean of the group's other
+        rewards (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
     """
     rewards = np.asarray(rewards, np.float64)
     if scale == "group":
         advantages = compute_batch_group_advantages(rewards, group_size)
     else:
         groups = rewards.reshape(-1, group_size)
-        # From the group's first reward on, so that equal ones differ by exactly 0.
+        # Relative to the group's first reward, so that equal rewards differ by exactly 0.
         apart = groups - groups[:, :1]
         advantages = (apart - apart.mean(1, keepdims=True)).reshape(-1)
         if scale == "batch":
@@ -46,12 +46,12 @@ def group_advantages(rewards: np.ndarray, group_size: int, scale: str, baseline:
 
 
 def token_weights(loss_type: str, owner: torch.Tensor, n_sequences: int, max_new_tokens: int) -> torch.Tensor:
-    """What each token's loss counts in the batch's, f32 (N,): every kind of mean is a weighted sum.
+    """Return the weight of each token's loss in the batch's loss, f32 (N,): every kind of mean is a weighted sum.
 
     ``grpo``: the mean over sequences of the mean over a sequence's tokens (arXiv:2402.03300, eq. 3). ``dapo`` and
-    ``bnpo``: the mean over all tokens (Yu et al. 2025, arXiv:2503.14476, eq. 8; for ``bnpo`` of each part that is
-    differentiated at once). ``dr_grpo``: the sum over tokens, for `max_new_tokens` in each sequence
-    (arXiv:2503.20783, section 3.1).
+    ``bnpo``: the mean over all tokens (Yu et al. 2025, arXiv:2503.14476, eq. 8; for ``bnpo`` over the tokens of each
+    part that is differentiated at once). ``dr_grpo``: the sum over tokens, divided by the number of sequences times
+    `max_new_tokens` (arXiv:2503.20783, section 3.1).
     """
     if loss_type == "grpo":
         lengths = torch.bincount(owner, minlength=n_sequences)
@@ -61,10 +61,10 @@ def token_weights(loss_type: str, owner: torch.Tensor, n_sequences: int, max_new
 
 
 def policy_ratios(log_probs: torch.Tensor, old: torch.Tensor, owner: torch.Tensor, level: str, n: int) -> torch.Tensor:
-    """How much likelier the policy finds what was sampled than it did then, (N,).
+    """Return the probability ratios (N,) between the policy now and at the time of sampling.
 
-    `level` ``token``: of each token. ``sequence``: of its whole sequence, the geometric mean over its tokens (GSPO,
-    Zheng et al. 2025, arXiv:2507.18071, eq. 7).
+    `level` ``token``: the ratio of each token. ``sequence``: the geometric mean of the ratios of its whole sequence
+    (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 7).
     """
     difference = log_probs - old
     if level == "sequence":
@@ -76,11 +76,11 @@ def policy_ratios(log_probs: torch.Tensor, old: torch.Tensor, owner: torch.Tenso
 def clipped_loss(
     ratios: torch.Tensor, advantages: torch.Tensor, low: float, high: float, delta: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped loss of each token (N,), and where the clip holds it (N,) bool.
+    """Return PPO's clipped loss of each token (N,), and whether it is clipped (N,) bool.
 
-    `low` and `high` are how far ratios may leave 1 (Clip-Higher where they differ: arXiv:2503.14476, section 3.1);
-    `delta` bounds them from above where the advantage is negative too (Team PrimeIntellect 2025, INTELLECT-2,
-    arXiv:2505.07291, section 3.4).
+    `low` and `high` are the largest deviations of ratios from 1, downwards and upwards (they differ in Clip-Higher,
+    arXiv:2503.14476, section 3.1). `delta` is an upper bound of the ratios that also applies if the advantage is
+    negative (Team PrimeIntellect 2025, INTELLECT-2, arXiv:2505.07291, section 3.4).
     """
     bounded = ratios if delta is None else ratios.clamp(max=delta)
     clipped = ratios.clamp(1.0 - low, 1.0 + high)
@@ -91,11 +91,11 @@ def clipped_loss(
 def sampler_weights(
     old: torch.Tensor, sampler: torch.Tensor, owner: torch.Tensor, n: int, correction: str, cap: float
 ) -> torch.Tensor:
-    """Importance weights (N,) of a policy whose completions were drawn by another program, a server say.
+    """Return importance weights (N,) for completions that were drawn by another program, such as a server.
 
-    `correction` ``token_…``: each token's ratio. ``sequence_…``: that of the whole sequence. ``…_truncate``: at most
-    `cap`. ``…_mask``: 0 above it. (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-    training".)
+    `correction` ``token_…``: the ratio of each token. ``sequence_…``: the ratio of the whole sequence. ``…_truncate``:
+    at most `cap`. ``…_mask``: 0 above `cap`. (Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training".)
     """
     difference = old - sampler
     if correction.startswith("sequence"):
@@ -105,7 +105,7 @@ def sampler_weights(
 
 
 def k3(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """KL(policy || reference) of each token (N,), estimated from the one that was sampled; never negative.
+    """Estimate KL(policy || reference) at each token (N,) from the sampled token; the estimate is never negative.
 
     ``exp(d) - d - 1`` with d = log reference - log policy (Schulman 2020, "Approximating KL divergence", k3).
     """
@@ -116,7 +116,7 @@ def k3(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def preference_loss(
     margins: torch.Tensor, mean_margins: torch.Tensor, beta: float, loss_type: str, label_smoothing: float
 ) -> torch.Tensor:
-    """Loss of each pair (B,).
+    """Return the loss of each pair (B,).
 
     Parameters
     ----------
@@ -124,12 +124,12 @@ def preference_loss(
         How much more the policy prefers the chosen completion than the reference does: the difference of
         ``log policy - log reference``, summed over each completion's tokens.
     mean_margins : tensor (B,)
-        The same of the means over each completion's tokens, which ``ipo`` compares.
+        The same differences of the means over each completion's tokens, which ``ipo`` uses.
     loss_type : str
-        ``sigmoid``: DPO (Rafailov et al. 2023, arXiv:2305.18290, eq. 7), or with `label_smoothing` cDPO, where so many
-        labels are taken to be wrong. ``robust``: unbiased under that many wrong labels (Chowdhury et al. 2024,
-        arXiv:2403.00409). ``hinge``: SLiC's (Zhao et al. 2023, arXiv:2305.10425). ``ipo``: the squared distance to
-        ``1 / (2 beta)`` (Azar et al. 2023, arXiv:2310.12036, eq. 17).
+        ``sigmoid``: DPO (Rafailov et al. 2023, arXiv:2305.18290, eq. 7), or cDPO with `label_smoothing`, the assumed
+        share of wrong labels. ``robust``: unbiased under that share of wrong labels (Chowdhury et al. 2024,
+        arXiv:2403.00409). ``hinge``: the loss of SLiC (Zhao et al. 2023, arXiv:2305.10425). ``ipo``: the squared
+        distance to ``1 / (2 beta)`` (Azar et al. 2023, arXiv:2310.12036, eq. 17).
     """
     if loss_type == "hinge":
         return torch.relu(1.0 - beta * margins)
@@ -144,11 +144,11 @@ def preference_loss(
 def bradley_terry_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor | None = None, center: float = 0.0
 ) -> torch.Tensor:
-    """Loss of each pair (B,): minus the log-probability that the chosen one wins (Bradley and Terry 1952).
+    """Return the loss of each pair (B,): minus the log-probability that the chosen one wins (Bradley and Terry 1952).
 
-    `chosen` and `rejected` are rewards (B,); `margin` (B,) is by how much they are to differ (Llama 2,
-    arXiv:2307.09288, eq. 2); `center` weighs the square of their sum, which keeps rewards near 0 (Eisenstein et al.
-    2023, arXiv:2312.09244, section 2).
+    `chosen` and `rejected` are rewards (B,); `margin` (B,) is the required difference between them (Llama 2,
+    arXiv:2307.09288, eq. 2); `center` is the weight of the square of their sum, which keeps rewards near 0 (Eisenstein
+    et al. 2023, arXiv:2312.09244, section 2).
     """
     difference = chosen - rejected if margin is None else chosen - rejected - margin
     return -F.logsigmoid(difference) + center * (chosen + rejected).square()

@@ -13,23 +13,23 @@ from rlox.llm.tokens import Sequences
 
 @dataclass(frozen=True)
 class Pairs:
-    """B pairs: the chosen completions are the first B sequences, the rejected ones the others."""
+    """B pairs: the first B sequences have the chosen completions, the last B the rejected ones."""
 
     sequences: Sequences
-    numbers: np.ndarray  # (B,) int64, their rows
-    margins: np.ndarray | None = None  # (B,) f32, by how much rewards are to differ, where rows say so
+    numbers: np.ndarray  # (B,) int64, their rows in the dataset
+    margins: np.ndarray | None = None  # (B,) f32, required difference of the rewards, if the dataset has margins
 
     def __len__(self) -> int:
         return len(self.sequences) // 2
 
 
 def pairs_of(rows: Encoded, numbers: np.ndarray) -> Pairs:
-    """The pairs `numbers` of `rows`.
+    """Return the pairs `numbers` of `rows`.
 
     Raises
     ------
     ValueError
-        For a ``margin`` that is no number.
+        If a ``margin`` is not a number.
     """
     sides = [side[i] for side in (rows.chosen, rows.rejected) for i in numbers]
     margins = None

@@ -1,4 +1,4 @@
-"""Completions by a language model: one stream of random numbers each, so that batches do not matter."""
+"""Sample completions from a language model. Each has its own stream of random numbers, so batching does not matter."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from rlox.llm.tokens import left_padded
 if TYPE_CHECKING:
     from rlox.llm.models.decoding import Native
 
-# Rows leave the batch when so large a part of it is done: each leaving copies the cache of those that stay.
+# Share of the batch that must be finished before its rows are removed: a removal copies the cache of all other rows.
 _DONE = 0.25
-# From so many new tokens on the cache grows in place: to copy a short one costs less than to prepare it.
+# Least number of new tokens for which the cache grows in place: copying a short cache costs less than preparing it.
 _LONG = 16
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The distribution that tokens are drawn from; by default the model's own.
+    """Settings of the distribution that tokens are drawn from; by default the model's own distribution.
 
-    The restrictions come in this order, each on what the one before it left: `temperature`, `top_k`, `top_p`, `min_p`.
+    Restrictions are applied in the order `temperature`, `top_k`, `top_p`, `min_p`, each to the result of the previous
+    one.
     """
 
     max_new_tokens: int = 64
-    temperature: float = 1.0  # the logits are divided by it; 0: always the likeliest token
+    temperature: float = 1.0  # divisor of the logits; 0: always the likeliest token
     top_k: int = 0  # only the k likeliest tokens; 0: all
     top_p: float = 1.0  # only the likeliest tokens that together have this probability
-    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
-    stop: tuple[int, ...] = ()  # further ids that end a completion
+    min_p: float = 0.0  # only tokens with at least this share of the likeliest token's probability
+    stop: tuple[int, ...] = ()  # additional ids that end a completion
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -63,7 +64,7 @@ class Settings:
 
     @property
     def restricts(self) -> bool:
-        """Whether there are tokens that may not be drawn."""
+        """Whether some tokens may not be drawn."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
@@ -71,18 +72,18 @@ class Settings:
 class Completions:
     """R completions, prompt after prompt."""
 
-    ids: list[np.ndarray]  # (C_i,) int64 each, the token that ended it among them
-    log_probs: list[np.ndarray]  # (C_i,) f32, of the distributions that were sampled from
-    ended: np.ndarray  # (R,) bool; False where max_new_tokens cut it off
+    ids: list[np.ndarray]  # (C_i,) int64 each, including the token that ended the completion
+    log_probs: list[np.ndarray]  # (C_i,) f32, under the distributions that were sampled from
+    ended: np.ndarray  # (R,) bool; False where max_new_tokens cut the completion off
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, length: int) -> np.ndarray:
-    """Uniform numbers in (0, 1], f64 (len(prompts) * n, length), that decide a completion's tokens.
+    """Return uniform numbers in (0, 1], f64 (len(prompts) * n, length), that determine the tokens of completions.
 
-    They depend on the seed, the step, the prompt's number and which of its `n` samples it is, and on nothing else.
+    They depend only on the seed, the step, the prompt's number, and the index among its `n` samples.
     """
     key = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
     noise = np.empty((len(prompts) * n, length))
@@ -93,7 +94,7 @@ def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, lengt
 
 
 def apart(numbers: Sequence[int] | np.ndarray) -> list[int]:
-    """`numbers`, but one that comes again has another, so that a prompt drawn twice at once is completed otherwise."""
+    """Replace repeated `numbers` by unique ones, so that a prompt that is drawn twice gets different completions."""
     seen: Counter[int] = Counter()
     found = []
     for number in map(int, numbers):
@@ -103,7 +104,7 @@ def apart(numbers: Sequence[int] | np.ndarray) -> list[int]:
 
 
 def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Logits (R, V) f32 at the temperature, minus infinity where a token may not be drawn."""
+    """Return logits (R, V) f32 at the temperature, with minus infinity for tokens that may not be drawn."""
     if settings.temperature != 1.0:
         logits = logits / settings.temperature
     if 0 < settings.top_k < logits.shape[-1]:
@@ -112,7 +113,7 @@ def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
     if settings.top_p < 1.0:
         ordered, order = logits.sort(-1, descending=True)
         probs = ordered.softmax(-1)
-        # A token stays if those before it do not have the whole share; the first always does.
+        # Keep a token if the more likely tokens do not already have a probability of top_p. The first is always kept.
         drop = (probs.cumsum(-1) - probs) >= settings.top_p
         drop[:, 0] = False
         logits = logits.masked_fill(torch.zeros_like(drop).scatter_(-1, order, drop), -torch.inf)
@@ -123,7 +124,10 @@ def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
 
 
 def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row of logits (R, V) by `noise` (R,) in (0, 1], and its log-probability f32 (R,)."""
+    """Draw one token for each row of logits (R, V) with `noise` (R,) in (0, 1].
+
+    Returns the tokens and their log-probabilities f32 (R,).
+    """
     if settings.temperature == 0.0:
         likeliest, tokens = logits.max(-1)
         return tokens, torch.where(likeliest.isfinite(), 0.0, torch.nan)
@@ -131,9 +135,9 @@ def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple
         drawn = draw_tokens(logits.numpy(), noise.numpy(), settings.temperature)
         return torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
     log_probs = restricted(logits, settings).log_softmax(-1)
-    # The inverse of the distribution function, in f64: its steps must not vanish in a large vocabulary.
+    # The inverse of the cumulative distribution function, in f64 so that no step vanishes in a large vocabulary.
     reached = log_probs.exp().cumsum(-1, dtype=torch.float64)
-    # Where a logit is no number none is reached; `sample` says so.
+    # If a logit is NaN, the search finds no token; `sample` raises the error.
     tokens = torch.searchsorted(reached, noise[:, None] * reached[:, -1:])[:, 0].clamp_(max=logits.shape[-1] - 1)
     return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]
 
@@ -151,20 +155,21 @@ def sample(
 ) -> Completions:
     """Draw `n` completions for each prompt.
 
-    A completion depends on (`seed`, `step`, the prompt's number, the sample) and on its prompt, not on what it was
-    drawn beside. (Logits do, in their last bits: where a random number lies so near a boundary, the token may differ.)
+    A completion depends on (`seed`, `step`, the prompt's number, the sample) and on its prompt, not on the rest of the
+    batch. (The last bits of logits do depend on the batch: the token may differ if a random number is that close to a
+    boundary.)
 
     Parameters
     ----------
     prompts : sequence of integer arrays (P_i,)
-        One after the other, unpadded.
+        Token ids without padding.
     numbers : sequence of int, optional
-        The prompts' numbers, in a dataset say; by default their places in `prompts`.
+        The prompts' numbers, for example in a dataset; by default their indices in `prompts`.
 
     Returns
     -------
     Completions
-        The `n` of the first prompt, then those of the next.
+        The `n` completions of the first prompt, then those of the next.
     """
     numbers = range(len(prompts)) if numbers is None else numbers
     noise = torch.from_numpy(completion_noise(seed, step, numbers, n, settings.max_new_tokens)).to(model.device)
@@ -173,8 +178,8 @@ def sample(
     rows = len(prompts) * n
     ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
     log_probs = torch.zeros((rows, settings.max_new_tokens), device=model.device)
-    active = torch.arange(rows, device=model.device)  # rows of `ids` that the batch holds ...
-    going = torch.ones(rows, dtype=torch.bool, device=model.device)  # ... and which of those have not ended
+    active = torch.arange(rows, device=model.device)  # rows of `ids` that are in the batch ...
+    going = torch.ones(rows, dtype=torch.bool, device=model.device)  # ... and which of them have not ended
     tokens = None
     for t in range(settings.max_new_tokens):
         logits = decode.next(tokens)
@@ -194,8 +199,8 @@ def sample(
     lengths = (drawn >= 0).sum(1)
     if not np.isfinite(drawn_log_probs).all():
         raise Diverged(
-            f"{model.where}: the model's logits must be finite, and are not; training cannot go on, and a model that "
-            "was loaded is damaged. Try a lower learning_rate or max_grad_norm"
+            f"{model.where}: the model's logits must be finite, and are not; training cannot continue, and a model "
+            "that was loaded is damaged. Try a lower learning_rate or max_grad_norm"
         )
     last = drawn[np.arange(rows), np.maximum(lengths - 1, 0)]
     return Completions(
@@ -206,10 +211,10 @@ def sample(
 
 
 class _Cached:
-    """Logits of the next token of each row, on the model's cache of keys and values.
+    """Compute the logits of each row's next token with the model's cache of keys and values.
 
-    Prompts stand with padding on the left, so that all rows grow at the same column. Each is read once, however many
-    completions it is to have. Where a native decoder knows the model, it goes on from there.
+    Prompts are padded on the left, so that all rows grow at the same column. Each prompt is read once, however many
+    completions are drawn for it. If the native decoder supports the model, it continues from there.
     """
 
     can_leave = True
@@ -242,7 +247,7 @@ class _Cached:
         self.native = native(self.model, self.ids, self.mask, self.cache, logits, self.n, self.room)
         if self.native is not None:
             return logits.repeat_interleave(self.n, 0)
-        # A cache that cannot be repeated is one of a model that has none of keys and values.
+        # A cache without this method belongs to a model that does not cache keys and values.
         self.cache.batch_repeat_interleave(self.n)
         if self.room >= _LONG:
             with_room(self.cache, self.room)
@@ -274,7 +279,7 @@ class _Cached:
 
 
 class _Whole:
-    """As `_Cached`, by a module that reads whole rows; padding on the right, which no earlier column sees."""
+    """Counterpart of `_Cached` for a module that reads whole rows. Padding is on the right, where no token sees it."""
 
     can_leave = True
 

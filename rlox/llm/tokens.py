@@ -1,4 +1,4 @@
-"""Token sequences of unequal lengths, and how a model reads them: one a row, or packed."""
+"""Token sequences of unequal lengths, and their layout as a batch: one per row, or packed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlox.kernels.llm.packing import pack_sequences
 
 @dataclass(frozen=True)
 class Layout:
-    """Sequences as the rows of a batch, and where in it the tokens stand that are scored.
+    """Sequences as the rows of a batch, and the places of their scored tokens.
 
-    The input has a row's tokens but for the last, which nothing follows. Padding stands on the right, where causal
-    attention never looks, so that no mask is needed.
+    The input omits the last token of each row, which predicts nothing. Padding is on the right, where causal attention
+    never looks, so that no mask is needed.
     """
 
     ids: torch.Tensor  # (R, T) int64, the input; padding is 0
-    positions: torch.Tensor | None  # (R, T) int64 where rows hold several sequences, each from 0; None: one a row
-    row: torch.Tensor  # (N,) of the scored tokens, the row ...
-    column: torch.Tensor  # (N,) ... and the column whose logits predict them
-    targets: torch.Tensor  # (N,) int64 their ids
+    positions: torch.Tensor | None  # (R, T) int64, from 0 in each sequence, if rows are packed; None: one per row
+    row: torch.Tensor  # (N,) row of each scored token ...
+    column: torch.Tensor  # (N,) ... and the column whose logits predict it
+    targets: torch.Tensor  # (N,) int64, ids of the scored tokens
     first_column: int  # the smallest of `column`
 
     def to(self, device: str | torch.device) -> Layout:
@@ -35,27 +35,27 @@ class Layout:
 
 
 class Sequences:
-    """B token sequences, each a prompt and what follows it; some of the tokens behind the prompt are scored.
+    """B token sequences, each a prompt and its completion; tokens of the completions can be scored.
 
-    What is scored has one number for each token in flat arrays (N,), sequence after sequence.
+    Values of scored tokens are flat arrays (N,), sequence after sequence.
 
     Parameters
     ----------
     prompts : sequence of integer arrays (P_i,)
-        Read, never scored; at least one token each.
+        Read but never scored; at least one token each.
     completions : sequence of integer arrays (C_i,)
         May be empty.
     scored : sequence of bool arrays (C_i,), optional
-        Which tokens of the completions are scored; by default all. What an environment wrote is not.
+        Which tokens of the completions are scored; by default all. Tokens that an environment wrote are not scored.
 
     Attributes
     ----------
     ids : array (L,) int64
         All tokens, sequence after sequence.
     lengths : array (B,) int64
-        Tokens of each sequence.
+        Number of tokens of each sequence.
     n_scored : array (B,) int64
-        How many of them are scored.
+        Number of scored tokens of each sequence.
     """
 
     def __init__(self, prompts: Sequence[Any], completions: Sequence[Any], scored: Sequence[Any] | None = None) -> None:
@@ -79,11 +79,11 @@ class Sequences:
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """(B + 1,) where each sequence's scored tokens begin and end in the flat arrays."""
+        """Boundaries (B + 1,) of each sequence's scored tokens in the flat arrays."""
         return np.concatenate([[0], np.cumsum(self.n_scored)])
 
     def take(self, rows: np.ndarray) -> tuple[Sequences, torch.Tensor]:
-        """The sequences `rows` (M,) int64 alone, and where their scored tokens stand in the flat arrays of all."""
+        """Return only the sequences `rows` (M,) int64, and the indices of their scored tokens in the flat arrays."""
         if np.array_equal(rows, np.arange(len(self))):
             return self, torch.arange(int(self.n_scored.sum()))
         starts = np.cumsum(self.lengths) - self.lengths
@@ -97,30 +97,30 @@ class Sequences:
 
     @cached_property
     def owner(self) -> torch.Tensor:
-        """(N,) int64: the sequence that each scored token is of."""
+        """Index of the sequence of each scored token, (N,) int64."""
         return torch.from_numpy(self._owner[self._scored])
 
     def padded(self) -> Layout:
-        """One sequence a row."""
+        """Return a layout with one sequence per row."""
         ids, _ = self.whole()
         return self._layout(ids[:, : max(ids.shape[1] - 1, 1)], None, self._owner, self._columns)
 
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens, one sequence a row (B, T) int64 with padding 0 on the right, and the lengths (B,)."""
+        """Return all tokens (B, T) int64, one sequence per row with padding 0 on the right, and the lengths (B,)."""
         ids = np.zeros((len(self), max(int(self.lengths.max(initial=0)), 1)), np.int64)
         ids[self._owner, self._columns] = self.ids
         return ids, self.lengths
 
     def packed(self, max_length: int) -> Layout:
-        """As many sequences a row as fit, each with positions from 0.
+        """Return a layout with as many sequences per row as fit, each with positions from 0.
 
-        `max_length` is raised to the longest sequence's.
+        `max_length` is raised to the length of the longest sequence.
         """
-        capacity = max(max_length, int(self.lengths.max(initial=1)), 2)  # the input has a column less
+        capacity = max(max_length, int(self.lengths.max(initial=1)), 2)  # the input has one column less
         index, _, positions = pack_sequences(self.lengths, capacity)
         filled = index >= 0
         used = max(int(filled.sum(1).max(initial=0)), 2)
-        # In the order of rows and columns: sequences as they lie there.
+        # Sequences in the order of their rows and columns.
         row, column = np.nonzero(filled)
         starts = np.cumsum(self.lengths) - self.lengths
         source = starts[index[filled]] + positions[filled]
@@ -128,7 +128,7 @@ class Sequences:
         at_row[source], at_column[source] = row, column
         ids = np.zeros((len(index), used), np.int64)
         ids[at_row, at_column] = self.ids
-        # Padding is one more sequence, so that it is told apart from the last.
+        # Padding counts as a sequence of its own, to separate it from the last sequence of the row.
         counted = np.where(filled, positions, np.cumsum(~filled, 1) - 1)[:, :used]
         return self._layout(ids[:, :-1], counted[:, :-1], at_row, at_column)
 
@@ -145,20 +145,22 @@ class Sequences:
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """start, start + 1, … of each range, one range after the other."""
+    """Return start, start + 1, … of each range, one range after the other."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
 
 
 def _array(ids: Any) -> np.ndarray:
-    """Token ids (L,) int64, from a tensor, an array or a list."""
+    """Convert a tensor, array or list to token ids (L,) int64."""
     array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids, np.int64)
     return array.astype(np.int64, copy=False).reshape(-1)
 
 
 def left_padded(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Rows of unequal lengths as (R, T) int64 with `pad` on the left, and the mask (R, T) of what is none; the mask is
-    None where all lengths are equal."""
+    """Return rows of unequal lengths as (R, T) int64 with `pad` on the left, and the mask (R, T) of the other tokens.
+
+    The mask is None if all lengths are equal.
+    """
     arrays = [_array(row) for row in rows]
     width = max(map(len, arrays))
     ids = np.full((len(arrays), width), pad, np.int64)
@@ -170,5 +172,5 @@ def left_padded(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def in_parts(n: int, count: int) -> list[np.ndarray]:
-    """0 … n-1 as at most `count` runs of nearly equal length, none of them empty."""
+    """Split 0 … n-1 into at most `count` runs of nearly equal length, none of them empty."""
     return [part for part in np.array_split(np.arange(n), count) if len(part)]

@@ -1,6 +1,6 @@
 """Small tasks that a new model learns within a minute: for tests, benchmarks, and a first look.
 
-Characters are tokens. Nothing is fetched.
+Each character is a token. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EOS = 1
 
 
 def make_tokenizer() -> Any:
-    """A tokenizer of digits, ``+`` and ``=``, a token each, with padding (0) and an end (1)."""
+    """Return a tokenizer with one token for each digit, ``+`` and ``=``, for padding (0) and for the end (1)."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -28,7 +28,7 @@ def make_tokenizer() -> Any:
 
 
 def make_model(seed: int = 0, hidden: int = 64, layers: int = 2) -> tuple[Any, Any]:
-    """A Qwen2 model with new weights, which `seed` decides, and its tokenizer."""
+    """Return a Qwen2 model with new weights, which depend on `seed`, and its tokenizer."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = make_tokenizer()
@@ -52,39 +52,39 @@ def make_model(seed: int = 0, hidden: int = 64, layers: int = 2) -> tuple[Any, A
 
 
 def copy_rows() -> list[dict[str, str]]:
-    """Prompts ``7=`` for each digit; the answer is the digit."""
+    """Return prompts ``7=`` for each digit; the answer is the digit."""
     return [{"prompt": f"{digit}=", "answer": str(digit)} for digit in range(10)]
 
 
 def sum_rows() -> list[dict[str, str]]:
-    """Prompts ``3+4=`` for all pairs of digits; the answer, also as ``completion``, is the sum in two digits."""
+    """Return prompts ``3+4=`` for all pairs of digits; the answer, also as ``completion``, is the sum in two digits."""
     pairs = [(a, b) for a in range(10) for b in range(10)]
     return [{"prompt": f"{a}+{b}=", "answer": f"{a + b:02}", "completion": f"{a + b:02}"} for a, b in pairs]
 
 
 def grid_rows() -> list[dict[str, str]]:
-    """Prompts ``12=`` for each row and column of a grid of 3 x 3 but its last corner, the goal."""
+    """Return prompts ``12=`` for each row and column of a 3 x 3 grid except the goal, its last corner."""
     return [{"prompt": f"{row}{column}="} for row in range(3) for column in range(3) if (row, column) != (2, 2)]
 
 
 class TextGridWorld:
-    """`rlox.GridWorld` of 3 x 3 in texts: the model writes a digit for where to go, and reads where it is.
+    """A 3 x 3 `rlox.GridWorld` as text: the model writes a digit for its move, and reads its new position.
 
-    0 is up, 1 right, 2 down, 3 left; anything else is a step that goes nowhere. The answer is row and column, ``12=``.
-    Rewards are the grid's: 1 at the goal, -0.01 for every other step.
+    0 is up, 1 right, 2 down, 3 left; anything else is a step without a move. The answer is row and column, ``12=``.
+    Rewards are those of the grid: 1 at the goal, -0.01 for every other step.
     """
 
     def __init__(self) -> None:
         self._grid = GridWorld(rows=3, cols=3, seed=0)
 
     def reset(self, prompt: str) -> str:
-        """Begin at the prompt's row and column; the model has read them there."""
+        """Start at the row and column of the prompt; the answer is empty, since the model has read them there."""
         self._grid.reset(seed=0)
         self._grid.set_state({**self._grid.get_state(), "state": [float(prompt[0]), float(prompt[1])]})
         return ""
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """Take the first character for the way to go."""
+        """Move in the direction of the first character."""
         if text[:1] not in ("0", "1", "2", "3"):
             return f"{self._grid.pos[0]}{self._grid.pos[1]}=", -0.01, False
         found = self._grid.step(int(text[0]))
@@ -93,7 +93,10 @@ class TextGridWorld:
 
 
 def copy_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
-    """Half for the prompt's digit at the beginning; then up to half for ending, a third less for each token between."""
+    """Reward 0.5 for beginning with the prompt's digit, plus up to 0.5 for ending right after it.
+
+    Each token before the end reduces the second part by a third.
+    """
     rewards = []
     for completion, prompt in zip(completions, prompts, strict=True):
         ids = completion.tolist()
@@ -106,8 +109,10 @@ def copy_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[
 
 
 def sum_reward(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
-    """Half for the share of the answer that the completion begins with; where that is all, up to half for what follows:
-    a third less for each character."""
+    """Reward 0.5 times the share of the answer that the completion begins with.
+
+    If that is the whole answer, add up to 0.5 for ending there: each further character reduces this part by a third.
+    """
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
         same = [a == b for a, b in zip(completion, right, strict=False)]

@@ -1,5 +1,7 @@
-"""How do several agents act in one environment? PettingZoo's environments and native ones with several agents, in this
-process or in workers, behind the same arrays (`MultiAgentVecEnv`)."""
+"""Environments with several agents, behind the same arrays (`MultiAgentVecEnv`).
+
+They are PettingZoo environments or native environments, in this process or in workers.
+"""
 
 from rlox import lazy
 

@@ -1,4 +1,4 @@
-"""The data of one update of several agents: a batch for each policy, without rows of agents that were not there."""
+"""The data of one update of several agents: a batch for each policy, without rows of agents that were not alive."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class PlayerBatch(RolloutBatch):
-    """B steps of the agents that act by one policy, flat: step after step, environment after environment, agent after
-    agent; rows of agents that were not alive are left out.
+    """B steps of the agents that act with one policy.
 
-    `values` are in the critic's own units (with value_norm normalised), `returns` and `advantages` in those of rewards.
+    The rows are flat: step after step, environment after environment, agent after agent, without rows of agents that
+    were not alive. `values` are in the critic's own units (normalised with value_norm), `returns` and `advantages` in
+    those of rewards.
     """
 
-    # (B, S) f32, what the critic sees; None: `obs`
+    # (B, S) f32, input of the critic; None: `obs`
     states: torch.Tensor | None = _Column(optional=True)  # noqa: RUF009 (a descriptor)
     # (B, n_actions) bool, legal actions; None: all are
     masks: torch.Tensor | None = _Column(optional=True)  # noqa: RUF009
@@ -35,7 +36,7 @@ class PlayerBatch(RolloutBatch):
     def sample_minibatches(
         self, batch_size: int, shuffle: bool = True, rng: Rng | None = None
     ) -> Iterator[PlayerBatch]:
-        """As `rlox.nn.batch.RolloutBatch.sample_minibatches`."""
+        """Yield minibatches; see `rlox.nn.batch.RolloutBatch.sample_minibatches`."""
         columns = {name: column for name in _COLUMNS if (column := getattr(self, name)) is not None}
         slices, order = list(minibatches(len(self), batch_size)), None
         if shuffle:
@@ -56,13 +57,13 @@ _COLUMNS = [
 
 @dataclass(frozen=True)
 class MultiAgentBatch:
-    """What T steps in N environments have brought to each policy."""
+    """The batch of each policy from T steps in N environments."""
 
-    players: list[PlayerBatch | None]  # by the order of the policies; None where none of its agents was alive
+    players: list[PlayerBatch | None]  # in the order of the policies; None if no agent was alive
     n_taken: int  # environment steps, T * N
     episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted, over all agents
     episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
 
     def __len__(self) -> int:
-        """Agent steps, over all policies."""
+        """Number of agent steps over all policies."""
         return sum(len(batch) for batch in self.players if batch is not None)

@@ -1,4 +1,4 @@
-"""Rollouts of several agents, and of one, as the batches that MAPPO learns from."""
+"""Rollouts of several agents, or of one agent, as the batches that MAPPO learns from."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 from rlox.multi_agent.vec_env import make_multi_agent_env
 
-# In the state of the environments: what the next actions answer.
+# Names of the inputs of the next actions in the state of the environments.
 _OBS, _ALIVE, _MASKS, _STATE = "step_obs", "step_alive", "step_masks", "step_state"
 
 
 class SingleAgentCollector(RolloutCollector):
-    """`rlox.collectors.RolloutCollector`, whose batch is that of one player."""
+    """`rlox.collectors.RolloutCollector` for MAPPO, whose batch is that of one player."""
 
     norm: ValueNorm | None = None
     _batch = PlayerBatch
 
     def collect(self, policy: Any, n_steps: int) -> MultiAgentBatch:  # type: ignore[override]  # the algorithm's own
-        """As `RolloutCollector.collect`."""
+        """Collect a rollout; see `RolloutCollector.collect`."""
         batch = cast(PlayerBatch, super().collect(policy, n_steps))
         return MultiAgentBatch([batch], len(batch), batch.episode_returns, batch.episode_lengths)
 
@@ -47,12 +47,12 @@ class SingleAgentCollector(RolloutCollector):
 
 
 class Actors:
-    """What acts for all players.
+    """The policies of all players.
 
     Parameters
     ----------
     players : list of Player
-        Who acts by which policy.
+        The agents of each policy.
     parts : list
         For each player a `rlox.nn.players.ModulePart` or `rlox.native.NativePart`.
     """
@@ -64,7 +64,7 @@ class Actors:
     def actions(
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
-        """Actions by group (N, A_g, …), clipped, for observations (N, A_g, …) and masks by group."""
+        """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
         found: list[Any] = [None] * len(obs)
         for player, part in zip(self.players, self.parts, strict=True):
             n, a = len(obs[player.group]), len(player.members)
@@ -83,12 +83,12 @@ class Actors:
 
 
 def flat(rows: np.ndarray) -> np.ndarray:
-    """(N, A, …) -> (N * A, …)."""
+    """Reshape (N, A, …) to (N * A, …)."""
     return rows.reshape(-1, *rows.shape[2:])
 
 
 def put(actions: list[Any], player: Player, taken: np.ndarray, n_group: int) -> None:
-    """Put a player's actions (N, A, …) among those of its group (N, `n_group`, …)."""
+    """Write a player's actions (N, A, …) into those of its group (N, `n_group`, …)."""
     if taken.shape[1] == n_group:
         actions[player.group] = taken
         return
@@ -98,19 +98,19 @@ def put(actions: list[Any], player: Player, taken: np.ndarray, n_group: int) -> 
 
 
 class MultiAgentCollector(Collector):
-    """Steps N environments with several agents and returns whole rollouts, a batch for each player.
+    """Steps N environments with several agents and returns whole rollouts, one batch for each player.
 
-    Rows of agents that are not alive are in no batch. A trace of advantages ends where its agent terminates (value 0
-    after it), is truncated (value of what the step truly led to, for this agent), or the rollout ends.
+    Batches contain no rows of agents that are not alive. A trace of advantages ends where its agent is terminated (with
+    value 0 after it) or truncated (with the value of this agent's final observation or state), or with the rollout.
 
     Parameters
     ----------
     env_id : str or callable
-        As `rlox.multi_agent.make_multi_agent_env` takes it, like `env_kwargs` and `env_workers`.
+        See `rlox.multi_agent.make_multi_agent_env`, also for `env_kwargs` and `env_workers`.
     n_envs, seed : int
-        Number of environments N, and what decides them and the actions.
+        Number of environments N, and the seed of environments and actions.
     config : MAPPOConfig
-        Who shares a policy, and what critics see.
+        Determines which agents share a policy, and the inputs of critics.
     """
 
     _where = "MultiAgentCollector.collect"
@@ -136,7 +136,7 @@ class MultiAgentCollector(Collector):
             ("reward_fn", reward_fn is not None and reward_fn, "None"),
             ("remote", remote is not None and remote.addresses, "left out"),
             ("normalize_obs", config.normalize_obs, "false"),
-            ("normalize_rewards", config.normalize_rewards, "false; value_norm=true normalises what critics predict"),
+            ("normalize_rewards", config.normalize_rewards, "false (value_norm=true normalises critics' values)"),
         ):
             if given:
                 raise ValueError(f"{where}: {name} must be {meant} with several agents, got {given}")
@@ -166,12 +166,12 @@ class MultiAgentCollector(Collector):
     def collect(self, actors: Actors, n_steps: int) -> MultiAgentBatch:
         """Take `n_steps` steps in every environment.
 
-        In a self-play, players whose turn it is not act by earlier policies, and have no batch.
+        In self-play, the players that do not learn act with earlier policies, and have no batch.
 
         Raises
         ------
         ValueError, FloatingPointError
-            For an environment that breaks PettingZoo's interface, or numbers not finite; names the agent.
+            If the environment breaks PettingZoo's interface, or numbers are not finite. The message names the agent.
         """
         n, players = self.n_envs, self.players
         parts, learning = (actors.parts, [True] * len(players)) if self.self_play is None else self.self_play.begin()
@@ -185,7 +185,7 @@ class MultiAgentCollector(Collector):
         try:
             steps = self._steps(parts, noise, who, acted)
         except BaseException:
-            self._raw = None  # in the middle of a rollout: the episodes are given up, so that no checkpoint holds them
+            self._raw = None  # abandon the episodes, so that no checkpoint contains a rollout in progress
             raise
         self._raw = steps[-1]
         self.env_steps += n_steps * n
@@ -208,7 +208,7 @@ class MultiAgentCollector(Collector):
         who: Sequence[np.ndarray],
         acted: list[list[np.ndarray]],
     ) -> list[MultiAgentStep]:
-        """What each of T steps has led to, behind where the first starts; the actions, as sampled, go into `acted`."""
+        """Return the inputs of the first step and the results of T steps; append the sampled actions to `acted`."""
         n = self.n_envs
         steps = [self.env.reset_all() if self._raw is None else self._raw]
         for t in range(len(noise[0])):
@@ -231,11 +231,11 @@ class MultiAgentCollector(Collector):
     def _batch(
         self, player: Player, part: Any, steps: Sequence[MultiAgentStep], acted: list[np.ndarray], who: np.ndarray
     ) -> PlayerBatch | None:
-        """What the steps (T + 1, the first before any action) have brought to one player."""
+        """Return one player's batch from T + 1 steps, of which the first is before any action."""
         g, n_steps, m = player.group, len(acted), len(who)
 
         def column(name: str, rows: Sequence[MultiAgentStep]) -> np.ndarray:
-            """(T, M, …) of the agents of this player."""
+            """Return the array (T, M, …) of this player's agents."""
             found = np.stack([player.of_group(getattr(step, name)[g]) for step in rows])
             return found.reshape(len(rows), m, *found.shape[3:])
 
@@ -252,7 +252,7 @@ class MultiAgentCollector(Collector):
         obs = player.observed(column("obs", before)[t_of, m_of], here)
         actions = np.stack(acted)[t_of, m_of]
         masks = None if not player.masked else column("masks", before)[t_of, m_of]
-        # What is valued after the last step, of agents that go on, and where time limits cut.
+        # Values are needed after the last step, for agents that continue, and where time limits cut.
         goes_on = np.flatnonzero(column("alive", steps[-1:])[0])
         cut_t, cut_m = np.nonzero(truncated)
         states = None
@@ -277,7 +277,7 @@ class MultiAgentCollector(Collector):
         advantages, returns = compute_gae_batched_f32(
             rewards,
             values,
-            terminated | ~alive,  # between two lives of an agent; no trace may go through
+            terminated | ~alive,  # no trace may pass the gap between two lives of an agent
             last_values,
             n_steps,
             self.config.gamma,
@@ -302,19 +302,19 @@ class MultiAgentCollector(Collector):
     def _refuse_policies(self, player: Player, actions: np.ndarray) -> None:
         raise Diverged(
             f"{self._where}: the actions of {player.name} on {self._name} became {actions[~np.isfinite(actions)][0]} "
-            f"about step {self.env_steps:,}, where observations were finite: the policy's weights have diverged. Try a "
-            "lower learning_rate or max_grad_norm"
+            f"about step {self.env_steps:,}, though observations were finite: the policy's weights have diverged. Try "
+            "a lower learning_rate or max_grad_norm"
         )
 
-    # ---- what a checkpoint holds
+    # ---- checkpoints
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """Exact snapshot of the environments; None before they have started, or where they are not `restorable`."""
+        """Return an exact snapshot of the environments; None before they have started, or if not `restorable`."""
         found = None if self._raw is None else self.env.get_state()
         return None if found is None else {**found, **self._answered()}
 
     def _answered(self) -> dict[str, np.ndarray]:
-        """What the next actions answer."""
+        """Return the inputs of the next actions."""
         now = self._raw
         assert now is not None
         found = {_STATE: now.state.copy()}
@@ -325,12 +325,12 @@ class MultiAgentCollector(Collector):
         return found
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned.
+        """Continue from the result of `state`.
 
         Raises
         ------
         ValueError, TypeError
-            If it is no state of such environments, or damaged.
+            If `state` is damaged, or does not fit the environments.
         """
         now = MultiAgentStep.empty(self.agents, self.n_envs)
         targets = {_STATE: now.state}
@@ -366,15 +366,15 @@ class MultiAgentCollector(Collector):
         return self.env.why_not is None
 
     def metrics(self) -> dict[str, float]:
-        """The mean return of each agent over the last 100 episodes, and in a self-play the ratings."""
+        """Return the mean return of each agent over the last 100 episodes, and the ratings of self-play."""
         return self.returns.metrics() | ({} if self.self_play is None else self.self_play.metrics())
 
     def lines(self) -> list[str]:
-        """For a live view, a line for each agent and group, with its mean return."""
+        """Return one line for each agent and group with its mean return, for a live view."""
         start = "episode/return/"
         found = {name.removeprefix(start): x for name, x in self.returns.metrics().items() if name.startswith(start)}
         return [f"{name}  return {value:.1f}" for name, value in found.items()]
 
     def close(self) -> None:
-        """End the environments and their worker processes."""
+        """Close the environments and their worker processes."""
         self.env.close()

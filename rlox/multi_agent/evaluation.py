@@ -1,4 +1,4 @@
-"""Evaluation of several agents: whole episodes on an environment of its own."""
+"""Evaluation of several agents with whole episodes in a separate environment."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rlox.multi_agent.players import AgentReturns
 from rlox.multi_agent.spec import MultiAgentSpec
 from rlox.multi_agent.vec_env import make_multi_agent_env
 
-_SIDE_BY_SIDE = 100  # native episodes at once, at most
+_SIDE_BY_SIDE = 100  # maximum number of simultaneous native episodes
 
 
 @dataclass(frozen=True)
 class AgentsEvaluation(Evaluation):
-    """`returns` are sums over all agents of their undiscounted returns."""
+    """Evaluation of several agents; `returns` are sums of the undiscounted returns of all agents."""
 
     agent_returns: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (E, A) f64, of each agent
-    by_name: dict[str, float] = field(default_factory=dict)  # mean returns of agents, and of groups of several
+    by_name: dict[str, float] = field(default_factory=dict)  # mean returns of agents, and of groups of several agents
 
     def summary(self) -> dict[str, float | int]:
-        """As of `Evaluation`, and ``return/<name>`` of each agent and group."""
+        """Return the summary of `Evaluation`, and ``return/<name>`` of each agent and group."""
         return {**super().summary(), **{f"return/{name}": value for name, value in self.by_name.items()}}
 
 
@@ -46,27 +46,27 @@ def evaluate_agents(
     render: bool = False,
     max_steps: int | None = None,
 ) -> AgentsEvaluation:
-    """Play `n_episodes` episodes of a fresh environment seeded `seed`; nothing that training draws from is touched.
+    """Run `n_episodes` episodes in a new environment with `seed`, without using the random numbers of training.
 
     Parameters
     ----------
     policy : Actors
-        Act by their modes, or by samples if not `deterministic`.
+        Policies, which act with their modes if `deterministic`, otherwise with samples.
     env_id, env_kwargs
-        As `rlox.multi_agent.make_multi_agent_env` takes them. Native episodes are played side by side.
+        See `rlox.multi_agent.make_multi_agent_env`. Native episodes run simultaneously.
     wrappers
         Must be empty.
     frames : callable, optional
-        Given each picture of the first episode, (H, W, 3) uint8.
+        Called with each picture of the first episode, (H, W, 3) uint8.
     render : bool
         Show the episodes in a window.
     max_steps : int, optional
-        Steps after which an episode is cut, with a RuntimeWarning; None: 108,000.
+        Number of steps after which an episode is cut, with a RuntimeWarning; None: 108,000.
 
     Raises
     ------
     ValueError
-        If `n_episodes` or `max_steps` < 1, or the environment cannot be rendered as asked for.
+        If `n_episodes` or `max_steps` < 1, or the environment does not support the requested rendering.
     """
     n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
     limit = MAX_STEPS if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
@@ -75,7 +75,7 @@ def evaluate_agents(
     if wrappers:
         raise ValueError(f"evaluate: wrappers must be empty with several agents, got {list(wrappers)}")
     if render and frames is not None:
-        raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
+        raise ValueError("evaluate: render must be False if frames are given, since an environment has one render mode")
     mode = "human" if render else None if frames is None else "rgb_array"
     kwargs = dict(env_kwargs or {}) if mode is None else {**(env_kwargs or {}), "render_mode": mode}
     backend = "auto" if mode is None else "pettingzoo"
@@ -89,7 +89,7 @@ def evaluate_agents(
         while done < n_episodes:
             n = min(_SIDE_BY_SIDE, n_episodes - done) if native else 1
             if native:
-                # Each batch of episodes has a seed of its own; each environment plays one.
+                # Each batch of episodes has its own seed; each environment runs one episode.
                 env.close()
                 env = make_multi_agent_env(env_id, n, (seed + done) % 2**64, kwargs, backend=backend)
             n_cut += _play(env, policy, deterministic, rng, limit, returns[done : done + n], lengths[done : done + n],
@@ -101,7 +101,7 @@ def evaluate_agents(
         bad = int(np.argwhere(~np.isfinite(returns))[0][0])
         raise FloatingPointError(
             f"evaluate: {env_name(env_id)}: rewards must be finite, got returns {returns[bad].tolist()} in episode "
-            f"{bad}; mend the environment"
+            f"{bad}; fix the environment"
         )
     return AgentsEvaluation(
         returns.sum(1), lengths, seed, deterministic, n_cut, returns, AgentReturns(spec).by_name(returns.mean(0))
@@ -119,14 +119,14 @@ def _play(
     frames: Callable[[np.ndarray], None] | None,
     env_id: Any,
 ) -> int:
-    """An episode in each environment, into `returns` (N, A) and `lengths` (N,); returns how many were cut."""
+    """Run an episode in each environment, fill `returns` (N, A) and `lengths` (N,), and return how many were cut."""
 
     def show() -> None:
         if frames is not None:
             picture = env.render()
             if picture is None:
                 raise ValueError(
-                    f"evaluate: {env_name(env_id)} must offer the render mode rgb_array, and its render() gives nothing"
+                    f"evaluate: {env_name(env_id)} must offer the render mode rgb_array, but its render() returned None"
                 )
             frames(np.asarray(picture))
 
@@ -137,7 +137,7 @@ def _play(
         for group, rewards in zip(env.spec.groups, step.rewards, strict=True):
             returns[np.ix_(running, group.slots)] += rewards[running]
         lengths[running] += 1
-        if not step.ended[0]:  # its next episode has begun then
+        if not step.ended[0]:  # otherwise its next episode has already started
             show()
         running &= ~step.ended
         if running.any() and lengths[running].max() >= limit:

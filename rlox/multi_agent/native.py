@@ -12,7 +12,7 @@ from rlox.envs.spec import EnvSpec
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
 
-# What the agents of our own environments are called; those from outside are agent_0, agent_1, …
+# Names of the agents of rlox's own environments; agents of other environments are agent_0, agent_1, …
 _NAMES = {"GridPursuit-v0": "pursuer"}
 
 _CELL = 40  # pixels
@@ -21,7 +21,7 @@ _PURSUERS = ((38, 93, 171), (22, 133, 112), (128, 74, 161), (180, 120, 20), (70,
 
 
 def native_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
-    """What an algorithm must know of the environment that `env` plays."""
+    """Return the specification of the environment in `env`."""
     one = EnvSpec((env.obs_dim,), n_actions=env.n_actions)
     if not env.discrete:
         one = EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
@@ -37,27 +37,27 @@ def native_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
 
 
 class NativeMultiAgentVecEnv:
-    """N copies of a native environment with A agents, which begin and end their episode together.
+    """N copies of a native environment with A agents, which start and end their episode together.
 
     Parameters
     ----------
     env_id : str
-        ``GridPursuit-v0``, or the id of one from outside (`rlox.register_env`).
+        ``GridPursuit-v0``, or the id of an external environment (`rlox.register_env`).
     n_envs : int
         Number of copies N.
     seed : int
         Copy i is seeded with an independent mix of (seed, i).
     kwargs : dict, optional
-        What the environment is made with: ``size``, ``n_pursuers``, ``n_catchers``, ``max_cycles`` and ``randomness``
-        of GridPursuit-v0 (see kernels/envs/pursuit.pxd); none from outside.
+        Arguments of the environment: ``size``, ``n_pursuers``, ``n_catchers``, ``max_cycles`` and ``randomness`` of
+        GridPursuit-v0 (see kernels/envs/pursuit.pxd); external environments have none.
     state : str
-        What a central critic sees: ``environment``, ``observations`` (of all agents, joined), or ``auto``: the
-        environment's where it has a function for it.
+        Input of a central critic: ``environment``, ``observations`` (of all agents, joined), or ``auto``: the state of
+        the environment if it has a function for it.
 
     Attributes
     ----------
     spec : MultiAgentSpec
-        Agents, their one group, shapes and bounds.
+        Agents, their only group, shapes and bounds.
     native : AgentVecEnv
         The compiled environments; its ``stepper()`` gives a kernel the N * A agents as rows.
     why_not : None
@@ -66,7 +66,7 @@ class NativeMultiAgentVecEnv:
     Raises
     ------
     ValueError, TypeError
-        For an id that is none, a number out of range, or an unknown argument.
+        If the id does not exist, a number is out of range, or an argument is unknown.
     """
 
     why_not: str | None = None
@@ -81,11 +81,11 @@ class NativeMultiAgentVecEnv:
             raise ValueError(f"{where}: render_mode must be None or 'rgb_array', got {mode!r}")
         if state not in ("auto", "environment", "observations"):
             raise ValueError(f"{where}: state must be one of auto, environment, observations, got {state!r}")
-        is_native_multi_agent(env_id)  # registers what an installed package offers under the id
+        is_native_multi_agent(env_id)  # registers the environment that an installed package offers under this id
         self.native = AgentVecEnv(n_envs, seed, env_id, arguments)
         if state == "environment" and not self.native.central_dim:
             raise ValueError(
-                f"{where}: state must be observations where the environment has none of its own, as {env_id}, got "
+                f"{where}: state must be observations if the environment has no state of its own, like {env_id}, got "
                 f"{state!r}"
             )
         self.spec = native_spec(self.native, state)
@@ -94,7 +94,7 @@ class NativeMultiAgentVecEnv:
         self._draws = mode is not None
         self._started = False
         self._has_central = self.spec.state_source == "environment"
-        # Where the environment's own state is not wanted, it has to go somewhere.
+        # A place for the environment's own state if it is not used.
         self._unused = np.empty((2, n_envs, self.native.central_dim), np.float32)
 
     @property
@@ -111,7 +111,7 @@ class NativeMultiAgentVecEnv:
         self.close()
 
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
-        """Start a new episode everywhere; with a seed, the first ones of that seed."""
+        """Start a new episode in all copies; with a seed, the first episodes of that seed."""
         out = MultiAgentStep.empty(self.spec, self.n_envs)
         out.obs[0][...] = self.native.reset_all(seed)
         out.alive[0].fill(True)
@@ -126,7 +126,7 @@ class NativeMultiAgentVecEnv:
         group = self.spec.groups[0].spec
         taken = actions[0] if len(actions) == 1 else actions
         shape = (self.n_envs, self.spec.n_agents, *group.action_shape)
-        # The kernel looks at the numbers; what it would not take as it is, is converted.
+        # The kernel checks the numbers; other types and shapes are converted here.
         if not isinstance(taken, np.ndarray) or taken.dtype != group.action_dtype or taken.shape != shape:
             (taken,) = checked_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
         if out is None:
@@ -148,7 +148,7 @@ class NativeMultiAgentVecEnv:
         return out
 
     def _fresh(self) -> MultiAgentStep:
-        """New arrays, of which `step_all` writes every number."""
+        """Return new arrays; `step_all` writes every number in them."""
         n, agents, group = self.n_envs, self.spec.n_agents, self.spec.groups[0].spec
         obs, state = (n, agents, *group.obs_shape), (n, self.spec.state_dim)
         return MultiAgentStep(
@@ -167,23 +167,23 @@ class NativeMultiAgentVecEnv:
         )
 
     def get_state(self) -> dict[str, np.ndarray] | None:
-        """Everything that the future of the running episodes depends on; None before there are any."""
+        """Return everything that the future of the running episodes depends on; None before the first episode."""
         return self.native.get_state() if self._started else None
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` comes from environments like these, so that `set_state` may succeed."""
+        """Return whether `state` comes from environments like these, so that `set_state` may succeed."""
         mine = self.native.get_state()
         return set(state) == set(mine) and all(
             isinstance(state[key], np.ndarray) and state[key].shape == array.shape for key, array in mine.items()
         )
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned. Raises ValueError if it is no state of such environments."""
+        """Continue exactly from the result of `get_state`; raise a ValueError if it does not fit the environments."""
         self.native.set_state(state)
         self._started = bool(state["episodes"].all())
 
     def render(self) -> np.ndarray | None:
-        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         if not self._draws:
             return None
         if self.native.env_id != "GridPursuit-v0":
@@ -191,11 +191,11 @@ class NativeMultiAgentVecEnv:
         return drawn_pursuit(self.native.central()[0], self.native.params["size"])
 
     def close(self) -> None:
-        """Nothing to do: the memory goes with the object."""
+        """Do nothing: the memory is freed with the object."""
 
 
 def drawn_pursuit(state: np.ndarray, size: int) -> np.ndarray:
-    """GridPursuit-v0 as (H, W, 3) uint8: the prey is a red disc, the pursuers are squares of other colours.
+    """Draw GridPursuit-v0 as (H, W, 3) uint8: the prey is a red disc, the pursuers are squares of other colours.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def drawn_pursuit(state: np.ndarray, size: int) -> np.ndarray:
     n = len(cells) - 1
     side = int(_CELL * 0.4)
     for a, cell in enumerate(cells[:-1]):
-        # Pursuers in one cell stand behind each other, each a little to the side.
+        # Pursuers in the same cell are drawn on top of each other, each shifted a little.
         shift = 4 + (_CELL - side - 8) * a // max(n - 1, 1)
         frame[corner(cell)][shift : shift + side, shift : shift + side] = _PURSUERS[a % len(_PURSUERS)]
     return frame

@@ -1,4 +1,4 @@
-"""Any PettingZoo environment, N copies stepped in this process, as the arrays of a `MultiAgentStep`."""
+"""N copies of a PettingZoo environment, stepped in this process into the arrays of a `MultiAgentStep`."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_
 STATES = ("auto", "environment", "observations")
 MASK = "action_mask"
 
-# Where packages keep their environments: what a module without its package may be found in.
+# Packages with environments, searched for a module that is given without its package.
 _PACKAGES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
-_REMEDY = 'pip install "rlox-cli[multi-agent]" brings pettingzoo and mpe2'
-# Classes whose ``state()`` computes the observations of all agents once more, to join them.
+_REMEDY = 'pip install "rlox-cli[multi-agent]" installs pettingzoo and mpe2'
+# Classes whose ``state()`` only computes the observations of all agents again and joins them.
 _JOINS = ("mpe2._mpe_utils.simple_env.SimpleEnv.state",)
 
 
 def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """One PettingZoo environment with the parallel interface.
+    """Create a PettingZoo environment with the parallel interface.
 
     Parameters
     ----------
     env : str or callable
-        ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns one. An AEC
-        environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
+        ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns an
+        environment. An AEC environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
     kwargs : mapping, optional
         Arguments of the environment.
 
     Raises
     ------
     ValueError, TypeError
-        If there is no such environment, it refuses its arguments, or its interface is another one.
+        If the environment does not exist, rejects its arguments, or has another interface.
     ImportError
-        If a package is missing; names the remedy.
+        If a package is missing. The message names the remedy.
     """
     where = f"make_zoo_env: {env_name(env)}"
     try:
@@ -67,7 +67,7 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
         if frames_of(e.__traceback__)[-1].module != "rlox":
             note_cause(e, f"making environment {env_name(env)}")
         raise
-    zoo = sys.modules.get("pettingzoo")  # which whoever made an AEC environment has imported
+    zoo = sys.modules.get("pettingzoo")  # already imported if this is an AEC environment
     if zoo is not None and isinstance(made, zoo.AECEnv):
         from pettingzoo.utils.conversions import aec_to_parallel
 
@@ -75,8 +75,8 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
             return aec_to_parallel(made)
         except AssertionError as e:
             raise ValueError(
-                f"{where} must be an environment in which all agents act in every step, got an AEC environment that "
-                "does not say so (metadata is_parallelizable); where agents take turns, pass a function that returns "
+                f"{where} must be an environment in which all agents act in every step, got an AEC environment whose "
+                "metadata does not set is_parallelizable; if agents take turns, pass a function that returns "
                 "pettingzoo.utils.conversions.turn_based_aec_to_parallel(env)"
             ) from e
     missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(made, name)]
@@ -114,14 +114,14 @@ def _factory(env: str | Callable[..., Any]) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(
             f"make_zoo_env: {env} must name a module with a function {' or '.join(names)} that returns an environment, "
-            f"got one without; name the function, as {ZOO}{path}:my_env"
+            f"got one without; name the function, like {ZOO}{path}:my_env"
         )
     return found
 
 
 def _hint(path: str, e: ModuleNotFoundError) -> str:
     if e.name is None or not (path == e.name or path.startswith(e.name + ".")):
-        return f"it needs {e.name}; PettingZoo's own families bring theirs as pip install 'pettingzoo[butterfly]'"
+        return f"it needs {e.name}; for PettingZoo's own families use extras, like pip install 'pettingzoo[butterfly]'"
     for package in _PACKAGES:
         try:
             if importlib.util.find_spec(f"{package}.{path}") is not None:
@@ -134,17 +134,17 @@ def _hint(path: str, e: ModuleNotFoundError) -> str:
 class _Agent(NamedTuple):
     """One possible agent."""
 
-    name: Any  # as the environment calls it
+    name: Any  # name in the environment
     slot: int
     group: int
     column: int
-    row: Callable[[Any], Any]  # what it observes, as a row of an array
+    row: Callable[[Any], Any]  # converts its observation to a row of an array
     to_env: Callable[[Any], Any]
 
 
 @dataclass
 class _Space:
-    """What one agent observes and takes."""
+    """Spaces of one agent's observations and actions."""
 
     observed: Any
     taken: Any
@@ -153,20 +153,20 @@ class _Space:
 
 
 class ZooCopies:
-    """PettingZoo environments stepped one after the other into the rows of arrays: auto-reset and episode statistics.
+    """PettingZoo environments stepped one after the other into rows of arrays, with auto-reset and episode statistics.
 
     Parameters
     ----------
     env, kwargs
-        What `make_zoo_env` takes.
+        See `make_zoo_env`.
     seeds : sequence of int
-        One for each copy, with which it is reset once to learn what it gives.
+        One seed for each copy, which is reset once to inspect its observations and infos.
     where : str
         The name that starts error messages.
     first : int
-        The number of the first one, as errors count them.
+        The number of the first copy in error messages.
     process : str
-        Which process steps them, where it is another than that of the training.
+        The process that steps the copies, if it is not the training process.
     state : str
         One of `STATES`.
 
@@ -174,9 +174,9 @@ class ZooCopies:
     ----------
     spec : MultiAgentSpec
     stacks : list
-        Of each copy the classes that it is built of.
+        For each copy, the classes that it is composed of.
     why_not : str, optional
-        Why they cannot be restored exactly.
+        Why the copies cannot be restored exactly.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class ZooCopies:
         for i in range(n):
             self._check_spaces(i)
         self._describe(names, answers[0][1], state)
-        # Of each copy: who acts next, everybody that it lists, and what each agent has gathered in the episode.
+        # For each copy: the agents that act next, all agents that it lists, and each agent's return in this episode.
         self._live: list[list[_Agent]] = [[] for _ in range(n)]
         self._listed: list[list[Any]] = [[] for _ in range(n)]
         self._returns = [[0.0] * len(names) for _ in range(n)]
@@ -254,7 +254,7 @@ class ZooCopies:
         return _Space(observed, taken, adapter, masked)
 
     def _check_spaces(self, i: int) -> None:
-        """Raise unless the spaces of copy `i` are those that it had, and the first copy's."""
+        """Raise an error unless the spaces of copy `i` are unchanged, and equal to those of the first copy."""
         env = self.envs[i]
         for slot, name in enumerate(self._possible(i)):
             had = self._spaces[slot]
@@ -265,12 +265,12 @@ class ZooCopies:
                 if now is not space and now != space:
                     self._refuse(
                         i,
-                        f"the {kind} space of agent {name!r} must stay what it was, {space}, got {now}; "
+                        f"the {kind} space of agent {name!r} must stay unchanged, {space}, got {now}; "
                         "pad what the agent sees or may do to the largest size",
                     )
 
     def _describe(self, names: list[Any], infos: Any, state: str) -> None:
-        """Find the groups, and what the state is."""
+        """Determine the groups, the masks and the state."""
         kinds: list[int] = []
         seen: list[Any] = []
         for space in self._spaces:
@@ -284,7 +284,7 @@ class ZooCopies:
             name: _Agent(name, slot, *places[slot], space.adapter.row, space.adapter.to_env)
             for slot, (name, space) in enumerate(zip(names, self._spaces, strict=True))
         }
-        # Where the masks of legal actions of each group come from: "observation", "info", or "" for none.
+        # Source of each group's masks of legal actions: "observation", "info", or "" for none.
         offered = [_mask_in(infos, name) for name in names]
         self._masks = []
         for group in groups:
@@ -307,7 +307,7 @@ class ZooCopies:
         ]
 
     def _has_state(self, state: str) -> bool:
-        """Whether the copies are asked for their state: they have one that is more than their observations joined."""
+        """Return whether to read the state of the copies: it must exist and be more than their joined observations."""
         env = self.envs[0]
         method = getattr(type(getattr(env, "unwrapped", env)), "state", None)
         path = f"{getattr(method, '__module__', '')}.{getattr(method, '__qualname__', '')}"
@@ -318,7 +318,7 @@ class ZooCopies:
         except (NotImplementedError, AttributeError) as e:  # PettingZoo's own base classes raise the first
             if state == "environment":
                 raise ValueError(
-                    f"{self.where}: state must be observations where the environment has no state(), got 'environment'"
+                    f"{self.where}: state must be observations if the environment has no state(), got 'environment'"
                 ) from e
             return False
         except (Exception, SystemExit) as e:
@@ -332,21 +332,21 @@ class ZooCopies:
         if state.dtype.kind not in "fiub":
             self._refuse(
                 i,
-                f"state() must return an array of numbers, got {described(answer)}; or take state=observations",
+                f"state() must return an array of numbers, got {described(answer)}; or use state=observations",
             )
         return state.reshape(-1)
 
     def reset(self, seeds: Sequence[int | None], out: MultiAgentStep) -> None:
-        """Start a new episode everywhere; write what the first actions are taken on."""
+        """Start a new episode in all copies, and write the inputs for the first actions."""
         out.clear()
         for i, seed in enumerate(seeds):
             self._start(i, seed, out)
         self._settle(out, list(range(len(self.envs))))
 
     def step(self, actions: Sequence[np.ndarray], out: MultiAgentStep) -> None:
-        """Take one step each; write every array."""
+        """Step every copy once, and write every array."""
         out.clear()
-        # Numbers of Python's where an action is one: NumPy's cost more to take out of an array one by one.
+        # Scalar actions as Python numbers, since reading NumPy scalars from an array one by one is slower.
         chosen: list[Any] = [array.tolist() if array.ndim == 2 else array for array in actions]
         over = []
         for i, env in enumerate(self.envs):
@@ -386,7 +386,7 @@ class ZooCopies:
         self._settle(out, over)
 
     def _start(self, i: int, seed: int | None, out: MultiAgentStep) -> None:
-        """Begin an episode of copy `i`; write its rows of ``obs``, ``masks`` and the environment's ``state``."""
+        """Start an episode of copy `i`; write its rows of ``obs``, ``masks`` and the environment's ``state``."""
         answer, env = UNANSWERED, self.envs[i]
         self._lengths[i] = 0
         self._returns[i] = [0.0] * len(self._agents)
@@ -407,7 +407,7 @@ class ZooCopies:
             raise
 
     def _settle(self, out: MultiAgentStep, started: Sequence[int]) -> None:
-        """Write what follows from the observations once all are there; `started` has begun an episode."""
+        """Write values that depend on all observations; the copies `started` have started an episode."""
         if started:
             self._check_finite(out, "obs", started)
             for alive, now in zip(out.alive, self._alive, strict=True):
@@ -416,7 +416,7 @@ class ZooCopies:
             self._join(out.obs, out.state)
 
     def _take(self, i: int, answer: Any, out: MultiAgentStep) -> None:
-        """Write what a step of copy `i` has led to, and find out who goes on."""
+        """Write the results of a step of copy `i`, and determine which agents continue."""
         obs, rewards, terminated, truncated, infos = answer
         names, returns, listed = self.envs[i].agents, self._returns[i], self._listed[i]
         same, flagged = names == listed, []
@@ -426,7 +426,7 @@ class ZooCopies:
                 reward, done, cut = rewards[name], terminated[name], truncated[name]
             else:
                 done, cut = terminated.get(name, False), truncated.get(name, False)
-                # It may have left without a word, but not with a flag and no reward.
+                # An agent may be removed without flags, but if it has a flag, it must have a reward.
                 reward = rewards[name] if name in rewards or done or cut else 0.0
                 done = done or not cut
             if type(reward) is not float:
@@ -449,9 +449,9 @@ class ZooCopies:
         self._put_masks(i, obs, infos, out)
 
     def _look(self, i: int, names: list[Any], flagged: Sequence[Any]) -> list[_Agent]:
-        """Find out who of those that copy `i` lists acts next; returns those that did not act before.
+        """Determine which of the agents that copy `i` lists act next, and return those that did not act before.
 
-        One with a flag is dead until it has been missing from the list.
+        An agent with a flag is dead until it has been missing from the list.
         """
         if len(set(map(str, names))) != len(names):
             twice = next(name for name, count in Counter(map(str, names)).items() if count > 1)
@@ -460,8 +460,8 @@ class ZooCopies:
         if unknown is not None:
             self._refuse(
                 i,
-                f"agents must be among possible_agents, {list(self._agents)}, got {unknown!r}; list there all that may "
-                "appear",
+                f"agents must be among possible_agents, {list(self._agents)}, got {unknown!r}; list all agents there "
+                "that may appear",
             )
         before = {agent.name for agent in self._live[i]} if self._lengths[i] else set()
         known = set(self._listed[i]) if self._lengths[i] else set()
@@ -476,7 +476,7 @@ class ZooCopies:
         return came
 
     def _put_masks(self, i: int, obs: Any, infos: Any, out: MultiAgentStep) -> None:
-        """Write which actions are legal for the agents of copy `i` that act next."""
+        """Write the masks of legal actions for the agents of copy `i` that act next."""
         for name, _, g, a, _, _ in self._live[i]:
             mask, kind = out.masks[g], self._masks[g]
             if kind != "observation" and _mask_in(infos, name) != (kind == "info"):
@@ -501,7 +501,7 @@ class ZooCopies:
         if state.size != to.shape[1]:
             self._refuse(
                 i,
-                f"state() must keep its shape, {to.shape[1]} numbers, got {state.size}; pad it, or take "
+                f"state() must keep its shape, {to.shape[1]} numbers, got {state.size}; pad it, or use "
                 "state=observations",
             )
         to[i] = state
@@ -509,16 +509,16 @@ class ZooCopies:
             at = int(np.flatnonzero(~np.isfinite(to[i]))[0])
             raise FloatingPointError(
                 f"{self.where}: state() must be finite, got {to[i, at]} in number {at} from environment "
-                f"{self._first + i} at step {self._lengths[i]} of its episode; mend the environment"
+                f"{self._first + i} at step {self._lengths[i]} of its episode; fix the environment"
             )
 
     def _join(self, arrays: Sequence[np.ndarray], to: np.ndarray) -> None:
-        """Write the observations of all agents in order."""
+        """Write the joined observations of all agents in order."""
         for part, g, a in self._joints:
             to[:, part] = arrays[g][:, a].reshape(len(to), -1)
 
     def _check_finite(self, out: MultiAgentStep, name: str, rows: Sequence[int]) -> None:
-        """Raise where a number that an agent was given is not finite."""
+        """Raise a FloatingPointError if an observation or reward is not finite."""
         for g, group in enumerate(self.spec.groups):
             found = [("observations", getattr(out, name)[g])] if group.spec.obs_dtype == np.float32 else []
             if name == "final_obs":
@@ -531,11 +531,11 @@ class ZooCopies:
                 raise FloatingPointError(
                     f"{self.where}: {what} of agent {group.agents[a]!r} must be finite, got "
                     f"{array.item(i, a, *place)} {where}from environment {self._first + i} at step "
-                    f"{self._lengths[i]} of its episode; mend the environment"
+                    f"{self._lengths[i]} of its episode; fix the environment"
                 )
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
-        """What `rlox.envs.state.encode` makes of each copy and its running episode; None where `why_not` says so."""
+        """Encode each copy and its running episode with `rlox.envs.state.encode`; None if `why_not` is set."""
         nodes, data = [], bytearray()
         if self.why_not is not None:
             return None
@@ -555,12 +555,12 @@ class ZooCopies:
         return nodes, bytes(data)
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Go on from what `rlox.envs.state.unpack` found for each copy.
+        """Continue from the states that `rlox.envs.state.unpack` returned for each copy.
 
         Raises
         ------
         ValueError
-            If one is no state of the environment.
+            If a state does not fit the environment.
         """
         agents = list(self._agents.values())
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
@@ -579,19 +579,19 @@ class ZooCopies:
                 self._alive[agent.group][i, agent.column] = True
 
     def _running(self, state: Any) -> tuple[list[int], list[int], np.ndarray]:
-        """Who acts next, who is listed, and the returns so far."""
+        """Return the agents that act next, the agents that are listed, and the returns so far."""
         found = state if isinstance(state, dict) else {}
         for key in ("live", "listed"):
             slots = found.get(key)
             if not isinstance(slots, list) or not set(map(repr, slots)) <= set(map(repr, range(len(self._agents)))):
-                raise ValueError(f"a state must hold the agents that are {key}, got {repr(slots)[:80]}")
+                raise ValueError(f"a state must contain the agents that are {key}, got {repr(slots)[:80]}")
         returns = found.get("returns")
         if not isinstance(returns, np.ndarray) or returns.shape != (len(self._agents),) or returns.dtype != float:
-            raise ValueError(f"a state must hold the return of each agent so far, got {repr(returns)[:80]}")
+            raise ValueError(f"a state must contain the return of each agent so far, got {repr(returns)[:80]}")
         return found["live"], found["listed"], returns
 
     def render(self) -> np.ndarray | None:
-        """The first copy as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        """Return a picture of the first copy, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         if getattr(self.envs[0], "render_mode", None) != "rgb_array":
             return None
         frame = np.asarray(self.envs[0].render())
@@ -615,7 +615,7 @@ class ZooCopies:
         raise error
 
     def _blame(self, i: int, hook: str, e: BaseException, answer: Any, live: Sequence[Any]) -> None:
-        """Keep on `e` which copy it came out of; raise a ValueError from it where the answer of that one is wrong.
+        """Note on `e` which copy raised it; raise a ValueError from it if that copy's answer is invalid.
 
         An environment must not end the process: a SystemExit becomes a RuntimeError.
         """
@@ -635,7 +635,7 @@ class ZooCopies:
         raise error from e
 
     def _wrong(self, i: int, hook: str, answer: Any, live: Sequence[Any]) -> str | None:
-        """What is wrong with what ``reset`` or ``step`` returned to the agents `live`; None if nothing is."""
+        """Describe what is wrong with the result of ``reset`` or ``step`` for the agents `live`; None if nothing is."""
         parts = {"reset": ("observations", "infos")}.get(
             hook, ("observations", "rewards", "terminations", "truncations", "infos")
         )
@@ -649,18 +649,18 @@ class ZooCopies:
             return "it must have agents, a list of those that act next, got none"
         names = list(self.envs[i].agents)
         for name in live:
-            # Who has left without a word is asked for nothing.
+            # Nothing is required of agents that were removed without flags.
             gone = name not in names and not any(name in given[part] for part in parts[1:-1])
             for part in parts[1:-1] if not gone else ():
                 if name not in given[part] and (name in names or part == "rewards"):
-                    return f"{part} must hold every agent that acted, got none of {name!r} beside {list(given[part])}"
+                    return f"{part} must have every agent that acted, got none for {name!r}, only {list(given[part])}"
         for name in {*live, *names} if hook == "step" else names:
             ended = hook == "step" and given["terminations"].get(name, name not in names)
             if name not in given["observations"]:
                 if ended:
                     continue
                 return (
-                    f"observations must hold every agent that goes on or was truncated, got none of {name!r} beside "
+                    f"observations must have every agent that continues or was truncated, got none for {name!r}, only "
                     f"{list(given['observations'])}"
                 )
             if name in self._agents:
@@ -672,17 +672,17 @@ class ZooCopies:
 
 
 def _mask_in(infos: Any, name: Any) -> bool:
-    """Whether the info of an agent holds a mask of legal actions."""
+    """Return whether the info of an agent contains a mask of legal actions."""
     info = infos.get(name)
     return bool(info) and MASK in info
 
 
 def _wrong_numbers(given: Mapping[str, Any]) -> str | None:
-    """What is wrong with the rewards and flags of a step."""
+    """Describe what is wrong with the rewards and flags of a step; None if they are valid."""
     for name, reward in given["rewards"].items():
         try:
             if type(reward) in NO_ANSWERS:
-                raise TypeError("a text is no number")
+                raise TypeError("a text is not a number")
             float(reward)
         except (TypeError, ValueError, OverflowError):
             return f"the reward of agent {name!r} must be a number, got {described(reward)}"
@@ -694,23 +694,23 @@ def _wrong_numbers(given: Mapping[str, Any]) -> str | None:
 
 
 def zoo_seeds(seed: int, n: int) -> list[int]:
-    """What the copies are seeded with: an independent mix of (seed, i) each."""
+    """Return the seeds of the copies, an independent mix of (seed, i) for each."""
     return Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n).tolist()
 
 
 class ForeignMultiAgentVecEnv(ForeignEnvs):
-    """What `PettingZooVecEnv` and `ParallelPettingZooVecEnv` share: the arrays that go in and come out.
+    """Base class of `PettingZooVecEnv` and `ParallelPettingZooVecEnv`, with the handling of input and output arrays.
 
     Attributes
     ----------
     spec : MultiAgentSpec
         Agents, groups, shapes and bounds.
     why_not : str, optional
-        As `rlox.envs.state.ForeignEnvs` has it.
+        See `rlox.envs.state.ForeignEnvs`.
     """
 
     spec: MultiAgentSpec
-    # What each kind does itself, beside what `ForeignEnvs` names; the last in place of `_set_state`.
+    # Methods of subclasses, in addition to those of `ForeignEnvs`; the last replaces `_set_state`.
     _reset: Callable[[list[int | None], MultiAgentStep], None]
     _step: Callable[[list[np.ndarray], MultiAgentStep], None]
     _put_back: Callable[[list[Any]], None]
@@ -718,10 +718,10 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
     def __init__(self, env: Any, n_envs: int, seed: int):
         super().__init__(env, n_envs)
         self.seed = seed
-        self._alive: list[np.ndarray] | None = None  # who acts next, as the last step said
+        self._alive: list[np.ndarray] | None = None  # agents that act next, after the last step
 
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
-        """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`."""
+        """Start a new episode in all copies; only the first call, and calls with `seed`, seed them."""
         if seed is not None:
             self.seed = seed
         fresh = seed is not None or not self._started
@@ -775,7 +775,7 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
     Raises
     ------
     ValueError
-        For an environment that breaks PettingZoo's interface, or spaces that no policy serves.
+        If the environment breaks PettingZoo's interface, or no policy supports its spaces.
     """
 
     def __init__(
@@ -808,5 +808,5 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
         self._copies.close()
 
     def render(self) -> np.ndarray | None:
-        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         return self._copies.render()

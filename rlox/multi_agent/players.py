@@ -1,4 +1,4 @@
-"""Who acts by which policy, what its networks see, and the running moments of its returns."""
+"""Players: the agents of each policy, the inputs of its networks, and running moments of its returns."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _LEAST_WEIGHT = 1e-5
 
 @dataclass(frozen=True)
 class Player:
-    """Agents that act by one policy: a group that shares its parameters, or one agent."""
+    """Agents that act with one policy: a group that shares its parameters, or one agent."""
 
     name: str
-    group: int  # its place among the groups
-    members: tuple[int, ...]  # places of its agents in the arrays of the group
-    slots: tuple[int, ...]  # their places among all agents
+    group: int  # index of its group
+    members: tuple[int, ...]  # indices of its agents in the arrays of the group
+    slots: tuple[int, ...]  # their indices among all agents
     agents: tuple[str, ...]  # their names
     spec: EnvSpec  # of one agent
-    n_ids: int  # length of the one-hot vector that says which of them an agent is; 0: it is not seen
-    state_dim: int | None  # what a central critic sees, the one-hot vector included; None: the critic is local
+    n_ids: int  # length of the one-hot vector that identifies an agent; 0: networks do not see it
+    state_dim: int | None  # input size of a central critic, including the one-hot vector; None: the critic is local
     masked: bool  # whether the environment offers masks of legal actions
 
     @property
     def obs_dim(self) -> int:
-        """Numbers that the actor sees."""
+        """Size of the actor's input."""
         return self.spec.obs_dim + self.n_ids
 
     @property
     def network_spec(self) -> EnvSpec:
-        """`spec`, with what the actor sees as the observation."""
+        """`spec`, with the actor's input as the observation."""
         if not self.n_ids:
             return self.spec
         s = self.spec
@@ -53,11 +53,11 @@ class Player:
         )
 
     def observed(self, obs: np.ndarray, who: np.ndarray) -> np.ndarray:
-        """What the actor sees: observations (B, *obs_shape) of the agents `who` (B,), places among the members."""
+        """Return the actor's input for observations (B, *obs_shape) of the agents `who` (B,), indices of members."""
         return self._identified(obs, who)
 
     def judged(self, states: np.ndarray, who: np.ndarray) -> np.ndarray:
-        """What a central critic sees: states (B, S) beside the agents `who` (B,)."""
+        """Return a central critic's input for states (B, S) and the agents `who` (B,)."""
         return self._identified(states, who)
 
     def _identified(self, rows: np.ndarray, who: np.ndarray) -> np.ndarray:
@@ -69,24 +69,24 @@ class Player:
         return out
 
     def of_group(self, array: np.ndarray) -> np.ndarray:
-        """The agents' part (N, A, …) of a group's array (N, A_g, …)."""
+        """Return this player's part (N, A, …) of a group's array (N, A_g, …)."""
         return array if len(self.members) == array.shape[1] else array[:, self.members]
 
 
 def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Player]:
-    """The players of an environment.
+    """Return the players of an environment.
 
     Raises
     ------
     ValueError
-        For images beside a central critic or an agent's identity, which are joined with vectors.
+        If agents see images, and the configuration has a central critic or agent ids, which need vectors.
     """
     found = []
     for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
         for name, wrong in (("critic", config.critic == "central"), ("agent_id", config.agent_id)):
             if group.spec.image and wrong:
                 raise ValueError(
-                    f"{where}: {name} must be {'local' if name == 'critic' else 'false'} where agents see images, as "
+                    f"{where}: {name} must be {'local' if name == 'critic' else 'false'} if agents see images, as "
                     f"those of {group.name} do, got {getattr(config, name)}"
                 )
         n = len(group.agents)
@@ -110,10 +110,10 @@ def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Pl
 
 
 class ValueNorm:
-    """Running mean and deviation of returns, by which a critic's values are normalised.
+    """Running mean and standard deviation of returns, which normalise a critic's values.
 
-    Exponential averages over minibatches, freed of their start at 0, as in the code of Yu et al. 2022
-    (arXiv:2103.01955); nothing is seen yet: mean 0, deviation 0.1.
+    They are bias-corrected exponential averages over minibatches, as in the code of Yu et al. 2022 (arXiv:2103.01955).
+    Before the first minibatch the mean is 0 and the standard deviation 0.1.
 
     Attributes
     ----------
@@ -134,17 +134,17 @@ class ValueNorm:
         return math.sqrt(max(float(square) - self.mean**2, _LEAST_VARIANCE))
 
     def update(self, mean: float, square: float) -> None:
-        """Take in a minibatch of returns by its mean, and the mean of the squares."""
+        """Update the averages with a minibatch of returns, given by its mean and its mean square."""
         self.moments *= _DECAY
         self.moments += (1.0 - _DECAY) * np.array([mean, square, 1.0])
 
     def denormalized(self, values: np.ndarray) -> np.ndarray:
-        """What a critic says, (…) f32, in units of returns."""
+        """Convert a critic's outputs (…) f32 to units of returns."""
         return (values * np.float32(self.deviation) + np.float32(self.mean)).astype(np.float32, copy=False)
 
 
 class ValueNorms:
-    """Those of all players, as a part of a checkpoint."""
+    """The `ValueNorm` of each player, as a part of a checkpoint."""
 
     def __init__(self, names: Iterable[str]):
         self.by_name = {name: ValueNorm() for name in names}
@@ -153,9 +153,9 @@ class ValueNorms:
         return {name: norm.moments.copy() for name, norm in self.by_name.items()}
 
     def set_state(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where it is of other players."""
+        """Restore the result of `state`; raise a ValueError if it belongs to other players."""
         if set(arrays) != set(self.by_name) or any(array.shape != (3,) for array in arrays.values()):
-            raise ValueError(f"it must hold three moments for each of {', '.join(self.by_name)}, got {sorted(arrays)}")
+            raise ValueError(f"it must have three moments for each of {', '.join(self.by_name)}, got {sorted(arrays)}")
         for name, norm in self.by_name.items():
             norm.moments[:] = arrays[name]
 
@@ -168,7 +168,7 @@ class AgentReturns:
     spec : MultiAgentSpec
         Names of agents and groups.
     kept : int
-        How many episodes count.
+        Number of last episodes that are averaged.
     """
 
     def __init__(self, spec: MultiAgentSpec, kept: int = 100):
@@ -177,18 +177,20 @@ class AgentReturns:
         self._recent: deque[np.ndarray] = deque(maxlen=kept)
 
     def extend(self, returns: np.ndarray) -> None:
-        """Take in ended episodes, (E, A) f64."""
+        """Add the returns of ended episodes, (E, A) f64."""
         self._recent.extend(returns)
 
     def metrics(self) -> dict[str, float]:
-        """Mean returns: ``episode/return/<agent>``, and of groups of several agents, where there are other groups, the
-        mean over their agents; nothing before an episode has ended."""
+        """Return mean returns ``episode/return/<name>`` of agents and groups; empty before an episode has ended.
+
+        Groups are included if there are several and they have several agents; their value is the mean over the agents.
+        """
         if not self._recent:
             return {}
         return {f"episode/return/{name}": value for name, value in self.by_name(np.stack(self._recent).mean(0)).items()}
 
     def by_name(self, returns: Sequence[float] | np.ndarray) -> dict[str, float]:
-        """Returns (A,) by the names of agents and groups."""
+        """Return `returns` (A,) by the names of agents and groups."""
         found = {name: float(value) for name, value in zip(self.agents, returns, strict=True)}
         if len(self._groups) > 1:
             for name, slots in self._groups.items():
@@ -200,11 +202,11 @@ class AgentReturns:
         return {"returns": np.array(self._recent).reshape(-1, len(self.agents))}
 
     def set_state(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where it is of other agents."""
+        """Restore the result of `state`; raise a ValueError if it belongs to other agents."""
         returns = arrays.get("returns")
         if returns is None or returns.ndim != 2 or returns.shape[1] != len(self.agents):
             raise ValueError(
-                f"it must hold returns of {len(self.agents)} agents, got {getattr(returns, 'shape', None)}"
+                f"it must have returns of {len(self.agents)} agents, got {getattr(returns, 'shape', None)}"
             )
         self._recent.clear()
         self._recent.extend(np.array(returns))

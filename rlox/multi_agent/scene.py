@@ -23,21 +23,21 @@ except ImportError as e:
 
 
 def parallel_env(env_id: str = "GridPursuit-v0", render_mode: str | None = None, **kwargs: Any) -> NativeParallelEnv:
-    """A native environment with several agents as a PettingZoo environment with the parallel interface.
+    """Create a native environment with several agents as a PettingZoo environment with the parallel interface.
 
     Parameters
     ----------
     env_id : str
-        A native id with several agents.
+        Id of a native environment with several agents.
     render_mode : str, optional
         ``rgb_array``: `render` returns pictures (of GridPursuit-v0).
     **kwargs
-        What the environment is made with; see `NativeMultiAgentVecEnv`.
+        Arguments of the environment; see `NativeMultiAgentVecEnv`.
 
     Raises
     ------
     ValueError, TypeError
-        For another id, render mode or argument.
+        If the id, the render mode or an argument is invalid.
     """
     if not is_native_multi_agent(env_id):
         raise ValueError(
@@ -50,7 +50,7 @@ def parallel_env(env_id: str = "GridPursuit-v0", render_mode: str | None = None,
 class NativeParallelEnv(ParallelEnv):
     """One native environment with several agents; see `parallel_env`.
 
-    ``reset(seed=s)`` plays the episodes of environment 0 of ``NativeMultiAgentVecEnv(env_id, n, s)``.
+    ``reset(seed=s)`` starts the episodes of environment 0 of ``NativeMultiAgentVecEnv(env_id, n, s)``.
     """
 
     metadata: dict[str, Any]
@@ -71,7 +71,7 @@ class NativeParallelEnv(ParallelEnv):
         one = spec.groups[0].spec
         low, high = (-1.0, 1.0) if env_id == "GridPursuit-v0" else (-np.inf, np.inf)
         shape = (1, spec.n_agents)
-        # Each agent has spaces of its own, which are seeded apart.
+        # Each agent has its own spaces, which are seeded separately.
         self.observation_spaces = {
             agent: spaces.Box(low, high, one.obs_shape, np.float32) for agent in self.possible_agents
         }
@@ -96,8 +96,8 @@ class NativeParallelEnv(ParallelEnv):
             "central": central[0],
             "final_central": central[1],
         }
-        self._state = np.zeros(spec.state_dim, np.float32)  # where the last step led, though an episode ended
-        self._waits = False  # whether the next episode has begun and waits for its reset
+        self._state = np.zeros(spec.state_dim, np.float32)  # the state after the last step, before an auto-reset
+        self._waits = False  # whether the next episode has already started and waits for `reset`
 
     def observation_space(self, agent: str) -> spaces.Space:
         return self.observation_spaces[agent]
@@ -108,7 +108,7 @@ class NativeParallelEnv(ParallelEnv):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Start the next episode, or with a seed the first one of that seed; `options` are ignored.
+        """Start the next episode, or with a seed, the first episode of that seed; `options` are ignored.
 
         Returns the observations, (D,) float32 each, and empty infos, by agent.
         """
@@ -128,17 +128,17 @@ class NativeParallelEnv(ParallelEnv):
         Raises
         ------
         ValueError
-            Where no episode is running, an agent has no action, or one is out of range.
+            If no episode is running, an agent has no action, or an action is out of range.
         """
         if not self.agents:
             raise ValueError("NativeParallelEnv.step: an episode must be running; call reset() first")
         for a, agent in enumerate(self.agents):
             if agent not in actions:
                 raise ValueError(
-                    f"NativeParallelEnv.step: actions must hold every agent, got none of {agent!r} beside "
+                    f"NativeParallelEnv.step: actions must have every agent, got none for {agent!r}, only "
                     f"{list(actions)}"
                 )
-            # A number with a fraction is no choice, and an array of integers would cut it off.
+            # `operator.index` rejects fractions, which assignment to an array of integers would truncate.
             self._actions[0, a] = operator.index(actions[agent]) if self._native.discrete else actions[agent]
         out = self._out
         self._native.step_into(self._actions, **out)
@@ -156,25 +156,25 @@ class NativeParallelEnv(ParallelEnv):
         )
 
     def state(self) -> np.ndarray:
-        """What a central critic sees, (S,) float32."""
+        """Return the input of a central critic, (S,) float32."""
         return self._state.copy()
 
     def render(self) -> np.ndarray | None:
-        """(H, W, 3) uint8 with ``render_mode="rgb_array"``, else None."""
+        """Return a picture (H, W, 3) uint8 with ``render_mode="rgb_array"``, else None."""
         return None if self.render_mode is None else drawn_pursuit(self._state, self._native.params["size"])
 
     def close(self) -> None:
-        """Nothing to do: the memory goes with the object."""
+        """Do nothing: the memory is freed with the object."""
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the future of the running episode depends on."""
+        """Return everything that the future of the running episode depends on."""
         return {"native": self._native.get_state(), "seen": self._state.copy(), "waits": self._waits}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from what `get_state` returned. Raises ValueError if it is no such state."""
+        """Continue exactly from the result of `get_state`; raise a ValueError if it does not fit."""
         seen = state.get("seen")
         if not isinstance(seen, np.ndarray) or seen.shape != self._state.shape or type(state.get("waits")) is not bool:
-            raise ValueError(f"NativeParallelEnv.set_state: state must be what get_state returned, got {state!r:.80}")
+            raise ValueError(f"NativeParallelEnv.set_state: state must be a result of get_state, got {state!r:.80}")
         self._native.set_state(state.get("native", {}))
         self._state, self._waits = seen.astype(np.float32), state["waits"]
         self.agents = [] if self._waits else list(self.possible_agents)

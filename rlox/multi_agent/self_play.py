@@ -1,8 +1,8 @@
-"""Self-play against earlier policies of the same run: whose turn it is to learn, against whom, and the ratings.
+"""Self-play against earlier policies of the same run: the turns of learning, the opponents, and the ratings.
 
-One player learns at a time. The others act by policies that were kept of them, drawn anew for each rollout: what is
-learned must hold against more than the last opponent (Bansal et al. 2018, arXiv:1710.03748). Ratings are Elo's: an
-episode is won by the side whose agents have the higher mean return.
+One player learns at a time. The others act with earlier policies of theirs, drawn at random for each rollout, so that
+the learner must succeed against more than the last opponent (Bansal et al. 2018, arXiv:1710.03748). Ratings are Elo
+ratings: the side whose agents have the higher mean return wins an episode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.kernels.rng import Rng
 
-_START, _STEP, _SCALE = 1000.0, 8.0, 400.0  # Elo's: where ratings start, how far one episode moves them, their unit
+_START, _STEP, _SCALE = 1000.0, 8.0, 400.0  # of Elo ratings: the initial value, the factor of an update, the scale
 
 
 @dataclass
@@ -33,17 +33,17 @@ class SelfPlay:
     Parameters
     ----------
     names : sequence of str
-        Of the players.
+        Names of the players.
     slots : sequence of sequence of int
-        By player, the places of its agents among all agents.
+        For each player, the indices of its agents among all agents.
     parts, copies : sequence
-        By player, what acts by its policy now, and by an earlier one.
+        For each player, the object that acts with its current policy, and the one that acts with an earlier policy.
     most : int
-        Policies that are kept of each player.
+        Maximum number of earlier policies of each player.
     every : int
-        Rollouts from one that is kept to the next; then the turn passes on.
+        Number of rollouts between two stored policies; the turn then passes to the next player.
     seed : int
-        Decides the opponents.
+        Seed of the choice of opponents.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class SelfPlay:
         seed: int,
     ):
         self.names = list(names)
-        self.learner = 0  # whose turn it is
+        self.learner = 0  # the player whose turn it is
         self.ratings = np.full(len(self.names), _START)
         self.pools: list[list[Kept]] = [[] for _ in self.names]
         self._slots = [list(one) for one in slots]
         self._parts, self._copies = list(parts), list(copies)
         self._most, self._every, self._seed = most, every, seed
         self._rollouts = 0
-        self._chosen = np.zeros(len(self.names), np.int64)  # by player, which of its pool acts in this rollout
+        self._chosen = np.zeros(len(self.names), np.int64)  # by player, index of its acting policy in the pool
 
     def begin(self) -> tuple[list[Any], list[bool]]:
-        """What acts in the next rollout, and who learns from it, by player."""
+        """Return, by player, the object that acts in the next rollout, and whether the player learns from it."""
         if self._rollouts == 0:
             for p in range(len(self.names)):
                 self._keep(p)
@@ -88,13 +88,13 @@ class SelfPlay:
         ], learning
 
     def _keep(self, p: int) -> None:
-        """Keep the policy of player `p` as it is; the oldest makes room."""
+        """Add the current policy of player `p` to its pool; drop the oldest if the pool is full."""
         pool = self.pools[p]
         pool.append(Kept(self._parts[p].flat(), float(self.ratings[p])))
         del pool[: -self._most]
 
     def end(self, returns: np.ndarray) -> None:
-        """Rate by the episodes that ended in the rollout: their returns (E, A) f64."""
+        """Update the ratings with the returns (E, A) f64 of the episodes that ended in the rollout."""
         others = [p for p in range(len(self.names)) if p != self.learner]
         theirs = [self.pools[p][self._chosen[p]] for p in others]
         apart = [slot for p in others for slot in self._slots[p]]
@@ -109,7 +109,7 @@ class SelfPlay:
                 one.rating -= moved / len(theirs)
 
     def metrics(self) -> dict[str, float]:
-        """``rating/<player>``, and ``rating/<player>_kept``, the mean over the earlier policies that are kept."""
+        """Return ``rating/<player>``, and ``rating/<player>_kept``, the mean over the stored earlier policies."""
         found = {f"rating/{name}": float(rating) for name, rating in zip(self.names, self.ratings, strict=True)}
         for name, pool in zip(self.names, self.pools, strict=True):
             if pool:
@@ -129,10 +129,10 @@ class SelfPlay:
         return found
 
     def set_state(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where it is of other players."""
+        """Restore the result of `state`; raise a ValueError if it belongs to other players."""
         ours = self.state()
         if arrays.keys() != ours.keys() or any(arrays[name].shape[1:] != x.shape[1:] for name, x in ours.items()):
-            raise ValueError(f"it must hold the earlier policies of {', '.join(self.names)}, got {sorted(arrays)}")
+            raise ValueError(f"it must have the earlier policies of {', '.join(self.names)}, got {sorted(arrays)}")
         self._rollouts, self.learner = (int(number) for number in arrays["turns"])
         self.ratings, self._chosen = arrays["ratings"].copy(), arrays["chosen"].copy()
         for p in range(len(self.names)):

@@ -1,4 +1,4 @@
-"""What an algorithm must know of an environment with several agents, and the arrays that a step of N of them gives."""
+"""Specification of an environment with several agents, and the arrays of a step in N environments."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from rlox.envs.spec import EnvSpec, checked_actions
 class Group:
     """Agents with equal observation and action spaces."""
 
-    name: str  # "agents" where there is one group, else what its agents' names begin with, or the one agent's name
+    name: str  # "agents" for the only group, else the common prefix of its agents' names, or the name of its only agent
     agents: tuple[str, ...]  # names, in the order of possible_agents
-    slots: tuple[int, ...]  # their places in `MultiAgentSpec.agents`
+    slots: tuple[int, ...]  # their indices in `MultiAgentSpec.agents`
     spec: EnvSpec  # of one agent
 
 
 @dataclass(frozen=True)
 class MultiAgentSpec:
-    """All that may act: A agents in G groups, and the state that a central critic sees."""
+    """All possible agents, A in G groups, and the state that a central critic sees."""
 
     agents: tuple[str, ...]  # all possible agents, in the order of possible_agents
     groups: tuple[Group, ...]  # every agent is in exactly one
     state_dim: int  # S: length of the flat f32 state
-    state_source: str  # "environment": its state(); "observations": those of all agents in order, zeros for the dead
+    state_source: str  # "environment": its state(); "observations": of all agents in order, zeros for dead agents
     masked: tuple[bool, ...]  # by group: whether the environment offers masks of legal actions
 
     @property
     def n_agents(self) -> int:
-        """A."""
+        """Number of agents A."""
         return len(self.agents)
 
 
-# Of the arrays of a step, those that exist once for each group.
+# Arrays of a step that exist once for each group.
 _BY_GROUP = ("obs", "alive", "masks", "rewards", "terminated", "truncated", "final_obs")
 
 
 @dataclass
 class MultiAgentStep:
-    """What ``reset_all`` and ``step_all`` of N environments return; A_g agents are in group g.
+    """The result of ``reset_all`` and ``step_all`` of N environments; group g has A_g agents.
 
-    The first four say what the next actions are taken on, after same-step auto-reset. The others are about the step
-    just taken, and zero (`episode_returns` nan) after ``reset_all``.
+    The first four attributes are the inputs of the next actions, after same-step auto-reset. The others describe the
+    last step; after ``reset_all`` they are zero (`episode_returns` nan).
     """
 
-    obs: list[np.ndarray]  # by group (N, A_g, *obs_shape) f32 or uint8 images; 0 for the dead
+    obs: list[np.ndarray]  # by group (N, A_g, *obs_shape) f32 or uint8 images; 0 for dead agents
     alive: list[np.ndarray]  # by group (N, A_g) bool: whether the agent acts next
     masks: list[
         np.ndarray | None
-    ]  # by group (N, A_g, n_actions) bool: legal actions, all of them for the dead; or None
+    ]  # by group (N, A_g, n_actions) bool: legal actions, all of them for dead agents; or None
     state: np.ndarray  # (N, S) f32
     rewards: list[np.ndarray]  # by group (N, A_g) f64; 0 for agents that were not alive before the step
     terminated: list[np.ndarray]  # by group (N, A_g) bool: ended by the task; only of agents that were alive before
     truncated: list[np.ndarray]  # by group (N, A_g) bool: cut by a time limit of its own
-    final_obs: list[np.ndarray]  # as obs, before any reset: what the step truly led to; 0 where it led to nothing
+    final_obs: list[np.ndarray]  # like obs, but before any reset; 0 if the step led to no observation
     final_state: np.ndarray  # (N, S) f32, before any reset; of joined observations, 0 for agents that terminated
     ended: np.ndarray  # (N,) bool: no agent was left, and the environment was reset
     episode_returns: np.ndarray  # (N, A) f64: undiscounted return of each agent over the episode that ended; else nan
@@ -67,14 +67,14 @@ class MultiAgentStep:
 
     @classmethod
     def empty(cls, spec: MultiAgentSpec, n: int) -> MultiAgentStep:
-        """New arrays for `n` environments: zeros, all masks True, returns nan."""
+        """Return new arrays for `n` environments: zeros, all masks True, returns nan."""
         made = cls.over({key: np.zeros(*like) for key, like in step_arrays(spec, n).items()})
         made.clear()
         return made
 
     @classmethod
     def over(cls, arrays: Mapping[str, np.ndarray]) -> MultiAgentStep:
-        """A step over the arrays that `step_arrays` names."""
+        """Return a step that uses the arrays with the names of `step_arrays`."""
         n_groups = sum(key.startswith("obs.") for key in arrays)
         made: dict[str, Any] = {key: array for key, array in arrays.items() if "." not in key}
         for name in _BY_GROUP:
@@ -82,7 +82,7 @@ class MultiAgentStep:
         return cls(**made)
 
     def clear(self) -> None:
-        """Make it what it is where nothing happened: zeros, all masks True, returns nan."""
+        """Reset all arrays to zeros, masks to True, and returns to nan."""
         for array in self._arrays():
             array.fill(0)
         for mask in self.masks:
@@ -96,7 +96,7 @@ class MultiAgentStep:
             mine[...] = theirs
 
     def rows(self, rows: slice) -> MultiAgentStep:
-        """Views of the arrays that hold only these environments."""
+        """Return views of the arrays with only these environments."""
         views: dict[str, Any] = {}
         for key, value in vars(self).items():
             by_group = key in _BY_GROUP
@@ -109,7 +109,10 @@ class MultiAgentStep:
 
 
 def step_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Shape and dtype of every array of a `MultiAgentStep` of `n` environments; those of a group end in its number."""
+    """Return shape and dtype of every array of a `MultiAgentStep` of `n` environments, by name.
+
+    Names of a group's arrays end in its number.
+    """
     arrays: dict[str, tuple[tuple[int, ...], type]] = {}
     for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
         rows = (n, len(group.agents))
@@ -128,7 +131,7 @@ def step_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...]
 
 
 def action_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Shape and dtype of the actions of `n` environments, by group."""
+    """Return shape and dtype of the actions of `n` environments, by group."""
     return {
         f"actions.{g}": ((n, len(group.agents), *group.spec.action_shape), group.spec.action_dtype)
         for g, group in enumerate(spec.groups)
@@ -136,16 +139,16 @@ def action_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ..
 
 
 def grouped(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[EnvSpec]) -> tuple[Group, ...]:
-    """The groups of `agents`: those of one kind, in order of their first agents.
+    """Group `agents` of the same kind, in order of their first agents.
 
     Parameters
     ----------
     agents : sequence of str
         A names.
     kinds : sequence
-        (A) what agents of one group have in common.
+        (A) kind of each agent; agents of the same kind form a group.
     specs : sequence of EnvSpec
-        (A) of each agent.
+        (A) specification of each agent.
     """
     slots: dict[Hashable, list[int]] = {}
     for slot, kind in enumerate(kinds):
@@ -154,14 +157,14 @@ def grouped(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[En
     for members in slots.values():
         names = tuple(agents[slot] for slot in members)
         common = _beginning(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
-        # Groups whose agents begin alike are distinguished by their first agents.
+        # If the prefix is already used, the group is named after its first agent.
         name = common if common and common not in {group.name for group in groups} else names[0]
         groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
     return tuple(groups)
 
 
 def _beginning(names: Sequence[str]) -> str:
-    """What all `names` begin with."""
+    """Return the common prefix of `names`."""
     first, last = min(names), max(names)
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
@@ -169,15 +172,17 @@ def _beginning(names: Sequence[str]) -> str:
 def checked_group_actions(
     spec: MultiAgentSpec, actions: Sequence[Any], n: int, alive: Sequence[np.ndarray] | None, where: str
 ) -> list[np.ndarray]:
-    """`actions` of N environments by group, as (N, A_g, …) int64 or f32; rows of the dead are not looked at.
+    """Check `actions` of N environments by group, and return them as (N, A_g, …) int64 or f32.
+
+    Rows of dead agents are ignored.
 
     Raises
     ------
     TypeError
-        For choices that are no integers.
+        If choices are not integers.
     ValueError
-        For another number of groups or actions, or a living agent's action that is out of range or no number; names
-        the group.
+        If the number of groups or actions is wrong, or a living agent's action is out of range or not a number. The
+        message names the group.
     """
     if len(actions) != len(spec.groups):
         names = ", ".join(group.name for group in spec.groups)

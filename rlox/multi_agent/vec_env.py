@@ -1,4 +1,4 @@
-"""N environments with several agents behind ``reset_all`` and ``step_all``, whatever implements them."""
+"""The interface of N environments with several agents, and the function that creates them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ BACKENDS = ("auto", "native", "pettingzoo")
 class MultiAgentVecEnv(Protocol):
     """N environments with up to A agents each, with same-step auto-reset.
 
-    An agent is alive before a step if it acts in it. After the step it goes on, terminated, or was truncated. One that
-    the environment no longer lists, without a flag, counts as terminated. One that is listed again later is alive
-    again, as if it were another agent: nothing crosses the gap. The episode ends when no agent is left.
+    An agent is alive before a step if it acts in it. After the step it continues, is terminated, or is truncated. An
+    agent that the environment no longer lists and that has no flag counts as terminated. An agent that is listed again
+    later is alive again, as if it were another agent: nothing is carried across the gap. The episode ends when no agent
+    is left.
     """
 
     spec: MultiAgentSpec
     n_envs: int
-    why_not: str | None  # why the environments cannot be saved and restored exactly; None where they can
+    why_not: str | None  # why the environments cannot be saved and restored exactly; None if they can
 
     @property
     def seed(self) -> int:
-        """What decides the randomness of the copies."""
+        """Seed of the copies."""
 
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
-        """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`."""
+        """Start a new episode in all copies; only the first call, and calls with `seed`, seed them."""
 
     def step_all(self, actions: Sequence[np.ndarray], out: MultiAgentStep | None = None) -> MultiAgentStep:
         """Step every copy once; the first call starts the first episodes if `reset_all` did not.
@@ -41,36 +42,36 @@ class MultiAgentVecEnv(Protocol):
         ----------
         actions : sequence of arrays
             By group (N, A_g) integers from 0 for Discrete actions, (N, A_g, K) for MultiDiscrete, (N, A_g, D) floats
-            for Box, in the environment's units and not clipped here. Rows of the dead are ignored.
+            for Box, in the environment's units and not clipped here. Rows of dead agents are ignored.
         out : MultiAgentStep, optional
-            Arrays to write into (see `MultiAgentStep.empty`); returned. New ones by default.
+            Arrays to write to and return (see `MultiAgentStep.empty`); by default new arrays.
 
         Raises
         ------
         ValueError
-            For actions of another shape or out of range, and for an environment that breaks PettingZoo's interface.
+            If actions have the wrong shape or are out of range, or the environment breaks PettingZoo's interface.
         FloatingPointError
-            For an observation, a reward or a state that is not finite; names the agent.
+            If an observation, reward or state is not finite. The message names the agent.
         """
 
     def get_state(self) -> dict[str, np.ndarray] | None:
-        """Everything that the future of the running episodes depends on; None where `why_not` says why not."""
+        """Return everything that the future of the running episodes depends on; None if `why_not` is set."""
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned. Raises ValueError if it is no state of such environments."""
+        """Continue exactly from the result of `get_state`; raise a ValueError if it does not fit the environments."""
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` comes from environments like these, so that `set_state` may succeed."""
+        """Return whether `state` comes from environments like these, so that `set_state` may succeed."""
 
     def render(self) -> np.ndarray | None:
-        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
 
     def close(self) -> None:
-        """End the environments; may be called again."""
+        """Close the environments. May be called more than once."""
 
 
 def is_multi_agent(env: Any) -> bool:
-    """Whether an id names an environment with several agents: ``pettingzoo:…``, or a native one."""
+    """Return whether an id names an environment with several agents: ``pettingzoo:…``, or a native id."""
     return isinstance(env, str) and (env.startswith(ZOO) or is_native_multi_agent(env))
 
 
@@ -83,7 +84,7 @@ def make_multi_agent_env(
     backend: str = "auto",
     state: str = "auto",
 ) -> MultiAgentVecEnv:
-    """N copies of an environment with several agents.
+    """Create N copies of an environment with several agents.
 
     Parameters
     ----------
@@ -92,22 +93,22 @@ def make_multi_agent_env(
         ``package.module:factory``, a native id such as ``GridPursuit-v0``, or a callable that returns a PettingZoo
         environment.
     n_envs, seed : int
-        Number of copies N, and what decides their randomness. A seed plays the same with and without workers.
+        Number of copies N, and their seed. Results are the same with and without workers.
     kwargs : dict, optional
         Arguments of the environment.
     workers : int
-        Processes that step the copies of a PettingZoo environment; 0: this one does.
+        Number of processes that step the copies of a PettingZoo environment; 0: this process steps them.
     backend : str
-        ``native``, ``pettingzoo`` (which plays a native environment through PettingZoo's interface), or ``auto``:
-        native where there is one.
+        ``native``, ``pettingzoo`` (which runs a native environment through PettingZoo's interface), or ``auto``:
+        native if the environment is native.
     state : str
-        What a central critic sees: ``environment`` (its ``state()``), ``observations`` (of all agents, joined), or
-        ``auto``: the environment's where it has one.
+        Input of a central critic: ``environment`` (its ``state()``), ``observations`` (of all agents, joined), or
+        ``auto``: the state of the environment if it has one.
 
     Raises
     ------
     ValueError, TypeError, ImportError
-        For an environment that cannot be made, or that breaks PettingZoo's interface; names what is wrong.
+        If the environment cannot be created, or breaks PettingZoo's interface. The message says what is wrong.
     """
     where = "make_multi_agent_env"
     n_envs = integer(where, "n_envs", n_envs, 1)
@@ -117,12 +118,12 @@ def make_multi_agent_env(
     choice(where, "backend", backend, BACKENDS)
     native = is_native_multi_agent(env)
     if backend == "native" and not native:
-        raise ValueError(f"{where}: env must be native with backend=native, got {env_name(env)}; take backend=auto")
+        raise ValueError(f"{where}: env must be native with backend=native, got {env_name(env)}; use backend=auto")
     if native and backend != "pettingzoo":
         if workers:
             raise ValueError(
                 f"{where}: workers must be 0 for {env}, whose copies are stepped by compiled code, got {workers}; "
-                "or take backend=pettingzoo"
+                "or use backend=pettingzoo"
             )
         from rlox.multi_agent.native import NativeMultiAgentVecEnv
 

@@ -1,4 +1,4 @@
-"""PettingZoo environments stepped by worker processes: what `PettingZooVecEnv` gives, to the bit."""
+"""PettingZoo environments stepped by worker processes, with bit-identical results to `PettingZooVecEnv`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _NAME = "ParallelPettingZooVecEnv"
 
 
 class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
-    """N copies of a PettingZoo environment, stepped by `workers` processes; a seed plays as in `PettingZooVecEnv`.
+    """N copies of a PettingZoo environment, stepped by `workers` processes.
+
+    Results for a seed are the same as with `PettingZooVecEnv`.
 
     Parameters
     ----------
     env : str or callable
-        See `rlox.multi_agent.pettingzoo.make_zoo_env`; a callable must be one that cloudpickle can send.
+        See `rlox.multi_agent.pettingzoo.make_zoo_env`; cloudpickle must be able to pickle a callable.
     n_envs : int
         Number of copies N.
     seed : int
@@ -39,19 +41,19 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
     kwargs : dict, optional
         Arguments of the environment.
     workers : int
-        Processes, at most N; each steps an equal share of the copies, one after the other.
+        Number of processes, at most N; each steps an equal share of the copies, one after the other.
     state : str
         ``environment``, ``observations`` or ``auto``; see `rlox.multi_agent.make_multi_agent_env`.
 
     Raises
     ------
     ValueError, TypeError, ImportError
-        As `PettingZooVecEnv` does.
+        The same errors as `PettingZooVecEnv`.
     RuntimeError
-        If a worker dies. All workers are stopped then.
+        If a worker dies. All workers are then stopped.
     Exception
-        What an environment raised, from a `WorkerTraceback`; a RuntimeError in place of one that cannot be sent. All
-        workers are stopped then.
+        The exception of an environment, from a `WorkerTraceback`; a RuntimeError if it cannot be pickled. All workers
+        are then stopped.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         self._pool.set_state(states)
 
     def render(self) -> np.ndarray | None:
-        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         return self._pool.render()
 
     def _close(self) -> None:
@@ -107,7 +109,7 @@ def _layout(spec: MultiAgentSpec, n: int) -> Layout:
 
 
 def _parted(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray], MultiAgentStep]:
-    """Seeds, actions by group, and the arrays of a step."""
+    """Return the seeds, the actions by group, and the arrays of a step."""
     actions = [array for key, array in arrays.items() if key.startswith("actions.")]
     step = {key: array for key, array in arrays.items() if key != "seeds" and not key.startswith("actions.")}
     return arrays["seeds"], actions, MultiAgentStep.over(step)

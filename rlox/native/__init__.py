@@ -1,7 +1,5 @@
-"""When may a kernel compute instead of PyTorch?
-
-The Python side of compiled learners: policies and optimisers that share memory with kernels, and the record of the
-functions that each kernel stands for.
+"""The Python side of compiled learners: policies and optimisers that share memory with kernels, and the record of the
+functions that each kernel replaces, which determines when a kernel may compute instead of PyTorch.
 """
 
 from rlox import lazy

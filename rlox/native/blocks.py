@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _views(block: np.ndarray, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
-    """The parts of a flat block by their names."""
+    """Return the parts of a flat block by name."""
     found, at = {}, 0
     for name, shape in shapes:
         part = slice(at, at + int(np.prod(shape)))
@@ -25,7 +25,7 @@ def _size(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
 
 
 def _fill(views: dict[str, np.ndarray], arrays: dict[str, np.ndarray], what: str) -> None:
-    """Copy `arrays` into `views`; a ValueError that names `what` where they do not fit."""
+    """Copy `arrays` into `views`. Raises ValueError, which names `what`, if they do not fit."""
     ours = {name: array.shape for name, array in views.items()}
     theirs = {name: array.shape for name, array in arrays.items()}
     if ours != theirs:
@@ -40,7 +40,7 @@ def _fill(views: dict[str, np.ndarray], arrays: dict[str, np.ndarray], what: str
 
 
 def _attach(module: nn.Module, parameters: dict[str, np.ndarray], gradients: dict[str, np.ndarray] | None) -> None:
-    """Make the parameters of `module` views of a block, and their gradients of another; without one they have none."""
+    """Make the parameters of `module` views of one block, and their gradients views of another; None disables them."""
     import torch
 
     for name, parameter in module.named_parameters():

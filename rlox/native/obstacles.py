@@ -1,4 +1,4 @@
-"""What stands in the way of a kernel: sizes, layers and edits that it cannot compute."""
+"""Reasons why a kernel cannot be used: sizes, layers and changes that it cannot compute."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Perceptron(NamedTuple):
     """A perceptron within a module."""
 
-    name: str  # its name there
-    widths: list[int]  # of its input, its hidden layers and its output
-    activated: bool = False  # whether an activation follows the last layer too
+    name: str  # its name in the module
+    widths: list[int]  # widths of its input, its hidden layers and its output
+    activated: bool = False  # whether an activation also follows the last layer
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of its parameters in their order."""
+        """Return names and shapes of its parameters in their order."""
         found: list[tuple[str, tuple[int, ...]]] = []
         for i, (n_in, n_out) in enumerate(pairwise(self.widths)):
             found += [(f"{self.name}.{2 * i}.weight", (n_out, n_in)), (f"{self.name}.{2 * i}.bias", (n_out,))]
@@ -36,7 +36,7 @@ def _actor_critic(obs_dim: int, n_outputs: int, hidden: Sequence[int]) -> list[P
 
 
 def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
-    """Of a `QPolicy` around a `DiscreteQNetwork`; a trunk without layers has no parameters."""
+    """Return the perceptrons of a `QPolicy` around a `DiscreteQNetwork`; a trunk without layers has no parameters."""
     widths = [obs_dim, *hidden]
     if not dueling:
         return [Perceptron("q.head", [*widths, n_actions])]
@@ -46,7 +46,7 @@ def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: boo
 
 
 def layout(obs_dim: int, n_outputs: int, hidden: Sequence[int], gaussian: bool) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order."""
+    """Return names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order."""
     log_std = [("log_std", (n_outputs,))] if gaussian else []
     return [*log_std, *_shapes(_actor_critic(obs_dim, n_outputs, hidden))]
 
@@ -56,14 +56,14 @@ def _shapes(nets: list[Perceptron]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) -> str | None:
-    """Why the kernel cannot compute this policy exactly; None where it can."""
+    """Return why the kernel cannot compute this policy exactly; None if it can."""
     if not (spec.discrete or spec.continuous):
         return f"the actions are {spec.action_kind}"
     return _obstacle(spec, config.hidden_sizes, policy, _foreign)
 
 
 def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> str | None:
-    """Why the kernel cannot compute this value network exactly; None where it can."""
+    """Return why the kernel cannot compute this value network exactly; None if it can."""
     return _obstacle(spec, config.hidden_sizes, policy, _foreign_q)
 
 
@@ -75,16 +75,16 @@ def _obstacle(spec: EnvSpec, hidden: Sequence[int], module: nn.Module | None, fo
         if other is not None:
             return other
     if len(hidden) > MAX_HIDDEN:
-        return f"the kernel takes at most {MAX_HIDDEN} hidden layers, and there are {len(hidden)}"
+        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(hidden)}"
     return None
 
 
 def _foreign(spec: EnvSpec, policy: ActorCritic) -> tuple[str | None, list[int]]:
-    """Why a module that a user gave is not one that the kernel knows, or None; and its hidden widths."""
+    """Return why a custom module is unknown to the kernel, or None, and its hidden widths."""
     from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
     if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
-        return f"the policy is a module of your own ({type(policy).__name__})", []
+        return f"the policy is a custom module ({type(policy).__name__})", []
     hidden = _hidden(policy.actor)
     n_outputs = spec.n_actions if spec.discrete else spec.act_dim
     nets = _actor_critic(spec.obs_dim, n_outputs, hidden)
@@ -92,13 +92,13 @@ def _foreign(spec: EnvSpec, policy: ActorCritic) -> tuple[str | None, list[int]]
 
 
 def _foreign_q(spec: EnvSpec, policy: nn.Module) -> tuple[str | None, list[int]]:
-    """As `_foreign`, of a `DiscreteQNetwork` or the `QPolicy` around one."""
+    """Counterpart of `_foreign` for a `DiscreteQNetwork` or the `QPolicy` around one."""
     from rlox.nn.networks import DiscreteQNetwork
     from rlox.nn.policies import QPolicy
 
     q = policy.q if type(policy) is QPolicy else policy
     if type(q) is not DiscreteQNetwork:
-        return f"the policy is a module of your own ({type(q).__name__})", []
+        return f"the policy is a custom module ({type(q).__name__})", []
     policy = policy if q is not policy else QPolicy(q, spec.n_actions)
     hidden = _hidden(q.trunk, q.head)
     nets = _q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
@@ -112,14 +112,14 @@ def _layers(net: nn.Module) -> list[nn.Module]:
 
 
 def _hidden(*nets: nn.Module) -> list[int]:
-    """Widths of the hidden layers of perceptrons of which each goes on from the one before."""
+    """Return the widths of the hidden layers of consecutive perceptrons."""
     from torch import nn
 
     return [layer.out_features for net in nets for layer in _layers(net) if type(layer) is nn.Linear][:-1]
 
 
 def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, tuple[int, ...]]]) -> str | None:
-    """Why a module of the right class is no longer the perceptrons it was made as; None where it is."""
+    """Return how a module of the right class differs from the perceptrons it was created with; None if it does not."""
     import torch
     from torch import nn
 
@@ -128,14 +128,14 @@ def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, 
     for net, found in zip(nets, kinds, strict=True):
         expected = [nn.Linear, activation] * (len(net.widths) - 1)
         if found != (expected if net.activated else expected[:-1]):
-            return "the policy's networks are not those it was made with for this environment"
+            return "the policy's networks are not those it was created with for this environment"
     parameters = list(module.named_parameters())
     if (
         activation not in (nn.Tanh, nn.ReLU)
         or [(name, tuple(p.shape)) for name, p in parameters] != shapes
         or list(module.buffers())
     ):
-        return "the policy's networks are not those it was made with for this environment"
+        return "the policy's networks are not those it was created with for this environment"
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for _, p in parameters):
         return "the policy's parameters are not float32 on the CPU"
     if not all(p.requires_grad for _, p in parameters):
@@ -150,11 +150,11 @@ def _activation(*nets: nn.Module) -> str:
 
 
 def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:
-    """Why the kernel cannot compute SAC's or TD3's networks exactly; None where it can."""
+    """Return why the kernel cannot compute SAC's or TD3's networks exactly; None if it can."""
     if policy is not None:
-        return f"the policy is a module of your own ({type(policy).__name__})"
+        return f"the policy is a custom module ({type(policy).__name__})"
     if len(config.hidden_sizes) > MAX_HIDDEN:
-        return f"the kernel takes at most {MAX_HIDDEN} hidden layers, and there are {len(config.hidden_sizes)}"
+        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(config.hidden_sizes)}"
     return None
 
 
@@ -162,14 +162,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class ModuleWatch:
-    """Notices where a module is no longer what it was, so that a kernel on its memory would compute something else.
+    """Detects changes to a module because of which a kernel on its memory would compute something else.
 
     Parameters
     ----------
     what : str
-        Its name, for messages.
+        The module's name, for messages.
     module : nn.Module
-        Its parameters lie where they are to stay.
+        The module, whose parameters are at their final addresses.
     """
 
     def __init__(self, what: str, module: nn.Module):
@@ -177,12 +177,12 @@ class ModuleWatch:
         self._parts = [
             (part, type(part), _members(part), len(vars(part)), _functions(part)) for part in module.modules()
         ]
-        # Those would not be called, and override the methods of the class.
+        # Instance attributes that override methods of the class, which the kernel would not call.
         self._own = next((name for part, kind, *_, own in self._parts for name in own if hasattr(kind, name)), None)
         self._parameters = [(p, p.data_ptr(), p.requires_grad) for p in module.parameters()]
 
     def altered(self) -> str | None:
-        """What has changed; None: nothing that counts. It takes some microseconds."""
+        """Return what has changed; None if nothing relevant has. Takes a few microseconds."""
         from torch.nn.modules.module import _has_any_global_hook
 
         what = self._what
@@ -191,7 +191,7 @@ class ModuleWatch:
         for part, kind, members, size, functions in self._parts:
             held = vars(part)
             if type(part) is not kind or _members(part) != members:
-                return f"the {what}'s networks are not those it was made with"
+                return f"the {what}'s networks are not those it was created with"
             if any(held.get(name) is not own for name, own in functions.items()) or (
                 len(held) != size and _functions(part) != functions
             ):
@@ -204,7 +204,7 @@ class ModuleWatch:
             if p.data_ptr() != address:
                 return f"the {what}'s parameters were moved or converted"
             if p.requires_grad is not learns:
-                return f"some of the {what}'s parameters were frozen, or made to learn"
+                return f"some of the {what}'s parameters were frozen or unfrozen"
             if p._backward_hooks or p._post_accumulate_grad_hooks:
                 return f"the {what}'s parameters have hooks, which a kernel does not call"
         return None
@@ -216,5 +216,5 @@ def _members(part: nn.Module) -> list[int]:
 
 
 def _functions(part: nn.Module) -> dict[str, Any]:
-    """What can be called among the attributes of the object itself."""
+    """Return the callable attributes of the object itself, without those of its class."""
     return {name: value for name, value in vars(part).items() if callable(value)}

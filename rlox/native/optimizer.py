@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class NativeAdam:
-    """One of the optimisers of a `NativeBoundedPolicy`'s kernel as `rlox.nn.optimizers.FlatOptimizer` is saved.
+    """One of the optimisers of a `NativeBoundedPolicy`'s kernel, saved like `rlox.nn.optimizers.FlatOptimizer`.
 
     Parameters
     ----------
     parameters : iterable of nn.Parameter
-        Laid out anew as views of one block.
+        Become views of one block.
     block : str
-        The kernel's name for it.
+        The kernel's name for the block.
     learning_rate : float
         Step size.
     """
 
-    net: NativeSAC | NativeTD3  # given when there is one
+    net: NativeSAC | NativeTD3  # set when the kernel is created
 
     def __init__(self, parameters: Iterable[nn.Parameter], block: str, learning_rate: float):
         from rlox.nn.optimizers import flatten_
@@ -42,33 +42,33 @@ class NativeAdam:
         self.learning_rate = learning_rate
 
     def descend(self, *arguments: Any) -> torch.Tensor:
-        raise RuntimeError("update: it must be called where the backend is torch, got native; there is update_native")
+        raise RuntimeError("update: it must be called with backend torch, got native; call update_native instead")
 
     step = descend
 
     def state(self) -> dict[str, np.ndarray]:
-        """Moments (P,) and the step count (), copies."""
+        """Return copies of the moments (P,) and the step count ()."""
         return self.net.get_state()[self.block]
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where kind or size differ."""
+        """Restore what `state` returned. Raises ValueError if kind or size differ."""
         self.net.set_state({**self.net.get_state(), self.block: state})
 
 
 class NativeOptimizer:
-    """The kernel's optimiser as `rlox.nn.optimizers.FlatOptimizer` is used: for gradients that PyTorch computes.
+    """The kernel's optimiser with the interface of `rlox.nn.optimizers.FlatOptimizer`, for gradients from PyTorch.
 
-    Both count and average in the same arrays, so that either may take the next step.
+    Both use the same arrays for moments and step count, so that either may take the next step.
 
     Parameters
     ----------
     net : NativeActorCritic or NativeQ
-        Of a `NativeActor`.
+        The kernel of a `NativeActor`.
     learning_rate : float
         Step size.
     """
 
-    actor: NativeActor | None = None  # that of the net; the algorithm sets it
+    actor: NativeActor | None = None  # the actor of the net; set by the algorithm
 
     def __init__(self, net: NativeActorCritic | NativeQ, learning_rate: float):
         self._net = net
@@ -88,9 +88,9 @@ class NativeOptimizer:
         return torch.tensor(self._net.apply(self.learning_rate, max_grad_norm), dtype=torch.float32)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Moments (P,) and the step count (), copies."""
+        """Return copies of the moments (P,) and the step count ()."""
         return self._net.get_state()
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where kind or size differ."""
+        """Restore what `state` returned. Raises ValueError if kind or size differ."""
         self._net.set_state(state)

@@ -1,4 +1,4 @@
-"""Policies of several agents on the memory of compiled learners."""
+"""Policies of several agents that share memory with compiled learners."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 
 class NativePart(NativeActor):
-    """How one player acts, judges and learns by a kernel; `rlox.nn.players.ModulePart` does it by a module.
+    """Actions, log-probabilities, values and updates of one player, computed by a kernel; counterpart of
+    `rlox.nn.players.ModulePart`, which uses a module.
 
     Parameters
     ----------
     spec : EnvSpec
-        What the actor sees and does.
+        The actor's observations and actions.
     state_dim : int, optional
-        Numbers that a central critic reads; None: the critic reads what the actor does.
+        Numbers that a central critic reads; None: the critic reads the actor's observations.
     config : MAPPOConfig
         Widths, activation, optimiser.
     block : array, optional
-        The parameters (P,) f32, kept and not copied; zeros by default.
+        The parameters (P,) f32, which are used without a copy; zeros by default.
     """
 
     net: NativePlayer
@@ -58,7 +59,7 @@ class NativePart(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, state_dim: int | None, config: MAPPOConfig, rng: Rng) -> NativePart:
-        """With the weights that `rlox.nn.players.make_player_policy` would start from."""
+        """Create a part with the same initial weights as `rlox.nn.players.make_player_policy`."""
         part = cls(spec, state_dim, config)
         for net, gain in zip(part._nets, (0.01, 1.0), strict=True):
             part._set_initial(net, gain, config.ortho_init, rng)
@@ -72,15 +73,15 @@ class NativePart(NativeActor):
         return make_player_policy(*self._made_of, Rng(0))
 
     def place(self, column: np.ndarray | None) -> np.ndarray | None:
-        """A column of a batch where the learner wants it."""
+        """Return a column of a batch as a contiguous array."""
         return None if column is None else np.ascontiguousarray(column)
 
     def flat(self) -> np.ndarray:
-        """All parameters, (P,) f32; a copy."""
+        """Return a copy of all parameters, (P,) f32."""
         return np.array(self.net.parameters)
 
     def set_flat(self, weights: np.ndarray) -> None:
-        """Put in what `flat` returned."""
+        """Load the result of `flat`."""
         self.net.parameters[:] = weights
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -90,17 +91,17 @@ class NativePart(NativeActor):
         (rng.normal if self.net.gaussian else rng.gumbel)(out=out)
 
     def act(self, obs: np.ndarray, noise: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
-        """Sampled actions (B, …)."""
+        """Return sampled actions (B, …)."""
         return self.net.act(obs, noise, masks)
 
     def mode(self, obs: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
-        """The most likely actions (B, …)."""
+        """Return the most likely actions (B, …)."""
         return self.net.mode(obs, masks)
 
-    def sample(  # type: ignore[override]  # masks beside the observations
+    def sample(  # type: ignore[override]  # also takes masks
         self, obs: np.ndarray, masks: np.ndarray | None = None, rng: Rng | None = None
     ) -> np.ndarray:
-        """As `act`, with noise drawn from `rng`; without it PyTorch's generator decides."""
+        """Return actions like `act`, with noise drawn from `rng`, or else from PyTorch's generator."""
         if rng is None:
             from rlox.nn.networks import rng_from_torch
 
@@ -117,18 +118,19 @@ class NativePart(NativeActor):
         actions: np.ndarray,
         after: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log-probabilities (B,) of the actions taken, values (B,), and values of what came `after` (K, …), all f32."""
+        """Return log-probabilities (B,) of the taken actions, values (B,), and values of the states `after` (K, …), all
+        f32."""
         values = self.net.values(obs if states is None else states)
         return self.net.log_probs(obs, actions, masks), values, self.net.values(after)
 
 
 class NativePlayers:
-    """The parts of all players, as an algorithm holds what acts natively.
+    """The parts of all players, as the native actor of an algorithm.
 
     Parameters
     ----------
     parts : sequence of NativePart
-        In the order of the players.
+        The parts, in the order of the players.
     """
 
     def __init__(self, parts: Sequence[NativePart]):
@@ -136,7 +138,7 @@ class NativePlayers:
         self._module: nn.Module | None = None
 
     def module(self) -> nn.Module:
-        """The PyTorch module that computes the same; its parameters are views of the kernels'."""
+        """Return the PyTorch module that computes the same; its parameters are views of the kernels'."""
         if self._module is None:
             from rlox.nn.players import PlayerPolicies
 
@@ -144,15 +146,15 @@ class NativePlayers:
         return self._module
 
     def altered(self) -> str | None:
-        """Why a kernel may not compute for the modules that were given out; None: it may."""
+        """Return why kernels can no longer replace the returned modules; None if they can."""
         return next((found for part in self.parts if (found := part.altered()) is not None), None)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """All parameters by their ``state_dict`` names, copies."""
+        """Return copies of all parameters by their ``state_dict`` names."""
         return {name: array.copy() for name, array in self._parameters().items()}
 
     def load(self, arrays: dict[str, np.ndarray], what: str) -> None:
-        """Put in what `weights` returned; a ValueError that names `what` where it does not fit."""
+        """Load the result of `weights`. Raises ValueError, which names `what`, if it does not fit."""
         _fill(self._parameters(), arrays, what)
 
     def _parameters(self) -> dict[str, np.ndarray]:

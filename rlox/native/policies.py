@@ -1,7 +1,7 @@
-"""What a kernel computes in place of `rlox.nn.policies`: perceptrons that act and learn without PyTorch.
+"""Native counterparts of `rlox.nn.policies`: perceptrons that act and learn in a kernel, without PyTorch.
 
-One truth for parameters and moments: the kernel's flat block. The modules that are given out have views of it for
-parameters, so that both always see the same numbers.
+Parameters and moments are stored once, in the kernel's flat block. The parameters of returned modules are views of it,
+so that both always have the same values.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class NativeActor:
-    """What acts by a kernel, from NumPy arrays to NumPy arrays; the base of the kinds below.
+    """Base class of policies that act with a kernel, from NumPy arrays to NumPy arrays.
 
-    Pickled, it is a copy that acts as it does; what it learned by, such as an optimiser's moments, is not part of it.
+    A pickle contains a copy that acts in the same way, without the state of learning, such as an optimiser's moments.
 
     Attributes
     ----------
     net : kernel
-        Holds the flat block, its gradient, and the optimiser.
+        Contains the flat block, its gradient, and the optimiser.
     parameters : dict
         Views of the block by the names of the module's ``state_dict``.
     """
@@ -56,7 +56,7 @@ class NativeActor:
         self.parameters = _views(net.parameters, shapes)
         self._gradients = _views(net.gradient, shapes)
         self._module: nn.Module | None = None
-        self._watched: list[ModuleWatch] = []  # the modules that were given out
+        self._watched: list[ModuleWatch] = []  # for the returned modules
 
     def _set_initial(self, net: Perceptron, gain: float, orthogonal: bool, rng: Rng) -> None:
         if len(net.widths) > 1:
@@ -65,7 +65,7 @@ class NativeActor:
                 self.parameters[f"{net.name}.{2 * i}.bias"][:] = bias
 
     def _take_over(self, module: nn.Module, keep: bool = True) -> None:
-        """Make the module's parameters views of the block; to `keep` them, the block starts from them."""
+        """Make the module's parameters views of the block; with `keep`, copy their values into the block first."""
         if keep:
             for name, parameter in module.named_parameters():
                 self.parameters[name][:] = parameter.detach().numpy()
@@ -74,49 +74,49 @@ class NativeActor:
         self._watched.append(ModuleWatch("policy", module))
 
     def _make_module(self) -> nn.Module:
-        """The module that computes the same; its parameters are replaced."""
+        """Create a module that computes the same; its parameters are replaced afterwards."""
         raise NotImplementedError
 
     def module(self) -> nn.Module:
-        """The PyTorch module that computes the same; its parameters and gradients are views of the kernel's."""
+        """Return the PyTorch module that computes the same; its parameters and gradients are views of the kernel's."""
         if self._module is None:
             self._take_over(self._make_module(), keep=False)
         return self._module
 
     def attach_gradients(self) -> None:
-        """Make the module's gradients views of the kernel's again, which ``zero_grad`` or another optimiser ended."""
+        """Make the module's gradients views of the kernel's again, after ``zero_grad`` or another optimiser."""
         _attach_gradients(self.module(), self._gradients)
 
     def altered(self) -> str | None:
-        """Why the kernel may not compute for the modules that were given out; None: it may."""
+        """Return why the kernel can no longer replace the returned modules; None if it can."""
         return next((found for module in self._watched if (found := module.altered()) is not None), None)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """All parameters by their ``state_dict`` names, copies."""
+        """Return copies of all parameters by their ``state_dict`` names."""
         return {name: array.copy() for name, array in self.parameters.items()}
 
     def load(self, arrays: dict[str, np.ndarray], what: str) -> None:
-        """Put in what `weights` returned; a ValueError that names `what` where it does not fit."""
+        """Load the result of `weights`. Raises ValueError, which names `what`, if it does not fit."""
         _fill(self.parameters, arrays, what)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
-        """Shape of the noise that `act` takes for `n` observations."""
+        """Return the shape of the noise that `act` takes for `n` observations."""
         raise NotImplementedError
 
     def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
-        """Fill the f32 array `out` with the noise this policy samples by."""
+        """Fill the f32 array `out` with the noise with which this policy samples."""
         raise NotImplementedError
 
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Sampled actions, a function of observation and noise alone."""
+        """Return sampled actions, a function of observation and noise only."""
         return self.net.act(obs, noise)
 
     def mode(self, obs: np.ndarray) -> np.ndarray:
-        """The most likely actions, or the best ones."""
+        """Return the most likely actions, or the best ones."""
         return self.net.mode(obs)
 
     def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
-        """Sampled actions; without `rng` a generator seeded from PyTorch's decides the noise."""
+        """Return sampled actions; without `rng`, the noise is drawn from a generator seeded from PyTorch's."""
         if rng is None:
             from rlox.nn.networks import rng_from_torch
 
@@ -134,9 +134,9 @@ class NativePolicy(NativeActor):
     obs_dim, n_outputs, hidden, gaussian
         Sizes as in `layout`.
     activation, optimizer
-        As `rlox.config.OnPolicyConfig` has them.
+        As in `rlox.config.OnPolicyConfig`.
     block : array, optional
-        The parameters (P,) f32, kept and not copied; zeros by default.
+        The parameters (P,) f32, which are used without a copy; zeros by default.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class NativePolicy(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, config: OnPolicyConfig, rng: Rng) -> NativePolicy:
-        """With the weights that `rlox.nn.policies.make_policy` would start from."""
+        """Create a policy with the same initial weights as `rlox.nn.policies.make_policy`."""
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         c = config
         policy = cls(spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer)
@@ -181,14 +181,15 @@ class NativePolicy(NativeActor):
 
     @classmethod
     def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
-        """A module in which `obstacle` found nothing; its parameters become views of the block."""
+        """Create a policy from a module without `obstacle`, whose parameters become views of the block."""
         policy = cls._of(module, spec, config.optimizer, None)
         policy._take_over(module)
         return policy
 
     @classmethod
     def beside(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
-        """What acts as a module that PyTorch trains, whose parameters are views of `block` in their order."""
+        """Create a policy that acts for a module trained with PyTorch, whose parameters are views of `block`, in
+        order."""
         policy = cls._of(module, spec, config.optimizer, block)
         policy._watched.append(ModuleWatch("policy", module))
         return policy
@@ -198,7 +199,7 @@ class NativePolicy(NativeActor):
 
         obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
         kind = ContinuousPolicy if gaussian else DiscretePolicy
-        # ortho_init=False: these weights are replaced, and orthogonal ones take longer.
+        # ortho_init=False, because these weights are replaced and orthogonal weights take longer.
         return kind(obs_dim, n_outputs, hidden, activation, ortho_init=False, rng=Rng(0))
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -209,17 +210,17 @@ class NativePolicy(NativeActor):
 
 
 class NativeQPolicy(NativeActor):
-    """ε-greedy over the values of a perceptron, and the target network beside it.
+    """ε-greedy over the values of a perceptron, with its target network.
 
     Parameters
     ----------
     obs_dim, n_actions, hidden, activation, dueling
-        As `rlox.nn.networks.DiscreteQNetwork` takes them.
+        As in `rlox.nn.networks.DiscreteQNetwork`.
 
     Attributes
     ----------
     epsilon : float
-        Probability that `act` takes an action at random; the module's as well.
+        Probability that `act` takes a random action; also set in the module.
     target_parameters : dict
         Views of the target network's block, by the same names as `parameters`.
     """
@@ -238,7 +239,7 @@ class NativeQPolicy(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
-        """With the weights that `rlox.nn.networks.DiscreteQNetwork` would start from, twice."""
+        """Create a policy whose two networks have the same initial weights as `rlox.nn.networks.DiscreteQNetwork`."""
         c = config
         policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
         for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
@@ -248,7 +249,7 @@ class NativeQPolicy(NativeActor):
 
     @classmethod
     def adopt(cls, module: nn.Module, spec: EnvSpec) -> NativeQPolicy:
-        """A module in which `q_obstacle` found nothing; its parameters become views of the block."""
+        """Create a policy from a module without `q_obstacle`, whose parameters become views of the block."""
         from rlox.nn.policies import QPolicy
 
         module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
@@ -278,7 +279,7 @@ class NativeQPolicy(NativeActor):
         return QPolicy(q, n_actions, self._epsilon)
 
     def target(self) -> QPolicy:
-        """The target network as a module without gradients, whose parameters are views of the kernel's."""
+        """Return the target network as a module without gradients, whose parameters are views of the kernel's."""
         if self._target is None:
             self._target = self._make_module()
             _attach(self._target, self.target_parameters, None)
@@ -286,11 +287,11 @@ class NativeQPolicy(NativeActor):
         return self._target
 
     def target_weights(self) -> dict[str, np.ndarray]:
-        """As `weights`, of the target network."""
+        """Return copies of the target network's parameters, as `weights`."""
         return {name: array.copy() for name, array in self.target_parameters.items()}
 
     def load_target(self, arrays: dict[str, np.ndarray], what: str) -> None:
-        """As `load`, into the target network."""
+        """Load parameters into the target network, as `load`."""
         _fill(self.target_parameters, arrays, what)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -300,7 +301,7 @@ class NativeQPolicy(NativeActor):
         rng.uniform(out=out)
 
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
+        """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action."""
         return self.net.act(obs, noise, self._epsilon)
 
 
@@ -312,17 +313,17 @@ def _acting_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> Nati
 
 
 class NativeBoundedPolicy(NativeActor):
-    """A policy of bounded actions whose module's parameters already lie in the kernel's block.
+    """A policy of bounded actions whose module's parameters are already in the kernel's block.
 
     Parameters
     ----------
     module : BoundedPolicy
-        Bounds and, where there is one, ``noise_std`` are read from it.
+        Provides the bounds and, if it has one, ``noise_std``.
 
     Attributes
     ----------
     net : NativeSAC or NativeTD3
-        There after `use`, which is called when the critics and their optimisers are there, too.
+        Set by `use`, which is called after the critics and their optimisers were created.
     """
 
     net: NativeSAC | NativeTD3
@@ -330,10 +331,10 @@ class NativeBoundedPolicy(NativeActor):
 
     def __init__(self, module: BoundedPolicy):
         self._module = module
-        self._watched = []  # by `Watch`, which sees it among the algorithm's networks
+        self._watched = []  # `Watch` already watches the module as one of the algorithm's networks
 
     def use(self, kernel: type, blocks: dict[str, np.ndarray], **sizes: Any) -> None:
-        """Act by a `kernel` on the memory of the networks; `blocks` and `sizes` in its constructor's words."""
+        """Act with a `kernel` on the networks' memory; `blocks` and `sizes` are arguments of its constructor."""
         self.net = kernel(**blocks, **sizes)
         self._made_by = (kernel, {name: len(block) for name, block in blocks.items()}, sizes)
 
@@ -342,7 +343,7 @@ class NativeBoundedPolicy(NativeActor):
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:  # type: ignore[override]
-        """Views of the module's, and so of the block."""
+        """Views of the module's parameters, and thereby of the block."""
         return {name: p.detach().numpy() for name, p in self._module.named_parameters()}
 
     def noise_shape(self, n: int) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
-"""Which Python functions each kernel computes in place of, and whether they are still those it was compared with.
+"""The Python functions that each kernel replaces, and whether they are still those it was compared with.
 
-PyTorch's `update` defines an algorithm, and a kernel follows it. `rlox.native.fingerprints` records the functions a
-kernel stands for as they were when the equivalence tests last passed; ``python tests/record_kernels.py`` runs these
-tests and records anew. Where a function was edited, replaced at run time or overridden, PyTorch learns in the kernel's
-place.
+PyTorch's `update` defines an algorithm, and a kernel follows it. `rlox.native.fingerprints` records the functions that
+a kernel replaces as they were when the equivalence tests last passed; ``python tests/record_kernels.py`` runs these
+tests and renews the record. If a function was edited, replaced at run time or overridden, PyTorch learns instead of the
+kernel.
 
-PyTorch is not imported here, nor are the modules that are compared: what was not imported was not patched.
+This module imports neither PyTorch nor the compared modules: a module that was not imported was not patched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from rlox.native.fingerprints import COMPARED
 
-# Python 3.11's parser fails where two threads are in it: https://github.com/python/cpython/issues/106905
+# Python 3.11's parser fails if two threads use it at once: https://github.com/python/cpython/issues/106905
 _PARSING = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_PARSING.acquire, after_in_parent=_PARSING.release, after_in_child=_PARSING.release)
@@ -38,7 +38,7 @@ _OPTIMIZER = (
     "rlox.nn.optimizers:_views",
 )
 _SCHEDULES = ("rlox.training.schedules:scheduled", "rlox.checkpoint.counters:Counters.progress")
-# Of algorithms with an optimiser for each network.
+# For algorithms with an optimiser for each network.
 _SEPARATE = ("rlox.training.schedules:follow_schedule", "rlox.training.algorithm:Algorithm.adam")
 _ACTOR = ("rlox.nn.policies:Actor", "rlox.collectors.acting:ModuleActor", "rlox.envs.spec:EnvSpec.clip")
 _LOG_SQRT_2PI = "rlox.nn.policies:_LOG_SQRT_2PI"
@@ -114,9 +114,9 @@ def _whole(module: str, cls: str, *losses: str, methods: tuple[str, ...] = ("upd
     )
 
 
-# By the algorithms' names, what their updates go through; ``acting``: what `rlox.native.NativePolicy` does in place of
-# a policy that PyTorch trains; ``rounds``: what whole off-policy rounds do in place of the loop. A class stands for
-# everything in its body.
+# By algorithm name, the functions that its update uses. ``acting``: those that `rlox.native.NativePolicy` replaces for
+# a policy that PyTorch trains; ``rounds``: those that whole off-policy rounds replace. A class includes everything in
+# its body.
 KERNELS: dict[str, tuple[str, ...]] = {
     "acting": _ACTOR_CRITIC,
     "rounds": (
@@ -221,24 +221,24 @@ KERNELS: dict[str, tuple[str, ...]] = {
 
 
 class _Source(NamedTuple):
-    """What a module's file says of one function, class or constant."""
+    """One function, class or constant in a module's file."""
 
-    uses: dict[str, str]  # names of the module that it uses, and what each is: "rlox.nn.losses:value_loss", "torch"
+    uses: dict[str, str]  # names of the module that it uses, with their meaning: "rlox.nn.losses:value_loss", "torch"
     decorated: bool
-    value: str | None  # of a constant, the expression
+    value: str | None  # the expression of a constant
 
 
 def difference(kernel: str, *objects: object, reread: bool = True) -> str | None:
-    """Why `kernel` may not compute in place of Python: the first of its functions that is not as it was compared.
+    """Return why `kernel` may not replace Python: its first function that differs from the compared one; else None.
 
     Parameters
     ----------
     kernel : str
         A key of `KERNELS`.
     *objects
-        Whose methods count as their class and they themselves define them.
+        Objects whose methods are checked, both in their class and on the objects themselves.
     reread : bool
-        Whether edited files count too that were not loaded again.
+        Whether to also check files that were edited but not reloaded.
     """
     listed = _listed(kernel)
     for module, entries in listed.items():
@@ -249,7 +249,7 @@ def difference(kernel: str, *objects: object, reread: bool = True) -> str | None
 
 
 def update_difference(algorithm: object, *objects: object, reread: bool = True) -> str | None:
-    """As `difference`, of the kernel by which `algorithm` learns; None where a package outside has written it."""
+    """Return the `difference` of the kernel with which `algorithm` learns; None if the kernel is another package's."""
     definer: Any = next(cls for cls in type(algorithm).__mro__ if "update_native" in vars(cls))
     if not definer.__module__.startswith("rlox."):
         return None
@@ -257,7 +257,7 @@ def update_difference(algorithm: object, *objects: object, reread: bool = True) 
 
 
 def _differing(module: str, entries: frozenset[str], reread: bool) -> str | None:
-    """The name in `module` that was edited or replaced."""
+    """Return the first name in `module` that was edited or replaced."""
     try:
         file = _file(module, reread)
     except (OSError, SyntaxError, ValueError):
@@ -277,7 +277,7 @@ def _within(name: str, entries: frozenset[str]) -> bool:
 
 
 def _replaced(module: ModuleType, name: str, file: _File) -> str | None:
-    """What `module` holds that its file does not define: under this name, or one that the function uses."""
+    """Return this name, or a name that the function uses, if its object in `module` is not the file's; else None."""
     source, held = file.sources[name], vars(module)
     owner, _, last = name.rpartition(".")
     if owner:
@@ -300,18 +300,18 @@ def _replaced(module: ModuleType, name: str, file: _File) -> str | None:
 
 
 def _added(cls: type, file: _File) -> str | None:
-    """A function in `cls` that its file does not define."""
+    """Return a function in `cls` that its file does not define."""
     names = {f"{cls.__qualname__}.{name}": value for name, value in vars(cls).items()}
     return next((name for name, value in names.items() if name not in file.sources and _code(value) is not None), None)
 
 
 def _plain(value: Any) -> Any:
-    """The function in a static method, class method or property."""
+    """Return the function in a static method, class method or property."""
     return value.fget if isinstance(value, property) else getattr(value, "__func__", value)
 
 
 def _code(value: Any, decorated: bool = False) -> CodeType | None:
-    """The code of a function, of a `decorated` one within what ``torch.no_grad`` and its like make of it."""
+    """Return the code of a function or, if it is `decorated` by ``torch.no_grad`` or similar, of the inner function."""
     value = _plain(value)
     if not isinstance(value, FunctionType):
         return None
@@ -326,7 +326,7 @@ def _code(value: Any, decorated: bool = False) -> CodeType | None:
 
 
 def _meant(target: str) -> Any:
-    """What a module's import bound a name to: a module, or what ``module:name`` holds now."""
+    """Return the object to which an import binds a name: a module, or the current object of ``module:name``."""
     module, _, name = target.partition(":")
     found = sys.modules.get(module)
     return getattr(found, name, None) if name else found
@@ -338,7 +338,7 @@ def _compiled(expression: str) -> CodeType:
 
 
 def _overridden(one: object, listed: dict[str, frozenset[str]]) -> str | None:
-    """The method of `one` that is not the listed one of a class above it."""
+    """Describe a method of `one` that replaces or overrides a listed method; return None if there is none."""
     kind, replaced = type(one), vars(one)
     for cls in kind.__mro__:
         for name in listed.get(cls.__module__, ()):
@@ -358,7 +358,7 @@ def _overridden(one: object, listed: dict[str, frozenset[str]]) -> str | None:
 
 @functools.cache
 def _listed(kernel: str) -> dict[str, frozenset[str]]:
-    """By module, the entries that `kernel` stands for."""
+    """Return the entries of `kernel` by module."""
     found: dict[str, set[str]] = {}
     for entry in KERNELS[kernel]:
         module, _, name = entry.partition(":")
@@ -368,7 +368,7 @@ def _listed(kernel: str) -> dict[str, frozenset[str]]:
 
 @functools.cache
 def _compared() -> dict[str, dict[str, str]]:
-    """The record by modules."""
+    """Return the record by module."""
     found: dict[str, dict[str, str]] = {}
     for key, fingerprint in COMPARED.items():
         module, _, name = key.partition(":")
@@ -378,19 +378,19 @@ def _compared() -> dict[str, dict[str, str]]:
 
 @functools.cache
 def _all_listed() -> dict[str, frozenset[str]]:
-    """By module, what any kernel stands for."""
+    """Return the entries of all kernels by module."""
     kernels = [_listed(kernel) for kernel in KERNELS]
     modules = sorted({module for listed in kernels for module in listed})
     return {module: frozenset().union(*(listed.get(module, ()) for listed in kernels)) for module in modules}
 
 
 def present() -> dict[str, str]:
-    """The fingerprints of all that is listed as the files have it now, sorted: what `COMPARED` is to hold."""
+    """Return the current fingerprints of all listed entries, sorted, as needed for `COMPARED`."""
     found: dict[str, str] = {}
     for module, entries in _all_listed().items():
         fingerprints = _file(module).fingerprints
         if lost := sorted(entries - fingerprints.keys()):
-            raise ValueError(f"rlox.native.shadows: KERNELS must name what {module} defines, got {', '.join(lost)}")
+            raise ValueError(f"rlox.native.shadows: KERNELS must name objects of {module}, got {', '.join(lost)}")
         found |= {f"{module}:{name}": fingerprint for name, fingerprint in fingerprints.items()}
     return dict(sorted(found.items()))
 
@@ -401,23 +401,23 @@ def _path(module: str) -> str:
 
 
 class _File:
-    """What a module's file says.
+    """The contents of a module's file.
 
     Parameters
     ----------
     module : str
-        Its name.
+        The module's name.
     stamp : tuple
         The file's time and size.
     fingerprints : dict
-        By the names of functions, classes and constants, methods as ``Class.method``.
+        Fingerprints by the names of functions, classes and constants; methods are named ``Class.method``.
     rest : str
-        JSON of the other fields of each name's `_Source`, read when it is first needed.
+        JSON of each name's `_Source`, parsed when it is first needed.
 
     Attributes
     ----------
     edited : list of str
-        Listed names that are not as they were recorded.
+        Listed names that differ from the record.
     """
 
     def __init__(self, module: str, stamp: tuple[int, int], fingerprints: dict[str, str], rest: str):
@@ -434,7 +434,7 @@ class _File:
         return {name: _Source(*fields) for name, fields in json.loads(self._rest).items()}
 
     def names(self, entries: frozenset[str]) -> list[str]:
-        """The entries, with what stands in the bodies of classes among them."""
+        """Return the entries, including the members of classes among them."""
         if entries not in self._names:
             self._names[entries] = [name for name in self.sources if _within(name, entries)]
         return self._names[entries]
@@ -444,7 +444,7 @@ _read: dict[str, _File] = {}
 
 
 def _file(module: str, reread: bool = True) -> _File:
-    """A module's file; read again where its time or size has changed."""
+    """Return a module's file, which is read again if its time or size has changed."""
     known = _read.get(module)
     if known is not None and not reread:
         return known
@@ -466,8 +466,8 @@ def _file(module: str, reread: bool = True) -> _File:
     return known
 
 
-# Parsing takes 0.2 s. What it found is kept beside this file, and holds for files of the same time and size, or of the
-# same SHA-256: setup.py writes it when the kernels are built, and a process that parses an edited file writes it again.
+# Parsing takes 0.2 s. The result is stored next to this file, and is valid for files of the same time and size, or of
+# the same SHA-256. setup.py writes it when the kernels are built, and a process that parses an edited file updates it.
 _KEPT = Path(__file__).with_suffix(".json")
 
 
@@ -478,7 +478,7 @@ def _own_digest() -> str:
 
 @functools.cache
 def _kept() -> dict[str, Any]:
-    """What was parsed before, ``{module: [stamp, SHA-256, fingerprints, rest]}`` as `_File` has them."""
+    """Return earlier results of parsing, ``{module: [stamp, SHA-256, fingerprints, rest]}`` as in `_File`."""
     try:
         kept = json.loads(_KEPT.read_bytes())
         return kept["files"] if kept["by"] == _own_digest() else {}
@@ -493,7 +493,7 @@ def _write(path: Path) -> None:
 
 
 def keep(folder: str | os.PathLike) -> None:
-    """Write what the modules say into `folder`, that of the package, so that no process has to parse them."""
+    """Write the parsed modules into the package's `folder`, so that no process has to parse them."""
     for module in _all_listed():
         _file(module)
     _write(Path(folder, _KEPT.name))
@@ -503,7 +503,7 @@ def keep(folder: str | os.PathLike) -> None:
 
 
 def _parsed(module: str, content: bytes) -> tuple[dict[str, str], str]:
-    """The fingerprints of what is listed of a file, and the rest of it, as `_File` takes them."""
+    """Return the fingerprints of a file's listed entries, and the rest of them, as needed for `_File`."""
     with _PARSING:
         tree = ast.parse(content)
     entries = _all_listed()[module]
@@ -528,7 +528,7 @@ def _parsed(module: str, content: bytes) -> tuple[dict[str, str], str]:
 
 
 def _defined(node: ast.stmt) -> list[tuple[str, Any, str | None]]:
-    """The names that a statement defines, each with what its fingerprint is taken of, and a constant's expression."""
+    """Return the names that a statement defines, each with the syntax to fingerprint, and a constant's expression."""
     if isinstance(node, ast.FunctionDef):
         return [(node.name, node, None)]
     if isinstance(node, ast.ClassDef):
@@ -540,7 +540,7 @@ def _defined(node: ast.stmt) -> list[tuple[str, Any, str | None]]:
 
 
 def _bound(module: str, tree: ast.Module) -> dict[str, str]:
-    """What the names at the top of a module are: ``module:name``, or the module that was imported."""
+    """Return the meaning of the top-level names of a module: ``module:name``, or the imported module."""
     names: dict[str, str] = {}
     for node in tree.body:
         names.update((name, f"{module}:{name}") for name, *_ in _defined(node))
@@ -553,14 +553,14 @@ def _bound(module: str, tree: ast.Module) -> dict[str, str]:
     return names
 
 
-# Annotations, docstrings, and what only some versions of Python say of a node.
+# Annotations, and fields that are irrelevant or exist only in some versions of Python.
 _LEFT_OUT = {"annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple"}
 
 
 def _canonical(node: Any, names: dict[str, str], uses: dict[str, str]) -> Any:
-    """The syntax below `node` as tuples that are the same for every version of Python from 3.10 on.
+    """Return the syntax below `node` as tuples that are the same for every version of Python from 3.10 on.
 
-    Names of the module stand as what they are bound to, and are put into `uses`; so are names of Python itself.
+    Names of the module and builtins are replaced by the objects they are bound to, and added to `uses`.
     """
     if isinstance(node, list):
         return tuple(_canonical(one, names, uses) for one in node)
@@ -584,7 +584,7 @@ def _canonical(node: Any, names: dict[str, str], uses: dict[str, str]) -> Any:
 
 
 def _joined(node: ast.JoinedStr, names: dict[str, str], uses: dict[str, str]) -> tuple[Any, ...]:
-    """The parts of an f-string; versions of Python cut its constants differently."""
+    """Return the parts of an f-string with merged constants, which versions of Python split differently."""
     parts: list[Any] = []
     for value in node.values:
         if isinstance(value, ast.Constant) and parts and isinstance(parts[-1], str):

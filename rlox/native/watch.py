@@ -1,4 +1,4 @@
-"""Changes to a native run that exists: hooks, replaced functions, moved or converted modules."""
+"""Detection of changes to an existing native run: hooks, replaced functions, moved or converted modules."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlox.native.policies import NativeActor
 
 
 class Watch:
-    """Notices where an algorithm no longer holds what its kernel computes on: networks and optimisers.
+    """Detects when an algorithm no longer has the networks and optimisers that its kernel computes on.
 
     Parameters
     ----------
     owner : object
-        The algorithm, complete.
+        The completely constructed algorithm.
     actor : NativeActor, optional
-        What acts for it.
+        The actor of the algorithm.
     """
 
     def __init__(self, owner: object, actor: NativeActor | None = None):
@@ -42,13 +42,13 @@ class Watch:
         self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
 
     def due(self) -> bool:
-        """Whether the last look is 5 ms ago: a round of training may take less time than a look."""
+        """Return whether the last check was 5 ms ago; a round of training may take less time than a check."""
         return time.monotonic() >= self._next_look
 
     def require(self, where: str, functions: bool, difference: Callable[[], str | None]) -> None:
-        """A ValueError where something has changed, or where there is a `difference` between functions.
+        """Raise ValueError if something has changed, or there is a `difference` between functions.
 
-        Looks for a difference where `functions` says so, and every second.
+        The difference is checked if `functions` is true, and once a second.
         """
         now = time.monotonic()
         self._next_look = now + 0.005
@@ -58,8 +58,8 @@ class Watch:
             self._next_difference = now + 1.0
         if found is not None:
             raise ValueError(
-                f"{self._owner}.{where}: a native run must stay as it was made: {found}; change it before "
-                f"{self._owner} is made, or make it with backend='torch'"
+                f"{self._owner}.{where}: a native run must not be changed: {found}; make the change before "
+                f"{self._owner} is created, or create it with backend='torch'"
             )
 
     def _altered(self) -> str | None:

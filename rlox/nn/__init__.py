@@ -1,1 +1,1 @@
-"""What is differentiated? Policies, networks, losses and optimisers, and the batches they learn from."""
+"""Policies, networks, losses and optimisers in PyTorch, and the batches they learn from."""

@@ -11,16 +11,16 @@ import numpy as np
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 
-# PyTorch is imported where tensors are asked for: what runs natively takes a second less to start without it.
+# PyTorch is imported only when tensors are requested, because native runs start a second faster without it.
 if TYPE_CHECKING:
     import torch
 
 
 class FrameStacks:
-    """B images that are stacks of K frames, each frame stored once however many stacks it is in.
+    """B images that are stacks of K frames; each frame is stored once, even if it is in several stacks.
 
-    Behaves as the tensor (B, K * C, H, W) where a rollout's observations are read: ``len``, ``shape``, ``dim()``,
-    ``device``, ``split(n)`` and indexing with rows or a slice, which puts the stacks together.
+    Can be read like the tensor (B, K * C, H, W) of a rollout's observations: ``len``, ``shape``, ``dim()``, ``device``,
+    ``split(n)`` and indexing with rows or a slice, which builds the stacks.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ class FrameStacks:
         return 4
 
     def split(self, n: int) -> Iterator[torch.Tensor]:
-        """The stacks in order, `n` at a time."""
+        """Yield the stacks in order, `n` at a time."""
         return (self[start : start + n] for start in range(0, len(self), n))
 
 
 class _Column:
-    """A column of a batch: kept as it was given, array or tensor, and read as a tensor that shares its memory."""
+    """A column of a batch: stored as the given array or tensor, and read as a tensor that shares its memory."""
 
     def __init__(self, optional: bool = False):
         self._optional = optional  # None by default
@@ -72,7 +72,7 @@ class _Column:
         if batch is None and self._optional:
             return None
         if batch is None:
-            raise AttributeError(self._name)  # so dataclass finds no default
+            raise AttributeError(self._name)  # tells dataclass that there is no default
         value = batch.__dict__[self._name]
         if isinstance(value, np.ndarray):
             import torch
@@ -86,7 +86,7 @@ class _Column:
 
 class _Columns:
     def array(self, name: str) -> np.ndarray | None:
-        """A column as a NumPy array, which shares its memory where that is the CPU's."""
+        """Return a column as a NumPy array, which shares its memory if it is on the CPU."""
         value = self.__dict__[name]
         return value if value is None or isinstance(value, np.ndarray) else value.detach().cpu().numpy()
 
@@ -95,10 +95,10 @@ class _Columns:
 class RolloutBatch(_Columns):
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
-    Every column with a row for each transition is read as a tensor on the learner's device, also where it was given as
-    a NumPy array, and is in every minibatch. ``episode_*`` have a row for each episode, and are NumPy arrays: of the
-    episodes that ended in this rollout, in the order in which they ended, from the environment's own statistics (before
-    any ``reward_fn``). A minibatch has none.
+    Every column with a row for each transition is read as a tensor on the learner's device, even if it was given as a
+    NumPy array, and is part of every minibatch. ``episode_*`` are NumPy arrays with a row for each episode that ended
+    in this rollout, in the order of their ends, from the environment's own statistics (before any ``reward_fn``).
+    Minibatches do not have them.
     """
 
     obs: torch.Tensor | FrameStacks = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
@@ -110,19 +110,20 @@ class RolloutBatch(_Columns):
     rewards: torch.Tensor = _Column()  # (B,) f32, after reward_fn
     episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
     episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
-    dones: torch.Tensor | None = _Column(optional=True)  # (B,) bool, terminated or truncated; None: not given
-    taken: int | None = None  # environment steps that were taken for it; None: one for each row
+    dones: torch.Tensor | None = _Column(optional=True)  # (B,) bool, terminated or truncated; None: unknown
+    taken: int | None = None  # environment steps taken for this batch; None: one for each row
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])
 
     @property
     def n_taken(self) -> int:
-        """Environment steps that were taken for this batch: its length, without what was replayed."""
+        """Environment steps taken for this batch: its length, without replayed rows."""
         return len(self) if self.taken is None else self.taken
 
     def explained_variance(self) -> torch.Tensor:
-        """Share of the returns' variance that the values explain, (): 1 is perfect, below 0 worse than a constant."""
+        """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
+        constant."""
         return 1.0 - (self.returns - self.values).var() / self.returns.var()
 
     def sample_minibatches(
@@ -130,9 +131,9 @@ class RolloutBatch(_Columns):
     ) -> Iterator[RolloutBatch]:
         """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller, or one row larger.
 
-        A single row that would be left over joins the minibatch before it, since one row has no standard deviation
-        (PyTorch's is NaN); so there is a minibatch of one row only where `batch_size` is 1, or the rollout has one.
-        `rng` decides the order; without it a generator seeded from PyTorch's does.
+        A single remaining row is added to the previous minibatch, because one row has no standard deviation (PyTorch
+        returns NaN). A minibatch of one row therefore occurs only if `batch_size` is 1 or the rollout has one row.
+        `rng` determines the order; without it, a generator seeded from PyTorch's is used.
 
         Raises
         ------
@@ -150,12 +151,12 @@ class RolloutBatch(_Columns):
 
             order = torch.from_numpy((rng or rng_from_torch()).permutation(len(self))).to(self.obs.device)
         if self.obs.dim() > 2:
-            # Images: no second copy of the whole rollout.
+            # Avoid a second copy of a whole rollout of images.
             for rows in slices:
                 yield RolloutBatch(**{name: x[rows if order is None else order[rows]] for name, x in columns.items()})
             return
         if order is not None:
-            # One gather for the whole epoch; the minibatches are then slices of it, without a copy.
+            # Gather once for the whole epoch; the minibatches are then slices without a copy.
             columns = {name: column[order] for name, column in columns.items()}
         sizes = [rows.stop - rows.start for rows in slices]
         for parts in zip(*(column.split(sizes) for column in columns.values()), strict=True):
@@ -166,7 +167,7 @@ _TRANSITION_COLUMNS = [name for name, item in vars(RolloutBatch).items() if isin
 
 
 def minibatches(n: int, batch_size: int) -> Iterator[slice]:
-    """The rows of each minibatch of `n` rows; a single one left over joins the minibatch before it.
+    """Yield the rows of each minibatch of `n` rows; a single remaining row is added to the previous minibatch.
 
     >>> [rows.stop - rows.start for rows in minibatches(129, 64)]
     [64, 65]
@@ -180,29 +181,29 @@ def minibatches(n: int, batch_size: int) -> Iterator[slice]:
 
 @dataclass
 class SequenceBatch(_Columns):
-    """B stretches of T consecutive steps from a sequence memory, through the ends of episodes.
+    """B sequences of T consecutive steps from a sequence memory, which may cross the ends of episodes.
 
-    Row t holds an observation, the action taken in it, and the reward that came *with* it. An episode's last
-    observation is a row of its own, with an action of zeros, that is terminated or truncated; the next row is_first.
+    Row t contains an observation, the action taken in it, and the reward that came *with* the observation. An episode's
+    last observation has a row of its own, with an action of zeros, that is terminated or truncated; the next row
+    is_first.
     """
 
     obs: torch.Tensor = _Column()  # (B, T, D) f32 or (B, T, C, H, W) uint8
     actions: torch.Tensor = _Column()  # (B, T, A) f32, as the model sees them
     rewards: torch.Tensor = _Column()  # (B, T) f32, 0 where is_first
-    terminated: torch.Tensor = _Column()  # (B, T) bool, the state after which there is none
-    truncated: torch.Tensor = _Column()  # (B, T) bool, the last of an episode that was cut
+    terminated: torch.Tensor = _Column()  # (B, T) bool, terminal state
+    truncated: torch.Tensor = _Column()  # (B, T) bool, last row of a truncated episode
     is_first: torch.Tensor = _Column()  # (B, T) bool
     state: torch.Tensor = _Column()  # (B, S) f32, the agent's own state before row 0, zeros before an episode
-    indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (B,) int64, where row 0 is in memory
+    indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (B,) int64, row 0 in the memory
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])
 
     def update_states(self, buffer: Any, states: torch.Tensor | np.ndarray) -> None:
-        """Give the memory newer states (B, T, S): row t is the state after row t of the batch, before the next.
+        """Write newer states (B, T, S) to the memory: row t is the state after row t of the batch, before the next.
 
-        States that are not finite are left out with all others: then the loss is not finite either, and the loop
-        raises.
+        If any state is not finite, none is written: the loss is then not finite either, and the loop raises.
         """
         found = states if isinstance(states, np.ndarray) else states.detach().cpu().numpy()
         if np.isfinite(found).all():
@@ -210,7 +211,7 @@ class SequenceBatch(_Columns):
 
     @classmethod
     def from_rows(cls, rows: Mapping[str, np.ndarray], spec: EnvSpec, device: str) -> SequenceBatch:
-        """What `rlox.SequenceReplayBuffer.sample` returned, in the shapes of `spec`."""
+        """Create a batch from the result of `rlox.SequenceReplayBuffer.sample`, in the shapes of `spec`."""
         columns = {name: rows[name] for name in _SEQUENCE_COLUMNS}
         columns["obs"] = columns["obs"].reshape(*columns["rewards"].shape, *spec.obs_shape)
         if device != "cpu":
@@ -225,27 +226,27 @@ _SEQUENCE_COLUMNS = [name for name, item in vars(SequenceBatch).items() if isins
 
 @dataclass
 class TransitionBatch(_Columns):
-    """B transitions from a replay memory; every column is read as a tensor on the learner's device, also where it was
+    """B transitions from a replay memory; every column is read as a tensor on the learner's device, even if it was
     given as a NumPy array."""
 
     obs: torch.Tensor = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
     actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32
     rewards: torch.Tensor = _Column()  # (B,) f32, or discounted sums of n rewards
-    next_obs: torch.Tensor = _Column()  # like obs, what the (last) step truly led to
-    discounts: torch.Tensor = _Column()  # (B,) f32, factor of what comes after: gamma^n, 0 where it terminated
-    weights: torch.Tensor | None = _Column(optional=True)  # (B,) f32, importance weights; None: all were as likely
-    # (B,) int64, the memory's rows whose priorities this batch updates; a dataset's rows, which come last, have none
-    # where a dataset's are among them.
+    next_obs: torch.Tensor = _Column()  # like obs, the true observation after the (last) step
+    discounts: torch.Tensor = _Column()  # (B,) f32, factor of the value of next_obs: gamma^n, 0 after a termination
+    weights: torch.Tensor | None = _Column(optional=True)  # (B,) f32, importance weights; None: all equally likely
+    # (B,) int64, the memory's rows whose priorities this batch updates. Rows of a dataset, which come last, have no
+    # index.
     indices: torch.Tensor | None = _Column(optional=True)
 
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])
 
     def update_priorities(self, buffer: Any, td_errors: torch.Tensor | np.ndarray) -> None:
-        """Give the memory, a `rlox.buffers.Buffer`, the TD errors (B,) of its rows, where it samples by them.
+        """Update the priorities of a memory, a `rlox.buffers.Buffer`, with TD errors (B,), if it samples by them.
 
-        Its rows are the batch's first. An error that is NaN or infinite is left out with all others: then the loss is
-        not finite either, and the loop raises.
+        The memory's rows are the first rows of the batch. If any error is NaN or infinite, none is used: the loss is
+        then not finite either, and the loop raises.
         """
         indices = self.array("indices")
         if indices is None:
@@ -257,9 +258,9 @@ class TransitionBatch(_Columns):
 
     @classmethod
     def from_rows(cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
-        """What `rlox.buffers.Buffer.sample` returned, in the shapes of `spec`.
+        """Create a batch from the result of `rlox.buffers.Buffer.sample`, in the shapes of `spec`.
 
-        A time limit leaves the discount as it is: only terminations end the value of what comes after.
+        A time limit does not change the discount: only a termination sets it to 0.
         """
         n = len(rows["rewards"])
 

@@ -1,4 +1,4 @@
-"""Losses compiled by PyTorch, with the way back where that fails."""
+"""Losses compiled by PyTorch, with a fallback if compilation fails."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
 class CompiledLoss:
-    """A loss as ``torch.compile`` makes it: on CUDA replayed as one graph, on the CPU as fused C++ loops.
+    """A loss compiled with ``torch.compile``: on CUDA replayed as one graph, on the CPU as fused C++ loops.
 
-    Where PyTorch cannot compile it (no C++ compiler, a policy it does not understand), a `RuntimeWarning` says why,
-    once, and the loss goes on as it was written.
+    If PyTorch cannot compile it (no C++ compiler, an unsupported policy), a single `RuntimeWarning` reports the reason,
+    and the loss continues uncompiled.
 
     Parameters
     ----------
     loss : callable
-        Anything to ``(loss (), metrics)``; Python numbers among its arguments are compiled in, so those that change
-        from call to call are to be tensors.
+        Function with any arguments that returns ``(loss (), metrics)``. Python numbers among its arguments become
+        constants of the compiled code, so arguments that change from call to call must be tensors.
     device : str
         ``cpu`` or ``cuda``.
     """
@@ -29,7 +29,7 @@ class CompiledLoss:
     def __init__(self, loss: Loss, device: str):
         self._plain = loss
         self._graphs = device == "cuda"
-        # One compilation a size, and there are two at most: a minibatch, and a last one that is smaller.
+        # One compilation per size. There are at most two sizes: a minibatch, and a smaller last minibatch.
         self._compiled: Loss | None = torch.compile(
             loss, dynamic=False, mode="reduce-overhead" if self._graphs else "default"
         )
@@ -42,11 +42,13 @@ class CompiledLoss:
         try:
             loss, metrics = self._compiled(*arguments)
         except Exception as e:
-            # If the loss itself is at fault, its own error is the one to see.
+            # If the loss itself fails, raise its own error.
             found = self._plain(*arguments)
             self._compiled = None
             reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-            warnings.warn(f"compile: goes on without, for PyTorch cannot compile the loss: {reason}", RuntimeWarning, 2)
+            warnings.warn(
+                f"compile: continuing without it, because PyTorch cannot compile the loss: {reason}", RuntimeWarning, 2
+            )
             return found
-        # The next replay writes over what this one gave.
+        # The next replay overwrites these outputs.
         return loss, {name: value.clone() for name, value in metrics.items()} if self._graphs else metrics

@@ -1,4 +1,4 @@
-"""Initial weights as NumPy arrays: what PyTorch's modules and the native networks both start from."""
+"""Initial weights as NumPy arrays, shared by PyTorch's modules and the native networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlox.kernels.rng import Rng
 
 
 def _orthogonal(rows: int, cols: int, gain: float, rng: Rng) -> np.ndarray:
-    """(rows, cols) with orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120)."""
+    """Draw (rows, cols) with orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120)."""
     tall = rng.normal((max(rows, cols), min(rows, cols)), dtype=np.float64)
     q, r = np.linalg.qr(tall)
     q *= np.sign(np.diagonal(r))  # makes the distribution uniform over orthogonal matrices
@@ -20,7 +20,7 @@ def _orthogonal(rows: int, cols: int, gain: float, rng: Rng) -> np.ndarray:
 
 
 def layer_weights(rows: int, cols: int, gain: float, orthogonal: bool, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Weight (rows, cols) and bias (rows,) f32: orthogonal and 0, or both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Draw weight (rows, cols) and bias (rows,) f32: orthogonal and 0, or both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     if orthogonal:
         weight, bias = _orthogonal(rows, cols, gain, rng), np.zeros(rows)
     else:
@@ -33,7 +33,7 @@ def layer_weights(rows: int, cols: int, gain: float, orthogonal: bool, rng: Rng)
 def mlp_weights(
     sizes: Sequence[int], out_gain: float, orthogonal: bool, rng: Rng
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Weight and bias of each layer of a perceptron with widths `sizes`: gain sqrt 2, and `out_gain` at the last."""
+    """Draw weight and bias of each layer of a perceptron with widths `sizes`: gain sqrt 2, `out_gain` in the last."""
     gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [out_gain]
     shapes = zip(pairwise(sizes), gains, strict=True)
     return [layer_weights(n_out, n_in, gain, orthogonal, rng) for (n_in, n_out), gain in shapes]

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 def ppo_clip(
     log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor, clip_eps: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped surrogate, negated so that it is minimised (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
+    """Return the clipped surrogate, negated for minimisation (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
     Parameters
     ----------
     log_probs, old_log_probs, advantages : Tensor (B,)
-        Log-probability of each action under the policy now and when it was sampled (nats), and its advantage.
+        Log-probability of each action under the current policy and when it was sampled (nats), and its advantage.
     clip_eps : float
         The ratio is clipped to [1 - clip_eps, 1 + clip_eps].
 
@@ -47,17 +47,17 @@ def ppo_clip(
 
 
 def policy_gradient(log_probs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """The policy-gradient surrogate ``-mean(log_prob * advantage)`` (Mnih et al. 2016, arXiv:1602.01783, sec. 4).
+    """Return the surrogate ``-mean(log_prob * advantage)`` (Mnih et al. 2016, arXiv:1602.01783, sec. 4).
 
-    Both (B,); the advantages are constants.
+    Both arguments are (B,); the advantages are constants.
     """
     return -(log_probs * advantages.detach()).mean()
 
 
 def normalized(advantages: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor:
-    """`advantages` (B,) with zero mean and unit variance; a single one stays as it is, having no variance.
+    """Return `advantages` (B,) with zero mean and unit variance; a single one is unchanged, as it has no variance.
 
-    `total` sums over the ranks of a data-parallel training: mean and variance are then those of all ranks' together.
+    `total` sums over the ranks of a data-parallel training: mean and variance are then taken over all ranks together.
     """
     if total is not None:
         wide = advantages.double()
@@ -77,13 +77,13 @@ def value_loss(
     old_values: torch.Tensor,
     clip_vf: float | None = None,
 ) -> torch.Tensor:
-    """Mean squared error of the values, without the factor 1/2 that some write; all arguments (B,).
+    """Return the mean squared error of the values, without the factor 1/2 of some other codes; all arguments are (B,).
 
-    With `clip_vf` the values move at most that far from `old_values`, and the loss is of the clipped values alone, as
-    in Stable-Baselines3: where a value has moved further it has no gradient, in either direction. OpenAI Baselines'
-    PPO2 takes the greater of this loss and the unclipped one instead
-    (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details, detail 9). It depends on the scale of
-    returns.
+    With `clip_vf` the values move at most that far from `old_values`, and only the clipped values enter the loss, as in
+    Stable-Baselines3: a value that has moved further has no gradient, in either direction. OpenAI Baselines' PPO2 takes
+    the larger of this loss and the unclipped one instead
+    (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details, detail 9). A suitable `clip_vf` depends on
+    the scale of returns.
     """
     if clip_vf is not None:
         values = old_values + (values - old_values).clamp(-clip_vf, clip_vf)
@@ -93,9 +93,9 @@ def value_loss(
 def actor_critic_loss(
     p_loss: torch.Tensor, v_loss: torch.Tensor, entropy: torch.Tensor, vf_coef: float, ent_coef: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``p_loss + vf_coef * v_loss - ent_coef * mean(entropy)`` of the two losses () and entropies (B,) in nats.
+    """Return ``p_loss + vf_coef * v_loss - ent_coef * mean(entropy)`` of two losses () and entropies (B,) in nats.
 
-    Returns it, to be differentiated, and its terms ``policy_loss value_loss entropy``, detached.
+    Also returns its terms ``policy_loss value_loss entropy``, detached.
     """
     mean_entropy = entropy.mean()
     terms = {"policy_loss": p_loss, "value_loss": v_loss, "entropy": mean_entropy}
@@ -113,7 +113,7 @@ def a2c_loss(
     vf_coef: float,
     ent_coef: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of B transitions, and these three, detached."""
+    """Return ``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of B transitions, and its terms, detached."""
     log_probs, entropy, values = policy_outputs(policy, obs, actions)
     p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, returns, old_values)
     return actor_critic_loss(p_loss, v_loss, entropy, vf_coef, ent_coef)
@@ -129,7 +129,7 @@ class PPOLoss:
     vf_coef, ent_coef : float
         Weights of the value loss (`value_loss`, no factor 1/2) and of the entropy bonus.
     clip_vf : float, optional
-        Clip range of value changes, as Stable-Baselines3 clips them (see `value_loss`); None: off.
+        Clip range of value changes, as in Stable-Baselines3 (see `value_loss`); None: off.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class PPOLoss:
         returns: torch.Tensor,
         old_values: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss of a minibatch of B transitions.
+        """Return the loss of a minibatch of B transitions.
 
         Returns
         -------
         loss : Tensor ()
-            To be differentiated.
+            Differentiable.
         metrics : dict of Tensor ()
-            ``policy_loss value_loss entropy approx_kl clip_fraction``, detached; a number only where one is asked for.
+            ``policy_loss value_loss entropy approx_kl clip_fraction``, detached; they are not converted to numbers.
         """
         log_probs, entropy, values = policy_outputs(policy, obs, actions)
         policy_loss, metrics = ppo_clip(log_probs, old_log_probs, advantages, self.clip_eps)
@@ -182,11 +182,12 @@ def q_loss(
     double: bool,
     kind: str,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Error of the values of the actions taken against ``r + discount * value ahead``.
+    """Return the error of the taken actions' values against ``r + discount * next value``.
 
     Mnih et al. 2015, doi:10.1038/nature14236. `network` and `target` return the values of all actions (B, n_actions),
     `actions` (B,) are int64, `weights` (B,) importance weights or None, `kind` is ``huber`` or ``mse``. `double` is
-    double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
+    double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): `network` chooses the next action and `target`
+    evaluates it.
 
     Returns
     -------
@@ -216,9 +217,9 @@ def twin_q_loss(
     targets: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Half the sum of both critics' mean squared errors against `targets` (B,), each transition by its weight.
+    """Return half the sum of both critics' mean squared errors against `targets` (B,), weighted by `weights` (B,).
 
-    Metrics as of `q_loss`, each the mean of both critics.
+    Metrics as in `q_loss`, each the mean over both critics.
     """
     values = critics(obs, actions)
     errors = values - targets
@@ -237,8 +238,8 @@ def smoothed_targets(
     target_noise: float,
     noise_clip: float,
 ) -> torch.Tensor:
-    """``r + discount * min(Q1', Q2')`` at the target policy's smoothed action (Fujimoto et al. 2018, arXiv:1802.09477,
-    eq. 14), (B,); `noise` (B, A) is standard normal."""
+    """Return ``r + discount * min(Q1', Q2')`` (B,) at the target policy's smoothed action (Fujimoto et al. 2018,
+    arXiv:1802.09477, eq. 14); `noise` (B, A) is standard normal."""
     noise = (noise * target_noise).clamp_(-noise_clip, noise_clip)
     actions = (target_policy.unit_mode(batch.next_obs) + noise).clamp_(-1.0, 1.0)
     return torch.addcmul(batch.rewards, batch.discounts, target(batch.next_obs, actions).amin(0))
@@ -247,8 +248,8 @@ def smoothed_targets(
 def soft_policy_loss(
     policy: SquashedGaussianPolicy, critics: TwinQNetwork, obs: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``alpha * log pi - min(Q1, Q2)`` of actions sampled by `noise` (B, A) (Haarnoja et al. 2018, arXiv:1812.05905,
-    eq. 9); ``policy_loss`` and the ``entropy`` in nats."""
+    """Return ``alpha * log pi - min(Q1, Q2)`` of actions sampled with `noise` (B, A) (Haarnoja et al. 2018,
+    arXiv:1812.05905, eq. 9); metrics ``policy_loss`` and ``entropy`` in nats."""
     actions, log_probs = policy.unit_sample(obs, noise)
     loss = (alpha * log_probs - torch.minimum(*critics(obs, actions))).mean()
     return loss, {"policy_loss": loss.detach(), "entropy": -log_probs.detach().mean()}
@@ -257,7 +258,8 @@ def soft_policy_loss(
 def deterministic_policy_loss(
     policy: DeterministicPolicy, critics: TwinQNetwork, obs: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``-Q1`` of the policy's actions (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1); ``policy_loss``."""
+    """Return ``-Q1`` of the policy's actions (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1); metric
+    ``policy_loss``."""
     loss = -critics.first(obs, policy.unit_mode(obs)).mean()
     return loss, {"policy_loss": loss.detach()}
 
@@ -265,9 +267,9 @@ def deterministic_policy_loss(
 def cloning_loss(
     policy: DeterministicPolicy, obs: torch.Tensor, unit_actions: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mean squared distance of the policy's actions from those of the data, both in [-1, 1]; ``policy_loss``.
+    """Return the mean squared distance of the policy's and the data's actions in [-1, 1]; metric ``policy_loss``.
 
-    Up to a constant and a factor the negative log-likelihood of a Gaussian around the policy's action.
+    Up to a constant and a factor, this is the negative log-likelihood of a Gaussian around the policy's action.
     """
     loss = F.mse_loss(policy.unit_mode(obs), unit_actions)
     return loss, {"policy_loss": loss.detach()}
@@ -276,7 +278,8 @@ def cloning_loss(
 def label_loss(
     policy: CategoricalPolicy, obs: torch.Tensor, actions: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Cross-entropy of the policy with the data's actions (B,) int64, in nats; ``policy_loss`` and ``accuracy``."""
+    """Return the policy's cross-entropy with the data's actions (B,) int64, in nats; metrics ``policy_loss`` and
+    ``accuracy``."""
     logits = policy(obs)
     loss = F.cross_entropy(logits, actions)
     with torch.no_grad():
@@ -287,8 +290,9 @@ def label_loss(
 def regularised_policy_loss(
     policy: DeterministicPolicy, critics: TwinQNetwork, obs: torch.Tensor, unit_actions: torch.Tensor, alpha: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``-lambda Q1(s, pi(s)) + |pi(s) - a|^2`` with ``lambda = alpha / mean |Q1|``, means over batch and components
-    (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3 and 5); ``policy_loss``, and its second part as ``bc_loss``."""
+    """Return ``-lambda Q1(s, pi(s)) + |pi(s) - a|^2`` with ``lambda = alpha / mean |Q1|``, means over batch and
+    components (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3 and 5); metrics ``policy_loss``, and the second term as
+    ``bc_loss``."""
     actions = policy.unit_mode(obs)
     values = critics.first(obs, actions)
     distance = F.mse_loss(actions, unit_actions)
@@ -297,8 +301,8 @@ def regularised_policy_loss(
 
 
 def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:
-    """Mean of ``|expectile - 1(u < 0)| u^2`` over errors u = target - estimate (Newey and Powell 1987; as in
-    Kostrikov et al. 2021, arXiv:2110.06169, eq. 4 and 5); its minimum over a constant estimate is the expectile."""
+    """Return the mean of ``|expectile - 1(u < 0)| u^2`` over errors u = target - estimate (Newey and Powell 1987; as in
+    Kostrikov et al. 2021, arXiv:2110.06169, eq. 4 and 5); the constant estimate that minimises it is the expectile."""
     return (torch.where(errors < 0, 1.0 - expectile, expectile) * errors.square()).mean()
 
 
@@ -310,29 +314,29 @@ def weighted_cloning_loss(
     temperature: float,
     max_weight: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``-exp(temperature * A) log pi(a|s)``, the weight clipped (Kostrikov et al. 2021, arXiv:2110.06169, eq. 7);
-    ``policy_loss``. `advantages` (B,) are constants."""
+    """Return ``-exp(temperature * A) log pi(a|s)`` with clipped weights (Kostrikov et al. 2021, arXiv:2110.06169,
+    eq. 7); metric ``policy_loss``. `advantages` (B,) are constants."""
     weights = (temperature * advantages).exp_().clamp_(max=max_weight)
     loss = -(weights * policy.log_prob(obs, unit_actions)).mean()
     return loss, {"policy_loss": loss.detach()}
 
 
 def conservative_penalty(values: torch.Tensor, log_ratios: torch.Tensor, data_values: torch.Tensor) -> torch.Tensor:
-    """A soft maximum of the values over all actions less the value of the data's action, averaged over critics and
-    states (Kumar et al. 2020, arXiv:2006.04779, eq. 4, estimated by importance sampling as in appendix F).
+    """Return a soft maximum of the values over all actions minus the value of the data's action, averaged over critics
+    and states (Kumar et al. 2020, arXiv:2006.04779, eq. 4, estimated by importance sampling as in appendix F).
 
-    The soft maximum is ``log E exp Q(s, a)`` over actions a that are uniform on [-1, 1]^A: 0 less the data's value
-    where Q is the same for all actions. (Against the integral over actions of the paper's eq. 4 a constant, A log 2, is
-    missing, which no gradient sees.)
+    The soft maximum is ``log E exp Q(s, a)`` over actions a that are uniform on [-1, 1]^A, so the penalty is 0 if Q is
+    the same for all actions. (Compared with the integral over actions in the paper's eq. 4, the constant A log 2 is
+    missing, which does not change the gradient.)
 
     Parameters
     ----------
     values : Tensor (C, K, B)
-        Of C critics, for K actions in each of B states.
+        Values of C critics, for K actions in each of B states.
     log_ratios : Tensor (K, B)
-        Logarithm of the density each action was drawn with, over the uniform one's.
+        Logarithm of each action's sampling density divided by the uniform density.
     data_values : Tensor (C, B)
-        Of the data's actions.
+        Values of the data's actions.
     """
     soft_maxima = (values - log_ratios).logsumexp(1) - math.log(len(log_ratios))
     return (soft_maxima - data_values).mean()
@@ -341,11 +345,11 @@ def conservative_penalty(values: torch.Tensor, log_ratios: torch.Tensor, data_va
 def conservative_q_loss(
     values: torch.Tensor, targets: torch.Tensor, log_ratios: torch.Tensor, cql_alpha: torch.Tensor | float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Squared TD error and `cql_alpha` times `conservative_penalty`, both means over the two critics.
+    """Return the squared TD error plus `cql_alpha` times `conservative_penalty`, both means over the two critics.
 
-    `values` (2, 1 + K, B) are of the data's actions, and behind them of those of the penalty, `log_ratios` (K, B) as it
-    takes them; `targets` (B,). The two terms stand to each other as in the paper's reference implementation; its eq. 4
-    halves the TD error. Metrics as of `twin_q_loss` with ``cql_penalty``.
+    `values` (2, 1 + K, B) are those of the data's action, followed by those of the penalty's actions; `log_ratios`
+    (K, B) as in `conservative_penalty`; `targets` (B,). The relative weight of the two terms is that of the paper's
+    reference implementation; the paper's eq. 4 halves the TD error. Metrics as in `twin_q_loss`, with ``cql_penalty``.
     """
     data_values = values[:, 0]
     errors = data_values - targets

@@ -1,4 +1,4 @@
-"""Weights of modules, optimisers and other parts as NumPy arrays, and back."""
+"""Conversion of the state of modules, optimisers and other parts to NumPy arrays, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-# PyTorch is imported where it is used: a native run needs none of it.
+# PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,12 +19,12 @@ _ALIGNED = 64  # bytes, to which PyTorch aligns what it allocates
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
-    """All parameters and buffers by their ``state_dict`` names, on the CPU."""
+    """Return all parameters and buffers by their ``state_dict`` names, on the CPU."""
     return {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
 
 
 def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -> None:
-    """Put what `weights_of` returned into `module`; a ValueError that names `what` where it does not fit."""
+    """Load the result of `weights_of` into `module`. Raises ValueError, which names `what`, if it does not fit."""
     import torch
 
     try:
@@ -34,12 +34,12 @@ def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -
 
 
 def is_module(part: Any) -> bool:
-    """Whether `part` is an ``nn.Module``, found without importing PyTorch."""
+    """Return whether `part` is an ``nn.Module``, without importing PyTorch."""
     return hasattr(part, "state_dict")
 
 
 def state_of(part: Any) -> dict[str, np.ndarray]:
-    """What a checkpoint holds of a module, an optimiser or another object with ``state``."""
+    """Return the state of a module, an optimiser or another object with ``state``, for a checkpoint."""
     return weights_of(part) if is_module(part) else part.state()
 
 

@@ -17,13 +17,13 @@ _NONLINEARITIES = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def rng_from_torch() -> Rng:
-    """A generator seeded from PyTorch's, for modules that are built outside a run: ``torch.manual_seed`` decides."""
+    """Return a generator seeded from PyTorch's, for modules built outside of a run; see ``torch.manual_seed``."""
     return Rng(int(torch.randint(2**63 - 1, ()).item()))
 
 
 @torch.no_grad()
 def _set_(layer: nn.Linear | nn.Conv2d, weight: np.ndarray, bias: np.ndarray) -> nn.Module:
-    """Give `layer` these weights, in place; one of the device ``meta``, which has none, takes the arrays' memory."""
+    """Set the weights of `layer` in place; a layer on the device ``meta`` uses the arrays' memory."""
     for name, array in (("weight", weight), ("bias", bias)):
         parameter = getattr(layer, name)
         values = torch.from_numpy(array).view(parameter.shape)
@@ -50,7 +50,7 @@ def mlp(
     orthogonal: bool = True,
     rng: Rng | None = None,
 ) -> nn.Sequential:
-    """A perceptron with widths `sizes` (input, hidden …, output) and no activation after the last layer.
+    """Build a perceptron with widths `sizes` (input, hidden …, output) and no activation after the last layer.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def mlp(
     rng = rng or rng_from_torch()
     layers: list[nn.Module] = []
     for weight, bias in mlp_weights(sizes, out_gain, orthogonal, rng):
-        # meta: nn.Linear would draw its own weights from PyTorch's global generator, which belongs to the user.
+        # On other devices than meta, nn.Linear would draw weights from PyTorch's global generator, which is the user's.
         linear = nn.Linear(*weight.shape[::-1], device="meta")
         layers += [_set_(linear, weight, bias), _NONLINEARITIES[activation]()]
     layers = layers[:-1]
@@ -70,8 +70,8 @@ def mlp(
 
 
 def nature_cnn(shape: tuple[int, ...], orthogonal: bool, rng: Rng) -> tuple[nn.Sequential, int]:
-    """The convolutional network of Mnih et al. 2015 (doi:10.1038/nature14236) for images (C, H, W), and its 512
-    features.
+    """Build the convolutional network of Mnih et al. 2015 (doi:10.1038/nature14236) for images (C, H, W). Returns it
+    with its number of features, 512.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def nature_cnn(shape: tuple[int, ...], orthogonal: bool, rng: Rng) -> tuple[nn.S
 
 
 class NetworkSpec:
-    """What all networks of a module have in common; it builds them one after the other from one generator.
+    """Common settings of all networks of a module; builds them one after the other from one generator.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class NetworkSpec:
     body : nn.Module or None
         `nature_cnn` for images.
     widths : list of int
-        Of what the perceptrons read (the observation, or the features of an image) and of their hidden layers.
+        Width of the perceptrons' input (the observation, or the features of an image), and of their hidden layers.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class NetworkSpec:
         self.widths = [n_inputs, *([hidden, hidden] if isinstance(hidden, int) else hidden)]
 
     def mlp(self, n_outputs: int, out_gain: float = 1.0, first: int = 0) -> nn.Sequential:
-        """A perceptron of these widths, or of those from the `first` on."""
+        """Build a perceptron of these widths, or of the widths from index `first` on."""
         return mlp([*self.widths[first:], n_outputs], self.activation, out_gain, self.orthogonal, self.rng)
 
 
@@ -163,9 +163,9 @@ class QNetwork(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Two independent `QNetwork` as one module, ``(B, D), (B, A) -> (2, B)``, with one batched product a layer.
+    """Two independent `QNetwork` as one module, ``(B, D), (B, A) -> (2, B)``, with one batched product per layer.
 
-    A step of 256-256 at B = 64 takes four fifths of the CPU time of two perceptrons'.
+    With hidden layers 256-256 and B = 64, a step takes four fifths of the CPU time of two perceptrons.
 
     Parameters as in `QNetwork`. Weights are (2, n_in, n_out) and biases (2, 1, n_out), for ``x @ weight + bias``.
     """
@@ -190,13 +190,13 @@ class TwinQNetwork(nn.Module):
         return self._values(x, zip(self.weights, self.biases, strict=True)).squeeze(-1)
 
     def first(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """What the first of the two says, (B,)."""
+        """Return the values of the first network, (B,)."""
         x = torch.cat([obs, actions], -1).unsqueeze(0)
         pairs = zip(self.weights, self.biases, strict=True)
         return self._values(x, [(weight[:1], bias[:1]) for weight, bias in pairs]).view(-1)
 
     def _values(self, x: torch.Tensor, layers: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """(K, B, D + A) -> (K, B, 1) for K networks."""
+        """Compute (K, B, D + A) -> (K, B, 1) for K networks."""
         for i, (weight, bias) in enumerate(layers):
             if i:
                 x = self._activate_(x)
@@ -220,8 +220,8 @@ class DiscreteQNetwork(nn.Module):
     activation : str
         ``tanh`` or ``relu``.
     dueling : bool
-        Q = V + A - mean(A) from two streams, each with the last hidden layer to itself (Wang et al. 2016,
-        arXiv:1511.06581, eq. 9).
+        Q = V + A - mean(A) from two streams, each with its own last hidden layer (Wang et al. 2016, arXiv:1511.06581,
+        eq. 9).
     rng : Rng, optional
         Generator of the initial weights; by default seeded from PyTorch's.
     """
@@ -246,7 +246,7 @@ class DiscreteQNetwork(nn.Module):
         self.value = spec.mlp(1, first=first) if dueling else None
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Values (B, n_actions), in units of discounted return."""
+        """Return values (B, n_actions), in units of discounted return."""
         features = obs if self.body is None else self.body(obs.float() / 255.0)
         if self.value is None:
             return self.head(features)
@@ -257,7 +257,7 @@ class DiscreteQNetwork(nn.Module):
 
 @torch.no_grad()
 def polyak_update(source: nn.Module, target: nn.Module, tau: float = 0.005) -> None:
-    """Move `target`'s parameters by the share `tau` of the way to `source`'s; 1 copies them. Buffers are copied.
+    """Move `target`'s parameters towards `source`'s by the fraction `tau`; 1 copies them. Buffers are copied.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from rlox.config import OPTIMIZERS, nearest
 
 
 def _views(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Each parameter and its part of `flat`, in its shape."""
+    """Yield each parameter and its part of `flat`, in its shape."""
     offset = 0
     for p in parameters:
         yield p, flat[offset : offset + p.numel()].view_as(p)
@@ -22,7 +22,7 @@ def _views(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[t
 
 @torch.no_grad()
 def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Lay `parameters` out anew as views of one flat tensor, in this order; returns that tensor (P,)."""
+    """Turn `parameters` into views of one flat tensor, in this order. Returns that tensor (P,)."""
     flat = torch.cat([p.reshape(-1) for p in parameters])
     for p, part in _views(flat, parameters):
         p.data = part
@@ -30,7 +30,7 @@ def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
 
 
 def flat_copy(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
-    """A frozen copy of `module`, a target network say, and the flat tensor (P,) that its parameters are views of."""
+    """Return a frozen copy of `module`, for example a target network, and the flat tensor (P,) of its parameters."""
     copied = copy.deepcopy(module).requires_grad_(False)
     return copied, flatten_(list(copied.parameters()))
 
@@ -38,26 +38,26 @@ def flat_copy(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
 class FlatOptimizer:
     """Adam or RMSprop with global-norm clipping over parameters laid out as views of one flat f32 tensor.
 
-    One norm and one kernel replace a dozen small ones, which is what an MLP's step costs on a CPU. The parameters stay
-    the module's own: their ``.data`` and ``.grad`` become views, in the order given.
+    One norm and one kernel replace a dozen small ones, which make up the cost of an MLP's step on a CPU. The parameters
+    remain the module's: their ``.data`` and ``.grad`` become views, in the given order.
 
     Parameters
     ----------
     parameters : iterable of nn.Parameter
-        Those that do not require a gradient are left alone.
+        Parameters that do not require a gradient are ignored.
     learning_rate, eps : float
-        Step size and denominator offset; 1e-5 is what PPO's and A2C's references use.
+        Step size and denominator offset; the references of PPO and A2C use 1e-5.
     weight_decay : float
-        Of Adam: the share of each parameter, times the learning rate, that a step takes away beside the gradient's
-        (Loshchilov and Hutter 2019, arXiv:1711.05101).
+        For Adam: each step also subtracts this fraction of each parameter, times the learning rate (Loshchilov and
+        Hutter 2019, arXiv:1711.05101).
     kind : str
-        ``adam``, or ``rmsprop`` (decay 0.99), as `torch.optim` defines them.
+        ``adam``, or ``rmsprop`` (decay 0.99), as defined in `torch.optim`.
 
     Attributes
     ----------
     reduce : callable or None
-        Given the flat gradient (P,) before each step, to change it in place: the ranks of a data-parallel training
-        replace it by its mean over all of them.
+        Called with the flat gradient (P,) before each step, to change it in place: the ranks of a data-parallel
+        training replace it by its mean over ranks.
 
     Raises
     ------
@@ -93,24 +93,24 @@ class FlatOptimizer:
         names = ("exp_avg", "exp_avg_sq") if kind == "adam" else ("square_avg",)
         self._moments = {name: torch.zeros_like(self.flat) for name in names}
         self._steps = torch.zeros((), device=self.flat.device)
-        # Whether denormals are to stay. PyTorch has no question for it, and the user may have it flush them already.
+        # Whether to keep denormals after a step. PyTorch cannot be asked, and the user may already flush them.
         self._keep_denormals = bool(torch.tensor(1e-45) * 1 > 0)
 
     def step(self, loss: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
-        """Differentiate `loss` by these parameters alone, clip the global gradient norm (None: do not), take one step.
+        """Differentiate `loss` by these parameters only, clip the global gradient norm (None: do not), take one step.
 
         Returns the norm before clipping, ().
         """
         return self.descend(torch.autograd.grad(loss, self.parameters, materialize_grads=True), max_grad_norm)
 
     def descend(self, grads: Sequence[torch.Tensor], max_grad_norm: float | None = None) -> torch.Tensor:
-        """As `step`, along gradients that are known already, one for each of the parameters."""
+        """Take a step like `step`, along given gradients, one for each parameter."""
         with torch.no_grad():
             torch.cat([g.reshape(-1) for g in grads], out=self.grad)
         return self._descend(max_grad_norm)
 
     def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
-        """As `step`, along what ``backward()`` has added up since the last one, in one pass or several."""
+        """Take a step like `step`, along the gradients that ``backward()`` has accumulated since the last step."""
         norm = self._descend(max_grad_norm)
         self.grad.zero_()
         return norm
@@ -120,16 +120,16 @@ class FlatOptimizer:
         if self.reduce is not None:
             self.reduce(self.grad)
         norm = torch.linalg.vector_norm(self.grad)
-        # A NaN norm stays NaN, so that a broken loss shows in what is returned and in the weights alike.
+        # A NaN norm stays NaN, so that a broken loss is visible in the returned norm and in the weights.
         excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)
-        # The moments of units that are dead fade below 1e-38, where a CPU takes ten times as long for each.
+        # The moments of dead units decay below 1e-38, where each operation takes a CPU ten times as long.
         torch.set_flush_denormal(True)
         self._move(excess)
         torch.set_flush_denormal(not self._keep_denormals)
         return norm
 
     def _move(self, excess: torch.Tensor | None) -> None:
-        """One step of the optimiser along the gradient divided by `excess`."""
+        """Take one step of the optimiser along the gradient divided by `excess`."""
         self._steps += 1
         grad = self.grad
         if "exp_avg" in self._moments:
@@ -145,14 +145,14 @@ class FlatOptimizer:
         self.flat.addcdiv_(grad, square_avg.sqrt().add_(self.eps), value=-self.learning_rate)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Moments (P,) and the step count (), copies."""
+        """Return copies of the moments (P,) and the step count ()."""
         return {name: value.cpu().numpy().copy() for name, value in self._state().items()}
 
     def _state(self) -> dict[str, torch.Tensor]:
         return {**self._moments, "step": self._steps}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where kind or size differ."""
+        """Restore what `state` returned. Raises ValueError if kind or size differ."""
         ours = self._state()
         if set(state) != set(ours):
             raise ValueError(f"FlatOptimizer: state must hold {', '.join(self._moments)} and step, got {sorted(state)}")
@@ -177,9 +177,11 @@ def adam_(
     weight_decay: float,
     excess: torch.Tensor | None,
 ) -> None:
-    """One step of Adam, or with `weight_decay` of AdamW, along gradients divided by `excess`; `steps` (), f32, counts
-    this one. The moments move too."""
-    # The kernel that torch.optim.Adam(fused=True) calls, after as much time in Python.
+    """Take one step of Adam, or with `weight_decay` of AdamW, along gradients divided by `excess`; update the moments.
+
+    `steps` () f32 already includes this step.
+    """
+    # torch.optim.Adam(fused=True) calls the same kernel, but spends as much time again in Python.
     step = torch._fused_adamw_ if weight_decay else torch._fused_adam_
     step(
         parameters, grads, first, second, [], [steps] * len(parameters), lr=learning_rate, beta1=0.9, beta2=0.999,
@@ -188,7 +190,7 @@ def adam_(
 
 
 def holds_all(optimizer: FlatOptimizer) -> bool:
-    """Whether all parameters still are views of the flat block that the optimiser moves."""
+    """Return whether all parameters are still views of the flat block that the optimiser updates."""
     flat = optimizer.flat
     return all(
         p.dtype == flat.dtype and p.data_ptr() == part.data_ptr() for p, part in _views(flat, optimizer.parameters)

@@ -1,4 +1,4 @@
-"""Policies of several agents in PyTorch: the modules, how they act and judge, and the loss of MAPPO."""
+"""Policies of several agents in PyTorch: the modules, their actions and values, and the loss of MAPPO."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlox.nn.modules import copied
 from rlox.nn.networks import mlp, rng_from_torch
 from rlox.nn.policies import ActorCritic, make_policy, policy_outputs
 
-_CHUNK, _IMAGE_CHUNK = 8192, 512  # rows that are judged at once
-_LOWEST = -1e9  # logit of an illegal action, whose probability is then 0
+_CHUNK, _IMAGE_CHUNK = 8192, 512  # rows for which values and log-probabilities are computed at once
+_LOWEST = -1e9  # logit of an illegal action, which makes its probability 0
 
 
 class PlayerPolicies(nn.Module):
-    """The actor-critics of all players, ``players.0`` on, in the order of the players."""
+    """The actor-critics of all players, in the order of the players, named from ``players.0`` on."""
 
     def __init__(self, policies: Sequence[ActorCritic]):
         super().__init__()
@@ -32,11 +32,11 @@ class PlayerPolicies(nn.Module):
 
 
 def make_player_policy(spec: EnvSpec, state_dim: int | None, config: MAPPOConfig, rng: Rng) -> ActorCritic:
-    """The default policy of agents that see what `spec` says; a central critic reads `state_dim` numbers, a local one
-    (None) what the actor does."""
+    """Create the default policy of agents with this `spec`; a central critic reads `state_dim` numbers, a local critic
+    (None) the actor's observations."""
     if state_dim is None:
         return make_policy(spec, config, rng)
-    # Its own weights are replaced below; uniform ones are quicker to draw.
+    # These weights are replaced below; uniform weights are faster to draw.
     policy = make_policy(spec, replace(config, ortho_init=False), Rng(0))
     c, n_outputs = config, policy.actor[-1].out_features
     policy.actor = mlp([spec.obs_dim, *c.hidden_sizes, n_outputs], c.activation, 0.01, c.ortho_init, rng)
@@ -45,20 +45,20 @@ def make_player_policy(spec: EnvSpec, state_dim: int | None, config: MAPPOConfig
 
 
 def _outputs(policy: ActorCritic, features: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
-    """The actor's outputs (B, n_outputs), those of illegal actions so low that they are never taken."""
+    """Return the actor's outputs (B, n_outputs), with those of illegal actions so low that they are never taken."""
     outputs = policy.actor(features)
     return outputs if masks is None else outputs.masked_fill(~masks, _LOWEST)
 
 
 class ModulePart:
-    """How one player acts and judges by a module; arrays in, arrays out.
+    """Actions, log-probabilities and values of one player, computed by a module from arrays to arrays.
 
     Parameters
     ----------
     policy : ActorCritic
-        Of `make_player_policy`.
+        A policy from `make_player_policy`.
     device : str
-        Where it lives and the batches go.
+        Device of the policy and of batches.
     """
 
     def __init__(self, policy: ActorCritic, device: str = "cpu"):
@@ -66,20 +66,20 @@ class ModulePart:
         self.device = device
 
     def __reduce__(self) -> Any:
-        # A copy, since parameters may be views of a block that a pickle would hold once for each of them.
+        # Copy the policy: its parameters may be views of one block, which a pickle would contain once per view.
         return ModulePart, (copied(self.policy), self.device)
 
     def place(self, column: np.ndarray | None) -> Any:
-        """A column of a batch where the learner wants it."""
+        """Return a column of a batch as a tensor on the learner's device."""
         return None if column is None else torch.from_numpy(np.ascontiguousarray(column)).to(self.device)
 
     def flat(self) -> np.ndarray:
-        """All parameters, (P,) f32; a copy."""
+        """Return a copy of all parameters, (P,) f32."""
         return torch.cat([p.detach().reshape(-1) for p in self.policy.parameters()]).cpu().numpy()
 
     @torch.no_grad()
     def set_flat(self, weights: np.ndarray) -> None:
-        """Put in what `flat` returned."""
+        """Load the result of `flat`."""
         at = 0
         for p in self.policy.parameters():
             p.copy_(torch.from_numpy(weights[at : at + p.numel()]).view_as(p))
@@ -93,7 +93,7 @@ class ModulePart:
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, noise: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
-        """Sampled actions (B, …)."""
+        """Return sampled actions (B, …)."""
         rows, drawn = self.place(obs), self.place(noise)
         if masks is None:
             return self.policy.act(rows, drawn).cpu().numpy()
@@ -101,14 +101,14 @@ class ModulePart:
 
     @torch.inference_mode()
     def mode(self, obs: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
-        """The most likely actions (B, …)."""
+        """Return the most likely actions (B, …)."""
         rows = self.place(obs)
         if masks is None:
             return self.policy.mode(rows).cpu().numpy()
         return self._outputs(rows, masks).argmax(-1).cpu().numpy()
 
     def sample(self, obs: np.ndarray, masks: np.ndarray | None, rng: Rng | None = None) -> np.ndarray:
-        """As `act`, with noise drawn from `rng`; without it PyTorch's generator decides."""
+        """Return actions like `act`, with noise drawn from `rng`, or else from PyTorch's generator."""
         noise = np.empty(self.noise_shape(len(obs)), np.float32)
         self.fill_noise(rng or rng_from_torch(), noise)
         return self.act(obs, noise, masks)
@@ -125,7 +125,8 @@ class ModulePart:
         actions: np.ndarray,
         after: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log-probabilities (B,) of the actions taken, values (B,), and values of what came `after` (K, …), all f32."""
+        """Return log-probabilities (B,) of the taken actions, values (B,), and values of the states `after` (K, …), all
+        f32."""
         seen = self.place(obs)
         judged = seen if states is None else self.place(states)
         rows = _IMAGE_CHUNK if judged.dim() > 2 else _CHUNK
@@ -147,10 +148,12 @@ def critic_loss(
     maximum: bool = False,
     huber_delta: float | None = None,
 ) -> torch.Tensor:
-    """Mean error of the values, all (B,): squares, or with `huber_delta` Huber's loss, e^2 / 2 up to that error.
+    """Return the mean error of the values: squares, or with `huber_delta` the Huber loss, which is e^2 / 2 up to that
+    error. All tensors are (B,).
 
-    With `clip_vf` the values move at most that far from `old_values`: the loss is of the clipped values, or with
-    `maximum` the greater one of both in each row, as in the code of Yu et al. 2022 (arXiv:2103.01955).
+    With `clip_vf` the values move at most that far from `old_values`: the loss is that of the clipped values or, with
+    `maximum`, the larger of the clipped and the unclipped loss in each row, as in the code of Yu et al. 2022
+    (arXiv:2103.01955).
     """
 
     def errors(of: torch.Tensor) -> torch.Tensor:
@@ -165,7 +168,7 @@ def critic_loss(
 
 
 class MAPPOLoss:
-    """``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of the agents that act by one policy.
+    """``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of the agents that share one policy.
 
     Parameters
     ----------
@@ -174,7 +177,7 @@ class MAPPOLoss:
     vf_coef, ent_coef : float
         Weights of `critic_loss` and of the entropy bonus.
     clip_vf, maximum, huber_delta
-        As `critic_loss` takes them.
+        As in `critic_loss`.
     """
 
     def __init__(
@@ -205,12 +208,12 @@ class MAPPOLoss:
         returns: torch.Tensor,
         old_values: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss of a minibatch of B steps of living agents; `returns` and `old_values` in the critic's units.
+        """Return the loss of a minibatch of B steps of living agents; `returns` and `old_values` in the critic's units.
 
         Returns
         -------
         loss : Tensor ()
-            To be differentiated.
+            Differentiable.
         metrics : dict of Tensor ()
             ``policy_loss value_loss entropy approx_kl clip_fraction``, detached.
         """

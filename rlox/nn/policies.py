@@ -1,13 +1,13 @@
-"""What acts: actor-critics for every action space, policies within bounds, and ε-greedy over Q-values.
+"""Policies: actor-critics for every action space, bounded policies, and ε-greedy over Q-values.
 
-The three methods that any on-policy policy must have, ours or a user's module:
+Every on-policy policy, including custom modules, must have the methods
 
 - ``get_action_and_logprob(obs) -> (actions, log_probs)``
 - ``get_value(obs) -> values``
 - ``get_logprob_and_entropy(obs, actions) -> (log_probs, entropy)``
 
-and ``mode(obs) -> actions`` where the policy is to be evaluated deterministically. Letters: B rows, D observation size,
-A action size, K components of a multi-discrete action. Observations are (B, D) f32 or (B, C, H, W) uint8 images.
+and, for deterministic evaluation, ``mode(obs) -> actions``. Letters: B rows, D observation size, A action size,
+K components of a multi-discrete action. Observations are (B, D) f32 or (B, C, H, W) uint8 images.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from rlox.nn.networks import NetworkSpec, rng_from_torch
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
-_INSIDE = 1e-6  # how far from the bounds an action is taken to be, where its density is asked for
+_INSIDE = 1e-6  # smallest distance of an action from the bounds at which its density is computed
 
 
 class Actor(nn.Module):
-    """Base of what takes its noise from outside, so that rlox's generator decides the actions."""
+    """Base class of policies whose noise is an argument, so that rlox's generator determines the actions."""
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
-        """Shape of the noise that `act` takes for `n` observations."""
+        """Return the shape of the noise that `act` takes for `n` observations."""
         raise NotImplementedError
 
     def fill_noise(self, rng: Rng, out) -> None:
-        """Fill the f32 array `out` with the noise this policy samples by."""
+        """Fill the f32 array `out` with the noise with which this policy samples."""
         raise NotImplementedError
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Sampled actions, a function of observation and noise alone."""
+        """Return sampled actions, a function of observation and noise only."""
         raise NotImplementedError
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        """The most likely action."""
+        """Return the most likely actions."""
         raise NotImplementedError
 
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
-        """Sampled actions, differentiable where `act` is; ``torch.manual_seed`` decides the noise."""
+        """Return sampled actions, differentiable if `act` is. The noise is seeded by ``torch.manual_seed``."""
         noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32)
         self.fill_noise(rng_from_torch(), noise.numpy())
         return self.act(obs, noise.to(obs.device))
 
 
 class ActorCritic(Actor):
-    """Base of the on-policy policies: values beside actions, and the probabilities of these.
+    """Base class of on-policy policies: actions with their probabilities, and values.
 
-    Vector observations go to an actor and a critic network that share nothing. Images go through one convolutional
-    `body` (Mnih et al. 2015) whose features both heads read.
+    Vector observations go to separate actor and critic networks. Images go through one convolutional `body` (Mnih et
+    al. 2015) whose features both heads read.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class ActorCritic(Actor):
     activation : str
         ``tanh`` or ``relu``.
     ortho_init : bool
-        Orthogonal initial weights, 0.01 times smaller at the actor's head, else uniform 1/sqrt(fan_in).
+        Orthogonal initial weights, with gain 0.01 in the actor's head, else uniform 1/sqrt(fan_in).
     rng : Rng, optional
         Generator of the initial weights; by default seeded from PyTorch's.
     """
@@ -92,34 +92,34 @@ class ActorCritic(Actor):
         self.body, self.actor, self.critic = spec.body, spec.mlp(n_outputs, 0.01), spec.mlp(1)
 
     def features(self, obs: torch.Tensor) -> torch.Tensor:
-        """What both heads read: the observation itself, or the body's features of an image."""
+        """Return the input of both heads: the observation itself, or the body's features of an image."""
         return obs if self.body is None else self.body(obs.float() / 255.0)
 
     def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of `actions` and entropy, both (B,) in nats, from the actor's outputs."""
+        """Return log-probabilities of `actions` and entropies, both (B,) in nats, from the actor's outputs."""
         raise NotImplementedError
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
-        """Values (B,), in units of discounted return."""
+        """Return values (B,), in units of discounted return."""
         return self.critic(self.features(obs)).squeeze(-1)
 
     def get_logprob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of `actions` and entropy of the distribution, both (B,), in nats."""
+        """Return log-probabilities of `actions` and entropies of the distributions, both (B,), in nats."""
         return self.distribution(self.actor(self.features(obs)), actions)
 
     @torch.no_grad()
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
-        """Sampled actions; ``torch.manual_seed`` decides the noise.
+        """Return sampled actions, seeded by ``torch.manual_seed``.
 
-        They are constants to a gradient, which a policy-gradient loss takes of their log-probability alone: through the
-        sample of a Gaussian as well, that of the mean would cancel.
+        They have no gradient: a policy-gradient loss differentiates only their log-probability. If it also
+        differentiated a Gaussian's sample, the gradient of the mean would cancel.
         """
         return super().sample(obs)
 
     def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sampled actions, and their log-probabilities (B,) with a gradient; ``torch.manual_seed`` decides the noise.
+        """Return sampled actions, and their log-probabilities (B,) with a gradient; seeded by ``torch.manual_seed``.
 
-        Collectors switch gradients off; a loop of your own does so by ``torch.no_grad()`` where it needs none.
+        Collectors switch gradients off; a custom loop can do so with ``torch.no_grad()``.
         """
         actions = self.sample(obs)
         return actions, self.get_logprob_and_entropy(obs, actions)[0]
@@ -128,7 +128,7 @@ class ActorCritic(Actor):
 def policy_outputs(
     policy: nn.Module, obs: torch.Tensor, actions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities, entropies and values, each (B,); a shared body is run once."""
+    """Return log-probabilities, entropies and values, each (B,); a shared body is run only once."""
     if isinstance(policy, ActorCritic):
         features = policy.features(obs)
         return *policy.distribution(policy.actor(features), actions), policy.critic(features).squeeze(-1)
@@ -163,7 +163,7 @@ class DiscretePolicy(ActorCritic):
         rng.gumbel(out=out)
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B,) int64. argmax(logits + Gumbel noise) samples softmax(logits) without computing it."""
+        """Return actions (B,) int64. argmax(logits + Gumbel noise) samples softmax(logits) without computing it."""
         return (self.actor(self.features(obs)) + noise).argmax(-1)
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ class MultiDiscretePolicy(ActorCritic):
         return torch.stack([part.argmax(-1) for part in scores.split(self.n_choices, -1)], -1)
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B, K) int64."""
+        """Return actions (B, K) int64."""
         return self._argmax(self.actor(self.features(obs)) + noise)
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
@@ -244,7 +244,7 @@ class ContinuousPolicy(ActorCritic):
         rng.normal(out=out)
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B, A) f32, not clipped: the environment clips, the log-probability is of what was sampled."""
+        """Return actions (B, A) f32, not clipped: the environment clips, log-probabilities are of unclipped actions."""
         return torch.addcmul(self.actor(self.features(obs)), noise, self.log_std.exp())
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
@@ -258,9 +258,9 @@ class ContinuousPolicy(ActorCritic):
 
 
 class BoundedPolicy(Actor):
-    """Base of the policies of continuous actions that a tanh keeps within bounds.
+    """Base class of policies of continuous actions that a tanh keeps within bounds.
 
-    A network and what values its actions see them in [-1, 1]; `act` and `mode` return the environment's units.
+    The network and critics use actions in [-1, 1]; `act` and `mode` return the environment's units.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ class BoundedPolicy(Actor):
     rng : Rng, optional
         Generator of the initial weights U(-1/sqrt(fan_in), 1/sqrt(fan_in)); by default seeded from PyTorch's.
     net : nn.Module, optional
-        A module of your own in place of the perceptron, ``(B, D) -> (B, n_outputs)``.
+        A custom module instead of the perceptron, ``(B, D) -> (B, n_outputs)``.
     """
 
     outputs_per_action: ClassVar[int]
@@ -300,14 +300,14 @@ class BoundedPolicy(Actor):
         self.bound_(low, high)
 
     def bound_(self, low: float | np.ndarray, high: float | np.ndarray) -> None:
-        """Act between `low` and `high` from now on."""
+        """Set the bounds of actions to `low` and `high`."""
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), self.act_dim) for bound in (low, high))
-        # No part of what was learned, and so of no checkpoint: they are the environment's.
+        # The bounds are the environment's and are not learned, so checkpoints do not contain them.
         self.register_buffer("scale", torch.from_numpy((high - low) / 2), persistent=False)
         self.register_buffer("centre", torch.from_numpy((high + low) / 2), persistent=False)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """What the network says, (B, n_outputs)."""
+        """Return the network's outputs, (B, n_outputs)."""
         return self.net(obs)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -317,15 +317,15 @@ class BoundedPolicy(Actor):
         rng.normal(out=out)
 
     def to_unit(self, actions: torch.Tensor) -> torch.Tensor:
-        """The environment's actions as numbers in [-1, 1]."""
+        """Convert the environment's actions to numbers in [-1, 1]."""
         return (actions - self.centre) / self.scale
 
     def to_env(self, unit: torch.Tensor) -> torch.Tensor:
-        """Numbers in [-1, 1] as actions of the environment."""
+        """Convert numbers in [-1, 1] to actions of the environment."""
         return torch.addcmul(self.centre, unit, self.scale)
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
-        """The most likely action, (B, A) in [-1, 1]."""
+        """Return the most likely actions, (B, A) in [-1, 1]."""
         raise NotImplementedError
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
@@ -333,32 +333,33 @@ class BoundedPolicy(Actor):
 
 
 class SquashedGaussianPolicy(BoundedPolicy):
-    """tanh of a diagonal Gaussian whose mean and deviation the observation decides (Haarnoja et al. 2018, app. C).
+    """tanh of a diagonal Gaussian whose mean and deviation depend on the observation (Haarnoja et al. 2018, app. C).
 
-    The network's outputs are A means, then A log standard deviations, held to [-20, 2]; parameters as in
+    The network's outputs are A means, then A log standard deviations, clipped to [-20, 2]; parameters as in
     `BoundedPolicy`.
     """
 
     outputs_per_action = 2
 
     def _gaussian(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the tanh is taken of, and the log standard deviations, both (B, A)."""
+        """Return the sample before the tanh, and the log standard deviations, both (B, A)."""
         mean, log_std = self.net(obs).chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         return torch.addcmul(mean, log_std.exp(), noise), log_std
 
     def unit_sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions (B, A) in [-1, 1] and their log-probabilities (B,) there, in nats; differentiable.
+        """Return actions (B, A) in [-1, 1] and their log-densities (B,) in this space, in nats; differentiable.
 
         `noise` (B, A) is standard normal.
         """
         x, log_std = self._gaussian(obs, noise)
-        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)): no difference of nearly equal numbers, finite for every x.
+        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)) avoids cancellation, and is finite for every x.
         terms = 2.0 * (x + F.softplus(-2.0 * x)) - log_std - 0.5 * noise.square()
         return x.tanh(), terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
 
     def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """Log-density (B,) of actions (B, A) in [-1, 1], nats; at the bounds, where there is none, just inside."""
+        """Return log-densities (B,) of actions (B, A) in [-1, 1], nats; at the bounds, where the density is undefined,
+        those of actions just inside."""
         mean, log_std = self.net(obs).chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         x = unit.clamp(-1.0 + _INSIDE, 1.0 - _INSIDE).atanh()
@@ -367,16 +368,16 @@ class SquashedGaussianPolicy(BoundedPolicy):
         return terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B, A) f32."""
+        """Return actions (B, A) f32."""
         return self.to_env(self._gaussian(obs, noise)[0].tanh())
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
         return self.net(obs)[:, : self.act_dim].tanh()
 
     def sample(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sampled actions (B, A) and their log-probabilities (B,) as `unit_sample` has them, both differentiable.
+        """Return sampled actions (B, A) and their log-densities (B,) as in `unit_sample`, both differentiable.
 
-        ``torch.manual_seed`` decides the noise.
+        The noise is seeded by ``torch.manual_seed``.
         """
         noise = torch.empty(self.noise_shape(len(obs)))
         self.fill_noise(rng_from_torch(), noise.numpy())
@@ -390,15 +391,15 @@ class DeterministicPolicy(BoundedPolicy):
     Attributes
     ----------
     noise_std : float
-        Standard deviation of the Gaussian noise that `act` adds to actions in [-1, 1], which are then clipped; the
-        training sets it, and no checkpoint holds it.
+        Standard deviation of the Gaussian noise that `act` adds to actions in [-1, 1], which are then clipped. It is
+        set by the training and not part of checkpoints.
     """
 
     outputs_per_action = 1
     noise_std = 0.0
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B, A) f32."""
+        """Return actions (B, A) f32."""
         return self.to_env(torch.add(self.unit_mode(obs), noise, alpha=self.noise_std).clamp_(-1.0, 1.0))
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
@@ -408,9 +409,9 @@ class DeterministicPolicy(BoundedPolicy):
 class TanhMeanPolicy(BoundedPolicy):
     """Gaussian around the tanh of the network's A outputs; its deviation does not depend on the observation.
 
-    What IQL's reference implementation learns (Kostrikov et al. 2021, arXiv:2110.06169, appendix B). Unlike that of
-    `SquashedGaussianPolicy`, its density is defined at the bounds too, where a dataset has many actions. Parameters as
-    in `BoundedPolicy`.
+    The policy of IQL's reference implementation (Kostrikov et al. 2021, arXiv:2110.06169, appendix B). Unlike the
+    density of `SquashedGaussianPolicy`, its density is also defined at the bounds, where datasets have many actions.
+    Parameters as in `BoundedPolicy`.
     """
 
     outputs_per_action = 1
@@ -421,13 +422,13 @@ class TanhMeanPolicy(BoundedPolicy):
         self.log_std = nn.Parameter(torch.zeros(act_dim))
 
     def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """Log-density (B,) of actions (B, A) in [-1, 1], nats."""
+        """Return log-densities (B,) of actions (B, A) in [-1, 1], nats."""
         log_std = self.log_std.clamp(*self.LOG_STD_RANGE)
         z = (unit - self.unit_mode(obs)) * (-log_std).exp()
         return -0.5 * z.square().sum(-1) - (log_std.sum() + self.act_dim * _LOG_SQRT_2PI)
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B, A) f32, clipped to the bounds."""
+        """Return actions (B, A) f32, clipped to the bounds."""
         std = self.log_std.clamp(*self.LOG_STD_RANGE).exp()
         return self.to_env(torch.addcmul(self.unit_mode(obs), std, noise).clamp_(-1.0, 1.0))
 
@@ -436,7 +437,7 @@ class TanhMeanPolicy(BoundedPolicy):
 
 
 class CategoricalPolicy(Actor):
-    """Softmax of the outputs of a perceptron, one for each action; parameters as in `BoundedPolicy`."""
+    """Softmax of a perceptron's outputs, one output per action; parameters as in `BoundedPolicy`."""
 
     def __init__(
         self,
@@ -451,11 +452,11 @@ class CategoricalPolicy(Actor):
         self.net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(n_actions)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Logits (B, n_actions)."""
+        """Return logits (B, n_actions)."""
         return self.net(obs)
 
     def log_prob(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """Log-probability (B,) of actions (B,) int64, nats."""
+        """Return log-probabilities (B,) of actions (B,) int64, nats."""
         return _categorical(self.net(obs), actions)[0]
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -465,7 +466,7 @@ class CategoricalPolicy(Actor):
         rng.gumbel(out=out)
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B,) int64."""
+        """Return actions (B,) int64."""
         return (self.net(obs) + noise).argmax(-1)
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
@@ -478,7 +479,7 @@ class QPolicy(Actor):
     Attributes
     ----------
     epsilon : float
-        Probability that `act` takes an action at random; the training sets it, and no checkpoint holds it.
+        Probability that `act` takes a random action. It is set by the training and not part of checkpoints.
     """
 
     def __init__(self, q: nn.Module, n_actions: int, epsilon: float = 0.0):
@@ -488,7 +489,7 @@ class QPolicy(Actor):
         self.epsilon = epsilon
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Values (B, n_actions)."""
+        """Return values (B, n_actions)."""
         return self.q(obs)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -498,8 +499,8 @@ class QPolicy(Actor):
         rng.uniform(out=out)
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
-        chance, which = noise.numpy(force=True).T  # a handful of numbers, for which NumPy is quicker
+        """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action."""
+        chance, which = noise.numpy(force=True).T  # NumPy is faster for a few numbers
         explore = chance < self.epsilon
         if not explore.any():
             return self.mode(obs)
@@ -514,7 +515,7 @@ class QPolicy(Actor):
 
 
 def make_policy(spec, config, rng: Rng) -> ActorCritic:
-    """The default policy for an `rlox.envs.EnvSpec` and an `rlox.config.OnPolicyConfig`."""
+    """Create the default policy for an `rlox.envs.EnvSpec` and an `rlox.config.OnPolicyConfig`."""
     obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
     common = {
         "hidden": config.hidden_sizes,
@@ -530,7 +531,7 @@ def make_policy(spec, config, rng: Rng) -> ActorCritic:
 
 
 def check_policy(policy: nn.Module, where: str) -> None:
-    """Raise a TypeError unless `policy` is a module with the three methods that collection and updates call."""
+    """Raise TypeError unless `policy` is a module with the three methods that collection and updates call."""
     if not isinstance(policy, nn.Module):
         raise TypeError(f"{where}: policy must be a torch.nn.Module, got {type(policy).__name__}")
     missing = [name for name in POLICY_METHODS if not callable(getattr(policy, name, None))]

@@ -1,5 +1,5 @@
-"""Parameters that the ranks of a training share out among them, by PyTorch's `fully_shard` (FSDP2): each keeps a part
-of every tensor, with its gradient and its moments, and holds a whole one only while its block is at work."""
+"""Parameters that are sharded over the ranks of a training, with PyTorch's `fully_shard` (FSDP2): each rank stores a
+part of every tensor, with its gradient and moments, and has a whole tensor only while its block is computed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torch import nn
 
 from rlox.nn.optimizers import adam_
 
-Full = Callable[[torch.Tensor], torch.Tensor]  # a tensor that is shared out -> the whole of it
+Full = Callable[[torch.Tensor], torch.Tensor]  # a sharded tensor -> the whole tensor
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this process has only a part of `tensor`, found without importing what makes such tensors."""
+    """Return whether this process has only a part of `tensor`, without importing the module of sharded tensors."""
     return hasattr(tensor, "device_mesh")
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The parts of `module` that are gathered one at a time, in its order.
+    """Return the parts of `module` that are gathered one at a time, in its order.
 
-    Of Hugging Face's models what they name as not to be split, a decoder layer as a rule; of any other module the
-    entries of the ``ModuleList`` with the most parameters. None where there is neither: the whole is then gathered.
+    For Hugging Face models, these are the modules that they declare as not to be split, usually decoder layers; for
+    other modules, the entries of the ``ModuleList`` with the most parameters. If there is neither, the list is empty,
+    and the whole module is gathered.
     """
     names = {name for part in module.modules() for name in getattr(part, "_no_split_modules", None) or ()}
     if found := [part for part in module.modules() if part is not module and type(part).__name__ in names]:
@@ -35,28 +36,30 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def shard_(module: nn.Module, mesh: Any, bfloat16: bool) -> None:
-    """Share out the parameters of `module` along their first axis over the processes of a device `mesh`, block by
-    block: with `bfloat16` what is gathered is, while parts and gradients stay in their own precision."""
+    """Shard the parameters of `module` along their first axis over the processes of a device `mesh`, block by block.
+
+    With `bfloat16`, gathered parameters are bfloat16, while the parts and gradients keep their precision.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    # Autocast decides what an operation's inputs are.
+    # Autocast determines the precision of an operation's inputs.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bfloat16 else None,
         reduce_dtype=torch.float32 if bfloat16 else None,
         cast_forward_inputs=False,
     )
     for part in (*blocks_of(module), module):
-        # The root too: what stays gathered would not see what a step, or a checkpoint, changes.
+        # Reshard the root as well: parameters that stay gathered would miss changes by a step or a checkpoint.
         fully_shard(part, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
 
 
 @torch.no_grad()
 def put_(tensor: torch.Tensor, array: np.ndarray) -> None:
-    """Copy a whole `array` into `tensor`, or of a tensor that is shared out this process's part into its own."""
+    """Copy a whole `array` into `tensor`; if it is sharded, copy only this process's part."""
     held: Any = tensor
     if is_sharded(tensor):
         mesh = held.device_mesh
-        # As torch.chunk: the last ones may have fewer rows, or none.
+        # As torch.chunk: the last processes may have fewer rows, or none.
         n = -(-len(array) // mesh.size())
         first = mesh.get_local_rank() * n
         held, array = held.to_local(), array[first : first + n]
@@ -64,12 +67,12 @@ def put_(tensor: torch.Tensor, array: np.ndarray) -> None:
 
 
 class ShardedPart:
-    """What a checkpoint holds of a module whose parameters are shared out: what it holds of a whole one.
+    """State of a module with sharded parameters for checkpoints, the same as that of a whole module.
 
     Parameters
     ----------
     module : nn.Module
-        As `shard_` has left it.
+        A module that `shard_` has sharded.
     full : callable
         Gathers a tensor.
     """
@@ -78,12 +81,12 @@ class ShardedPart:
         self.module, self._full = module, full
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `rlox.nn.modules.weights_of` returns it."""
+        """Return the weights, as `rlox.nn.modules.weights_of`."""
         held = self.module.state_dict(keep_vars=True)
         return {name: self._full(value).detach().cpu().numpy() for name, value in held.items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a ValueError where names or shapes differ."""
+        """Restore what `state` returned. Raises ValueError if names or shapes differ."""
         held = self.module.state_dict(keep_vars=True)
         theirs = {name: array.shape for name, array in state.items()}
         if {name: tuple(value.shape) for name, value in held.items()} != theirs:
@@ -93,20 +96,20 @@ class ShardedPart:
 
 
 class ShardedAdam:
-    """`rlox.nn.optimizers.FlatOptimizer`'s Adam over parameters that are shared out: each rank moves its part.
+    """The Adam of `rlox.nn.optimizers.FlatOptimizer` for sharded parameters: each rank updates its part.
 
-    The steps are the same, to the order in which the gradient's norm is summed.
+    The steps are the same, except for the order in which the gradient's norm is summed.
 
     Parameters
     ----------
     parameters : iterable of nn.Parameter
-        As `shard_` has left them. Those that do not require a gradient are left alone.
+        Parameters that `shard_` has sharded. Those that do not require a gradient are ignored.
     learning_rate, eps, weight_decay : float
-        As `FlatOptimizer` takes them.
+        As in `FlatOptimizer`.
     arrive, total, full : callable
-        Wait until no rank is still at a pass; sum a tensor over all ranks; gather one.
+        Functions that wait until no rank is still in a pass, sum a tensor over all ranks, and gather a tensor.
     register : callable
-        Given each tensor of the moments, which `full` will be asked for.
+        Called with each tensor of the moments, which `full` will gather later.
     """
 
     def __init__(
@@ -129,19 +132,21 @@ class ShardedAdam:
         for tensor in (tensor for tensors in self._moments.values() for tensor in tensors):
             register(tensor)
         self._steps = torch.zeros((), device=self._own(self.parameters[0]).device)
-        # As in `FlatOptimizer`: the user may have PyTorch flush denormals already.
+        # As in `FlatOptimizer`: the user may already let PyTorch flush denormals.
         self._keep_denormals = bool(torch.tensor(1e-45) * 1 > 0)
 
     @staticmethod
     def _own(tensor: Any) -> torch.Tensor:
-        """This rank's part of a tensor, in its memory."""
+        """Return this rank's part of a tensor, as a view."""
         return tensor.to_local()
 
     @torch.no_grad()
     def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
-        """One step along what ``backward()`` has added up since the last one, the mean over the ranks, with its global
-        norm clipped (None: it is not); returns that norm before clipping, ()."""
-        self._arrive()  # what another rank has yet to learn from adds to the gradients here
+        """Take one step along the gradients accumulated by ``backward()`` since the last step, averaged over ranks.
+
+        The global norm is clipped (None: it is not). Returns the norm before clipping, ().
+        """
+        self._arrive()  # passes of other ranks still add to the gradients here
         places = [i for i, p in enumerate(self.parameters) if self._own(p).numel()]
         own = [self._own(self.parameters[i]) for i in places]
         given = [self.parameters[i].grad for i in places]
@@ -162,7 +167,7 @@ class ShardedAdam:
         return norm
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `FlatOptimizer.state`: the moments (P,) of all ranks, gathered tensor by tensor, and the step count ()."""
+        """Return the same as `FlatOptimizer.state`: moments (P,), gathered tensor by tensor, and the step count ()."""
         found = {}
         for name, tensors in self._moments.items():
             flat = np.empty(sum(p.numel() for p in self.parameters), np.float32)
@@ -174,7 +179,7 @@ class ShardedAdam:
         return {**found, "step": self._steps.cpu().numpy().copy()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state`, or a `FlatOptimizer`'s, returned; a ValueError where kind or size differ."""
+        """Restore what `state`, or a `FlatOptimizer`'s, returned. Raises ValueError if kind or size differ."""
         n = sum(p.numel() for p in self.parameters)
         if set(state) != {*self._moments, "step"}:
             raise ValueError(f"ShardedAdam: state must hold {', '.join(self._moments)} and step, got {sorted(state)}")

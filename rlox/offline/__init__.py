@@ -1,1 +1,1 @@
-"""Datasets of recorded transitions: where they come from, what they must be, how they are gathered and scored."""
+"""Datasets of recorded transitions: reading, checks, collection, export and scores."""

@@ -1,4 +1,4 @@
-"""What acts for several agents where no policy was trained for all of them: one policy for all of a kind, or chance."""
+"""Policies for several agents that were not trained for all of them: one shared policy, or random actions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlox.nn.modules import copied
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
 
-_LOWEST = -1e9  # added to the logit of an illegal action, which is then never taken
+_LOWEST = -1e9  # added to the logit of an illegal action, so that it is never taken
 
 
 def random_actions(spec: EnvSpec, obs: np.ndarray, mask: np.ndarray | None, rng: Rng) -> np.ndarray:
-    """Uniformly random actions (N, A, …) for observations (N, A, …) of N environments with A agents each.
+    """Draw uniformly random actions (N, A, …) for observations (N, A, …) of N environments with A agents each.
 
-    `mask` (N, A, n_actions) bool says which are legal; None: all are.
+    `mask` (N, A, n_actions) bool marks legal actions; None allows all.
     """
     if mask is None:
         n, n_agents = obs.shape[:2]
@@ -38,7 +38,7 @@ class RandomPolicy:
     Raises
     ------
     ValueError
-        For continuous actions without bounds; names the group.
+        For continuous actions without bounds; the message names the group.
     """
 
     def __init__(self, spec: MultiAgentSpec, where: str):
@@ -49,7 +49,7 @@ class RandomPolicy:
     def actions(
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
-        """Actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
+        """Return actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
         return [
             random_actions(group.spec, rows, mask, rng)
             for group, rows, mask in zip(self._spec.groups, obs, masks, strict=True)
@@ -57,34 +57,34 @@ class RandomPolicy:
 
 
 class SharedPolicy:
-    """One policy for all agents whose observations and actions are its own; agents of another kind act at random.
+    """One policy for all agents with the observations and actions of the policy; other agents act at random.
 
-    Masks of legal actions are obeyed.
+    Masks of legal actions are respected.
 
     Parameters
     ----------
     policy : Actor
-        As `rlox.nn.policies` describes it.
+        A policy as described in `rlox.nn.policies`.
     own : EnvSpec
-        What it observes, (D,) f32, and does.
+        Its observations, (D,) f32, and actions.
     spec : MultiAgentSpec
-        Of the environment.
+        The environment's agents.
     device : str
-        Where the policy lives.
+        The policy's device.
     transform : callable, optional
-        What observations (B, D) go through before the policy sees them.
+        Applied to observations (B, D) before the policy sees them.
     where : str
-        The name that starts error messages.
+        Name at the beginning of error messages.
 
     Attributes
     ----------
     groups : tuple of Group
-        Those whose agents it plays.
+        The groups whose agents it acts for.
 
     Raises
     ------
     ValueError
-        Where it can play no agent, or one of another kind has actions without bounds.
+        If it can act for no agent, or another agent has actions without bounds.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SharedPolicy:
             )
             raise ValueError(
                 f"{where}: the environment must have agents that observe {own.obs_dim} numbers and have "
-                f"{own.describe_actions()}, as the policy, got {seen}"
+                f"{own.describe_actions()}, like the policy, got {seen}"
             )
         for group in spec.groups:
             if group not in self.groups:
@@ -111,13 +111,13 @@ class SharedPolicy:
         self._made_of = (policy, own, spec, device, transform, where)
 
     def __reduce__(self) -> Any:
-        # A copy, since parameters may be views of a block that a pickle would hold once for each of them.
+        # Copy the policy: its parameters may be views of one block, which a pickle would contain once per view.
         policy, *others = self._made_of
         return type(self), (copied(policy), *others)
 
     @property
     def slots(self) -> list[int]:
-        """Places, among all agents, of those that it plays."""
+        """Indices, among all agents, of those for which the policy acts."""
         return sorted(slot for group in self.groups for slot in group.slots)
 
     @property
@@ -128,7 +128,7 @@ class SharedPolicy:
     def actions(
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
-        """Actions by group (N, A_g, …), clipped, for observations (N, A_g, …) and masks by group."""
+        """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
         groups = self._made_of[2].groups
         return [
             self._play(rows, mask, deterministic, rng)
@@ -147,7 +147,7 @@ class SharedPolicy:
         noise = np.zeros(policy.noise_shape(len(seen)), np.float32)
         if not deterministic:
             policy.fill_noise(rng, noise)
-        if mask is not None:  # the noise of a policy with masks is added to its logits
+        if mask is not None:  # the noise of a policy with discrete actions is added to its logits
             noise[~mask.reshape(len(seen), -1)] = _LOWEST
         with torch.inference_mode():
             inputs = torch.from_numpy(seen).to(device)
@@ -159,20 +159,20 @@ class SharedPolicy:
 
 
 def shared_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:
-    """The policy of an algorithm that learns from a dataset, as it acts for the agents of an environment."""
+    """Return the policy of an offline algorithm as a shared policy for the agents of an environment."""
     return SharedPolicy(algorithm.policy, algorithm.spec, spec, algorithm.device, algorithm.normalizer.normalize, where)
 
 
 def evaluate_shared(policy: SharedPolicy, **arguments: Any) -> AgentsEvaluation:
-    """`rlox.multi_agent.evaluation.evaluate_agents`, whose `returns` are sums over the agents that the policy plays."""
+    """Run `rlox.multi_agent.evaluation.evaluate_agents`; `returns` are sums over the agents of the policy."""
     found = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
     return replace(found, returns=found.agent_returns[:, policy.slots].sum(1))
 
 
 def recorded_group(spec: MultiAgentSpec, dataset: Any) -> Group:
-    """The group whose agents a dataset shows: by their names, else by the sizes of observations and actions.
+    """Return the group of a dataset's agents: by their names, else by the sizes of observations and actions.
 
-    The first one where none is of these sizes.
+    If no group has these sizes, return the first group.
     """
     shown = set(getattr(dataset, "metadata", {}).get("agents", ()))
     named = [group for group in spec.groups if shown and shown <= set(group.agents)]
@@ -186,7 +186,7 @@ def recorded_group(spec: MultiAgentSpec, dataset: Any) -> Group:
 
 
 def _alike(one: EnvSpec, other: EnvSpec) -> bool:
-    """Whether observations and actions are the same, whatever they are called."""
+    """Return whether observations and actions are the same, regardless of their names."""
     names = ("obs_shape", "n_actions", "n_choices", "act_dim", "act_low", "act_high")
     return not one.image and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
@@ -195,6 +195,6 @@ def _require_bounds(group: Group, where: str) -> None:
     low, high = group.spec.act_low, group.spec.act_high
     if low is not None and high is not None and not np.isfinite([low, high]).all():
         raise ValueError(
-            f"{where}: actions of {group.name} must be bounded, since its agents act at random, got bounds "
+            f"{where}: actions of {group.name} must be bounded, because its agents act at random, got bounds "
             f"{low.tolist()} and {high.tolist()}"
         )

@@ -1,4 +1,4 @@
-"""Gathering from several agents: each life of an agent, from its first step to its end, becomes an episode."""
+"""Collection from several agents: each life of an agent, from its first step to its end, becomes an episode."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from rlox.offline.acting import RandomPolicy, shared_policy
 from rlox.offline.arrow import block_rows
 from rlox.offline.rows import AGENT, Block
 
-_PATIENCE = 10_000  # steps in which none of the chosen agents acts, before it is an error
+_PATIENCE = 10_000  # steps without an action of any chosen agent after which an error is raised
 
 
 class Lives:
-    """N environments with several agents, of which those are recorded that were chosen.
+    """N environments with several agents, of which only the chosen agents are recorded.
 
     Parameters
     ----------
     env_id, n_envs, seed, kwargs
-        As `rlox.multi_agent.make_multi_agent_env` takes them.
+        As for `rlox.multi_agent.make_multi_agent_env`.
     chosen : sequence of str, optional
-        Names of agents with equal spaces, or of their group; None: all agents, which must then have equal spaces.
+        Names of agents with equal spaces, or of their group. None records all agents, which must then have equal
+        spaces.
 
     Attributes
     ----------
     spec : EnvSpec
-        Of one agent.
+        Observations and actions of one agent.
     agents : tuple of str
-        Whose lives are recorded; M names.
+        Names of the M recorded agents.
 
     Raises
     ------
     ValueError
-        For a name that there is not, and agents of different groups; names the groups.
+        For an unknown name, or agents of different groups; the message names the groups.
     """
 
     def __init__(
@@ -72,20 +73,20 @@ class Lives:
         push: Callable[[int, Block], None],
         progress: Callable[[int], None] | None,
     ) -> list[float]:
-        """Take steps until there are `count` rows; returns the returns of the lives that came to their end.
+        """Take steps until there are `count` rows. Returns the returns of completed lives.
 
         Parameters
         ----------
         algorithm
-            Acts for all agents; None: uniformly random legal actions.
+            Acts for all agents; None takes uniformly random legal actions.
         count, seed : int
-            How many rows, and what decides the actions.
+            Number of rows, and seed of the actions.
         deterministic : bool
             Take the most likely actions.
         push : callable
-            Given a number of an agent, environment * M + its place, and the next rows of it.
+            Called with the number of an agent, environment * M + its index, and its next rows.
         progress : callable, optional
-            Given the number of rows since its last call.
+            Called with the number of rows since its last call.
         """
         spec, env, g, members = self.spec, self.env, self._group, self._members
         rng, policy = Rng(seed, Stream.ACTION), _acting(algorithm, env.spec, self._name)
@@ -124,7 +125,7 @@ class Lives:
                 block["next_obs"][used] = step.final_obs[g][:, members]
                 block["rewards"][used], block["terminated"][used] = rewards, terminated
                 block["truncated"][used] = truncated
-                # Of the last step only so many rows are asked for.
+                # The last step may give more rows than are needed.
                 order = np.cumsum(alive).reshape(alive.shape)
                 kept = lived[used] = alive & (order <= count - taken - reported)
                 running += rewards
@@ -149,7 +150,7 @@ class Lives:
 
 
 def _acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
-    """What acts for all agents: ``actions(obs, masks, deterministic, rng)`` by group."""
+    """Return an object that acts for all agents, by group: ``actions(obs, masks, deterministic, rng)``."""
     if algorithm is None:
         return RandomPolicy(spec, "collect")
     if getattr(algorithm, "several", False):
@@ -164,8 +165,8 @@ def _acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
         return shared_policy(algorithm, spec, "collect")
     kind = getattr(algorithm, "name", type(algorithm).__name__)
     raise ValueError(
-        f"collect: a policy must act for several agents in {name}, and {kind} acts for one; take a "
-        "checkpoint of mappo, or of bc, td3_bc, iql or cql, whose policy then plays all agents of its kind"
+        f"collect: a policy must act for several agents in {name}, but {kind} acts for one; use a "
+        "checkpoint of mappo, or of bc, td3_bc, iql or cql, whose policy then acts for all agents of its kind"
     )
 
 
@@ -174,11 +175,11 @@ def _listed(spec: MultiAgentSpec) -> str:
 
 
 def _chosen(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[int, list[int]]:
-    """The place of a group, and places in it, of the agents that `names` are; a group's name comes first."""
+    """Return the index of the group of the agents `names`, and their indices in it. Group names take precedence."""
     if names is None:
         if len(spec.groups) > 1:
             raise ValueError(
-                "collect: agents must name a group, or agents of one group, where agents have different spaces, got "
+                "collect: agents must name a group, or agents of one group, if agents have different spaces, got "
                 f"none; the groups are {_listed(spec)}; try {spec.groups[0].name}"
             )
         return 0, list(range(spec.n_agents))

@@ -1,10 +1,10 @@
 """Datasets in Arrow's file format: one record batch, which is mapped into memory and never copied.
 
-Columns ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an
-integer), ``rewards`` (float32), ``terminated truncated`` (uint8); where several agents acted, ``agent`` (int32), a
-place in the metadata's list ``agents``. The schema's metadata has, under ``rlox.dataset``, JSON with what is known of
-all rows and where they came from. Next observations are stored, although most are the next row's observation: every row
-then stands for itself, whatever part of the file is read.
+Columns are ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an
+integer), ``rewards`` (float32), ``terminated truncated`` (uint8) and, if several agents acted, ``agent`` (int32), an
+index in the metadata's list ``agents``. The schema's metadata has JSON under ``rlox.dataset``, which describes all rows
+and their origin. Next observations are stored, although most are the next row's observation, so that every row is
+complete regardless of which part of the file is read.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from rlox.checkpoint import is_count, one_line, parse_json
 from rlox.offline.rows import AGENT, COLUMNS, Block, names_of
 
 FORMAT = 1
-METADATA = "rlox.dataset"  # under this name formats that have attributes hold the JSON
+METADATA = "rlox.dataset"  # name of the JSON in formats that have attributes
 _BLOCK_BYTES = 4 << 20
-# What NumPy calls otherwise than Arrow.
+# Arrow's names of types that differ from NumPy's.
 NUMPY_NAMES = {"halffloat": "f2", "float": "f4", "double": "f8"}
 
 
 def import_arrow(where: str):
-    """pyarrow, or an ImportError with the remedy."""
+    """Return pyarrow, or raise an ImportError with the remedy."""
     try:
         import pyarrow
         import pyarrow.ipc
     except ImportError as e:
-        raise ImportError(f'{where}: pyarrow is needed for it; pip install "rlox-cli[arrow]"') from e
+        raise ImportError(f'{where}: pyarrow is required; pip install "rlox-cli[arrow]"') from e
     return pyarrow
 
 
 def block_rows(row_bytes: int) -> int:
-    """So many rows are handled at a time, that memory stays bounded."""
+    """Return how many rows are processed at a time, so that memory stays bounded."""
     return max(1, _BLOCK_BYTES // max(1, row_bytes))
 
 
@@ -72,10 +72,10 @@ _RULES = {
 
 
 class ArrowWriter:
-    """Writes a dataset of unknown length, a block at a time; the file appears whole, or not at all.
+    """Writes a dataset of unknown length, one block at a time; the file appears complete or not at all.
 
-    An Arrow record batch has its columns one after the other, so that each is gathered in a file of its own first, in a
-    hidden folder beside `path`. A context manager: leaving it without `finish` removes everything.
+    An Arrow record batch stores its columns one after the other, so each column is first written to a separate file, in
+    a hidden folder next to `path`. A context manager: leaving it without `finish` removes everything.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -107,7 +107,7 @@ class ArrowWriter:
         self.n += len(block["rewards"])
 
     def finish(self, metadata: dict[str, Any]) -> None:
-        """Put the file in place."""
+        """Write the file, and move it into place."""
         pa = import_arrow(f"dataset {self.path}")
         for file in self._files.values():
             file.close()
@@ -133,7 +133,7 @@ class ArrowWriter:
 
 
 def open_reader(path: Path, where: str):
-    """The file's reader on its mapped pages; a ValueError where it is none or is cut short."""
+    """Open a reader of the memory-mapped file. Raises ValueError if it is not an Arrow file or is truncated."""
     pa = import_arrow(where)
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
@@ -141,23 +141,23 @@ def open_reader(path: Path, where: str):
         if isinstance(e, FileNotFoundError):
             raise
         raise ValueError(
-            f"{where}: {path} must be an Arrow IPC (Feather V2) file, and is none, or was cut short: {one_line(e)}"
+            f"{where}: {path} must be an Arrow IPC (Feather V2) file, but is not, or was cut short: {one_line(e)}"
         ) from e
 
 
 def metadata_of(schema: Any, where: str) -> dict[str, Any]:
-    """What the writer knew; empty for a file that rlox did not write. Raises as `read_metadata`."""
+    """Return the metadata of a file; empty if rlox did not write it. Raises the same errors as `read_metadata`."""
     text = (schema.metadata or {}).get(METADATA.encode())
     return {} if text is None else read_metadata(text.decode(errors="replace"), where)
 
 
 def read_metadata(text: str, where: str) -> dict[str, Any]:
-    """The metadata that a file of ours holds as JSON.
+    """Parse the JSON metadata of a file written by rlox.
 
     Raises
     ------
     ValueError
-        If it is damaged, or from a newer rlox.
+        If it is damaged, or from a newer version of rlox.
     """
     try:
         found = parse_json(text)
@@ -172,9 +172,10 @@ def read_metadata(text: str, where: str) -> dict[str, Any]:
 
 
 def mapped_columns(reader: Any, where: str) -> Block | None:
-    """The six columns as arrays on the file's pages; None where the file must be converted first.
+    """Return the six columns as arrays on the file's pages; None if the file must be converted first.
 
-    That is one of several record batches, compressed, without next observations, or of other types.
+    A file must be converted if it has several record batches, is compressed, has no next observations, or has other
+    types.
     """
     pa = import_arrow(where)
     names = names_of(reader.schema.names, where)
@@ -198,17 +199,17 @@ def mapped_columns(reader: Any, where: str) -> Block | None:
     before = pa.total_allocated_bytes()
     batch = reader.get_batch(0)
     if pa.total_allocated_bytes() > before:
-        return None  # it was compressed
+        return None  # the file is compressed
     return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in COLUMNS}
 
 
 def mapped_agents(reader: Any, where: str) -> np.ndarray | None:
-    """The column ``agent`` of a file whose columns are mapped, (N,) integers; None where there is none.
+    """Return the column ``agent`` of a file whose columns are mapped, (N,) integers; None if there is none.
 
     Raises
     ------
     ValueError
-        For another type.
+        If it has another type.
     """
     if AGENT not in reader.schema.names:
         return None
@@ -223,12 +224,12 @@ def _first_null(array: Any) -> int:
 
 
 def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
-    """An Arrow array as (n, …) numbers, not copied where that can be; `first` is the dataset's row it begins with.
+    """Convert an Arrow array to (n, …) numbers, without a copy if possible; `first` is its first row in the dataset.
 
     Raises
     ------
     ValueError
-        For missing values, lists of different lengths, and what holds no numbers.
+        For missing values, lists of different lengths, or values that are not numbers.
     """
     pa = import_arrow(where)
     if isinstance(array, pa.ExtensionArray):
@@ -250,7 +251,7 @@ def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
     elif not pa.types.is_fixed_size_list(kind):
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise ValueError(f"{where}: column {name} must hold numbers, got Arrow's type {kind}")
-        # Not Arrow's own to_numpy (or dtypes), which imports pandas where that is installed.
+        # Arrow's own to_numpy (or dtypes) would import pandas if that is installed.
         dtype = np.dtype(NUMPY_NAMES.get(str(kind), str(kind)))
         stop, data = array.offset + len(array), array.buffers()[1]
         if len(array) == 0:
@@ -266,7 +267,7 @@ def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
 
 
 def table_blocks(batches: Iterator[Any], names: dict[str, str], where: str) -> Iterator[Block]:
-    """Record batches, one after the other, as blocks of bounded size."""
+    """Yield record batches, one after the other, as blocks of bounded size."""
     first = 0
     for batch in batches:
         if len(batch) == 0:
@@ -279,7 +280,7 @@ def table_blocks(batches: Iterator[Any], names: dict[str, str], where: str) -> I
 
 
 def file_blocks(reader: Any, names: dict[str, str], where: str) -> Iterator[Block]:
-    """The record batches of an open Arrow file as blocks."""
+    """Yield the record batches of an open Arrow file as blocks."""
     pa = import_arrow(where)
     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
     try:

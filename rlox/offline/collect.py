@@ -1,4 +1,4 @@
-"""Gathering a dataset: policies act in vectorised environments, or a replay memory is written out."""
+"""Collection of a dataset: policies act in vectorised environments, or a replay memory is written to a file."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from rlox.offline.scores import reference_returns
 
 @dataclass
 class Behaviour:
-    """One of the policies that a dataset is gathered with."""
+    """One of the policies that collect a dataset."""
 
     name: str
     share: float  # of the steps; shares are relative to each other
-    algorithm: Any = None  # acts by ``predict``, or as in training by ``explored``; None: uniformly random actions
-    info: dict[str, Any] = field(default_factory=dict)  # what the dataset is to say of it
+    algorithm: Any = None  # acts with ``predict``, or as in training with ``explored``; None: uniformly random actions
+    info: dict[str, Any] = field(default_factory=dict)  # entries for the dataset's metadata
 
 
 class _Episodes:
-    """Puts the rows of N environments (or agents), which come interleaved, together into whole episodes."""
+    """Joins the interleaved rows of N environments (or agents) into whole episodes."""
 
     def __init__(self, rows: Rows, n_envs: int):
         self._rows = rows
@@ -46,7 +46,7 @@ class _Episodes:
         self.n_cut = 0
 
     def push(self, env: int, block: Block) -> None:
-        """The next rows of one environment."""
+        """Add the next rows of one environment."""
         ends = np.flatnonzero(block["terminated"] | block["truncated"])
         if len(ends):
             stop = int(ends[-1]) + 1
@@ -56,13 +56,13 @@ class _Episodes:
             self._open[env].append(block)
 
     def cut(self, env: int) -> None:
-        """The episode that still runs in one environment ends where it is: what the last step led to is known."""
+        """Truncate the running episode of one environment after its last step, whose next observation is known."""
         if self._open[env]:
             self._emit(self._open[env], cut=True)
         self._open[env] = []
 
     def finish(self) -> None:
-        """As `cut`, in every environment."""
+        """Truncate the running episodes of all environments, as `cut`."""
         for env in range(len(self._open)):
             self.cut(env)
 
@@ -75,7 +75,7 @@ class _Episodes:
 
 
 def _limits(spec: EnvSpec) -> dict[str, Any]:
-    """What `Rows` is to hold the actions to; an unbounded action has no bounds to keep."""
+    """Return the limits that `Rows` checks actions against; unbounded actions have none."""
     if spec.discrete:
         return {"n_actions": spec.n_actions}
     if not spec.continuous:
@@ -96,48 +96,48 @@ def collect(
     agents: Sequence[str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Gather `n_steps` transitions and write them as an Arrow file that `rlox.open_dataset` maps.
+    """Collect `n_steps` transitions and write them to an Arrow file that `rlox.open_dataset` maps.
 
-    Policies act one after the other, each on environments of its own, in proportion to their shares. Rewards are the
-    environment's. Memory holds the episodes that run and a block of rows; the file appears whole, or not at all.
+    Policies act one after the other, each in its own environments, in proportion to their shares. Rewards are the
+    environment's. Only the running episodes and a block of rows are in memory; the file appears complete or not at all.
 
-    With several agents each life of an agent is an episode, with its own rewards and end; who is not there has no rows.
+    With several agents, each life of an agent is an episode, with its own rewards and end; absent agents have no rows.
 
     Parameters
     ----------
     behaviours : sequence of Behaviour
         At least one.
     env : dict
-        ``id kwargs wrappers backend``, as a checkpoint's header has them.
+        ``id kwargs wrappers backend``, as in a checkpoint's header.
     n_steps : int
-        Rows of the dataset; with several agents a step of the environment gives one for each agent that acts.
+        Rows of the dataset; with several agents, a step of the environment gives one row for each agent that acts.
     path : path
-        Where the file goes.
+        Path of the file.
     seed : int
-        Decides environments and actions.
+        Determines environments and actions.
     n_envs : int
-        Environments stepped side by side, whose unfinished episodes are in memory.
+        Number of parallel environments, whose unfinished episodes are in memory.
     deterministic : bool
-        Take the most likely actions rather than act as in training: sampled, with its exploration noise.
+        Take the most likely actions instead of acting as in training, where actions are sampled with exploration noise.
     agents : sequence of str, optional
-        With several agents, whose lives are recorded: names of a group, or of agents of one group. None: of all, which
-        must then have equal spaces.
+        With several agents, those to record: names of a group, or of agents of one group. None records all agents,
+        which must then have equal spaces.
     progress : callable, optional
         Called with the number of rows since its last call.
 
     Returns
     -------
     dict
-        The file's metadata: ``env``, ``seed``, ``policies`` (of each, steps, episodes, returns, whether it acted
-        deterministically, and what noise was added), ``versions``,
-        ``reference_returns`` where both are known, ``agents`` where there are several.
+        The file's metadata: ``env``, ``seed``, ``policies`` (each with its steps, episodes, returns, whether it acted
+        deterministically, and the added noise), ``versions``,
+        ``reference_returns`` if both are known, ``agents`` if there are several.
 
     Raises
     ------
     ValueError
-        For a number below 1, more rows than the disk has room for, shares that leave a policy without a step, actions
-        that are neither discrete nor continuous; for `agents` that there are not, or of several groups, and policies
-        that cannot act for the environment's agents.
+        For a number below 1, more rows than fit on the disk, shares that leave a policy without a step, or actions that
+        are neither discrete nor continuous; for unknown `agents`, agents of several groups, or policies that cannot act
+        for the environment's agents.
     """
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs)):
         if value < 1:
@@ -151,7 +151,7 @@ def collect(
     several = _require_agents(behaviours, env, agents)
     seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**62, len(behaviours))
     with ArrowWriter(path) as writer:
-        rows: Any = None  # made with the first environment
+        rows: Any = None  # created with the first environment
         entries: list[dict[str, Any]] = []
         n_cut, names = 0, None
         for behaviour, count, own_seed in zip(behaviours, counts, seeds, strict=True):
@@ -197,14 +197,14 @@ def collect(
 
 
 def _require_agents(behaviours: Sequence[Behaviour], env: dict[str, Any], agents: Sequence[str] | None) -> bool:
-    """Whether the environment has several agents; a ValueError where something else does not go with that."""
+    """Return whether the environment has several agents. Raises ValueError if other arguments contradict that."""
     trained = next((one for one in behaviours if getattr(one.algorithm, "several", False)), None)
     several = is_multi_agent(env["id"]) or (trained is not None and not isinstance(env["id"], str))
     name = env_name(env["id"])
     if several and env["wrappers"]:
         raise ValueError(f"collect: wrappers must be empty with several agents, got {list(env['wrappers'])}")
     if not several and agents is not None:
-        raise ValueError(f"collect: agents must be left out for {name}, which has one, got {', '.join(agents)}")
+        raise ValueError(f"collect: agents must be left out for {name}, which has one agent, got {', '.join(agents)}")
     if not several and trained is not None:
         raise ValueError(
             f"collect: env must have several agents for {trained.algorithm.name}, which was trained for "
@@ -214,14 +214,14 @@ def _require_agents(behaviours: Sequence[Behaviour], env: dict[str, Any], agents
 
 
 def _require_disk(path: str | os.PathLike, n_steps: int, spec: EnvSpec) -> None:
-    # Next observations are stored too; the rest of a row is small beside them, or at least 10 bytes.
+    # Next observations are stored as well; the rest of a row is small in comparison, or has at least 10 bytes.
     row = 2 * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 10
     folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     free = shutil.disk_usage(folder).free
     if n_steps * row > free:
         raise ValueError(
             f"collect: n_steps must fit on the disk, got {n_steps:,}, whose rows take {n_steps * row / 2**30:,.1f} "
-            f"GiB, where {free / 2**30:,.1f} GiB are free at {folder}"
+            f"GiB, but {free / 2**30:,.1f} GiB are free at {folder}"
         )
 
 
@@ -230,7 +230,7 @@ def _told(behaviour: Behaviour) -> dict[str, Any]:
 
 
 def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
-    """How the actions were chosen: whether always the most likely ones, and the noise that was added to them."""
+    """Return how actions were chosen: whether they were always the most likely ones, and the added noise."""
     if algorithm is None:
         return {"deterministic": False}
     if getattr(algorithm, "several", False):
@@ -245,7 +245,7 @@ def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
 
 
 def _summary(returns: list[float]) -> dict[str, Any]:
-    """Of the episodes that came to their end."""
+    """Return statistics of the completed episodes."""
     if not returns:
         return {"n_episodes": 0}
     return {"n_episodes": len(returns), "mean_return": float(np.mean(returns)), "std_return": float(np.std(returns))}
@@ -260,7 +260,7 @@ def _references(env_id: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _counts(shares: list[float], n: int) -> list[int]:
-    """`n` in proportion to `shares`, by the largest remainders."""
+    """Divide `n` in proportion to `shares`, by the method of largest remainders."""
     if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
         raise ValueError(f"collect: shares must be above 0 and finite, got {shares}")
     exact = [n * share / sum(shares) for share in shares]
@@ -280,7 +280,7 @@ def _act(
     episodes: _Episodes,
     progress: Callable[[int], None] | None,
 ) -> list[float]:
-    """Take `count` steps; returns the returns of the episodes that came to their end."""
+    """Take `count` steps. Returns the returns of completed episodes."""
     spec, algorithm, rng = spec_of(vec), behaviour.algorithm, Rng(seed, Stream.ACTION)
     obs = np.array(vec.reset_all())
     n, noise = len(obs), None
@@ -290,7 +290,7 @@ def _act(
     if algorithm is not None and not deterministic:
         import torch
 
-        torch.manual_seed(seed)  # what `predict` draws from
+        torch.manual_seed(seed)  # `predict` draws from PyTorch's generator
         if hasattr(algorithm, "explore"):
             algorithm.explore()
         if hasattr(algorithm, "make_noise"):
@@ -326,7 +326,7 @@ def _act(
                     keeper.end(ended)
             block["next_obs"][t], block["rewards"][t] = step["final_obs"], step["rewards"]
             block["terminated"][t], block["truncated"][t] = step["terminated"], step["truncated"]
-            kept = min(n, count - taken - t * n)  # of the last step only so many rows are asked for
+            kept = min(n, count - taken - t * n)  # the last step may give more rows than are needed
             returns += step["episode_return"][:kept][ended[:kept]].tolist()
             obs = step["obs"]
         for env in range(n):
@@ -341,14 +341,14 @@ def _act(
 
 
 def _stretches(first: int, stop: int, size: int, seams: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `size` numbers from `first` to `stop`; none has a seam within."""
+    """Yield ranges of at most `size` numbers from `first` to `stop`, without a seam inside a range."""
     for start, end in pairwise([first, *(int(seam) for seam in seams if first < seam < stop), stop]):
         for at in range(start, end, size):
             yield at, min(end, at + size)
 
 
 def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of observations (T, …), which are not the same, (T,) bool; NaN is NaN."""
+    """Return which observations (T, …) differ, (T,) bool; NaN equals NaN."""
     same = (a == b) | ((a != a) & (b != b))
     return ~same.reshape(len(same), -1).all(1)
 
@@ -359,41 +359,40 @@ def write_replay(
     info: dict[str, Any],
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write what the replay memory of an off-policy algorithm holds, oldest first, as `collect` writes its dataset.
+    """Write the contents of an off-policy algorithm's replay memory, oldest first, in the format of `collect`.
 
-    An episode is cut where the next transition does not follow on: where environments started afresh after a resume.
+    An episode is truncated where the next transition does not continue it: where environments started new episodes
+    after a resume.
 
     Parameters
     ----------
     algorithm
-        As `from_checkpoint` gives it, with its memory.
+        An algorithm from `from_checkpoint`, with its memory.
     path, progress
-        As of `collect`.
+        As for `collect`.
     info : dict
-        What the dataset is to say of the policy that was learning.
+        Entries on the learning policy for the dataset's metadata.
 
     Raises
     ------
     ValueError
-        For a memory that is empty, of another kind than uniform or prioritized, or that holds n-step returns.
+        If the memory is empty, is neither uniform nor prioritized, or contains n-step returns.
     """
     buffer, n_envs, spec = algorithm.buffer, algorithm.n_envs, algorithm.spec
     if not isinstance(buffer, ReplayBuffer):
         raise ValueError(f"collect: the memory must be uniform or prioritized, got {type(buffer).__name__}")
     if buffer.n_step > 1:
-        raise ValueError(f"collect: the memory must hold single steps, got returns of {buffer.n_step} steps")
+        raise ValueError(f"collect: the memory must contain single steps, got returns of {buffer.n_step} steps")
     if len(buffer) == 0:
-        raise ValueError(
-            "collect: the memory must hold transitions, got none; was the run made with checkpoint.memory?"
-        )
+        raise ValueError("collect: the memory must contain transitions, got none; did the run use checkpoint.memory?")
     count = buffer.get_state(since=2**62)["count"]
-    # Row k that was ever pushed is of environment k % n_envs.
+    # The k-th pushed row belongs to environment k % n_envs.
     first = -(-(count - len(buffer)) // n_envs) * n_envs
     with ArrowWriter(path) as writer:
         rows = Rows("collect", writer, **_limits(spec))
         episodes = _Episodes(rows, n_envs)
         size = max(1, block_rows(8 * spec.obs_dim) // n_envs) * n_envs
-        reached: list[np.ndarray | None] = [None] * n_envs  # what the last row of each environment led to
+        reached: list[np.ndarray | None] = [None] * n_envs  # the observation after each environment's last row
         for start, stop in _stretches(first, count, size, buffer.seams):
             if start in buffer.seams:
                 episodes.finish()
@@ -403,7 +402,7 @@ def write_replay(
             for env in range(n_envs):
                 rows_of = {name: column[env::n_envs].copy() for name, column in block.items()}
                 obs, after = rows_of["obs"], rows_of["next_obs"]
-                # Memories of rlox 0.6.0 have no seams; an observation that does not follow on shows one too.
+                # Memories of rlox 0.6.0 have no seams, but an observation that differs from the last one shows a seam.
                 parts = [0, *(np.flatnonzero(_differ(after[:-1], obs[1:])) + 1), len(obs)]
                 before = reached[env]
                 if before is not None and len(obs) and _differ(before, obs[:1])[0]:

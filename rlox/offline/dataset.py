@@ -1,4 +1,4 @@
-"""From a path or an id to a dataset that algorithms sample from."""
+"""Open a dataset, given by a path or an id, from which algorithms sample."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rlox.offline.sources import (
     minari_files,
 )
 
-# Actions are compared with their bounds so many rows at a time.
+# Number of rows whose actions are compared with their bounds at a time.
 _ROWS = 1 << 18
 
 
@@ -52,58 +52,59 @@ def open_dataset(
     reward_shift: float = 0.0,
     normalize_returns: bool = False,
 ) -> OfflineDatasetBuffer:
-    """Open a dataset of transitions; nothing of it is read that is not sampled, where the file allows that.
+    """Open a dataset of transitions. If the file allows it, only the sampled rows are read.
 
-    A file that `rlox collect` wrote (and any Arrow file of one uncompressed record batch with the six columns, float32)
-    is mapped: its pages come and go as they are used, so that it may be larger than memory. Ours were checked when they
-    were written and open at once, each sample is checked again; others are read once, to check them. Everything else is
-    converted into such a file first, in blocks, and kept in ``$XDG_CACHE_HOME/rlox/datasets`` (else in ``~/.cache``)
-    until the original changes; that folder may be emptied at any time.
+    A file written by ``rlox collect`` (and any Arrow file of one uncompressed record batch with the six columns in
+    float32) is memory-mapped: its pages are loaded on use, so it may be larger than memory. Files written by rlox were
+    checked when they were written and open at once, and each sample is checked again; other files are read once, to
+    check them. All other formats are first converted into such a file, in blocks. The copy is kept in
+    ``$XDG_CACHE_HOME/rlox/datasets`` (else in ``~/.cache``) until the original changes; that folder may be emptied at
+    any time.
 
-    Columns are ``obs actions rewards terminated truncated``, and may be ``next_obs`` and ``episode`` (rising numbers,
-    only checked). D4RL's and Minari's names for them are understood too. Where next observations are missing see
+    Columns are ``obs actions rewards terminated truncated``, and optionally ``next_obs`` and ``episode`` (rising
+    numbers, only checked). The names used by D4RL and Minari are accepted as well. For missing next observations, see
     `rlox.offline.rows.Rows`.
 
-    Where several agents acted, an episode is the life of one of them: ``metadata["agents"]`` has their names, and
-    ``metadata["episode_agents"]`` of each episode the name of its agent.
+    If several agents acted, an episode is the life of one agent: ``metadata["agents"]`` contains the agents' names, and
+    ``metadata["episode_agents"]`` the name of each episode's agent.
 
     Parameters
     ----------
     source : str, path or DatasetConfig
-        ``.arrow``, ``.feather``, ``.ipc``, ``.parquet``, ``.npz``, ``.h5`` or ``.hdf5``; ``minari:ID``, or the id alone
-        where no such file exists. Of a configuration all fields count, and the other arguments must be left out.
+        ``.arrow``, ``.feather``, ``.ipc``, ``.parquet``, ``.npz``, ``.h5`` or ``.hdf5``; ``minari:ID``, or only the id
+        if no such file exists. With a configuration, the other arguments must be left out.
     normalize : bool
         Sample observations as ``(obs - obs_mean) / obs_std``.
     max_transitions : int, optional
-        Use only so many rows from the beginning.
+        Use only this many rows from the beginning.
     reward_scale, reward_shift : float
         Rewards are sampled as ``reward * reward_scale + reward_shift``.
     normalize_returns : bool
-        Scale rewards such that the best and the worst episode's returns lie 1000 apart, before the other two; as IQL
-        (Kostrikov et al. 2022, arXiv:2110.06169, appendix B) does for locomotion.
+        Scale rewards such that the returns of the best and the worst episode differ by 1000, before the other two; IQL
+        (Kostrikov et al. 2022, arXiv:2110.06169, appendix B) does this for locomotion.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        For a file that is damaged, cut short, or whose rows are no transitions: the message has column and row.
+        If a file is damaged or truncated, or its rows are not transitions; the message names column and row.
     ImportError
-        If pyarrow, h5py or minari is needed and missing.
+        If pyarrow, h5py or minari is required but missing.
     """
     settings = source
     given = (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
     if not isinstance(settings, DatasetConfig):
         settings = DatasetConfig(str(source), *given)
     elif given != (False, None, 1.0, 0.0, False):
-        raise TypeError("open_dataset: a DatasetConfig must stand alone; its fields are what the arguments are")
+        raise TypeError("open_dataset: a DatasetConfig must be the only argument; its fields replace the others")
     where = f"dataset {settings.source}"
     path, others = _find(settings.source, where)
     return _open_arrow(path if others is None else _converted(path.name, *others), where, settings)
 
 
 def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
-    """What a dataset says about itself; its rows are not read: ``env``, ``policies``, ``seed`` and others.
+    """Return a dataset's metadata, such as ``env``, ``policies`` and ``seed``, without reading its rows.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
 
 
 def _find(source: str, where: str) -> tuple[Path, tuple[str, Callable[[], Source]] | None]:
-    """Where a source lies, and, if that is no Arrow file, its fingerprint and how it is read."""
+    """Return the path of a source and, if it is not an Arrow file, its fingerprint and a function that reads it."""
     path = Path(source)
     if source.startswith("minari:") or (not path.exists() and MINARI_ID.fullmatch(source)):
         path = Path(source.removeprefix("minari:"))
@@ -134,7 +135,7 @@ def check_source(source: str) -> None:
     Raises
     ------
     FileNotFoundError, ValueError
-        With the nearest file, or the endings that are understood.
+        With the nearest file name, or the supported endings.
     """
     where, path = f"dataset {source}", Path(source)
     if source.startswith("minari:"):
@@ -160,7 +161,7 @@ def check_source(source: str) -> None:
 
 
 def _converted(name: str, key: str, make: Callable[[], Source]) -> Path:
-    """The Arrow file that a source was converted into, now or earlier."""
+    """Return the Arrow file into which a source is converted, unless that was done before."""
     digest = hashlib.sha256(f"{FORMAT}:{key}".encode()).hexdigest()[:16]
     stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[-80:]
     path = cache_folder() / f"{stem}-{digest}.arrow"
@@ -170,7 +171,7 @@ def _converted(name: str, key: str, make: Callable[[], Source]) -> Path:
 
 
 def convert(source: Source, path: str | os.PathLike) -> None:
-    """Check the rows of `source` and write them as an Arrow file that opens at once."""
+    """Check the rows of `source`, and write them to an Arrow file that opens at once."""
     with ArrowWriter(path) as writer:
         rows = Rows(source.where, writer, **source.limits())
         for block in source.blocks:
@@ -215,12 +216,12 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
             **{name: np.float32(value).reshape(shape) for name, value in moments.items()},
         )
     except (TypeError, ValueError) as e:
-        # The kernel's message names argument and row, which are the column and its row.
+        # The kernel's message names an argument and a row, which are also the column and row of the dataset.
         raise ValueError(f"{where}: {str(e).removeprefix('OfflineDatasetBuffer: ')}") from e
 
 
 def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where: str) -> dict[str, list[str]]:
-    """``episode_agents``: of each episode the name of the agent whose life it is; empty where no file says it."""
+    """Return ``episode_agents``, the name of each episode's agent; empty if the file does not contain it."""
     column = mapped_agents(reader, where) if "agents" in metadata else None
     if column is None:
         return {}
@@ -230,13 +231,14 @@ def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where
     if wrong.any():
         row = int(starts[wrong.argmax()])
         raise ValueError(
-            f"{where}: column agent must hold places in the list of {len(names)} agents, got {column[row]} in row {row}"
+            f"{where}: column agent must hold indices in the list of {len(names)} agents, got {column[row]} in row "
+            f"{row}"
         )
     return {"episode_agents": [names[place] for place in places.tolist()]}
 
 
 def _check_mapped(columns: Block, where: str) -> None:
-    """The checks that a file of ours has behind it, without keeping or copying anything."""
+    """Run the checks that files written by rlox have already passed, without keeping or copying anything."""
 
     class Nowhere:
         def write(self, block: Block) -> None:
@@ -248,14 +250,14 @@ def _check_mapped(columns: Block, where: str) -> None:
 
 
 def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
-    """The rewards as they are to be sampled; the file's own where nothing changes them."""
+    """Return the rewards to sample; without changes, the file's own array."""
     scale, rewards = settings.reward_scale, columns["rewards"]
     if settings.normalize_returns:
         starts = episode_starts(columns["terminated"], columns["truncated"])
         returns = np.add.reduceat(rewards, starts, dtype=np.float64)
         if np.ptp(returns) == 0:
             raise ValueError(
-                f"dataset {settings.source}: normalize_returns must be false where all episodes have one return "
+                f"dataset {settings.source}: normalize_returns must be false if all episodes have the same return "
                 f"({returns[0]})"
             )
         scale *= 1000.0 / np.ptp(returns)
@@ -265,9 +267,9 @@ def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
 
 
 def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
-    """Raise unless the dataset's observations and actions are such as the environment has.
+    """Raise unless the dataset's observations and actions match the environment's.
 
-    What a dataset of your own does not define (``obs_shape act_dim n_actions metadata``) is not checked.
+    Attributes that a custom dataset does not define (``obs_shape act_dim n_actions metadata``) are not checked.
 
     Raises
     ------
@@ -279,23 +281,23 @@ def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
     obs_shape, n_actions = getattr(dataset, "obs_shape", spec.obs_shape), getattr(dataset, "n_actions", None)
     if tuple(obs_shape) != spec.obs_shape:
         raise ValueError(
-            f"{name} must have observations of shape {spec.obs_shape}, as the environment, got {obs_shape}"
+            f"{name} must have observations of shape {spec.obs_shape}, like the environment, got {obs_shape}"
         )
     if spec.discrete and hasattr(dataset, "n_actions"):
         if n_actions is None:
             raise ValueError(
-                f"{name} must hold integers in column actions, for the environment has {spec.n_actions} discrete "
+                f"{name} must hold integers in column actions, because the environment has {spec.n_actions} discrete "
                 "actions, got floats; save them as integers"
             )
         if n_actions > spec.n_actions:
             raise ValueError(
-                f"{name} must hold actions below {spec.n_actions}, as the environment, got {n_actions - 1}"
+                f"{name} must hold actions below {spec.n_actions}, like the environment, got {n_actions - 1}"
             )
     if spec.continuous:
         act_dim = getattr(dataset, "act_dim", spec.act_dim)
         if n_actions is not None or act_dim != spec.act_dim:
             got = f"{act_dim} floats" if n_actions is None else f"{n_actions} discrete actions"
-            raise ValueError(f"{name} must have {spec.describe_actions()}, as the environment, got {got}")
+            raise ValueError(f"{name} must have {spec.describe_actions()}, like the environment, got {got}")
         low, high = spec.act_low.ravel().tolist(), spec.act_high.ravel().tolist()
         if hasattr(dataset, "get_state") and (known.get("act_low") != low or known.get("act_high") != high):
             actions = dataset.get_state()["actions"]

@@ -1,4 +1,4 @@
-"""A dataset in other formats: ``.npz``, HDF5 in D4RL's layout, Parquet, Minari."""
+"""Export of datasets to other formats: ``.npz``, HDF5 in D4RL's layout, Parquet, Minari."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlox.offline.rows import AGENT, COLUMNS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
 
 _D4RL_NAMES = ("observations", "next_observations", "actions", "rewards", "terminals", "timeouts")
-# What is computed anew when the file is read again.
+# Metadata that is computed again when the file is read.
 _OWN = ("source", "file", "format", "n_rows", "obs_mean", "obs_std", "n_dropped", "episode_agents")
 SUFFIXES = (*ARROW_SUFFIXES, ".npz", ".h5", ".hdf5", ".parquet")
 
 
 def check_destination(dest: str, force: bool = False) -> None:
-    """Raise unless a dataset may be written there.
+    """Raise unless a dataset may be written to `dest`.
 
     Raises
     ------
     ValueError
-        For an ending that means no format, a Minari id that is none, and what is there already, unless `force`.
+        For an ending of no known format, an invalid Minari id, or a destination that already exists, unless `force`.
     ImportError
-        Where the format's package is missing.
+        If the format's package is missing.
     """
     where = f"--out {dest}"
     if dest.startswith("minari:"):
@@ -42,7 +42,7 @@ def check_destination(dest: str, force: bool = False) -> None:
         try:
             from minari import list_local_datasets
         except ImportError as e:
-            raise ImportError(f'{where}: minari is needed for it; pip install "rlox-cli[minari]"') from e
+            raise ImportError(f'{where}: minari is required; pip install "rlox-cli[minari]"') from e
         if name in list_local_datasets():
             raise ValueError(f"{where}: the dataset must be new; `minari delete {name}` removes the old one")
         return
@@ -50,20 +50,20 @@ def check_destination(dest: str, force: bool = False) -> None:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{where}: its name must end in one of {', '.join(SUFFIXES)}, or be minari:ID")
     if path.is_dir():
-        raise ValueError(f"{where}: it must be a file, and there is a folder of this name")
+        raise ValueError(f"{where}: it must be a file, but there is a folder of this name")
     if path.exists() and not force:
-        raise ValueError(f"{where}: there is such a file already; --force replaces it")
+        raise ValueError(f"{where}: this file already exists; --force replaces it")
     if path.suffix in (".h5", ".hdf5"):
         try:
-            import h5py  # noqa: F401 (asked for before anything is gathered)
+            import h5py  # noqa: F401 (checked before anything is collected)
         except ImportError as e:
-            raise ImportError(f'{where}: h5py is needed for it; pip install "rlox-cli[hdf5]"') from e
+            raise ImportError(f'{where}: h5py is required; pip install "rlox-cli[hdf5]"') from e
 
 
 def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
-    """Write a dataset as the format that `dest` names; a file appears whole, or not at all.
+    """Write a dataset in the format given by `dest`; a file appears complete or not at all.
 
-    Minari has no place for the column ``agent``.
+    Minari cannot store the column ``agent``.
     """
     columns = {name: dataset.get_state()[name] for name in COLUMNS}
     if dataset.n_actions is not None:
@@ -86,7 +86,7 @@ def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
 
 
 def _agents(columns: Block, metadata: dict[str, Any]) -> np.ndarray:
-    """The column ``agent``, (N,) int32, of a dataset that knows whose life each episode is."""
+    """Return the column ``agent``, (N,) int32, of a dataset that knows each episode's agent."""
     place = {name: i for i, name in enumerate(metadata["agents"])}
     starts = episode_starts(columns["terminated"], columns["truncated"])
     lengths = np.diff([*starts, len(columns["rewards"])])
@@ -187,7 +187,7 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
     plain = env and not env["kwargs"] and not env["wrappers"]
     policies = ", ".join(policy["name"] for policy in known.get("policies", ())) or None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # author, permalink and other fields that only a publisher can fill
+        warnings.simplefilter("ignore")  # about the author, permalink and other fields that only a publisher can fill
         made = minari.create_dataset_from_buffers(
             name,
             episodes(),
@@ -204,7 +204,7 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
 
 
 def _gym_spec(env_id: str) -> Any:
-    """gymnasium's entry for an id; None for environments that it does not know."""
+    """Return gymnasium's spec for an id; None for environments unknown to gymnasium."""
     import gymnasium
     from gymnasium.error import Error
 

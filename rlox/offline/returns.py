@@ -6,7 +6,7 @@ import numpy as np
 
 
 def episode_starts(terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-    """The first row of each episode, (E,) int64, of N >= 1 rows in the order in which they happened, (N,) each."""
+    """Return the first row of each episode, (E,) int64, for flags (N,) of N >= 1 rows in the order of their steps."""
     ends = np.flatnonzero((terminated != 0) | (truncated != 0))
     return np.concatenate([[0], ends[ends < len(terminated) - 1] + 1])
 
@@ -19,28 +19,28 @@ def returns_to_go(
     gamma: float,
     most: int = 10_000,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What followed `rows` (M,) of N recorded transitions, to the end of their episodes.
+    """Return discounted returns from `rows` (M,) of N recorded transitions to the end of their episodes.
 
-    The transitions lie in the order in which they happened; what follows the last end is an episode that is cut short.
+    The transitions are in the order in which they happened; rows after the last end belong to an unfinished episode.
 
     Parameters
     ----------
     rewards, terminated, truncated : array (N,)
-        As `rlox.OfflineDatasetBuffer` holds them.
+        As in `rlox.OfflineDatasetBuffer`.
     rows : array (M,) of int
-        Where to begin.
+        First rows of the sums.
     gamma : float
         Discount per step.
     most : int
-        Steps after which a sum is cut short.
+        Largest number of steps of a sum.
 
     Returns
     -------
     returns : array (M,) f64
         Discounted sums of the rewards from each row on.
     rest : array (M,) f64
-        What the value of the last row's next observation is to be multiplied with, where it is to be added: 0 after a
-        termination, gamma to the number of steps after a time limit.
+        Factor for adding the value of the last row's next observation: 0 after a termination, else gamma to the power
+        of the number of steps.
     last : array (M,) int64
         The last row of each sum.
     """

@@ -1,4 +1,4 @@
-"""What the rows of a dataset must be, whatever file they come from: checked and completed block by block."""
+"""Checks of a dataset's rows for all file formats; rows are checked and completed block by block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlox.kernels.stats import RunningStatsVec
 
 # In the order of OfflineDatasetBuffer's arguments.
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
-# Whose life a row is of, where several agents acted: a place in the list that the metadata calls ``agents``.
+# The agent of a row, if several agents acted: an index in the metadata's list ``agents``.
 AGENT = "agent"
-# What others call them: D4RL, Minari and gymnasium's recorders.
+# Other names of the columns, in D4RL, Minari and gymnasium's recorders.
 ALIASES = {
     "obs": ("observations", "observation"),
     "next_obs": ("next_observations", "next_observation"),
@@ -25,38 +25,38 @@ ALIASES = {
     "episode": ("episode_id", "episode_ids"),
 }
 _REMEDIES = {
-    "truncated": "; give every row a flag that says whether a time limit or the recording, not the task, cut its "
-    "episode there (D4RL calls it timeouts), 0 throughout where none did",
+    "truncated": "; give every row a flag that says whether a time limit or the recording, not the task, ended its "
+    "episode there (D4RL calls it timeouts), 0 throughout if none did",
     "terminated": "; give every row a flag that says whether the task itself ended there (D4RL calls it terminals)",
 }
-# As OfflineDatasetBuffer has it: features that never change stay finite.
+# Same as in OfflineDatasetBuffer: features that never change stay finite.
 STD_EPS = 1e-3
-# Actions that were stored as float32, or clipped in another precision, may lie this far beside their bounds.
+# Tolerance for actions that were stored as float32, or clipped in another precision, relative to the bounds' distance.
 _BOUND_SLACK = 1e-5
 
 Block = dict[str, np.ndarray]
 
 
 def names_of(found: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Which of the names that a file has stands for which column; ``next_obs`` and ``episode`` may be missing.
+    """Return the file's name for each column; ``next_obs`` and ``episode`` may be missing.
 
-    ``agent`` is among them only where the `metadata` names the agents.
+    ``agent`` is included only if the `metadata` names the agents.
 
     Raises
     ------
     ValueError
-        For a column that is missing, or there by two names.
+        For a column that is missing, or exists under two names.
     """
     chosen: dict[str, str] = {}
     for name, others in ALIASES.items():
         present = [known for known in (name, *others) if known in found]
         if len(present) > 1:
-            raise ValueError(f"{where}: column {name} must be there once, got {' and '.join(present)}")
+            raise ValueError(f"{where}: column {name} must be present once, got {' and '.join(present)}")
         if present:
             chosen[name] = present[0]
         elif name not in ("next_obs", "episode"):
             raise ValueError(
-                f"{where}: column {name} must be there, got {', '.join(sorted(found)) or 'no columns'}"
+                f"{where}: column {name} must be present, got {', '.join(sorted(found)) or 'no columns'}"
                 f"{_REMEDIES.get(name, '')}"
             )
     if AGENT in found and (metadata or {}).get("agents"):
@@ -65,7 +65,7 @@ def names_of(found: list[str], where: str, metadata: Mapping[str, Any] | None = 
 
 
 def check_bounds(actions: np.ndarray, low: Any, high: Any, where: str, first: int) -> None:
-    """A ValueError with the row where continuous actions (n, A) leave their bounds; `first` is the row of the first."""
+    """Raise ValueError, with the row, if continuous actions (n, A) leave their bounds; `first` is the first row."""
     low, high = np.ravel(low), np.ravel(high)
     if low.shape != actions.shape[1:]:
         raise ValueError(f"{where}: column actions must have {len(low)} numbers in each row, got {actions.shape[1]}")
@@ -80,31 +80,31 @@ def check_bounds(actions: np.ndarray, low: Any, high: Any, where: str, first: in
 
 
 class Sink(Protocol):
-    """Where checked rows go."""
+    """Receiver of checked rows."""
 
     def write(self, block: Block) -> None: ...
 
 
 class Rows:
-    """Checks blocks of rows in their order and hands them on whole, next observations included.
+    """Checks blocks of rows in order, and passes them on complete, with next observations.
 
-    Where next observations are missing they are the next row's within an episode. After a row that terminated it
-    does not matter, and its own observation stands there. Where an episode was cut (or the data ends) it is not known:
-    that row is dropped, and the one before it, which led to it, becomes the cut one.
+    Missing next observations are taken from the next row of the episode. After a row that terminated, the next
+    observation does not matter, and the row's own observation is used. Where an episode was truncated (or the data
+    ends), it is unknown: that row is dropped, and the row before it becomes the truncated one.
 
     Parameters
     ----------
     where : str
-        The name that starts error messages.
+        Name at the beginning of error messages.
     sink
-        Given every finished block: the six columns with equal dtypes and shapes throughout, and ``agent`` where it is
-        there.
+        Receives every finished block: the six columns with equal dtypes and shapes throughout, and ``agent`` if it is
+        present.
     n_actions : int, optional
-        How many discrete actions there are, where it is known.
+        Number of discrete actions, if known.
     act_low, act_high : array (A,), optional
-        Bounds of continuous ones.
+        Bounds of continuous actions.
     n_agents : int, optional
-        How many agents the column ``agent`` numbers from 0.
+        Number of agents; the column ``agent`` counts from 0.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Rows:
         self._sink = sink
         self._given = n_actions
         self._n_agents = n_agents
-        self._largest = -1  # of discrete actions
+        self._largest = -1  # largest discrete action
         self._bounds = None if act_low is None else (np.asarray(act_low), np.asarray(act_high))
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, np.dtype] = {}
@@ -128,11 +128,11 @@ class Rows:
         self._stats: RunningStatsVec | None = None
         self._pending: Block | None = None
         self._episode: Any = None
-        self._flagged = True  # whether the row before ended its episode
+        self._flagged = True  # whether the previous row ended its episode
         self.dropped = 0
 
     def push(self, given: Block) -> None:
-        """Take the next rows of every column."""
+        """Process the next rows of every column."""
         n = len(given["rewards"])
         if n == 0:
             return
@@ -150,7 +150,7 @@ class Rows:
         if "next_obs" in block:
             self._emit(block)
             return
-        # Rows wait for the block behind them, which says how they go on.
+        # Rows wait for the next block, which contains their continuation.
         if self._pending is not None and n >= 2:
             self._derive(self._pending, block)
             self._pending = block
@@ -160,12 +160,12 @@ class Rows:
             self._pending = block
 
     def finish(self) -> dict[str, Any]:
-        """Hand on what waited; returns what is now known of all rows, for the file's metadata.
+        """Pass on the waiting rows. Returns data on all rows, for the file's metadata.
 
         Raises
         ------
         ValueError
-            If there were none.
+            If there were no rows.
         """
         if self._pending is not None:
             last = self._pending["terminated"][-1] | self._pending["truncated"][-1]
@@ -177,7 +177,8 @@ class Rows:
             raise ValueError(f"{self._where}: rewards must have at least one transition, got none")
         if self._n == self.dropped:
             raise ValueError(
-                f"{self._where}: column next_obs must be there, for every episode has one row and was cut after it"
+                f"{self._where}: column next_obs must be present, because every episode has one row and was truncated "
+                "after it"
             )
         found: dict[str, Any] = {"obs_shape": list(self._shapes["obs"]), "n_dropped": self.dropped}
         if self._discrete:
@@ -197,7 +198,8 @@ class Rows:
         raise ValueError(f"{self._where}: column {name} must {rule}, got {got} in row {self._n + row}")
 
     def _numbers(self, name: str, given: Any, n: int) -> np.ndarray:
-        """A column of a block as float32, uint8 (images) or int64 (discrete actions), finite and of one shape."""
+        """Convert a column of a block to float32, uint8 (images) or int64 (discrete actions); check for finite values
+        and equal shapes."""
         column = np.asarray(given)
         if column.dtype.kind not in "biuf":
             kind = "rows of different shapes" if column.dtype.kind == "O" else f"dtype {column.dtype}"
@@ -224,7 +226,7 @@ class Rows:
         if self._dtypes.setdefault(name, dtype) != dtype:
             self._refuse(name, f"be {self._dtypes[name]} in all rows", dtype, 0)
         if name == "next_obs" and dtype != self._dtypes["obs"]:
-            self._refuse(name, f"be {self._dtypes['obs']}, as obs is", dtype, 0)
+            self._refuse(name, f"be {self._dtypes['obs']}, like obs", dtype, 0)
         with np.errstate(over="ignore"):
             numbers = np.ascontiguousarray(column, dtype)
         if dtype.kind == "f" and not np.isfinite(numbers).all():
@@ -240,13 +242,13 @@ class Rows:
         return column.astype(np.uint8)
 
     def _places(self, column: np.ndarray, n: int) -> np.ndarray:
-        """Places of agents in their list, as int32."""
+        """Check indices of agents in their list, and return them as int32."""
         if column.shape != (n,) or column.dtype.kind not in "iu":
             self._refuse(AGENT, "hold one integer for each row", f"shape {column.shape} of {column.dtype}", 0)
         wrong = (column < 0) | (column >= (math.inf if self._n_agents is None else self._n_agents))
         if wrong.any():
             row = int(wrong.argmax())
-            self._refuse(AGENT, f"hold places in the list of {self._n_agents} agents", column[row], row)
+            self._refuse(AGENT, f"hold indices in the list of {self._n_agents} agents", column[row], row)
         return column.astype(np.int32)
 
     def _actions(self, column: np.ndarray) -> np.ndarray:
@@ -263,7 +265,7 @@ class Rows:
         if self._given is not None:
             self._refuse(
                 "actions",
-                f"hold integers, for the environment has {self._given} discrete actions",
+                f"hold integers, because the environment has {self._given} discrete actions",
                 f"{column.dtype} ({column.flat[0]})",
                 0,
             )
@@ -273,7 +275,7 @@ class Rows:
         return column
 
     def _check_episodes(self, ids: np.ndarray, block: Block) -> None:
-        """Numbers of episodes must rise, just where a flag says that one ended."""
+        """Check that episode numbers rise exactly where a flag ends an episode."""
         if len(ids) != len(block["rewards"]) or ids.dtype.kind not in "iu":
             self._refuse("episode", "hold one integer for each row", f"{len(ids)} of {ids.dtype}", 0)
         before = np.concatenate([ids[:1] if self._episode is None else [self._episode], ids[:-1]])
@@ -281,9 +283,9 @@ class Rows:
         starts = np.concatenate([[self._flagged], ended[:-1]])
         starts[0] &= self._episode is not None
         for wrong, rule in (
-            (ids < before, "never fall"),
-            ((ids != before) & ~starts, "change only behind a row that is terminated or truncated"),
-            ((ids == before) & starts, "change behind a row that is terminated or truncated"),
+            (ids < before, "never decrease"),
+            ((ids != before) & ~starts, "change only after a row that is terminated or truncated"),
+            ((ids == before) & starts, "change after a row that is terminated or truncated"),
         ):
             if wrong.any():
                 row = int(wrong.argmax())
@@ -291,7 +293,7 @@ class Rows:
         self._episode, self._flagged = ids[-1], ended[-1]
 
     def _derive(self, block: Block, after: Block | None) -> None:
-        """Hand on `block` with its next observations; `after` is what follows it."""
+        """Pass on `block` with its next observations; `after` is the next block."""
         obs, terminated, cut = block["obs"], block["terminated"].astype(bool), block["truncated"].astype(bool)
         following = obs[-1:] if after is None else after["obs"][:1]
         next_obs = np.concatenate([obs[1:], following])

@@ -1,4 +1,4 @@
-"""Returns on a scale from 0, a random policy's, to 100, an expert's, as D4RL reports them."""
+"""D4RL's normalised scores: returns on a scale from 0 (a random policy) to 100 (an expert)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Reference(NamedTuple):
     expert: float
 
 
-# Fu et al. 2020, "D4RL: Datasets for Deep Data-Driven Reinforcement Learning", arXiv:2004.07219, as its package has
-# them for every dataset of a task. Measured on gym's v2; results on later versions are reported by them as well.
+# Fu et al. 2020, "D4RL: Datasets for Deep Data-Driven Reinforcement Learning", arXiv:2004.07219; the values of its
+# package for every dataset of a task. Measured on gym's v2; results on later versions are reported with them as well.
 _D4RL = {
     "halfcheetah": Reference(-280.178953, 12135.0),
     "hopper": Reference(-20.272305, 3234.3),
@@ -32,7 +32,7 @@ _TASK = re.compile(r"(?:adroithand)?([a-z0-9]+)(?:-(?:random|medium|expert|repla
 
 
 def reference_returns(env_id: str, metadata: Mapping[str, Any] | None = None) -> Reference | None:
-    """What 0 and 100 stand for: as a dataset's metadata has it, else D4RL's for MuJoCo and Adroit, else None.
+    """Return the returns of scores 0 and 100: from a dataset's metadata, else D4RL's for MuJoCo and Adroit, else None.
 
     >>> reference_returns("Hopper-v5").expert
     3234.3
@@ -45,7 +45,7 @@ def reference_returns(env_id: str, metadata: Mapping[str, Any] | None = None) ->
 
 
 def normalized_score(env_id: str, mean_return: float, metadata: Mapping[str, Any] | None = None) -> float | None:
-    """``100 (return - random) / (expert - random)``; None where the two are not known.
+    """Return ``100 (return - random) / (expert - random)``; None if the reference returns are unknown.
 
     >>> round(normalized_score("Hopper-v5", 3234.3), 6), normalized_score("CartPole-v1", 500.0)
     (100.0, None)

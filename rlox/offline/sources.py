@@ -1,4 +1,4 @@
-"""Where datasets come from beside Arrow: Parquet, ``.npz``, HDF5 in D4RL's layout, Minari. Each is read in blocks."""
+"""Sources of datasets other than Arrow: Parquet, ``.npz``, HDF5 in D4RL's layout, Minari. All are read in blocks."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from rlox.checkpoint import one_line
 from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_of, read_metadata, table_blocks
 from rlox.offline.rows import Block, names_of
 
-# (namespace/)*name-vN, as Minari names its datasets.
+# (namespace/)*name-vN, Minari's form of dataset names.
 MINARI_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
-NPZ_METADATA = "rlox_dataset"  # the array of this name holds the metadata's JSON
+NPZ_METADATA = "rlox_dataset"  # name of the array with the metadata's JSON
 
 
 @dataclass
 class Source:
-    """Rows to be read in blocks, and what is known of them beforehand."""
+    """Rows to read in blocks, and their metadata."""
 
-    where: str  # the name that starts error messages
+    where: str  # name at the beginning of error messages
     blocks: Iterator[Block]
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def limits(self) -> dict[str, Any]:
-        """What `rlox.offline.rows.Rows` is to hold the actions to."""
+        """Return the limits that `rlox.offline.rows.Rows` checks rows against."""
         known = {name: self.metadata[name] for name in ("n_actions", "act_low", "act_high") if name in self.metadata}
         return known | ({"n_agents": len(self.metadata["agents"])} if "agents" in self.metadata else {})
 
 
 def parquet(path: Path, where: str) -> Source:
-    """A Parquet file, row group by row group."""
+    """Read a Parquet file, row group by row group."""
     pa = import_arrow(where)
     import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as e:
-        raise ValueError(f"{where}: {path} must be a Parquet file, and is none, or was cut short: {one_line(e)}") from e
+        raise ValueError(f"{where}: {path} must be a Parquet file, but is not, or was cut short: {one_line(e)}") from e
     metadata = metadata_of(file.schema_arrow, where)
     names = names_of(file.schema_arrow.names, where, metadata)
 
@@ -60,7 +60,7 @@ def parquet(path: Path, where: str) -> Source:
 
 
 class _Member:
-    """An array in a zip file, read from its beginning to its end."""
+    """An array in a zip file, read from start to end."""
 
     def __init__(self, archive: zipfile.ZipFile, name: str, where: str):
         self._file = archive.open(f"{name}.npy")
@@ -75,7 +75,7 @@ class _Member:
             raise ValueError(f"{where}: column {name} must hold numbers in rows of one shape, got {kind}")
         self._name, self._where = name, where
         self._rest: np.ndarray | None = None
-        if by_column:  # a block is a range of rows, which an array in Fortran's order has scattered
+        if by_column:  # blocks are ranges of rows, which are not contiguous in an array in Fortran order
             self._rest = self.take(self.shape[0]).ravel().reshape(self.shape, order="F")
 
     @property
@@ -83,23 +83,23 @@ class _Member:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def take(self, n: int) -> np.ndarray:
-        """The next `n` rows."""
+        """Return the next `n` rows."""
         if self._rest is not None:
             found, self._rest = self._rest[:n], self._rest[n:]
             return found
         wanted = n * self.row_bytes
         data = self._file.read(wanted)
         if len(data) < wanted:
-            raise ValueError(f"{self._where}: column {self._name} must have {self.shape[0]} rows, and was cut short")
+            raise ValueError(f"{self._where}: column {self._name} must have {self.shape[0]} rows, but was cut short")
         return np.frombuffer(data, self.dtype).reshape(n, *self.shape[1:])
 
 
 def npz(path: Path, where: str) -> Source:
-    """Arrays of `numpy.savez` or `numpy.savez_compressed`, by the columns' names."""
+    """Read arrays of `numpy.savez` or `numpy.savez_compressed`, by column name."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as e:
-        raise ValueError(f"{where}: {path} must be an .npz file, and is none, or was cut short: {one_line(e)}") from e
+        raise ValueError(f"{where}: {path} must be an .npz file, but is not, or was cut short: {one_line(e)}") from e
     found = [name.removesuffix(".npy") for name in archive.namelist()]
     metadata: dict[str, Any] = {}
     if NPZ_METADATA in found:
@@ -124,7 +124,7 @@ def npz(path: Path, where: str) -> Source:
 
 
 def _ranges(sizes: dict[str, tuple[tuple[int, ...], int]], n: int, where: str, read: Any) -> Iterator[Block]:
-    """Blocks of `n` rows that are read column by column, ``read(name, start, stop)``."""
+    """Yield blocks of `n` rows in total, read column by column with ``read(name, start, stop)``."""
     for name, (shape, _) in sizes.items():
         if shape[:1] != (n,):
             raise ValueError(f"{where}: column {name} must have as many rows as rewards ({n}), got shape {shape}")
@@ -134,15 +134,15 @@ def _ranges(sizes: dict[str, tuple[tuple[int, ...], int]], n: int, where: str, r
 
 
 def hdf5(path: Path, where: str) -> Source:
-    """An HDF5 file in D4RL's layout: one array a column, at the root."""
+    """Read an HDF5 file in D4RL's layout: one array per column, at the root."""
     try:
         import h5py
     except ImportError as e:
-        raise ImportError(f'{where}: h5py is needed for it; pip install "rlox-cli[hdf5]"') from e
+        raise ImportError(f'{where}: h5py is required; pip install "rlox-cli[hdf5]"') from e
     try:
         file = h5py.File(path, "r")
     except OSError as e:
-        raise ValueError(f"{where}: {path} must be an HDF5 file, and is none, or was cut short: {one_line(e)}") from e
+        raise ValueError(f"{where}: {path} must be an HDF5 file, but is not, or was cut short: {one_line(e)}") from e
     metadata = read_metadata(file.attrs[METADATA], where) if METADATA in file.attrs else {}
     names = names_of([name for name, item in file.items() if isinstance(item, h5py.Dataset)], where, metadata)
 
@@ -163,31 +163,31 @@ def hdf5(path: Path, where: str) -> Source:
 
 
 def minari_dataset(name: str, where: str) -> Any:
-    """A Minari dataset by its id; one that is not here is downloaded.
+    """Return a Minari dataset by its id; download it if it is not on this machine.
 
     Raises
     ------
     ImportError
-        Without the package.
+        If minari is not installed.
     ValueError
-        If it is neither here nor to be had.
+        If the dataset is neither on this machine nor available for download.
     """
     try:
         import minari
         from minari.storage.datasets_root_dir import get_dataset_path
     except ImportError as e:
-        raise ImportError(f'{where}: minari is needed for it; pip install "rlox-cli[minari]"') from e
+        raise ImportError(f'{where}: minari is required; pip install "rlox-cli[minari]"') from e
     if not MINARI_ID.fullmatch(name):
         raise ValueError(f"{where}: a Minari id must be minari:(namespace/)name-vN")
     try:
         return minari.load_dataset(name)
     except FileNotFoundError:
         pass
-    except Exception as e:  # another package's code, on a file of unknown state
+    except Exception as e:  # other packages' code may raise anything on a damaged file
         raise ValueError(f"{where}: the local dataset cannot be read: {one_line(e)}") from e
     try:
         return minari.load_dataset(name, download=True)
-    except Exception as e:  # whatever the network, or the server, has to say
+    except Exception as e:  # any error of the network or the server
         local = ", ".join(sorted(minari.list_local_datasets())) or "none"
         raise ValueError(
             f"{where}: it must be among the local datasets ({local}) or on the server; {get_dataset_path(name)} does "
@@ -196,13 +196,13 @@ def minari_dataset(name: str, where: str) -> Any:
 
 
 def minari_files(dataset: Any) -> list[Path]:
-    """The files that a Minari dataset consists of."""
+    """Return the files of a Minari dataset."""
     root = Path(dataset.storage.data_path)
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def minari(dataset: Any, where: str) -> Source:
-    """The episodes of a Minari dataset, with vector or image observations and Box or Discrete actions."""
+    """Read the episodes of a Minari dataset, with vector or image observations and Box or Discrete actions."""
     from gymnasium import spaces
 
     obs_space, act_space = dataset.observation_space, dataset.action_space
@@ -266,11 +266,11 @@ ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
 def fingerprint(paths: list[Path]) -> str:
-    """Names, sizes and times of change: what a converted copy belongs to."""
+    """Return names, sizes and modification times, which identify the source of a converted copy."""
     stats = [(str(path.resolve()), path.stat()) for path in paths]
     return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
 def cache_folder() -> Path:
-    """Where converted copies lie: ``rlox/datasets`` in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Return the folder of converted copies: ``rlox/datasets`` in $XDG_CACHE_HOME, else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlox" / "datasets"

@@ -1,4 +1,4 @@
-"""Observations as a dataset has them: their shape, and normalised by its statistics where that is asked for."""
+"""Checks and optional normalisation of observations, with the shape and the statistics of a dataset."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 
 class DatasetStatistics:
-    """What observations go through before a policy sees them that was learned from a dataset.
+    """Transforms observations for a policy that was learned from a dataset.
 
     Parameters
     ----------
     where : str
-        Named in messages.
+        Name at the beginning of error messages.
     shape : tuple of int
         Shape of an observation.
     mean, std : array, optional
-        Mean and standard deviation of the dataset's observations, f32 of `shape`; None: observations stay as they are.
+        Mean and standard deviation of the dataset's observations, f32 of `shape`; None leaves observations unchanged.
     fixed : bool
-        Whether a dataset says what they are, so that a checkpoint must have the same.
+        Whether a dataset determines mean and std, so that a checkpoint must have the same.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DatasetStatistics:
         self.mean, self.std = mean, std
 
     def normalize(self, obs: np.ndarray) -> np.ndarray:
-        """Observations (B, D) as the networks see them; a ValueError for another shape."""
+        """Return observations (B, D) as the networks see them. Raises ValueError for another shape."""
         if obs.shape[1:] != self._shape:
             raise ValueError(
                 f"{self._where}: the environment's observations must be those of the dataset, {self._shape[0]} "
@@ -43,16 +43,16 @@ class DatasetStatistics:
         return obs if self.mean is None else ((obs - self.mean) / self.std).astype(np.float32)
 
     def state(self) -> dict[str, np.ndarray]:
-        """``obs_mean`` and ``obs_std``; empty where observations stay as they are."""
+        """Return ``obs_mean`` and ``obs_std``; empty if observations are not normalised."""
         return {} if self.mean is None or self.std is None else {"obs_mean": self.mean, "obs_std": self.std}
 
     def set_state(self, saved: Mapping[str, np.ndarray], returns: bool = True) -> None:
-        """Take up what `state` returned.
+        """Restore what `state` returned.
 
         Raises
         ------
         ValueError
-            For other names, shapes or types; for other numbers than the dataset's.
+            For other names, shapes or types, or values that differ from the dataset's.
         """
         names, shape = ("obs_mean", "obs_std"), self._shape
         if saved and (
@@ -62,7 +62,7 @@ class DatasetStatistics:
         ours = self.state()
         if self._fixed and (ours.keys() != saved.keys() or not all(np.array_equal(ours[k], saved[k]) for k in ours)):
             raise ValueError(
-                f"{self._where}: the dataset's normalisation must be the one that was trained with; pass the same "
-                "dataset, with normalize as it was"
+                f"{self._where}: the dataset's normalisation must be that of the saved training; pass the same "
+                "dataset, with the same normalize"
             )
         self.mean, self.std = (saved.get(name) for name in names)

@@ -2,7 +2,7 @@
 
 The trainer writes ``metrics.jsonl`` (`Record`) and never imports, calls or waits for a tracker. One
 background writer per store (``rlox.tracking.writer``) copies it to MLflow, W&B, TensorBoard's event files or a
-CSV table. `sync` runs the very same writer later, for whatever a dead server or a killed machine left behind.
+CSV table. `sync` runs the same writer later, for runs that a dead server or a killed machine left incomplete.
 """
 
 from rlox import lazy

@@ -1,7 +1,7 @@
-"""A CSV table as a mirror: one row a step, the union of all metrics as columns, an empty cell where there is no number.
+"""A CSV table as a mirror: one row per step, the union of all metrics as columns, an empty cell for a missing number.
 
-The table is derived from the whole record each time and replaced in one go, so that a reader (a spreadsheet, pandas)
-never meets half of one.
+The table is derived from the whole record each time and replaced atomically, so that a reader (a spreadsheet, pandas)
+never sees a partial table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rlox.tracking.writer import Job
 
 REWRITE_EVERY = 60.0  # s between two tables of a live run
-REWRITE_SHARE = 0.02  # of a core, for runs whose table takes long to write
+REWRITE_SHARE = 0.02  # largest share of a core, for runs whose table takes long to write
 
 
 class CsvMirror:
-    """Needs nothing opened: the store is the run folder itself."""
+    """The mirror of CSV tables. It has nothing to open: the store is the run folder itself."""
 
     @staticmethod
     def store(settings: Mapping[str, Any], run: Path) -> Path:
@@ -47,7 +47,7 @@ class CsvTable:
         self._ledger = job.ledger
         self._columns: set[str] = set()
         self._next = time.monotonic() + REWRITE_EVERY
-        # Whatever lies there is replaced as a whole: all rows are sent anew.
+        # An existing table is replaced as a whole, so all rows are sent again.
         job.state.offset, job.state.segment, job.state.step = 0, -1, -1
         job.state.url = str(self.path)
 
@@ -58,7 +58,7 @@ class CsvTable:
             self._rewrite()
 
     def upload(self, kind: str, path: Path) -> None:
-        """Checkpoints lie in the run folder already."""
+        """Do nothing: checkpoints are already in the run folder."""
 
     def finish(self, status: str, message: str, ended: float) -> None:
         self._rewrite()
@@ -68,7 +68,7 @@ class CsvTable:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            # Rows that came since the last `send` may bring a new column.
+            # Rows written since the last `send` may have a new column.
             while not self._write(partial):
                 pass
             os.replace(partial, self.path)
@@ -78,7 +78,7 @@ class CsvTable:
         self._next = now + max(REWRITE_EVERY, (now - started) / REWRITE_SHARE)
 
     def _write(self, path: Path) -> bool:
-        """Write the whole table; False, with the column noted, if a row has one that was not known."""
+        """Write the whole table. If a row has an unknown column, add the column and return False."""
         names = ["step", "time", *sorted(self._columns.difference(RESERVED))]
         with open(path, "w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, names, lineterminator="\n")

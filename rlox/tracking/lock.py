@@ -1,4 +1,4 @@
-"""Advisory file locks (flock): held by one process, freed by the kernel however that process ends."""
+"""Advisory file locks (flock): held by one process, and released by the kernel however that process ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _flock(descriptor: int, shared: bool) -> bool:
         import fcntl
     except ImportError as e:
         raise ImportError(
-            "rlox.tracking: the platform must offer fcntl (Linux, macOS), got one without; use WSL on Windows"
+            "rlox.tracking: the platform must have fcntl (Linux, macOS), got one without it; use WSL on Windows"
         ) from e
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -22,9 +22,9 @@ def _flock(descriptor: int, shared: bool) -> bool:
 
 
 def acquire(path: Path, patience: float = 0.25) -> int | None:
-    """Take the lock on `path` and return the descriptor that holds it, or None if another has it.
+    """Take the lock on `path` and return the descriptor that holds it, or None if another process has it.
 
-    A probe (`is_held`) holds the lock for microseconds; `patience` (seconds) outlasts it.
+    A probe (`is_held`) holds the lock for microseconds; waiting for `patience` seconds outlasts it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + patience
@@ -41,7 +41,7 @@ def acquire(path: Path, patience: float = 0.25) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock on `path`."""
+    """Return whether a living process holds the lock on `path`."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -28,8 +28,8 @@ __all__ = [
     "wait",
 ]
 
-# name in the config's `logger:` -> class, imported when used. A package outside adds its own as an
-# entry point of the group "rlox.loggers"; rlox/tracking/writer.py says what the class must offer.
+# name in the config's `logger:` -> class, imported when used. Other packages add theirs as an entry
+# point of the group "rlox.loggers"; rlox/tracking/writer.py documents the interface of the class.
 LOGGERS = {
     "mlflow": "rlox.tracking.mlflow:MlflowMirror",
     "wandb": "rlox.tracking.wandb:WandbMirror",
@@ -37,7 +37,7 @@ LOGGERS = {
     "csv": "rlox.tracking.csv:CsvMirror",
 }
 
-RESPAWNS = 3  # a writer that vanished (killed) is replaced this often by `sync` and `wait`
+RESPAWNS = 3  # how often `sync` and `wait` replace a writer that was killed
 
 # Python warns about, and leaves as a zombie, a child whose Popen object is dropped too early.
 _children: list[subprocess.Popen[bytes]] = []
@@ -45,7 +45,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True)
 class Report:
-    """How far one mirror of one run has come."""
+    """Progress of one mirror of one run."""
 
     run: Path
     name: str  # mlflow, wandb, tensorboard, csv, …
@@ -65,7 +65,7 @@ Progress = Callable[[Report], None]
 
 
 def logger_class(name: str) -> Any:
-    """The class behind a name of the config's ``logger:``."""
+    """Return the class for a name of the config's ``logger:``."""
     if name in LOGGERS:
         module, attribute = LOGGERS[name].split(":")
         return getattr(import_module(module), attribute)
@@ -77,7 +77,7 @@ def logger_class(name: str) -> Any:
             return entry.load()
     known = sorted({*LOGGERS, *(entry.name for entry in outside)})
     raise ValueError(
-        f"rlox.tracking: logger must be one of {', '.join(known)}, got {name!r}; install the package that offers it"
+        f"rlox.tracking: logger must be one of {', '.join(known)}, got {name!r}; install the package that provides it"
     )
 
 
@@ -95,7 +95,7 @@ def _run_folder(run: str | Path) -> Path:
     if not (run / FILE).is_file():
         raise ValueError(
             f"rlox.tracking: run must be a run folder with {FILE}, got {run}; open its Record "
-            f"first, or name a folder that `rlox train` made"
+            f"first, or name a folder that `rlox train` created"
         )
     for name in (FILE, "config.yaml", stores.MIRRORS):
         stores.inside(run, name)
@@ -105,7 +105,7 @@ def _run_folder(run: str | Path) -> Path:
 def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
     _children[:] = [child for child in _children if child.poll() is None]
     with open(run / stores.MIRRORS / f"{name}.log", "ab") as log:
-        # A session of its own: Ctrl-C at the trainer's terminal must not reach the writer.
+        # A new session, so that Ctrl-C at the trainer's terminal does not reach the writer.
         child = subprocess.Popen(
             [sys.executable, "-m", "rlox.tracking.writer", name, str(store)],
             stdin=subprocess.DEVNULL,
@@ -118,9 +118,9 @@ def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
 
 
 def start_mirrors(run: str | Path) -> list[str]:
-    """Have the run mirrored in the background to every logger of its ``config.yaml``.
+    """Mirror the run in the background to every logger of its ``config.yaml``.
 
-    Call it once the run's `Record` is open; it takes milliseconds and imports no tracker.
+    Call it after the run's `Record` was opened; it takes milliseconds and imports no tracker.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def start_mirrors(run: str | Path) -> list[str]:
     for name, store in targets.items():
         (run / stores.MIRRORS).mkdir(exist_ok=True)
         stores.register(store, run)
-        # A writer at work looks for registrations once more after it has let go of the store.
+        # A running writer checks for registrations once more after it has released the store.
         if not stores.is_busy(store):
             _spawn(run, name, store)
     return list(targets)
@@ -164,13 +164,13 @@ def _report(run: Path, name: str, waiting: bool = False) -> Report:
 
 
 def status(run: str | Path) -> dict[str, Report]:
-    """How far each mirror of the run has come; asks no tracker."""
+    """Return the progress of each mirror of the run, without contacting trackers."""
     run = _run_folder(run)
     return {name: _report(run, name) for name in _loggers(run)}
 
 
 class _Follower:
-    """Watches one mirror of one run until its writer is done with it."""
+    """Watches one mirror of one run until its writer has finished it."""
 
     def __init__(self, run: Path, name: str, store: Path, progress: Progress | None):
         self.run, self.name, self.store, self.progress = run, name, store, progress
@@ -179,14 +179,14 @@ class _Follower:
         self.shown: Report | None = None
 
     def look(self) -> Report | None:
-        """The final report, or None while the writer is at work."""
+        """Return the final report, or None while the writer is working."""
         waiting = stores.is_pending(self.store, self.run)
         report = _report(self.run, self.name, waiting)
         if self.progress is not None and report != self.shown:
             self.progress(report)
             self.shown = report
         if not waiting:
-            # Read again: the writer removes a registration after it wrote the state.
+            # Read it again, because the writer removes a registration after it wrote the state.
             return _report(self.run, self.name)
         if stores.is_busy(self.store):
             self.idle_since = time.monotonic()
@@ -195,7 +195,7 @@ class _Follower:
                 log = self.run / stores.MIRRORS / f"{self.name}.log"
                 error = (
                     f"rlox.tracking: the {self.name} writer must stay alive until it is done, got "
-                    f"{RESPAWNS + 1} that left early; see {log}, then `rlox sync {self.run}`"
+                    f"{RESPAWNS + 1} writers that ended early; see {log}, then `rlox sync {self.run}`"
                 )
                 return replace(report, state="failed", error=error)
             self.respawns += 1
@@ -205,18 +205,18 @@ class _Follower:
 
 
 def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = True) -> dict[str, Report]:
-    """Bring every mirror of the run up to date and say how that went.
+    """Bring every mirror of the run up to date, and return their reports.
 
-    For a run that is still training: up to its last durable checkpoint of now, while the background
-    writer goes on. A mirror that is complete is left alone; to fill one anew (its tracker lost the
-    run), delete ``<run>/mirrors/<name>.json`` first.
+    If the run is still training, its mirrors are filled up to its current last durable checkpoint, and
+    the background writer continues. A complete mirror is left unchanged; to fill it again (because its
+    tracker lost the run), delete ``<run>/mirrors/<name>.json`` first.
 
     Parameters
     ----------
     progress
-        Called with a `Report` whenever one changed.
+        Called with a `Report` whenever a report changed.
     wait_lock
-        False: if the store's writer is busy (with this run or others), queue the run there and
+        If false, and the store's writer is busy (with this run or others), queue the run there and
         return without waiting.
     """
     run = _run_folder(run)
@@ -254,8 +254,8 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
 def wait(runs: Iterable[str | Path], timeout: float, progress: Progress | None = None) -> dict[Path, dict[str, Report]]:
     """Wait until the mirrors of ended runs are complete, have failed, or `timeout` seconds passed.
 
-    Writers that were killed meanwhile are replaced. After the timeout the reports say how far the
-    mirrors are; the writers go on.
+    Writers that are killed in the meantime are replaced. After the timeout the reports contain the
+    progress so far, and the writers continue.
     """
     followers = []
     for folder in dict.fromkeys(_run_folder(run) for run in runs):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rlox.tracking.writer import Job
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100  # MLflow's limits of one log_batch
-KIND = "mlflow.experimentKind"  # tag of an experiment, by which MLflow's page is laid out
-MODEL_TRAINING = "workflowType=machine_learning"  # the same in an address, which newer versions go by alone
+KIND = "mlflow.experimentKind"  # tag of an experiment that determines the layout of MLflow's page
+MODEL_TRAINING = "workflowType=machine_learning"  # the same as part of a URL; newer versions use only this
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000  # characters
 STATUS = {
     "finished": "FINISHED",
@@ -30,7 +30,7 @@ STATUS = {
 
 
 def _database(tracking_uri: str) -> Path | None:
-    """The file of an embedded store, None for a server."""
+    """Return the file of an embedded store, or None for a server."""
     if not tracking_uri.startswith("sqlite:///"):
         return None
     path = Path(tracking_uri.removeprefix("sqlite:///").split("?")[0])
@@ -47,7 +47,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _name(key: str) -> str:
-    """`key` in the characters MLflow allows."""
+    """Return `key` with other characters than those that MLflow allows replaced."""
     return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_NAME]
 
 
@@ -61,8 +61,8 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _client(uri: str, is_sqlite: bool) -> tuple[Any, type, type]:
-    """MLflow's client, and its classes of a metric and a param."""
-    # The writer has a retry of its own, which does not hold up the store's other runs.
+    """Return MLflow's client, and its classes of a metric and a param."""
+    # The writer retries by itself, without delaying the store's other runs.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -84,7 +84,7 @@ def _client(uri: str, is_sqlite: bool) -> tuple[Any, type, type]:
 class MlflowMirror:
     """An MLflow store, opened once; it must be used under the store's lock.
 
-    Processes that open a new SQLite file at once break it for good (each runs the migrations).
+    Processes that open a new SQLite file at the same time break it for good (each runs the migrations).
     """
 
     @staticmethod
@@ -108,7 +108,7 @@ class MlflowMirror:
         self._experiments: dict[str, str] = {}
 
     def experiment(self, name: str) -> str:
-        """The experiment's id; created if need be."""
+        """Return the experiment's id; create the experiment if it does not exist."""
         if name not in self._experiments:
             found = self.client.get_experiment_by_name(name)
             if found is not None and found.lifecycle_stage == "deleted":
@@ -119,10 +119,10 @@ class MlflowMirror:
             if found is not None:
                 self._experiments[name] = found.experiment_id
             else:
-                # Without this MLflow puts artifacts under the writer's working directory.
+                # Without a location, MLflow puts artifacts under the writer's working directory.
                 beside = self.database and (self.database.parent / "mlartifacts").as_uri()
                 self._experiments[name] = self.client.create_experiment(name, beside)
-            # Of a kind that is not known the page guesses, and may open as one of traces of language models.
+            # MLflow's page guesses an unknown kind, and may then show the layout for traces of language models.
             known = (found.tags if found is not None else {}).get(KIND, "")
             if not known or known.endswith("_inferred") or known == "no_inferred_type":
                 self.client.set_experiment_tag(self._experiments[name], KIND, "custom_model_development")
@@ -135,9 +135,9 @@ class MlflowMirror:
 class MlflowRun:
     """One run in MLflow.
 
-    Rows that were sent already can be sent again: the key of MLflow's metrics table is (run, name,
-    time, step, value), and ``log_batch`` leaves out what is there. The run itself is found by its
-    tag ``rlox.run_id`` if the state file is lost.
+    Rows that were already sent can be sent again: the key of MLflow's metrics table is (run, name,
+    time, step, value), and ``log_batch`` skips existing rows. If the state file is lost, the run is
+    found by its tag ``rlox.run_id``.
     """
 
     uploads_while_alive = True
@@ -148,7 +148,7 @@ class MlflowRun:
         experiment = mirror.experiment(job.settings["experiment"])
         run = self._find(job, experiment)
         if run is None:
-            # Also when the user deleted the database: the mirror is filled from the start.
+            # Also if the user deleted the database: the mirror is then filled from the start.
             job.state.offset, job.state.segment, job.state.step = 0, -1, -1
             job.state.artifacts = {}
             run = self.client.create_run(
@@ -185,7 +185,7 @@ class MlflowRun:
             self.client.log_batch(self.id, params=new[i : i + PARAMS_PER_BATCH])
         changed = {k: [present[k], v] for k, v in params.items() if present.get(k, v) != v}
         if changed:
-            # MLflow's params are for ever; a resume may change one (total_timesteps, say).
+            # MLflow's params cannot be changed, but a resume may change a setting (for example total_timesteps).
             self.client.set_tag(self.id, "rlox.config_changed", _cut(json.dumps(changed), MAX_TAG))
 
     def send(self, rows: list[dict[str, Any]]) -> None:
@@ -209,7 +209,7 @@ class MlflowRun:
         self.client.log_artifact(self.id, str(path))
         if kind != "completions":
             return
-        # By this tag MLflow's pages know that the file is a table.
+        # This tag tells MLflow's pages that the file is a table.
         self.client.set_tag(self.id, "mlflow.loggedArtifacts", f'[{{"path": "{path.name}", "type": "table"}}]')
 
     def finish(self, status: str, message: str, ended: float) -> None:
@@ -219,10 +219,11 @@ class MlflowRun:
 
 
 def _tune_sqlite() -> None:
-    """Let readers (`mlflow ui`) and the writer not wait for each other; commit without a full sync.
+    """Let readers (`mlflow ui`) and the writer work without waiting for each other; commit without a full sync.
 
-    A power cut cannot break the file but may undo its last commits: delete ``mirrors/mlflow.json``
-    and `rlox sync` sends the whole record again. WAL needs all its users on one machine.
+    A power failure cannot break the file, but may undo its last commits: after deleting
+    ``mirrors/mlflow.json``, `rlox sync` sends the whole record again. WAL requires all users of the file
+    to be on one machine.
     """
     from sqlalchemy import Engine, event
 

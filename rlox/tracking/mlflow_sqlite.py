@@ -1,7 +1,7 @@
 """MLflow's SQLite store, written without importing MLflow, which takes seconds.
 
-`SqliteStore` has those methods of ``mlflow.MlflowClient`` that the mirror calls, and leaves the rows that it would
-leave. It serves the one revision of the schema that `mlflow_schema.sql` holds; MLflow itself serves every other.
+`SqliteStore` has those methods of ``mlflow.MlflowClient`` that the mirror calls, and writes the same rows. It supports
+only the revision of the schema in `mlflow_schema.sql`; for every other revision, MLflow itself is used.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from urllib.parse import unquote, urlsplit
 
 SCHEMA = Path(__file__).with_name("mlflow_schema.sql")
 PRAGMAS = ("busy_timeout=30000", "journal_mode=WAL", "synchronous=NORMAL")
-_DEFAULT = "default"  # the workspace, and the description that MLflow gives it
+_DEFAULT = "default"  # the default workspace
 _REVISION = re.compile(r"""^(down_revision|revision)(?:\s*:[^=]*)?\s*=\s*(.+?)\s*$""", re.MULTILINE)
 
 
 def revision() -> str:
-    """The revision of the schema that is kept here."""
+    """Return the revision of the schema in `mlflow_schema.sql`."""
     with open(SCHEMA, encoding="utf-8") as file:
         return next(line.split()[-1] for line in file if line.startswith("-- revision:"))
 
 
 def installed_revision() -> str | None:
-    """The revision that the installed MLflow makes and expects, read from its migrations; None if it is not clear."""
+    """Return the revision that the installed MLflow creates and expects, read from its migrations; None if unclear."""
     found = find_spec("mlflow")
     if found is None or not found.submodule_search_locations:
         return None
@@ -50,8 +50,8 @@ def installed_revision() -> str | None:
 
 
 def serves(database: Path) -> bool:
-    """Whether `SqliteStore` can write this file: the installed MLflow expects the schema that is kept here, and the
-    file has it or does not exist."""
+    """Return whether `SqliteStore` can write this file: the installed MLflow expects the schema in `mlflow_schema.sql`,
+    and the file has this schema or does not exist."""
     if installed_revision() != revision():
         return False
     if not database.exists() or not database.stat().st_size:
@@ -63,11 +63,11 @@ def serves(database: Path) -> bool:
         finally:
             connection.close()
     except sqlite3.Error:
-        return False  # MLflow says what is wrong with it
+        return False  # MLflow then reports what is wrong with the file
 
 
 def create(database: Path) -> None:
-    """Make a new store; a process that is killed leaves no half of one."""
+    """Create a new store. A process that is killed leaves no partial store."""
     partial = database.with_name(f".{database.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     connection = sqlite3.connect(partial)
@@ -91,7 +91,7 @@ def create(database: Path) -> None:
 
 @dataclass
 class Metric:
-    """A number at a step; milliseconds since the epoch."""
+    """A value at a step; the timestamp is in milliseconds since the epoch."""
 
     key: str
     value: float
@@ -109,7 +109,7 @@ class Param:
 
 @dataclass
 class Experiment:
-    """What the mirror reads of an experiment."""
+    """The data of an experiment that the mirror reads."""
 
     experiment_id: str
     lifecycle_stage: str
@@ -118,7 +118,7 @@ class Experiment:
 
 
 class SqliteStore:
-    """The store in `database`, created if there is none. One process at a time may write it."""
+    """The store in `database`, created if it does not exist. Only one process at a time may write it."""
 
     def __init__(self, database: Path):
         if not database.exists() or not database.stat().st_size:
@@ -136,7 +136,7 @@ class SqliteStore:
             self._connection.execute(sql, values)
 
     def get_experiment_by_name(self, name: str) -> Experiment | None:
-        """The experiment of this name, deleted ones included; None if there is none."""
+        """Return the experiment of this name, even if it is deleted; None if there is none."""
         columns = "experiment_id, lifecycle_stage, artifact_location"
         found = self._rows(f"SELECT {columns} FROM experiments WHERE name = ? AND workspace = ?", name, _DEFAULT)
         if not found:
@@ -146,7 +146,7 @@ class SqliteStore:
         return Experiment(str(number), stage, location, tags=dict(tags))
 
     def create_experiment(self, name: str, artifact_location: str) -> str:
-        """Returns the id."""
+        """Create an experiment, and return its id."""
         with self._connection:
             cursor = self._connection.execute(
                 "INSERT INTO experiments (name, artifact_location, lifecycle_stage, creation_time, last_update_time, "
@@ -163,7 +163,7 @@ class SqliteStore:
         )  # fmt: skip
 
     def find_run(self, experiment_id: str, run_id: str) -> Any:
-        """The run whose tag ``rlox.run_id`` is this; None if there is none."""
+        """Return the run whose tag ``rlox.run_id`` is `run_id`; None if there is none."""
         found = self._rows(
             "SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid) WHERE experiment_id = ? "
             "AND lifecycle_stage = 'active' AND key = 'rlox.run_id' AND value = ? ORDER BY start_time DESC LIMIT 1",
@@ -175,7 +175,7 @@ class SqliteStore:
         return _run(run, status, dict(self._rows("SELECT key, value FROM params WHERE run_uuid = ?", run)))
 
     def create_run(self, experiment_id: str, start_time: int, run_name: str, tags: Mapping[str, str]) -> Any:
-        """A new run, as `find_run` returns it."""
+        """Create a run, and return it as `find_run` does."""
         run_id = uuid.uuid4().hex
         ((location,),) = self._rows("SELECT artifact_location FROM experiments WHERE experiment_id = ?", experiment_id)
         with self._connection:
@@ -204,13 +204,13 @@ class SqliteStore:
         self._write("INSERT OR REPLACE INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", key, value, run_id)
 
     def log_batch(self, run_id: str, metrics: Iterable[Metric] = (), params: Iterable[Param] = ()) -> None:
-        """Add metrics, those that are there already excepted, and new params."""
+        """Add metrics, except for those that already exist, and new params."""
         rows: list[tuple[Any, ...]] = []
-        latest: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}  # by key, by what it is ordered, and its row
+        latest: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}  # by key: the sort key, and the row
         for metric in metrics:
             is_nan = math.isnan(metric.value)
             largest = sys.float_info.max
-            value = 0.0 if is_nan else min(max(float(metric.value), -largest), largest)  # as MLflow keeps them
+            value = 0.0 if is_nan else min(max(float(metric.value), -largest), largest)  # as MLflow stores them
             rows.append((metric.key, value, metric.timestamp, run_id, metric.step, is_nan))
             order = (metric.step, metric.timestamp, value)
             if metric.key not in latest or order > latest[metric.key][0]:
@@ -234,7 +234,7 @@ class SqliteStore:
             )
 
     def log_artifact(self, run_id: str, path: str, folder: str = "") -> None:
-        """Copy a file into the artifacts of a run; MLflow does it where these are not on this machine."""
+        """Copy a file into the artifacts of a run; if these are not on this machine, MLflow does it."""
         ((uri,),) = self._rows("SELECT artifact_uri FROM runs WHERE run_uuid = ?", run_id)
         parts = urlsplit(uri)
         if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
@@ -248,10 +248,10 @@ class SqliteStore:
 
 
 def _run(run_id: str, status: str, params: dict[str, str]) -> Any:
-    """A run with the attributes of MLflow's."""
+    """Return a run with the attributes of MLflow's run class."""
     return SimpleNamespace(info=SimpleNamespace(run_id=run_id, status=status), data=SimpleNamespace(params=params))
 
 
 def _now() -> int:
-    """Milliseconds since the epoch."""
+    """Return the time in milliseconds since the epoch."""
     return round(1000 * time.time())

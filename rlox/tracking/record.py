@@ -1,13 +1,13 @@
-"""The record of a run: one append-only JSON-lines file that everything else is derived from.
+"""The record of a run: one append-only JSON-lines file from which everything else is derived.
 
-``<run>/metrics.jsonl`` holds one strict JSON object per line. A metrics row is flat::
+``<run>/metrics.jsonl`` contains one strict JSON object per line. A metrics row is flat::
 
     {"segment": 0, "step": 1024, "time": 1732147200.123, "episode/return": 21.3, "loss/policy": null}
 
 (null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
-``versions``; where a resume changed settings ``changed``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
-(``status``, ``message``, ``may_pass`` where true, ``traceback`` where a file holds one). A resume opens the next
-*segment*; its start row's ``step`` is the step it resumed from.
+``versions``; ``changed`` if a resume changed settings), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
+(``status``, ``message``, ``may_pass`` if true, ``traceback`` if a file contains one). A resume starts the next
+*segment*; its start row's ``step`` is the step from which it resumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESERVED = ("segment", "step", "time", "event")
 KINDS = ("last", "best", "completions", "predictions")
 STATUSES = ("finished", "interrupted", "failed")
 _RUN_ID = re.compile(r"[\w-]{1,64}")  # part of names and queries in the trackers
-_MOST_BYTES = 4 << 20  # of a line
+_MOST_BYTES = 4 << 20  # maximum of a line
 _EVENTS = {"start": ("run_id",), "checkpoint": ("kind", "file"), "end": ("status", "message")}
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -48,7 +48,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def is_alive(folder: str | Path) -> bool:
-    """Whether a trainer is writing to this run folder now."""
+    """Return whether a trainer is currently writing to this run folder."""
     return lock.is_held(Path(folder) / LOCK)
 
 
@@ -56,7 +56,7 @@ def _corrupt(path: Path, offset: int, rule: str, line: bytes) -> ValueError:
     with open(path, "rb") as file:
         number = file.read(offset).count(b"\n") + 1
     text = line[:80].decode("utf-8", "replace").rstrip("\n")
-    return ValueError(f"{path}: line {number} must {rule}, got {text!r}; mend or delete that line, then `rlox sync`")
+    return ValueError(f"{path}: line {number} must {rule}, got {text!r}; fix or delete that line, then `rlox sync`")
 
 
 def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
@@ -77,14 +77,14 @@ def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
     else:
         wrong = [key for key, value in row.items() if value is not None and not isinstance(value, (int, float))]
     if wrong:
-        raise _corrupt(path, offset, f"hold a fitting {wrong[0][:40]!r}", line)
+        raise _corrupt(path, offset, f"have a valid {wrong[0][:40]!r}", line)
     return row
 
 
 def read_rows(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield ``(row, end)`` for each complete line from byte `offset` on; `end` is where it ends.
+    """Yield ``(row, end)`` for each complete line from byte `offset` on; `end` is the line's end offset.
 
-    A last line without its newline is still being written (or torn by a crash) and is left out.
+    A last line without a newline is still being written (or was cut off by a crash) and is left out.
 
     Raises
     ------
@@ -104,13 +104,13 @@ def read_rows(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any
 
 
 class Ledger:
-    """What a record says may be mirrored; follows a growing file.
+    """The rows of a record that may be mirrored; follows a growing file.
 
-    Two rules keep a mirror from ever having to rewind, since trackers cannot take a row back:
+    Trackers cannot remove a row again. Two rules ensure that no row ever has to be removed:
 
     - rows of the last segment wait until a ``last`` checkpoint covers their step. A run that ended
-      cleanly (finished or interrupted) releases all of them; one that failed or was killed
-      does not, because a resume will write those steps anew;
+      cleanly (finished or interrupted) releases all of them; a run that failed or was killed
+      does not, because a resume will write those steps again;
     - a segment that resumed from step S supersedes rows of earlier segments beyond S.
     """
 
@@ -121,11 +121,11 @@ class Ledger:
         self.segment = 0
         self.durable = 0  # step of the last segment's newest `last` checkpoint
         self.end: dict[str, Any] | None = None  # the last segment's end row
-        self.starts: dict[int, dict[str, Any]] = {}  # segment -> its start row, whose step it resumed from
+        self.starts: dict[int, dict[str, Any]] = {}  # segment -> its start row, with the step it resumed from
         self.checkpoints: dict[str, tuple[int, str]] = {}  # kind -> (end offset of its row, file)
 
     def scan(self) -> None:
-        """Read what was appended since the last scan."""
+        """Read the rows appended since the last scan."""
         for row, end in read_rows(self.path, self.seen):
             event = row.get("event")
             if event == "start":
@@ -145,12 +145,12 @@ class Ledger:
 
     @property
     def run_id(self) -> str:
-        """A ValueError where nothing was recorded."""
+        """The run's id. Raises ValueError if nothing was recorded."""
         return self._begun()["run_id"]
 
     @property
     def started(self) -> float:
-        """Time of the first row, seconds; a ValueError where there is none."""
+        """Time of the first row, in seconds since the epoch. Raises ValueError if there is none."""
         return self._begun()["time"]
 
     def _begun(self) -> dict[str, Any]:
@@ -173,12 +173,13 @@ class Ledger:
         Parameters
         ----------
         offset
-            Byte to start at: the end offset of the last row mirrored before.
+            Byte to start at: the end offset of the last mirrored row.
         mark
             ``(segment, step)`` of that row. Later segments only add rows beyond that step, so the
             whole stream is monotone in step even if a run went back to an older checkpoint.
         provisional
-            With the last segment's rows that no checkpoint covers yet: what there is to see now, not to be mirrored.
+            Whether to include rows of the last segment that no checkpoint covers yet. They can be shown, but must
+            not be mirrored.
         """
         limit, limits = math.inf, {}
         for segment in sorted(self.starts, reverse=True):
@@ -203,32 +204,33 @@ class Ledger:
 
 
 def durable_rows(folder: str | Path) -> list[dict[str, Any]]:
-    """The metrics rows of a run that a mirror may show now, monotone in step."""
+    """Return the metrics rows of a run that may be mirrored now, monotone in step."""
     ledger = Ledger(folder)
     ledger.scan()
     return [row for row, _ in ledger.rows()]
 
 
 class Record:
-    """The writing end of a run's record; one living trainer per run folder.
+    """Writer of a run's record; a run folder can have only one living trainer.
 
     Parameters
     ----------
     folder
-        The run folder; created if need be. If it has a record already, the next segment begins.
+        The run folder; created if it does not exist. If it already has a record, the next segment starts.
     versions
-        Versions of the packages that made the run, kept in the start row.
+        Versions of the packages used by the run, stored in the start row.
     resume_step
-        Step of the checkpoint this segment continues from; None: from the beginning.
+        Step of the checkpoint from which this segment continues; None starts from the beginning.
     changed
-        Settings that are others than before, ``{key: [old, new]}``, kept in the start row.
+        Settings that differ from before, ``{key: [old, new]}``, stored in the start row.
     verify
-        Called once no other trainer can come, before anything is written; what it raises leaves the record as it was.
+        Called after other trainers were locked out and before anything is written; if it raises, the record is
+        unchanged.
 
     Raises
     ------
     RuntimeError
-        If another living process trains into this folder.
+        If another living process trains in this folder.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class Record:
                 verify()
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-            # Not O_CREAT alone: the repair below must read what a crashed trainer left.
+            # Keep existing contents: the repair below must read what a crashed trainer left.
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             self._run_id, self._segment = self._recover()
             self._step = 0 if resume_step is None else int(resume_step)
@@ -268,14 +270,14 @@ class Record:
         _open_records.add(self)
 
     def _recover(self) -> tuple[str, int]:
-        """Drop a torn last line, and return the run's id and this segment's number."""
+        """Remove a partial last line, and return the run's id and this segment's number."""
         run_id, segment, offset = uuid.uuid4().hex, -1, 0
         with open(self._path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     os.ftruncate(self._file, offset)
                     break
-                # Substring first: parsing every metrics row of a long run would take seconds.
+                # Check for the substring first, because parsing every metrics row of a long run would take seconds.
                 if b'"event"' in line:
                     row = _parse(self._path, offset, line)
                     if row.get("event") == "start":
@@ -301,7 +303,7 @@ class Record:
         Raises
         ------
         ValueError
-            If a name is reserved or empty, or `step` goes back within this segment.
+            If a name is reserved or empty, or `step` decreases within this segment.
         TypeError
             If a value is not a number.
         OSError
@@ -310,7 +312,7 @@ class Record:
         step = int(step)
         if step < self._step:
             raise ValueError(
-                f"Record.metrics: step must not go back within a segment, got {step} after {self._step}; "
+                f"Record.metrics: step must not decrease within a segment, got {step} after {self._step}; "
                 f"open a new Record with resume_step={step}"
             )
         row: dict[str, Any] = {}
@@ -331,14 +333,13 @@ class Record:
         self._step = step
 
     def checkpoint(self, step: int, kind: str, file: str) -> None:
-        """Note that a checkpoint is safely on disk: call it after the file was renamed in place.
+        """Record that a checkpoint is safely on disk; call it after the file was renamed into place.
 
         Parameters
         ----------
         kind
-            ``"last"`` (what a resume continues from; releases the rows up to `step` to the
-            mirrors), ``"best"``, or what is no checkpoint and trackers get too: ``"completions"``, a table of texts,
-            and ``"predictions"``, a picture.
+            ``"last"`` (a resume continues from it; releases the rows up to `step` to the mirrors) or ``"best"``; or
+            another file for the trackers: ``"completions"``, a table of texts, or ``"predictions"``, a picture.
         file
             Its path, relative to the run folder.
         """
@@ -351,14 +352,14 @@ class Record:
     def end(
         self, step: int, status: str, message: str = "", may_pass: bool = False, traceback: str | None = None
     ) -> None:
-        """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``.
+        """Record how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``.
 
         Parameters
         ----------
         may_pass
-            Whether what failed may succeed when it is tried again: a full disk, a lost device.
+            Whether another attempt may succeed, for example after a full disk or a lost device.
         traceback
-            The file in the run's folder that holds the whole traceback.
+            The file in the run's folder that contains the whole traceback.
         """
         if status not in STATUSES:
             raise ValueError(f"Record.end: status must be one of {', '.join(STATUSES)}, got {status!r}")
@@ -371,7 +372,7 @@ class Record:
         self._flush()
 
     def close(self) -> None:
-        """Free the run folder. Without `end` before it, the run counts as killed."""
+        """Release the run folder. If `end` was not called before, the run counts as killed."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -384,7 +385,7 @@ class Record:
         self.close()
 
     def _flush(self) -> None:
-        # What a checkpoint covers must survive a power cut as the checkpoint itself does.
+        # Rows covered by a checkpoint must survive a power failure, as the checkpoint itself does.
         os.fsync(self._file)
 
     def _write(self, event: str | None, step: int, fields: Mapping[str, Any], time: float | None = None) -> None:
@@ -405,7 +406,7 @@ class Record:
             # its newline, never two rows mixed.
             written = os.write(self._file, line)
             if written < len(line):
-                written += os.write(self._file, line[written:])  # says why the first fell short
+                written += os.write(self._file, line[written:])  # raises the reason of the short write
             if written < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as e:

@@ -1,9 +1,9 @@
-"""What trainer and background writer share on disk: a store's queue of runs, a mirror's state.
+"""Files shared by trainer and background writer: a store's queue of runs, and a mirror's state.
 
-A *store* is what one writer fills: one MLflow tracking URI, one W&B run. Its folder holds ``lock``
-(the writer's flock) and ``pending/``, one small file per registration, each naming a run folder.
-Every registration has a file of its own, so that a writer which is done with a run removes only
-those it has seen, and a trainer that resumes at that moment is not forgotten.
+A *store* is filled by one writer, for example an MLflow tracking URI or a W&B run. Its folder contains
+``lock`` (the writer's flock) and ``pending/``, with one small file per registration that names a run folder.
+Because each registration has its own file, a writer that has finished a run removes only the
+registrations it has seen, and a trainer that resumes at that moment is not forgotten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlox.tracking import lock
 from rlox.tracking.record import FILE
 
 MIRRORS = "mirrors"
-# What rlox writes has a few kilobytes and a handful of levels. A text of more is not even parsed: YAML can be slow.
+# Configurations written by rlox have a few kilobytes and levels. Larger files are not parsed, because YAML can be slow.
 _MOST_BYTES, _MOST_LEVELS = 1 << 18, 32
 _SECTIONS: dict[str, type[Config]] = {
     "mlflow": MlflowConfig,
@@ -37,14 +37,14 @@ _SECTIONS: dict[str, type[Config]] = {
 
 @dataclass
 class State:
-    """How far one mirror of one run has come; ``<run>/mirrors/<name>.json``."""
+    """Progress of one mirror of one run; ``<run>/mirrors/<name>.json``."""
 
-    offset: int = 0  # bytes of metrics.jsonl up to the last row mirrored
-    seen: int = 0  # bytes of metrics.jsonl that were there when this was written
-    segment: int = -1  # of the last row mirrored
-    step: int = -1  # of the last row mirrored
+    offset: int = 0  # bytes of metrics.jsonl up to the last mirrored row
+    seen: int = 0  # size of metrics.jsonl when this was written
+    segment: int = -1  # of the last mirrored row
+    step: int = -1  # of the last mirrored row
     run: str = "running"  # running, finished, interrupted, failed or died
-    complete: bool = False  # the run ended and the mirror has all of it
+    complete: bool = False  # whether the run ended and the mirror has all of it
     remote_id: str | None = None
     url: str | None = None
     error: str | None = None  # why the last attempt failed, with the remedy
@@ -57,7 +57,7 @@ def state_path(run: Path, name: str) -> Path:
 
 
 def read_state(run: Path, name: str) -> State:
-    """The mirror's state; a fresh one if there is none (a mirror can always be filled again)."""
+    """Return the mirror's state, or a new one if there is no valid state (a mirror can always be filled again)."""
     try:
         state, fresh = State(**json.loads(state_path(run, name).read_text())), State()
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
@@ -69,7 +69,7 @@ def read_state(run: Path, name: str) -> State:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write `text` so that `path` always holds a whole one: the old, then the new."""
+    """Replace the contents of `path` with `text` atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(text)
     os.replace(partial, path)
@@ -81,25 +81,25 @@ def write_state(run: Path, name: str, state: State) -> None:
 
 
 def inside(run: Path, name: str) -> Path:
-    """`name` below the run folder.
+    """Return the path of `name` below the run folder.
 
     Raises
     ------
     ValueError
-        If it leads out of the folder, be it by ``..`` or by a symbolic link.
+        If the path leads out of the folder, by ``..`` or by a symbolic link.
     """
     path = run / name
     if not is_below(name) or not path.resolve().is_relative_to(run.resolve()):
-        raise ValueError(f"rlox.tracking: {str(name)!r} must be below the run folder {run}, and leads out of it")
+        raise ValueError(f"rlox.tracking: {str(name)!r} must be below the run folder {run}, but leads out of it")
     return path
 
 
 def _text(path: Path) -> str:
-    """The file's text; a ValueError for what is no ordinary file, or too large."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would keep us waiting
+    """Return the file's text. Raises ValueError if it is not a regular file, or too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block otherwise
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("something else than an ordinary file")
+            raise ValueError("a path that is not a regular file")
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES:,} bytes")
@@ -107,10 +107,10 @@ def _text(path: Path) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """`text` as plain data; a ValueError for anything that rlox does not write into a configuration."""
+    """Parse `text` as plain data. Raises ValueError for anything that rlox does not write into a configuration."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     level = 0
-    # Before any object is made: aliases multiply, and tags choose what is made.
+    # Check before any object is created, because aliases multiply objects and tags choose their types.
     for event in yaml.parse(text, loader):
         if getattr(event, "anchor", None) is not None:
             raise ValueError(f"the anchor or alias {event.anchor[:40]!r}")
@@ -133,19 +133,19 @@ def _require_plain(data: Any) -> None:
         for value in data:
             _require_plain(value)
     elif isinstance(data, str) and "${" in data:
-        raise ValueError(f"the interpolation {data[:40]!r}, where the value should stand")
+        raise ValueError(f"the interpolation {data[:40]!r} instead of a value")
     elif data is not None and not isinstance(data, (str, int, float)):
         raise ValueError(f"{data!r}, which is neither text nor number")
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """The run's resolved config, ``<run>/config.yaml``: plain data, in which nothing is left to resolve.
+    """Return the run's config, ``<run>/config.yaml``: plain data without unresolved interpolations.
 
     Raises
     ------
     ValueError
-        If there is none, or it holds what rlox does not write: anchors, tags, interpolations, dates, more than 256 KiB
-        or 32 levels; or settings of a logger that are none, such as a file out of the run folder.
+        If the file does not exist, or contains what rlox does not write: anchors, tags, interpolations, dates, more
+        than 256 KiB or 32 levels, or invalid settings of a logger, such as a file outside of the run folder.
     """
     path = run / "config.yaml"
     try:
@@ -153,7 +153,7 @@ def read_config(run: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(
             f"rlox.tracking: run must be a run folder with config.yaml and {FILE}, got {run}; "
-            f"name a folder that `rlox train` made"
+            f"name a folder that `rlox train` created"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         why = " ".join(str(e).split())
@@ -175,7 +175,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def user_store(key: str) -> Path:
-    """The folder of a store that has no place of its own on disk (a server)."""
+    """Return the folder of a store that has no folder itself (a server)."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "rlox" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
@@ -185,12 +185,12 @@ def lock_path(store: Path) -> Path:
 
 
 def is_busy(store: Path) -> bool:
-    """Whether a writer is at work on this store."""
+    """Return whether a writer is working on this store."""
     return lock.is_held(lock_path(store))
 
 
 def register(store: Path, run: Path) -> None:
-    """Ask the store's writer, present or next, to mirror this run."""
+    """Request that the store's current or next writer mirrors this run."""
     folder = store / "pending"
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(str(run).encode()).hexdigest()[:16]
@@ -198,7 +198,7 @@ def register(store: Path, run: Path) -> None:
 
 
 def pending(store: Path) -> dict[Path, list[Path]]:
-    """The runs that wait for the store's writer, each with its registrations."""
+    """Return the runs that wait for the store's writer, each with its registrations."""
     runs: dict[Path, list[Path]] = {}
     try:
         names = sorted(os.listdir(store / "pending"))

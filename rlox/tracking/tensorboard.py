@@ -1,7 +1,7 @@
 """TensorBoard as a mirror: one event file in the run folder, written through the package's own record writer.
 
-An event file cannot be continued safely after a kill, so each writer begins a new one from the record and removes the
-one before; a finished run's is left alone.
+An event file cannot be continued safely after a kill, so each writer starts a new file from the record and removes the
+previous one; the file of a finished run is left unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlox.tracking.store import MIRRORS, inside
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
 
-_SUFFIX = "rlox"  # our event files; others in the folder are not touched
+_SUFFIX = "rlox"  # marks rlox's event files; other files in the folder are not touched
 
 
 class TensorboardMirror:
-    """TensorBoard's event files, as one process sees them."""
+    """The mirror of TensorBoard's event files."""
 
     @staticmethod
     def store(settings: Mapping[str, Any], run: Path) -> Path:
@@ -31,7 +31,7 @@ class TensorboardMirror:
 
     def __init__(self, settings: Mapping[str, Any]):
         try:
-            # Neither TensorFlow nor PyTorch comes along: the protobufs and the record format are tensorboard's own.
+            # These imports need neither TensorFlow nor PyTorch: tensorboard has its own protobufs and record writer.
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
             from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -49,7 +49,7 @@ class TensorboardMirror:
 
 
 class TensorboardRun:
-    """One run's event file: its metrics under their names, the resolved configuration as the text ``config``."""
+    """One run's event file: its metrics by name, and the resolved configuration as the text ``config``."""
 
     uploads_while_alive = False
 
@@ -61,7 +61,7 @@ class TensorboardRun:
             old.unlink()
         job.state.offset, job.state.segment, job.state.step = 0, -1, -1
         job.state.url = str(folder)
-        # A name of its own each time: a running TensorBoard keeps its place in a file that it knows by name.
+        # Each file needs a new name, because a running TensorBoard remembers its position in a file by name.
         name = f"events.out.tfevents.{time.time():020.6f}.{socket.gethostname()}.{_SUFFIX}"
         self._file = mirror.writer(open(folder / name, "wb"))  # noqa: SIM115 -- closed by finish
         self._write(mirror.event(wall_time=job.ledger.started, file_version="brain.Event:2"))
@@ -82,7 +82,7 @@ class TensorboardRun:
         self._file.flush()
 
     def upload(self, kind: str, path: Path) -> None:
-        """Checkpoints lie in the run folder already."""
+        """Do nothing: checkpoints are already in the run folder."""
 
     def finish(self, status: str, message: str, ended: float) -> None:
         self._text("status", f"{status}: {message}" if message else status, ended)
@@ -90,7 +90,7 @@ class TensorboardRun:
         self._file.close()
 
     def _text(self, tag: str, text: str, when: float) -> None:
-        """A text, as TensorBoard's own plugin of that name reads it; four spaces make it a block of code."""
+        """Write a text for TensorBoard's text plugin; four leading spaces make it a code block."""
         m = self._mirror
         block = "\n".join(f"    {line}" for line in text.splitlines())
         tensor = m.tensor(dtype=7, string_val=[block.encode()])  # 7: DT_STRING; no shape: one string

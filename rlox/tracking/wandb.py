@@ -1,11 +1,11 @@
 """Weights & Biases as a mirror; its files go under ``<run>/wandb``.
 
-Each run is a store of its own, since a process can hold one W&B run well.
+Each run is a store of its own, because a process handles only one W&B run well.
 
-Online, W&B's server knows how far a run has come: `open` resumes it by its id, and rows up to the
-server's step are left out. Offline there is no server to ask and no way to continue a W&B file, so a
-writer that finds an unfinished one writes it anew from the record; what `wandb sync` has uploaded
-already is kept, and only rows beyond it go into the next file.
+Online, W&B's server knows the progress of a run: `open` resumes it by its id, and rows up to the
+server's step are skipped. Offline there is no server to ask and no way to continue a W&B file, so a
+writer that finds an unfinished file writes it again from the record. Files that `wandb sync` has already
+uploaded are kept, and only later rows go into the next file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXIT_CODE = {"finished": 0, "interrupted": 255, "failed": 1, "died": 255}
 
 
 class WandbMirror:
-    """Weights & Biases, as one process sees it."""
+    """The mirror of Weights & Biases."""
 
     @staticmethod
     def store(settings: Mapping[str, Any], run: Path) -> Path:
@@ -49,7 +49,7 @@ class WandbMirror:
 class WandbRun:
     """One run in W&B; the W&B id is the record's ``run_id``."""
 
-    uploads_while_alive = False  # each upload is a version that is kept: one at the end
+    uploads_while_alive = False  # W&B keeps every upload as a version, so upload only once, at the end
 
     def __init__(self, wandb: Any, job: Job):
         settings = job.settings
@@ -74,13 +74,13 @@ class WandbRun:
                 dir=str(job.run),
                 mode=settings["mode"],
                 resume=None if offline else "allow",
-                reinit="finish_previous",  # of an attempt that failed
+                reinit="finish_previous",  # the run of a failed attempt
                 settings=wandb.Settings(
                     silent=True,
                     console="off",
                     disable_git=True,
                     save_code=False,
-                    x_disable_stats=True,  # of the writer, not of the trainer
+                    x_disable_stats=True,  # they would be the writer's, not the trainer's
                     x_disable_meta=True,
                     init_timeout=60,
                 ),
@@ -91,10 +91,10 @@ class WandbRun:
                 f"or logger.wandb.mode=offline, then rlox sync {job.run}"
             ) from e
         job.state.remote_id = self._run.id
-        # The folder that `wandb sync` uploads, where there is no page.
+        # If there is no page, the folder that `wandb sync` uploads.
         job.state.url = str(Path(self._run.dir).parent) if offline else self._run.url
         self._artifacts = settings.get("artifacts", True)
-        # The step that comes next on the server; 0 for a new run.
+        # The server's next step; 0 for a new run.
         self._from_step = 0 if offline else self._run.step
         if not offline:
             job.state.offset, job.state.segment, job.state.step = 0, -1, -1
@@ -132,7 +132,7 @@ class WandbRun:
 
 
 def _drop_unsynced(run: Path, run_id: str) -> bool:
-    """Remove the run's offline files that are not uploaded yet; False: nothing is left of it."""
+    """Remove the run's offline files that were not uploaded yet. Returns whether uploaded files remain."""
     kept = False
     for folder in (run / "wandb").glob(f"offline-run-*-{run_id}"):
         if any(folder.glob("*.wandb.synced")):

@@ -1,26 +1,26 @@
 """The background writer: ``python -m rlox.tracking.writer NAME STORE``.
 
-It takes the store's lock (or exits at once: the process that holds it does the work), mirrors every run that
-is registered there, round-robin, and leaves when none is left. Killing it at any moment loses
-nothing: its progress is in each run's ``mirrors/NAME.json``, and sending a row twice is harmless.
+It takes the store's lock (or exits at once, because the process that holds the lock does the work), mirrors all
+registered runs, round-robin, and exits when none is left. Killing it at any moment loses nothing: its progress
+is in each run's ``mirrors/NAME.json``, and sending a row twice is harmless.
 
 A logger is a class with
 
 ``store(settings, run) -> Path``
-    static; the folder of the store's lock and queue. Called in the trainer: import no tracker here.
+    static; returns the folder of the store's lock and queue. Called in the trainer: import no tracker here.
 ``__init__(settings)``
     opens the store, once per writer.
 ``open(job) -> session``
     finds or creates the remote run; sets ``job.state.remote_id`` and ``url``.
 
-and a session with
+and a session is an object with
 
 ``send(rows)``
-    mirrors metrics rows, durably when it returns (else it must find them missing in `open`).
+    mirrors metrics rows, durably when it returns (else `open` must detect that they are missing).
 ``upload(kind, path)``
-    keeps a checkpoint; ``session.uploads_while_alive`` says whether before the end, too.
+    stores a checkpoint; ``session.uploads_while_alive`` tells whether to do so before the end as well.
 ``finish(status, message, ended)``
-    sets the final status: finished, interrupted, failed or died; seconds since the epoch.
+    sets the final status (finished, interrupted, failed or died) and the end in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from rlox.tracking import store as stores
 from rlox.tracking.mirrors import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive
 
-POLL = 0.5  # s between looks at the queue
-ROWS_PER_SEND = 200  # between two saves of the state; what a killed writer's successor may send again
-SENDS_PER_ROUND = 50  # before the next run has its turn
+POLL = 0.5  # s between checks of the queue
+ROWS_PER_SEND = 200  # between two saves of the state; the successor of a killed writer may send as many again
+SENDS_PER_ROUND = 50  # before it is the next run's turn
 UPLOAD_EVERY = 60.0  # s between uploads of a live run's checkpoints
 RETRY_FIRST, RETRY_LAST = 2.0, 60.0  # s between attempts for a live run whose tracker fails
 
 
 class Job:
-    """One run on its way into the store.
+    """One run that is being mirrored into the store.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Job:
     config, settings
         Its resolved config, and the part of it under ``logger.<name>``.
     ledger, state
-        What may be mirrored, and what has been.
+        The rows that may be mirrored, and the progress so far.
     """
 
     def __init__(self, run: Path, name: str):
@@ -79,7 +79,7 @@ class Job:
         self._changed = False
 
     def round(self, logger: Logger) -> str:
-        """Mirror what is new: ``"done"``, ``"more"`` (there is more at once) or ``"idle"``."""
+        """Mirror new rows. Returns ``"done"``, ``"more"`` (more rows are available now) or ``"idle"``."""
         alive = is_alive(self.run)  # before the scan, so that a dead run's last rows are seen
         if alive and time.monotonic() < self._next_try:
             return "idle"
@@ -116,10 +116,10 @@ class Job:
             traceback.print_exc()
             self.state.error = explain(e, self.run)
             self._save()
-            # A record that cannot be read, or a tracker that is not installed, stays so.
+            # Do not retry if the record cannot be read or the tracker is not installed.
             if not alive or isinstance(e, (ValueError, ImportError)):
                 return "done"
-            # The session may be half open (a server that went away): the next attempt opens anew.
+            # The session may be unusable (a server that disappeared), so the next attempt opens a new one.
             self._session = None
             self._next_try = time.monotonic() + self._delay
             self._delay = min(2 * self._delay, RETRY_LAST)
@@ -137,7 +137,7 @@ class Job:
         self._save()
 
     def _upload(self, over: bool) -> bool:
-        """Upload new checkpoints if it is time for that; False: some have to wait."""
+        """Upload new checkpoints if it is time for that. Returns False if some have to wait."""
         new = {
             kind: (end, file)
             for kind, (end, file) in self.ledger.checkpoints.items()
@@ -151,7 +151,7 @@ class Job:
             if time.monotonic() - self._uploaded_at < UPLOAD_EVERY:
                 return False
         for kind, (end, file) in new.items():
-            # The name comes out of the record, and what is uploaded must be this run's.
+            # The name comes from the record, and only files of this run may be uploaded.
             for path in self._snapshot(stores.inside(self.run, file)):
                 self._session.upload(kind, path)
             self.state.artifacts[kind] = end
@@ -160,10 +160,10 @@ class Job:
         return True
 
     def _snapshot(self, path: Path) -> Iterator[Path]:
-        """Yield a second name of the file (none if it is gone), removed afterwards.
+        """Yield a second name of the file (nothing if it is gone), which is removed afterwards.
 
-        The trainer replaces a checkpoint by renaming a new file over it; a hard link keeps showing
-        the one version, without a copy of what may be gigabytes.
+        The trainer replaces a checkpoint by renaming a new file over it. A hard link keeps the old
+        version without copying it, which may have gigabytes.
         """
         if not path.is_file():
             return
@@ -186,10 +186,10 @@ class Job:
     def _finish(self) -> None:
         end = self.ledger.end
         if end is None:
-            # The last thing known of a killed trainer is when it last wrote.
+            # A killed trainer's last write is the best estimate of its end.
             ended = (self.run / FILE).stat().st_mtime
             self.state.run = "died"
-            self._session.finish("died", "the trainer left without an end row", ended)
+            self._session.finish("died", "the trainer ended without writing an end row", ended)
         else:
             self.state.run = end["status"]
             self._session.finish(end["status"], end["message"], end["time"])
@@ -199,7 +199,7 @@ class Job:
 
 
 class Logger:
-    """The store's mirror, opened by the first run that needs it."""
+    """The store's mirror, which the first run that needs it opens."""
 
     def __init__(self, name: str):
         self.name = name
@@ -211,7 +211,7 @@ class Logger:
         return self._mirror
 
 
-# In the messages of HTTP clients that reach no server.
+# Texts in the messages of HTTP clients that cannot reach the server.
 _UNREACHABLE = (
     *("Max retries exceeded", "Connection refused", "Failed to establish a new connection", "timed out"),
     *("Name or service not known", "Temporary failure in name resolution", "Connection reset"),
@@ -219,11 +219,11 @@ _UNREACHABLE = (
 
 
 def explain(error: Exception, run: Path) -> str:
-    """The error in a line, and what to do; rlox's own messages say that themselves."""
+    """Return the error as one line with a remedy; rlox's own messages already contain one."""
     text = " ".join(str(error).split())
     nothing_lost = f"nothing is lost: {run / FILE} has every row. Once the tracker answers: rlox sync {run}"
     if any(sign in text for sign in _UNREACHABLE):
-        # urllib3 says it three times over.
+        # urllib3's message repeats itself three times.
         address = re.search(r"host='([^']+)', port=(\d+)|(https?://[^\s'\"]+)", text)
         where = "" if address is None else f" at {address[3] or f'{address[1]}:{address[2]}'}"
         return f"the tracker{where} does not answer; {nothing_lost}"
@@ -243,7 +243,7 @@ def drain(name: str, store: Path) -> None:
         for run, entries in queue.items():
             outcome = "done"
             try:
-                if run.is_dir():  # else its user has deleted it
+                if run.is_dir():  # else the user has deleted it
                     if run not in jobs:
                         jobs[run] = Job(run, name)
                     outcome = jobs[run].round(logger)
@@ -266,7 +266,7 @@ def _note(run: Path, name: str, error: Exception) -> None:
     try:
         stores.write_state(run, name, state)
     except OSError:
-        traceback.print_exc()  # a full disk; the log may still take it
+        traceback.print_exc()  # for example a full disk; writing to the log may still succeed
 
 
 def main(name: str, store: Path) -> int:
@@ -279,7 +279,7 @@ def main(name: str, store: Path) -> int:
             drain(name, store)
         finally:
             os.close(held)
-        # A run that registered between the last look and the unlock found the lock taken: look again.
+        # Check again: a run that registered between the last check and the unlock found the lock taken.
     return 0
 
 

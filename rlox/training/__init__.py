@@ -1,6 +1,6 @@
-"""How does a training go? Construction, backends, loops, saving and loading: what all algorithms share.
+"""Training code shared by all algorithms: construction, backends, loops, saving and loading.
 
-`Learner` says what an algorithm's author provides; the families' base classes have the rest.
+`Learner` specifies what the author of an algorithm provides; the base classes of the families contain the rest.
 """
 
 from rlox import lazy

@@ -1,6 +1,6 @@
-"""One life for all algorithms: construction, backend, training, acting, evaluation, checkpoints.
+"""Base class of all algorithms: construction, backend, training, acting, evaluation, checkpoints.
 
-The families (`on_policy`, `off_policy`, `offline`) add where batches come from; an algorithm adds its `update`.
+The families (`on_policy`, `off_policy`, `offline`) add the source of batches; an algorithm adds its `update`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlox.native import NativeAdam, NativeOptimizer, Watch
 from rlox.native.shadows import update_difference
 from rlox.nn.modules import load_weights_, state_of, weights_of
 
-# PyTorch is imported where it is used: a native run needs none of it.
+# PyTorch is imported where it is used, because native runs do not need it.
 from rlox.training import restoring
 from rlox.training.parts import (
     CUDA_PAYS_FROM,
@@ -58,23 +58,23 @@ Batch = TypeVar("Batch", contravariant=True)
 
 @runtime_checkable
 class Learner(Protocol[Batch]):
-    """What the author of an algorithm provides; the base class of its family provides the rest.
+    """Interface that the author of an algorithm implements; the base class of its family provides the rest.
 
-    A family's base class may be given more than this: `Algorithm.make_policy` for a policy of another kind,
-    `Algorithm.setup` for further networks and optimisers, `Algorithm.schedule_values` for further schedules, and
-    ``update_native``, which does by a kernel what `update` does.
+    A subclass may also override `Algorithm.make_policy` for another kind of policy, `Algorithm.setup` for further
+    networks and optimisers, and `Algorithm.schedule_values` for further schedules. It may define ``update_native``,
+    which runs `update` as a kernel.
     """
 
     name: ClassVar[str]  # its key in `rlox.algorithms.ALGORITHMS`, and the name of its YAML file
     Config: ClassVar[type[Config]]  # a dataclass below the family's configuration
 
     def update(self, batch: Batch, /) -> Mapping[str, torch.Tensor | float]:
-        """Learn from a batch, which the family defines; return the metrics by name, as tensors () or floats."""
+        """Learn from a batch, whose type the family defines; return the metrics by name, as tensors () or floats."""
         ...
 
 
 class Algorithm:
-    """Base of the families; their classes say which arguments they take.
+    """Base class of the families; their classes document the arguments.
 
     Attributes
     ----------
@@ -83,41 +83,41 @@ class Algorithm:
     counters : Counters
         Steps, updates and episodes so far.
     parts : dict
-        What a checkpoint holds beside `policy` and `optimizer`, by section: modules, optimisers, and other objects with
-        ``state()`` and ``set_state(arrays)``. `setup` adds to it by `keep`.
+        Contents of a checkpoint in addition to `policy` and `optimizer`, by section: modules, optimisers, and other
+        objects with ``state()`` and ``set_state(arrays)``. `setup` adds to it with `keep`.
     rng : Rng
-        Decides what each update sees; its stream is the class's `stream`.
+        Determines what each update sees; its stream is the class's `stream`.
     spec : EnvSpec
         Shapes and bounds of observations and actions.
     collector : RolloutCollector, ReplayCollector or None
-        What gathers experience; None where a dataset is all there is.
+        Collects experience; None if the algorithm learns from a dataset only.
     normalizer : VecNormalize, DatasetStatistics or None
-        What observations go through before the networks see them.
+        Transforms observations before the networks see them.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
     loop: ClassVar[Callable[..., dict[str, float]]]  # of `rlox.training.loops`
-    stream: ClassVar[Stream]  # what `rng` decides
-    actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
-    mixed_images: ClassVar[bool] = False  # whether it takes images beside other numbers, see `EnvSpec.images`
-    length: ClassVar[str] = "total_timesteps"  # how `train` calls the length of a training
+    stream: ClassVar[Stream]  # the stream of `rng`
+    actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
+    mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
+    length: ClassVar[str] = "total_timesteps"  # name of `train`'s argument for the length of a training
 
     data_parallel: ClassVar[bool] = False  # whether several ranks may train it together, see `rlox.distributed.ranks`
 
     spec: EnvSpec
-    n_envs: int = 1  # of all ranks together
+    n_envs: int = 1  # environments of all ranks together
     env_workers: int = 0
     env_backend: str = "auto"
     collector: Any = None
     normalizer: VecNormalize | DatasetStatistics | None = None
     optimizer: FlatOptimizer | NativeOptimizer | NativeAdam
-    native: Any = None  # a NativeActor, where the kernel also holds the policy's weights
+    native: Any = None  # a NativeActor, if the kernel also holds the policy's weights
     _watch: Watch | None = None
     _trains = False  # whether `train` is running
-    _own_policy = False  # whether the policy is the user's, whose weights only the user can place
-    _lost_reward_fn: str | None = None  # of a checkpoint, the name of the reward_fn that was not given again
-    _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights that are to be restored
+    _own_policy = False  # whether the policy is custom; only the user can then map weights to it
+    _lost_reward_fn: str | None = None  # name of a checkpoint's reward_fn that was not passed again
+    _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights to restore
 
     def __init__(
         self,
@@ -152,27 +152,27 @@ class Algorithm:
         self.ranks: Ranks = current() if type(self).data_parallel else ALONE
         if hasattr(self.config, "batch_size"):
             self.ranks.share(where, "batch_size", self.config.batch_size)
-        # What evaluates, records and saves does so once.
+        # Only rank 0 has callbacks, so that evaluating, recording and saving happen once.
         given = callback_list(where, callbacks, logger)
         self.callbacks = given if self.ranks.rank == 0 else callback_list(where, None, None)
         self.counters = Counters(clock=clock)
         self.parts: dict[str, Any] = {}
-        self._switches: dict[str, str] = {}  # by part, the hyper-parameter that says whether there is one
+        self._switches: dict[str, str] = {}  # by part, the hyper-parameter that switches it on
         self.optimizers: list[FlatOptimizer | NativeAdam | ShardedAdam] = []
 
     def _configured(self, where: str, values: dict[str, Any]) -> Any:
-        """The configuration: what was given as ``config``, or one of single hyper-parameters."""
+        """Return the configuration passed as ``config``, or one built from single hyper-parameters."""
         given = values.pop("config", None)
         if given is None:
             return self.Config.from_kwargs(where, **values)
         if not isinstance(given, self.Config):
             raise TypeError(f"{where}: config must be a {self.Config.__name__}, got {shown(given)}")
         if values:
-            raise TypeError(f"{where}: {min(values)} must not be given beside config, which holds it")
+            raise TypeError(f"{where}: {min(values)} must not be given together with config, which contains it")
         return given
 
     def _assemble(self, policy: nn.Module | None, backend: str, device: str) -> None:
-        """Choose the backend, then make networks and optimisers: what comes last in construction."""
+        """Choose the backend, then create networks and optimisers; the last step of construction."""
         self._own_policy = policy is not None
         self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         rng = Rng(self.seed, Stream.INIT)
@@ -193,30 +193,32 @@ class Algorithm:
     # ---- what an algorithm defines
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
-        """Set `policy` to the user's after its checks, or to the default one with weights drawn from `rng`; or set
-        `native`."""
+        """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or
+        set `native`."""
         raise NotImplementedError
 
     def setup(self, rng: Rng) -> None:
-        """Set `optimizer`, and make further networks (weights drawn from `rng`) and their optimisers; policy and device
-        are there."""
+        """Set `optimizer`, and create further networks (weights drawn from `rng`) and their optimisers.
+
+        Policy and device are already set.
+        """
         raise NotImplementedError
 
     def update(self, batch: Any) -> Mapping[str, torch.Tensor | float]:
-        """One update; scalar metrics, still tensors."""
+        """Take one update. Returns scalar metrics, still tensors."""
         raise NotImplementedError
 
     def schedule_values(self, progress: float) -> dict[str, float]:
-        """The learning rate, and all else that a schedule moves, by their metrics' names, as they stand at `progress`
-        in [0, 1]."""
+        """Return the learning rate and all other scheduled values at `progress` in [0, 1], by metric name."""
         return schedule_values(self.config, progress)
 
-    # ---- what `setup` and `update` are written with
+    # ---- helpers for `setup` and `update`
 
     def keep(self, name: str, part: Any, switch: str | None = None) -> Any:
-        """Have checkpoints hold `part` in the section `name`; returns it.
+        """Store `part` in checkpoints, in the section `name`. Returns it.
 
-        Where a hyper-parameter is the `switch` that there is such a part, one of a checkpoint that had it off is new.
+        The hyper-parameter `switch` tells whether the part exists. If it was off in a checkpoint, the part stays new
+        when that checkpoint is loaded.
         """
         self.parts[name] = part
         if switch is not None:
@@ -224,7 +226,7 @@ class Algorithm:
         return part
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
-        """Adam for `parameters`, listed in `optimizers`; `block` is a kernel's name for them."""
+        """Create an Adam for `parameters` and add it to `optimizers`; `block` is the kernel's name for them."""
         from rlox.nn.optimizers import FlatOptimizer
 
         rate = self.config.learning_rate
@@ -234,8 +236,10 @@ class Algorithm:
         return made
 
     def use_kernel(self, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
-        """Have `kernel` compute updates, and actions where it acts, in the memory of the networks; `blocks` are their
-        flat parameters by the names of its constructor."""
+        """Let `kernel` compute updates, and actions if it acts, in the memory of the networks.
+
+        `blocks` are the networks' flat parameters, by the argument names of the kernel's constructor.
+        """
         spec, c = self.spec, self.config
         arrays = {name: block.detach().numpy() for name, block in blocks.items()}
         sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim, "hidden_sizes": c.hidden_sizes}
@@ -249,7 +253,7 @@ class Algorithm:
                 optimizer.net = self.net
 
     def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """`loss` itself, or where `compile` asks for it what PyTorch makes of it, the same at every call."""
+        """Return `loss` itself or, with `compile`, its compiled version, which is the same at every call."""
         if not self.compile:
             return loss
         if loss not in self._compiled:
@@ -259,7 +263,7 @@ class Algorithm:
         return self._compiled[loss]
 
     def _precision(self) -> str:
-        """``float32`` or ``bfloat16``, where the configuration has a `precision`."""
+        """Return ``float32`` or ``bfloat16``, for configurations with a `precision`."""
         wanted = self.config.precision
         if wanted == "auto":
             import torch
@@ -268,7 +272,7 @@ class Algorithm:
         return wanted
 
     def cast(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision of passes over a model; what is trained stays float32."""
+        """Return a context that sets the precision of passes over a model; trained weights stay float32."""
         if self._precision() == "float32":
             return contextlib.nullcontext()
         import torch
@@ -278,12 +282,12 @@ class Algorithm:
     # ---- backend
 
     def _choose_backend(self, backend: str, policy: nn.Module | None, device: str) -> tuple[str, str]:
-        """``native`` or ``torch``, and why."""
+        """Return ``native`` or ``torch``, and the reason."""
         if backend == "torch":
-            return "torch", "as asked"
+            return "torch", "as requested"
         obstacle = "compile is for PyTorch" if self.compile else self._native_obstacle(policy, device)
         if obstacle is None and backend == "auto" and self._gpu_pays(device):
-            obstacle = "so large a policy is faster on the GPU"
+            obstacle = "a policy this large is faster on the GPU"
         if obstacle is None:
             return "native", "perceptrons on the CPU, computed as the PyTorch update defines them"
         if backend == "native":
@@ -291,7 +295,7 @@ class Algorithm:
         return "torch", obstacle
 
     def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
-        """Why the native path cannot run; None where it can."""
+        """Return why the native path cannot run; None if it can."""
         if not hasattr(self, "update_native"):
             return f"{self.name} has no native update"
         if device == "cuda":
@@ -305,7 +309,7 @@ class Algorithm:
         return self._update_difference() if found is None else found
 
     def _gpu_pays(self, device: str) -> bool:
-        """Whether PyTorch on a GPU is the faster backend, and there is one."""
+        """Return whether there is a GPU and PyTorch on it is the faster backend."""
         if device != "auto" or self._kernel_size() < CUDA_PAYS_FROM:
             return False
         import torch
@@ -313,17 +317,17 @@ class Algorithm:
         return torch.cuda.is_available()
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
-        """Why the kernel cannot compute this policy exactly; None where it can."""
+        """Return why the kernel cannot compute this policy exactly; None if it can."""
         raise NotImplementedError
 
     def _kernel_size(self) -> int:
-        """How many parameters the default policy has."""
+        """Return the number of parameters of the default policy."""
         raise NotImplementedError
 
     def check_kernel(self, where: str, functions: bool = False) -> None:
-        """A ValueError where a kernel would no longer compute what Python says: something was changed since.
+        """Raise ValueError if the kernel would no longer compute the same as the Python code, which was changed.
 
-        The loops call it before each round. The `functions` are looked at where that is asked for, and every second.
+        The loops call it before each round. Functions are checked with `functions=True`, and once a second.
         """
         watch = self._watch
         if watch is not None and (functions or where != "train" or watch.due()):
@@ -337,25 +341,27 @@ class Algorithm:
 
     @property
     def policy(self) -> nn.Module:
-        """The module that is trained; where a kernel holds its weights it is made when it is first asked for, and has
-        views of the kernel's parameters."""
+        """The trained module. If a kernel holds its weights, the module is created on first access, with views of the
+        kernel's parameters."""
         return self._policy if self.native is None else self.native.module()
 
     @policy.setter
     def policy(self, module: nn.Module) -> None:
         if self.native is not None or hasattr(self, "_policy"):
-            raise AttributeError(f"{type(self).__name__}: policy must be given to the constructor, and stays the same")
+            raise AttributeError(
+                f"{type(self).__name__}: policy must be given to the constructor and cannot be replaced"
+            )
         self._policy = module
 
     @property
     def actor(self) -> Any:
-        """What acts in collection and evaluation: a module, a `NativeActor` or a `RecurrentActor`."""
+        """The actor of collection and evaluation: a module, a `NativeActor` or a `RecurrentActor`."""
         return self.policy if self.native is None else self.native
 
     def plan(
         self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> None:
-        """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
+        """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
         plan(self, total_timesteps, until, schedule_timesteps)
 
     def train(
@@ -363,40 +369,42 @@ class Algorithm:
     ) -> dict[str, float]:
         """Train for `total_timesteps` more environment steps, rounded up to whole rollouts or rounds.
 
-        Without `total_timesteps` it goes on with the training that was stopped, or that a checkpoint was saved in the
-        middle of, to the end that was set for it then, as if there had been no pause.
+        Without `total_timesteps`, continue an interrupted training, or the one in progress when a checkpoint was saved,
+        up to its planned end, as if there had been no pause.
 
         Parameters
         ----------
         total_timesteps : int, optional
-            A new training of so many steps.
+            Start a new training of this many steps.
         until : int, optional
-            Another end for the training that is continued, in environment steps since the algorithm was made. Its
-            schedules are stretched to the new end, so that a learning rate that had fallen rises again.
+            A new end for the continued training, in environment steps since the algorithm was created. Its schedules
+            are stretched to the new end, so a learning rate that had decayed rises again.
         schedule_timesteps : int, optional
-            Steps after which schedules (learning rate, exploration, …) have come to their end, counted from the
-            training's beginning; by default `total_timesteps`, or what `until` says.
+            Steps after which schedules (learning rate, exploration, …) reach their end, counted from the start of the
+            training; by default the end given by `total_timesteps` or `until`.
 
         Returns
         -------
         dict
             The last metrics; ``mean_reward`` is the mean undiscounted return of the last 100 completed
-            episodes, NaN if none has ended; ``learning_rate``, and every other value that a schedule moves, are those
-            of the last update.
+            episodes, NaN if none has ended; ``learning_rate`` and all other scheduled values are those of the last
+            update.
 
         Warns
         -----
         RuntimeWarning
-            Where schedules get another end: it has their values before and after. Where nothing is left to train.
+            If the end of the schedules changes; the message lists their values before and after. If nothing is left to
+            train.
 
         Raises
         ------
         FloatingPointError
             If a loss or gradient is no longer finite.
         ValueError
-            For a number below 1, both `total_timesteps` and `until`, neither where nothing was begun, an `until` that
-            is already past, or a `schedule_timesteps` that leaves a learning rate of 0 for all that is left; where a
-            checkpoint was trained with a `reward_fn` or a dataset that was not given again.
+            For a number below 1; if both `total_timesteps` and `until` are given, or neither is and there is no
+            training to continue; if `until` has already passed; if `schedule_timesteps` would leave a learning rate of
+            0 for the rest of the training; if a checkpoint was trained with a `reward_fn` or a dataset that was not
+            passed again.
         """
         return self._train(total_timesteps, until, schedule_timesteps)
 
@@ -409,14 +417,15 @@ class Algorithm:
             return type(self).loop(self)
 
     def _require_complete(self) -> None:
-        """A ValueError where a checkpoint was trained with what a file cannot hold, and it was not given again."""
+        """Raise ValueError if a checkpoint was trained with an object that a file cannot store and that was not passed
+        again."""
 
     # ---- acting
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Action for one observation (D,), or actions for a batch (B, D); without what `make_noise` adds in training.
+        """Return the action for one observation (D,), or actions for a batch (B, D), without `make_noise`'s noise.
 
-        An agent that carries a state from step to step acts as in the first step of an episode.
+        A recurrent agent acts as in the first step of an episode.
 
         Returns
         -------
@@ -427,9 +436,9 @@ class Algorithm:
         Raises
         ------
         ValueError
-            If the observation has another size, or holds what is not finite.
+            If the observation has another size or contains values that are not finite.
         TypeError
-            For what is no array of numbers; if `deterministic` and the policy is a user's module without ``mode``.
+            If `obs` is not an array of numbers; if `deterministic` and the policy is a custom module without ``mode``.
         """
         where = f"{type(self).__name__}.predict"
         self.check_kernel("predict")
@@ -446,11 +455,11 @@ class Algorithm:
         return predicted(where, self.spec, actor, obs, deterministic, transform)
 
     def make_noise(self, n_envs: int) -> ActionNoise | None:
-        """The noise that training adds to the actions in `n_envs` environments, new; None beyond the policy's own."""
+        """Return new action noise, as training adds it in `n_envs` environments; None if there is only the policy's."""
         return None
 
     def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
-        """Actions (B, …) for observations (B, …) as training takes them: sampled, with the next step's `noise` (of
+        """Return actions (B, …) for observations (B, …) as in training: sampled, with the next step's `noise` (from
         `make_noise`, drawn from `rng`) added, and clipped."""
         actions = cast(np.ndarray, self.predict(obs, deterministic=False))
         return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
@@ -458,16 +467,16 @@ class Algorithm:
     def evaluate(
         self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
     ) -> Evaluation:
-        """Play whole episodes on a fresh environment, without disturbing training; statistics are frozen.
+        """Run whole episodes in a new environment, without affecting training; normalisation statistics are frozen.
 
-        Not `deterministic`: as training acts, with its exploration noise. `seed` None stands for 10_000 + the
-        algorithm's own; `options` go to `rlox.collectors.evaluation.evaluate`. Of several agents `returns` are sums
-        over them, and `agent_returns` those of each.
+        With ``deterministic=False`` the agent acts as in training, with exploration noise. `seed` defaults to 10_000 +
+        the algorithm's own; `options` are passed to `rlox.collectors.evaluation.evaluate`. With several agents,
+        `returns` are sums over the agents and `agent_returns` the returns of each agent.
 
         Raises
         ------
         ValueError
-            If there is no environment, or its observations are not those that were learned from.
+            If there is no environment, or its observations are not those of the training.
         """
         require(f"{type(self).__name__}.evaluate", "deterministic", deterministic, bool)
         with torch_threads(self.threads):
@@ -478,11 +487,15 @@ class Algorithm:
             return by(**arguments, **options)
 
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """The arguments of `rlox.collectors.evaluation.evaluate`, without its options; with ``by``, of that function
-        instead."""
+        """Return the arguments of `rlox.collectors.evaluation.evaluate`, without its options.
+
+        If the result contains ``by``, they are the arguments of that function instead.
+        """
         self.check_kernel("evaluate")
         if self.env_id is None:
-            raise ValueError(f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' when made")
+            raise ValueError(
+                f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' to the constructor"
+            )
         return {
             "policy": self.actor,
             "env_id": self.env_id,
@@ -500,15 +513,15 @@ class Algorithm:
     def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
         """Write a checkpoint (see `rlox.checkpoint`), without a dataset; `header` adds JSON values to its header.
 
-        `memory`: off-policy, the replay memory too, in files of ``memory/`` beside it that hold what is new since the
-        last time; `from_checkpoint` finds them there.
+        With `memory`, an off-policy algorithm also writes its replay memory, to files in ``memory/`` next to the
+        checkpoint. Each save adds the steps since the last one; `from_checkpoint` finds the files there.
         """
         self.snapshot(path, memory, **header)()
 
     def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
-        """Copy what `save` is to write, and return the function that writes it.
+        """Copy the data that `save` writes, and return the function that writes it.
 
-        Training may go on before that is called, or while another thread runs it.
+        Training may continue before that function is called, or while another thread runs it.
         """
         return partial(save_checkpoint, path, self.ranks.whole(self._checkpoint(**header)))
 
@@ -544,24 +557,24 @@ class Algorithm:
                 "episode_returns": np.asarray(c.recent_returns, np.float64),
                 "episode_lengths": np.asarray(c.recent_lengths, np.int64),
             },
-            # A user's policy samples from PyTorch's generator.
+            # A custom policy samples from PyTorch's generator.
             "generators": self._torch_generator(),
         }
         own_info, own_tensors = self._own_state()
         tensors.update(own_tensors)
-        # Copies, since most are views of what training changes.
+        # Copy the arrays, because most are views of memory that training changes.
         owned = {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in tensors.items()}
         return Checkpoint({**info, **own_info}, owned)
 
     def generators(self) -> dict[str, dict[str, int]]:
-        """The states of its random streams."""
+        """Return the states of the algorithm's random streams."""
         found = {self.stream.name.lower(): self.rng.get_state()}
         if self.collector is not None:
             found["action"] = self.collector.rng.get_state()
         return found
 
     def own_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """What of a checkpoint's tensors each rank has of its own, by section; copies."""
+        """Return copies of those checkpoint tensors that differ between ranks, by section."""
         found = {name: state_of(part) for name, part in self.parts.items() if name in OWN}
         if self.collector is not None:
             found["environment"] = self.collector.state() or {}
@@ -573,7 +586,7 @@ class Algorithm:
         return {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in found.items()}
 
     def _weights(self) -> dict[str, np.ndarray]:
-        """What checkpoints hold of the policy."""
+        """Return the policy's weights for a checkpoint."""
         return weights_of(self.policy) if self.native is None else self.native.weights()
 
     def _torch_generator(self) -> dict[str, np.ndarray]:
@@ -586,7 +599,7 @@ class Algorithm:
         return {} if isinstance(self.policy, Actor) else {"torch": torch.get_rng_state().numpy()}
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
-        """What a family or an algorithm adds to a checkpoint: header values, and tensors by section."""
+        """Return what a family or an algorithm adds to a checkpoint: header values, and tensors by section."""
         return {}, {name: state_of(part) for name, part in self.parts.items()}
 
     @classmethod
@@ -604,39 +617,42 @@ class Algorithm:
         env_backend: str | None = None,
         **arguments: Any,
     ):
-        """Restore an algorithm; `train` without arguments continues as if it had never stopped, on native environments
-        and on those foreign ones that can be restored (see `rlox.envs.state`). Others start with fresh episodes,
-        everything else is exact; ``collector.restore_note()`` says so, and why.
+        """Restore an algorithm from a checkpoint.
 
-        Off-policy, the replay memory is restored when it is first used, from the files that stand beside the
-        checkpoints of `rlox train` (and of ``save(path, memory=True)``), or by `load_buffer` from what `save_buffer`
-        kept. Without either it starts empty, a `RuntimeWarning` says so where files are missing, and the restored
-        policy fills it with `learning_starts` steps before the first update.
+        `train` without arguments continues as if it had never stopped, in native environments and in those foreign
+        environments that can be restored (see `rlox.envs.state`). Other environments start new episodes, and everything
+        else is exact; ``collector.restore_note()`` reports this with the reason.
+
+        Off-policy algorithms restore the replay memory when it is first used, from the files next to a checkpoint of
+        ``rlox train`` or ``save(path, memory=True)``; or `load_buffer` loads a file of `save_buffer`. Otherwise the
+        memory starts empty (with a `RuntimeWarning` if files are missing), and the restored policy fills it with
+        `learning_starts` steps before the first update.
 
         Parameters
         ----------
         path : path
             The checkpoint.
         env_id : str or callable, optional
-            By default the one it was trained on. Another one starts with fresh episodes.
+            By default the environment of the training. Another environment starts new episodes.
         policy : nn.Module, optional
-            Needed, with the same parameters, where the checkpoint holds a user's own policy.
+            Required, with the same parameters, if the checkpoint contains a custom policy.
         backend : str, optional
-            By default the one that ran, where it can.
+            By default the backend of the training, if it can run.
         reward_fn : callable, optional
-            Needed to train on, where the checkpoint was trained with one.
+            Required for further training if the checkpoint was trained with one.
         env_wrappers : sequence, optional
-            Needed where the checkpoint names wrappers from outside gymnasium: a file must not decide what is imported.
+            Required if the checkpoint names wrappers from outside gymnasium, because a file must not choose what is
+            imported.
         env_backend : str, optional
-            By default the one it was trained on.
+            By default the environment backend of the training.
         **arguments
-            Further arguments of the class, hyper-parameters among them, in place of the saved ones.
+            Further arguments of the class, including hyper-parameters, which override the saved values.
 
         Raises
         ------
         FileNotFoundError, ValueError
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
-            or a state of the environments that is damaged.
+            or a damaged state of the environments.
         """
         return restoring.with_environments(
             cls,
@@ -658,11 +674,11 @@ class Algorithm:
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Further arguments of the class that the header holds."""
+        """Return further arguments of the class from the header."""
         return {}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
-        """Take up a checkpoint's state; returns whether the environments go on where they were."""
+        """Restore a checkpoint's state. Returns whether the environments continue where they were."""
         header, tensors = checkpoint.header, checkpoint.tensors
         self._load_weights(tensors["policy"], f"{type(self).__name__}: from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
@@ -689,7 +705,7 @@ class Algorithm:
         return exact
 
     def init_from(self, path: str | os.PathLike) -> None:
-        """Start from the weights and the normalisation of a checkpoint; everything else stays new.
+        """Load the weights and the normalisation of a checkpoint; everything else stays new.
 
         Raises
         ------
@@ -702,8 +718,8 @@ class Algorithm:
         tensors, theirs = checkpoint.tensors, checkpoint.header["algorithm"]
         if "obs_std" in tensors["normalization"]:
             raise ValueError(
-                f"{where}: its policy must see observations as they are, got one that "
-                "sees them normalised by its dataset's statistics; train it with normalize_obs=false"
+                f"{where}: its policy must take unchanged observations, got a policy that "
+                "takes them normalised by its dataset's statistics; train it with normalize_obs=false"
             )
         try:
             self._load_weights(self._fitted(tensors["policy"]), where)
@@ -712,17 +728,17 @@ class Algorithm:
                 raise
             raise ValueError(
                 f"{where}: the policy must have the networks of {self.name}, got "
-                f"that of {one_line(theirs, 40)}, which has others; start from a checkpoint of {self.name}"
+                f"those of {one_line(theirs, 40)}; start from a checkpoint of {self.name}"
             ) from e
         if self.normalizer is not None and tensors["normalization"]:
             self.normalizer.set_state(tensors["normalization"], returns=False)
 
     def _fitted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What `init_from` puts into the policy of a checkpoint's, which may be another algorithm's."""
+        """Convert a checkpoint's policy weights, which may be another algorithm's, for `init_from`."""
         return arrays
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
-        """Put a checkpoint's weights into the policy, and into what starts as a copy of it."""
+        """Load a checkpoint's weights into the policy, and into networks that start as a copy of it."""
         what = f"{where}: the policy"
         if self.native is not None:
             self.native.load(arrays, what)
@@ -733,6 +749,6 @@ class Algorithm:
         raise uncopied(self)
 
     def close(self) -> None:
-        """End the environments' worker processes, if there are any; what was learned stays usable."""
+        """End the environments' worker processes, if there are any. The trained policy remains usable."""
         if self.collector is not None:
             self.collector.close()

@@ -1,4 +1,4 @@
-"""Policies of bounded continuous actions, as SAC and TD3 have them: made, started from others, run by a kernel."""
+"""Policies of bounded continuous actions, as in SAC and TD3: creation, weights from other algorithms, kernel rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> None:
-    """Set `policy` to one of the class's `Policy` within the environment's bounds, and `native` where a kernel acts."""
+    """Set `policy` to the class's `Policy` with the environment's bounds, and `native` if a kernel acts."""
     from torch import nn
 
     c, spec, where, kind = algorithm.config, algorithm.spec, type(algorithm).__name__, algorithm.Policy
@@ -55,9 +55,9 @@ def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> N
 
 
 def make_critics(algorithm: Any, rng: Rng) -> tuple[TwinQNetwork, nn.Module, torch.Tensor]:
-    """Twin critics, their target network, and the flat tensor of its parameters; checkpoints hold both.
+    """Create twin critics, their target network, and the flat tensor of its parameters; checkpoints store both.
 
-    Copies come before the optimisers, which lay the online networks' parameters out anew.
+    The target is copied before the optimisers move the online networks' parameters into one block.
     """
     from rlox.nn.networks import TwinQNetwork
     from rlox.nn.optimizers import flat_copy
@@ -69,20 +69,20 @@ def make_critics(algorithm: Any, rng: Rng) -> tuple[TwinQNetwork, nn.Module, tor
 
 
 def bounded_kernel_size(algorithm: Any) -> int:
-    """How many parameters the default policy and its critics have."""
+    """Return the number of parameters of the default policy and its critics."""
     spec, gaussian = algorithm.spec, algorithm.Policy.outputs_per_action == 2
     return sum(n_parameters(spec.obs_dim, spec.act_dim, algorithm.config.hidden_sizes, gaussian))
 
 
 def make_action_noise(algorithm: Any, n_envs: int) -> ActionNoise:
-    """Noise on the actions of `n_envs` environments, as the configuration describes it."""
+    """Create the configured action noise for `n_envs` environments."""
     c = algorithm.config
     return ActionNoise(algorithm.spec, n_envs, c.exploration_noise, c.noise_correlation)
 
 
 def native_rounds(algorithm: Any, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
-    """`OffPolicyAlgorithm.rounds` by the kernel; `names` are hyper-parameters that one algorithm's kernel takes in
-    addition, as are `arguments`."""
+    """Run `OffPolicyAlgorithm.rounds` as a kernel call, with the algorithm's additional hyper-parameters `names` and
+    `arguments`."""
     counters, delay = algorithm.counters, getattr(algorithm.config, "policy_delay", 1)
     first = counters.updates + 1
     taken, table, update_s, returns, lengths = algorithm._kernel_rounds(
@@ -92,18 +92,18 @@ def native_rounds(algorithm: Any, n_steps: int, names: Iterable[str] = (), **arg
     counters.in_round = algorithm.round_steps
     counters.updates += len(table)
     follow_schedule(algorithm.optimizers, algorithm.config, counters.progress)
-    # The metrics of a delayed policy are those of its own updates.
+    # A delayed policy reports metrics only for the updates in which it is updated.
     own = (first + np.arange(len(table))) % delay == 0
     columns = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
     return Rounds(taken, returns, lengths, {name: x for name, x in columns.items() if len(x)}, update_s)
 
 
 def fitted_policy(algorithm: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A checkpoint's policy with as many outputs for each action as the algorithm's own.
+    """Return a checkpoint's policy weights with as many outputs per action as this algorithm's policy has.
 
-    Its means stay. Standard deviations are left out where this policy has none. Where it has and the checkpoint's
-    has not, they start at 1 before the tanh; at IQL's, which lie behind it, where these are: near a mean of 0,
-    where tanh is the identity, that is the same.
+    The means are kept. Standard deviations are dropped if this policy has none. If only this policy has them, they
+    start at 1, before the tanh. IQL's standard deviations, which apply after the tanh, are taken over: near a mean of
+    0, where tanh is the identity, that is the same.
     """
     layers = [int(match[1]) for name in arrays if (match := re.fullmatch(r"net\.(\d+)\.weight", name))]
     weight, bias = (f"net.{max(layers, default=0)}.{kind}" for kind in ("weight", "bias"))
@@ -121,7 +121,7 @@ def fitted_policy(algorithm: Any, arrays: dict[str, np.ndarray]) -> dict[str, np
         found[bias] = np.concatenate([arrays[bias], new])
     had = was_wide or log_std is not None
     if had is not wide:
-        why = "for exploration_noise replaces them" if had else "for it has none: they start at 1, before the tanh"
+        why = "because exploration_noise replaces them" if had else "which has none: they start at 1, before the tanh"
         warnings.warn(
             f"init_from: the standard deviations are not those of the checkpoint's policy, {why}",
             RuntimeWarning,

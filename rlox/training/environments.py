@@ -1,4 +1,4 @@
-"""The environments of an algorithm that acts: made at its construction, kept in its checkpoints."""
+"""The environments of an acting algorithm: created in its construction, stored in its checkpoints."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def construct(
     remote: RemoteConfig | None = None,
     **config: Any,
 ) -> None:
-    """The construction of an algorithm that acts; arguments as `rlox.training.on_policy.OnPolicyAlgorithm` has them.
+    """Construct an acting algorithm; arguments as for `rlox.training.on_policy.OnPolicyAlgorithm`.
 
-    `collector` makes what gathers experience, given what every collector takes.
+    `collector` creates the object that collects experience, from the arguments common to all collectors.
     """
     where = type(algorithm).__name__
     if is_multi_agent(env_id) and not algorithm.Config.several_agents:
-        raise ValueError(f"{where}: env_id must have one agent, got {env_id}, which has several; MAPPO learns for them")
+        raise ValueError(f"{where}: env_id must have one agent, got {env_id}, which has several; use MAPPO for it")
     usual = usual_settings(env_id)
     usual_reward = usual.pop("reward_fn", None)
     if isinstance(reward_fn, str) and reward_fn == "auto":
@@ -100,7 +100,7 @@ def construct(
         able = [name.upper() for name, takes in kinds.items() if spec.action_kind in takes]
         raise ValueError(
             f"{where}: the environment's actions must be {' or '.join(algorithm.actions)}, got "
-            f"{spec.describe_actions()}; {spec.action_kind} ones are for {', '.join(able)}"
+            f"{spec.describe_actions()}; {spec.action_kind} actions are for {', '.join(able)}"
         )
     if not algorithm.mixed_images:
         spec.refuse_mixed_images(where)
@@ -110,7 +110,7 @@ def construct(
     if algorithm._saved_shapes is not None and algorithm.config.replays == "sequences":
         restoring.require_model_widths(where, algorithm._saved_shapes, *algorithm.config.shape)
     elif algorithm._saved_shapes is not None:
-        # Of an image, features go in, and of critics, actions beside the observation.
+        # Networks for images take features as input, and critics take actions in addition to the observation.
         n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
         restoring.require_widths(where, algorithm._saved_shapes, algorithm.config.hidden_sizes, n_in)
     _normalize(algorithm)
@@ -118,7 +118,7 @@ def construct(
 
 
 def _normalize(algorithm: Algorithm) -> None:
-    """Set the normaliser, here and where the experience is gathered, if there is anything to normalise."""
+    """Set the normaliser of the algorithm and its collector, if there is anything to normalise."""
     c, spec = algorithm.config, algorithm.spec
     rewards = getattr(c, "normalize_rewards", False)
     if not (getattr(c, "normalize_obs", False) or rewards):
@@ -135,16 +135,16 @@ def _normalize(algorithm: Algorithm) -> None:
 
 
 def state(algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
-    """What a checkpoint holds of environments and rewards: header values, and tensors by section."""
+    """Return a checkpoint's data on environments and rewards: header values, and tensors by section."""
     reward_fn = algorithm.collector.reward_fn
     name = algorithm._lost_reward_fn if reward_fn is None else reward_name(reward_fn)
     return {"reward_fn": name}, {"environment": algorithm.collector.state() or {}}
 
 
 def require_reward_fn(algorithm: Algorithm) -> None:
-    """A ValueError where a checkpoint was trained with a `reward_fn` that was not given again."""
+    """Raise ValueError if a checkpoint was trained with a `reward_fn` that was not passed again."""
     if algorithm._lost_reward_fn is not None:
         raise ValueError(
             f"{type(algorithm).__name__}.train: the checkpoint was trained with reward_fn {algorithm._lost_reward_fn}, "
-            "which a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
+            "which a file cannot store; pass it to from_checkpoint(reward_fn=...)"
         )

@@ -1,4 +1,4 @@
-"""One training loop per family. A loop knows no algorithm by name; the step counters exist here, once."""
+"""One training loop per family. The loops know no algorithm by name, and only they advance the step counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = (float, int, np.number)
 
 @dataclass(frozen=True)
 class Episodes:
-    """What one round of off-policy collection has brought; its length is the environment steps taken."""
+    """Result of one round of off-policy collection; its length is the number of environment steps taken."""
 
     n_steps: int  # over all environments together
     episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
@@ -33,19 +33,19 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Rounds(Episodes):
-    """What whole rounds have done, collection and updates."""
+    """Result of whole rounds of collection and updates."""
 
-    metrics: dict[str, np.ndarray]  # (U,) f64 each, a number for each update; empty where there was none
-    update_s: float  # seconds of the updates
+    metrics: dict[str, np.ndarray]  # (U,) f64 each, one number per update; empty if there was no update
+    update_s: float  # seconds spent in updates
 
 
 def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
-    """Scalars as floats, with a single transfer from the device.
+    """Convert scalars to floats, with a single transfer from the device.
 
     Raises
     ------
     TypeError
-        For metrics that are no mapping, or one that is neither a number nor a tensor of shape ().
+        If `metrics` is not a mapping, or a metric is neither a number nor a tensor of shape ().
     """
     if type(metrics) is dict and all(isinstance(value, float) for value in metrics.values()):
         return metrics
@@ -60,37 +60,37 @@ def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
 
 
 def _require_metrics(metrics: Any) -> None:
-    """A TypeError where an algorithm's update returned no metrics by name."""
+    """Raise TypeError if an algorithm's update did not return metrics by name."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"update must return its metrics as a dict, got {shown(metrics)}")
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor:
-    """`value`, a metric that is no number; a TypeError unless it is a tensor of shape ()."""
+    """Return `value`, a metric that is not a number. Raises TypeError unless it is a tensor of shape ()."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dim():
-        got = f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
         raise TypeError(f"update must return metrics that are numbers or tensors of shape (), got {name}: {got}")
     return value
 
 
 def require_finite(losses: dict[str, float], algorithm) -> None:
-    """A FloatingPointError where a metric of an update is not finite."""
+    """Raise FloatingPointError if a metric of an update is not finite."""
     c = algorithm.counters
     for name, value in losses.items():
-        # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
+        # Explained variance is undefined (NaN) if all returns are equal; every other metric must be finite.
         if not math.isfinite(value) and name.partition("/")[0] != "explained_variance":
             raise FloatingPointError(
-                f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot go on. "
+                f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot continue. "
                 "Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
             )
 
 
 def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, float]:
-    """The mean of each metric over the updates that report it; a delayed policy's metrics come with its own updates.
+    """Return the mean of each metric over the updates that report it; a delayed policy does not report in every update.
 
-    A row of `history` holds numbers or tensors; with `rounds` arrays, a number for each update (see `Rounds`).
+    A row of `history` contains numbers or tensors; with `rounds`, arrays with one number per update (see `Rounds`).
     """
     numbers = (*_NUMBERS, np.ndarray) if rounds else _NUMBERS
     for row in history:
@@ -105,7 +105,7 @@ def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, flo
             continue
         import torch
 
-        # An update may report a number, such as 0.0, where another reports a tensor.
+        # One update may report a number, such as 0.0, and another one a tensor.
         device = tensors[0].device
         stacked = torch.stack([torch.as_tensor(value, device=device) for value in values])
         means[name] = (stacked if stacked.is_floating_point() else stacked.double()).mean()
@@ -113,12 +113,12 @@ def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, flo
 
 
 def on_policy(algorithm) -> dict[str, float]:
-    """Collect, update, repeat until the horizon is reached or a callback says stop; returns the last metrics.
+    """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
 
     Raises
     ------
     FloatingPointError
-        As soon as an update's metrics are not finite: the weights are then not to be trusted, and nothing saved is
+        When a metric of an update is not finite: the weights can then no longer be trusted. Saved files are not
         touched.
     """
     c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
@@ -136,7 +136,7 @@ def on_policy(algorithm) -> dict[str, float]:
         except Diverged:
             raise
         except Exception as e:
-            # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+            # An environment failed, not the learner, so the weights of the last update are worth keeping.
             if not ranks.joined:
                 callbacks.on_collection_error(algorithm=algorithm, error=e)
             raise
@@ -163,7 +163,7 @@ def on_policy(algorithm) -> dict[str, float]:
             "time/cpu_s": time.process_time() - cpu,
         }
         go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
-        # Evaluation and saving are not the training's speed.
+        # Evaluation and saving do not count towards the training's speed.
         since += time.perf_counter() - now
     algorithm.check_kernel("train", functions=True)
     ranks.lead(algorithm, "on_training_end")
@@ -171,18 +171,18 @@ def on_policy(algorithm) -> dict[str, float]:
 
 
 def off_policy(algorithm) -> dict[str, float]:
-    """Collect into the replay memory, update from it, repeat until the horizon is reached or a callback says stop.
+    """Collect into the replay memory and update from it until the horizon is reached or a callback stops the training.
 
-    A round is ``round_steps`` environment steps, then the updates that are due (`gradient_steps`, or as many as the
-    replay ratio says), once the memory has taken in `learning_starts` steps and holds ``min_rows`` rows. Metrics are
-    means over the updates since the last report. There are a hundred reports in a training, one every 1,000 steps in a
-    long one; callbacks see metrics only then, and can stop the training only then. Where no Python code must see single
+    A round is ``round_steps`` environment steps, followed by the due updates (`gradient_steps`, or as many as the
+    replay ratio requires), once the memory has received `learning_starts` steps and contains ``min_rows`` rows. Metrics
+    are means over the updates since the last report. A training has a hundred reports, a long one a report every 1,000
+    steps; callbacks receive metrics, and can stop the training, only at reports. If no Python code needs to see single
     steps, all rounds up to the next report are one call of the algorithm's kernel, with the same results.
 
     Raises
     ------
     FloatingPointError
-        As soon as a report has metrics that are not finite.
+        When a metric of a report is not finite.
     """
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     ranks = algorithm.ranks
@@ -239,9 +239,9 @@ def off_policy(algorithm) -> dict[str, float]:
                 require_finite(_means(history), algorithm)
                 raise
             except Exception as e:
-                # A policy that is not finite any more acts so, and its weights are not worth keeping.
+                # A policy that is no longer finite also causes such errors, and its weights are not worth keeping.
                 require_finite(_means(history), algorithm)
-                # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+                # An environment failed, not the learner, so the weights of the last update are worth keeping.
                 if not ranks.joined:
                     callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
@@ -279,7 +279,7 @@ def off_policy(algorithm) -> dict[str, float]:
         collect_s = update_s = 0.0
         now = clock()
         go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
-        # Evaluation and saving are not the training's speed.
+        # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.check_kernel("train", functions=True)
@@ -288,16 +288,16 @@ def off_policy(algorithm) -> dict[str, float]:
 
 
 def offline(algorithm) -> dict[str, float]:
-    """Update from samples of a dataset until the horizon is reached or a callback says stop.
+    """Update from samples of a dataset until the horizon is reached or a callback stops the training.
 
     The horizon, schedules and callbacks count updates. Metrics are reported as in `off_policy`: means over the updates
     since the last report, a hundred times in a training and every 1,000 updates in a long one. ``time/collect_s`` is
-    the time that drawing the samples took.
+    the time spent drawing samples.
 
     Raises
     ------
     FloatingPointError
-        As soon as a report has metrics that are not finite.
+        When a metric of a report is not finite.
     """
     c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
@@ -318,7 +318,7 @@ def offline(algorithm) -> dict[str, float]:
             except Diverged:
                 raise
             except Exception as e:
-                # A file, or a reward function, failed, not the learner: the last update's weights are worth keeping.
+                # A file or a reward function failed, not the learner, so the last update's weights are worth keeping.
                 if not ranks.joined:
                     callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
@@ -340,7 +340,7 @@ def offline(algorithm) -> dict[str, float]:
         }
         now = clock()
         go_on = ranks.lead(algorithm, "on_step", step=c.updates, reward=c.mean_reward, metrics=metrics)
-        # Evaluation and saving are not the training's speed.
+        # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.check_kernel("train", functions=True)

@@ -1,4 +1,4 @@
-"""What DQN, SAC, TD3 and their like share: a replay memory, and updates from samples of it."""
+"""Shared code of off-policy algorithms such as DQN, SAC and TD3: a replay memory, and updates from its samples."""
 
 from __future__ import annotations
 
@@ -59,55 +59,55 @@ if TYPE_CHECKING:
     from rlox.nn.policies import BoundedPolicy
 
 
-# What `rounds` does without Python; where a subclass changes one of these, it must be called.
+# Methods that the kernel's `rounds` replaces; if a subclass overrides one of them, it must be called.
 _AT_ONCE = ("explore", "sample", "update", "update_native")
 
 
 class OffPolicyAlgorithm(Algorithm):
-    """Base of algorithms that learn from a memory of transitions, whichever policy made them.
+    """Base class of algorithms that learn from a replay memory of transitions of any policy.
 
-    ``update(batch)`` is given a `rlox.nn.batch.TransitionBatch`, normalised where the configuration says so; rewards
-    never are. So is ``update_native``, which does the same by the kernel, where there is one.
+    ``update(batch)`` receives a `rlox.nn.batch.TransitionBatch`, with normalised observations if the configuration asks
+    for it; rewards are never normalised. ``update_native``, if defined, runs the same as a kernel.
 
-    The default policy is a `Policy` of bounded actions; an algorithm of another kind overrides `make_policy`. The
-    memory holds actions in the environment's units, as they were taken; such a policy and its critics see them in
+    The default policy is a `Policy` of bounded actions; algorithms with other policies override `make_policy`. The
+    memory stores actions in the environment's units, as they were taken; a bounded policy and its critics see them in
     [-1, 1].
 
     With a dataset, round(`dataset_share` * B) of every batch's B rows are drawn from it and the rest from the memory,
-    by the run's own generator: the symmetric sampling of RLPD (Ball et al. 2023, arXiv:2302.02948, section 4.1).
+    with the run's own generator: the symmetric sampling of RLPD (Ball et al. 2023, arXiv:2302.02948, section 4.1).
     Updates begin after `learning_starts`, once the memory has as many transitions as a batch takes from it. The
-    dataset's rows are single steps and drawn uniformly, whatever the memory's returns and priorities are, and its
-    rewards must be on the environment's scale. For a policy from `init_from` set ``learning_starts=0``, so that it acts
-    from the first step.
+    dataset's rows are single steps and are drawn uniformly, independently of the memory's n-step returns and
+    priorities, and its rewards must be on the environment's scale. For a policy from `init_from`, set
+    ``learning_starts=0``, so that it acts from the first step.
 
     Parameters
     ----------
     env_id, n_envs, seed, policy, logger, callbacks, **arguments
-        As `rlox.training.on_policy.OnPolicyAlgorithm` takes them, ``config`` among them.
+        As for `rlox.training.on_policy.OnPolicyAlgorithm`, including ``config``.
     buffer : str, BufferConfig, mapping or Buffer, optional
         The replay memory: a name (``uniform``, ``prioritized``, ``mmap``, or a registered one), its configuration, the
-        same as a mapping, or the memory itself. By default uniform.
+        configuration as a mapping, or the memory itself. Uniform by default.
     buffer_size, n_step : int, optional
         Short for the configuration's ``size`` and ``n_step``.
     prioritized : bool, optional
         True is short for ``buffer="prioritized"``.
     dataset : OfflineDataset, optional
-        Such as `rlox.open_dataset` returns, with observations as they are (``normalize=False``), for an algorithm whose
-        configuration has a `dataset_share`. No checkpoint holds it: to train on, the same is given to
-        `from_checkpoint`.
+        A dataset, for example from `rlox.open_dataset`, without normalised observations (``normalize=False``), for an
+        algorithm whose configuration has a `dataset_share`. Checkpoints do not contain it: pass the same dataset to
+        `from_checkpoint` to continue training.
 
     Raises
     ------
     TypeError, ValueError
-        As `OnPolicyAlgorithm`; and for an unknown buffer, or one that is smaller than a batch.
+        As `OnPolicyAlgorithm`; also for an unknown buffer, or a buffer that is smaller than a batch.
     """
 
     loop = staticmethod(loops.off_policy)
     stream = Stream.REPLAY
-    Collector: ClassVar[type[ReplayCollector]] = ReplayCollector  # what gathers experience
-    min_rows = 1  # rows that the memory must hold for an update
-    Policy: ClassVar[type[BoundedPolicy] | None] = None  # the kind of policy that `make_policy` makes
-    outputs: ClassVar[str] = ""  # what a network of such a policy returns, for messages
+    Collector: ClassVar[type[ReplayCollector]] = ReplayCollector  # collects experience
+    min_rows = 1  # rows that the memory must contain for an update
+    Policy: ClassVar[type[BoundedPolicy] | None] = None  # the class of policy that `make_policy` creates
+    outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages
 
     collector: ReplayCollector
     normalizer: VecNormalize | None = None
@@ -130,9 +130,9 @@ class OffPolicyAlgorithm(Algorithm):
     ):
         where = type(self).__name__
         if dataset is not None and self.Config.uses_dataset == "never":
-            raise TypeError(f"{where}: dataset must be None, for {self.name} learns from its replay memory alone")
+            raise TypeError(f"{where}: dataset must be None, because {self.name} learns only from its replay memory")
         self.dataset = dataset
-        self._mixed: Any = None  # by what the dataset is known again, also where a checkpoint's is not at hand
+        self._mixed: Any = None  # identity of the dataset, known even if a checkpoint's dataset was not passed
         if buffer_size is not None:
             buffer_size = integer(where, "buffer_size", buffer_size, 1)
         if n_step is not None:
@@ -140,22 +140,22 @@ class OffPolicyAlgorithm(Algorithm):
         if prioritized is not None:
             require(where, "prioritized", prioritized, bool)
         self._default_buffer = buffer is None
-        self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
+        self._lost_buffer: str | None = None  # a checkpoint's kind of buffer that is unknown in this process
         self._folder: tempfile.TemporaryDirectory | None = None
         self._files: replay_files.ReplayFiles | None = None
-        self._saved_memory: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
+        self._saved_memory: Checkpoint | None = None  # the source from which the memory is loaded on first use
         self._goes_on = False  # whether the environments are where that memory's newest transitions led to
         self._buffer: Buffer | None = None
-        self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
+        self.buffer_config: BufferConfig | None = None  # None: the memory itself was passed
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
-        self._owed = 0.0  # replayed steps that are due by the replay ratio, less than an update's
-        # What differs between a memory of transitions and one of sequences.
+        self._owed = 0.0  # replayed steps that are due by the replay ratio, less than one update's
+        # The differences between a memory of transitions and one of sequences.
         self._use = _Sequences() if self.Config.replays == "sequences" else _Transitions()
         if isinstance(buffer, Buffer):
             self._buffer = buffer
             if not (buffer_size is n_step is prioritized is None):
                 raise ValueError(
-                    f"{where}: buffer_size, n_step and prioritized must not stand beside a buffer that is made already"
+                    f"{where}: buffer_size, n_step and prioritized must not be given together with a buffer object"
                 )
         else:
             self.buffer_config = buffer_config(buffer, prioritized, self._use.usual, size=buffer_size, n_step=n_step)
@@ -180,26 +180,26 @@ class OffPolicyAlgorithm(Algorithm):
             return
         require_mixable(dataset, self.spec, where)
         if self.collector.reward_fn is not None:
-            raise ValueError(f"{where}: reward_fn must be None beside a dataset, which holds the environment's rewards")
+            raise ValueError(f"{where}: reward_fn must be None with a dataset, which has the environment's rewards")
         self._use.take_dataset(self, where)
 
     def pretraining_due(self) -> int:
-        """Updates from the dataset's sequences that are left before the first step; the memory then holds these."""
+        """Fill the memory with the dataset's sequences; return how many updates on them precede the first step."""
         return 0 if self.dataset is None or self.counters.env_steps else self._use.pretraining_due(self)
 
     @property
     def state_dim(self) -> int:
-        """S, numbers that the memory keeps with every step of the agent's own state before it; 0 for none."""
+        """S, the size of the agent's own state that the memory stores with every step; 0 for none."""
         return self._use.state_dim(self)
 
     @property
     def _n_rows(self) -> int:
-        """Rows of a batch; of several ranks, this one's."""
+        """Rows of a batch; with several ranks, of this rank's part."""
         return self.config.batch_size // self.ranks.size
 
     @property
     def _n_mixed(self) -> int:
-        """How many of them are the dataset's."""
+        """The number of a batch's rows (`_n_rows`) that are drawn from the dataset."""
         return round(self.config.dataset_share * self._n_rows)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
@@ -218,18 +218,18 @@ class OffPolicyAlgorithm(Algorithm):
         environments.require_reward_fn(self)
         if self.dataset is None and self._mixed is not None:
             raise ValueError(
-                f"{type(self).__name__}.train: the checkpoint was trained with a dataset that it cannot hold, "
+                f"{type(self).__name__}.train: the checkpoint was trained with a dataset that it does not contain, "
                 f"{one_line(self._mixed, 200)}; pass it to from_checkpoint(dataset=...)"
             )
 
     @property
     def buffer(self) -> Buffer:
-        """The replay memory, made when it is first needed: an evaluation needs none.
+        """The replay memory, created on first access, because an evaluation does not need it.
 
         Raises
         ------
         ValueError
-            If the checkpoint was trained with a memory that is not known here.
+            If the checkpoint was trained with a kind of memory that is unknown here.
         """
         if self._lost_buffer is not None:
             raise ValueError(
@@ -259,7 +259,7 @@ class OffPolicyAlgorithm(Algorithm):
         return self._buffer
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
-        """A ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
+        """Raise ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
         import torch
 
         spec, where = self.spec, type(self).__name__
@@ -275,14 +275,14 @@ class OffPolicyAlgorithm(Algorithm):
             raise ValueError(f"{where}: policy must return {what}, (B, {size}), got {shape} for B = 2")
 
     def explore(self) -> None:
-        """Set the policy's exploration as it stands at this step; called before each step of the environments."""
+        """Set the policy's exploration for the current step; called before each step of the environments."""
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         found, beta = super().schedule_values(progress), self._beta(progress)
         return found if beta is None else {**found, "beta": beta}
 
     def _beta(self, progress: float) -> float | None:
-        """Exponent of the importance weights; None where the memory has none."""
+        """Return the exponent of the importance weights; None if the memory has no importance weights."""
         beta = getattr(self.buffer_config, "beta", None)
         return None if beta is None else interpolated(beta, 1.0, progress, 1.0)
 
@@ -292,14 +292,14 @@ class OffPolicyAlgorithm(Algorithm):
         return -(-getattr(self.config, "train_freq", 1) // self.n_envs) * self.n_envs
 
     def updates_due(self, n_steps: int) -> int:
-        """Updates after a round of `n_steps` environment steps.
+        """Return the number of updates after a round of `n_steps` environment steps.
 
-        By a replay ratio, as many as have replayed steps due; what is left over counts in later rounds.
+        With a replay ratio, these are as many updates as the due replayed steps allow; the rest counts in later rounds.
         """
         return self._use.updates_due(self, n_steps)
 
     def _step_by_step(self) -> str | None:
-        """Why Python must see each step, whatever callbacks there are; None where `rounds` can do without."""
+        """Return why Python must see each step, regardless of callbacks; None if `rounds` can run without Python."""
         place = {name: i for i, cls in reversed([*enumerate(type(self).__mro__)]) for name in vars(cls)}
         changed = [name for name in _AT_ONCE if place.get(name, math.inf) < place["rounds"]]
         kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
@@ -316,12 +316,12 @@ class OffPolicyAlgorithm(Algorithm):
         if self.collector.action_noise is not None:
             return "Python adds the exploration noise"
         if kind is not ReplayBuffer:
-            return "the memory is not the uniform one"
+            return "the replay memory is not uniform"
         definer = next(cls for cls in type(self).__mro__ if "rounds" in vars(cls))
         return difference("rounds", self, self.collector) if definer.__module__.startswith("rlox.") else None
 
     def fused(self) -> bool:
-        """Whether the loop may call `rounds`: nothing of Python's must see the single steps."""
+        """Return whether the loop may call `rounds`: no Python code needs to see single steps."""
         return (
             self.native is not None
             and self._step_by_step() is None
@@ -330,18 +330,20 @@ class OffPolicyAlgorithm(Algorithm):
         )
 
     def rounds(self, n_steps: int) -> Rounds:
-        """Rounds for at least `n_steps` environment steps, or as many as are soon done, by the kernel alone; the
-        counters of steps and updates move along. What `fused` allows."""
+        """Run rounds for at least `n_steps` environment steps in the kernel alone, and advance the counters.
+
+        Fewer rounds are run if `n_steps` would be too many for one call. Only called if `fused` returns true.
+        """
         raise NotImplementedError
 
     def _kernel_rounds(self, n_steps: int, names: Iterable[str], **arguments: Any) -> tuple:
-        """What the kernel's ``rounds`` returns, given `arguments` and the hyper-parameters `names`."""
+        """Return the result of the kernel's ``rounds``, given `arguments` and the hyper-parameters `names`."""
         c, counters, collector = self.config, self.counters, self.collector
         per_round = self.round_steps
         per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
         # The kernel has room for the metrics of all updates before it begins.
         n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
-        obs = collector.observe()  # which starts the environments, where it is the first to ask
+        obs = collector.observe()  # the first call starts the environments
         buffer = self.buffer
         collector.follow_on(buffer)
         names = ("train_freq", "gradient_steps", "batch_size", "learning_starts", "learning_rate", "gamma", *names)
@@ -364,21 +366,21 @@ class OffPolicyAlgorithm(Algorithm):
         return found
 
     def require_finite_memory(self, n: int) -> None:
-        """Raise if the newest `n` transitions of a plain float32 memory are not finite, naming the environment."""
+        """Raise, naming the environment, if the newest `n` transitions of a plain float32 memory are not finite."""
         count = self.buffer.get_state(since=2**62)["count"]
         rows = self.buffer.get_state(since=max(0, count - n))["rows"]
         self.collector.require_finite_rows(rows.view(np.float32))
 
     def sample(self) -> TransitionBatch | SequenceBatch:
-        """The next update's transitions; an algorithm that learns from sequences returns these."""
+        """Return the transitions of the next update, or its sequences if the algorithm learns from sequences."""
         rows = self._rows(self._n_rows)
         if self.normalizer is not None:
-            # The memory holds what the environment said: old transitions are seen by the statistics of today.
+            # The memory stores unnormalised observations, so old transitions are normalised with current statistics.
             rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
         return TransitionBatch.from_rows(rows, self.config.gamma, self.spec, self.device)
 
     def _rows(self, n: int) -> Mapping[str, np.ndarray]:
-        """`n` transitions as `rlox.buffers.Buffer.sample` returns them."""
+        """Return `n` transitions, in the format of `rlox.buffers.Buffer.sample`."""
         beta = self._beta(self.counters.progress)
         if beta is not None:
             self.buffer.set_beta(beta)
@@ -398,11 +400,11 @@ class OffPolicyAlgorithm(Algorithm):
         return info, {**super()._own_state()[1], **tensors}
 
     def _saved_buffer(self) -> dict[str, Any]:
-        """The memory's configuration as a header has it."""
+        """Return the memory's configuration for a checkpoint's header."""
         config = self.buffer_config
         if config is None:
             return {"name": type(self._buffer).__name__}
-        # A folder is this machine's; the user who restores the run chooses another.
+        # The folder is only valid on this machine; the user who restores the run chooses another.
         folder = {"folder": None} if isinstance(config, MmapBufferConfig) else {}
         return {**config.to_dict(), **folder}
 
@@ -414,15 +416,15 @@ class OffPolicyAlgorithm(Algorithm):
         if buffer_config_class(saved.get("name", "uniform")).holds != cls.Config.replays:
             return {}
         config = buffer_config(saved)
-        # Where files are written, this machine's user decides.
+        # The user, not the checkpoint, decides where files are written.
         return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
         mixed = checkpoint.header.get("dataset")
         if self.dataset is not None and self._mixed != mixed:
             raise ValueError(
-                f"the dataset must be the one that was trained with, {one_line(mixed or 'none', 200)}, got "
-                f"{self._mixed}; a new training can start from a checkpoint by init_from"
+                f"the dataset must be that of the saved training, {one_line(mixed or 'none', 200)}, got "
+                f"{self._mixed}; to start a new training from a checkpoint, use init_from"
             )
         self._mixed = mixed
         exact = super()._restore(checkpoint, same_env)
@@ -440,8 +442,8 @@ class OffPolicyAlgorithm(Algorithm):
             own = self._saved_buffer()
             differs = ", ".join(f"{k}={own.get(k)} not {v}" for k, v in saved.items() if own.get(k) != v)
             warnings.warn(
-                "from_checkpoint: the replay memory starts empty, for it is configured otherwise than the one that was "
-                f"saved ({differs})",
+                "from_checkpoint: the replay memory starts empty, because its configuration differs from the saved one "
+                f"({differs})",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -449,7 +451,7 @@ class OffPolicyAlgorithm(Algorithm):
         folder = getattr(self.buffer_config, "folder", None)
         if lost := replay_files.missing(self._memory_folder(checkpoint.folder), entry, folder):
             warnings.warn(
-                f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
+                f"from_checkpoint: the replay memory starts empty, because there is no {lost[0]}",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -458,7 +460,8 @@ class OffPolicyAlgorithm(Algorithm):
         return exact
 
     def _same_buffer(self, saved: dict[str, Any]) -> bool:
-        """Whether a header's memory holds what this one does; what rlox 0.6.0 did not know is as it is here."""
+        """Return whether a header's memory has the same contents as this one; settings that it lacks (written by
+        rlox 0.6.0) count as equal."""
         own = self.buffer_config
         if own is None or saved.get("name") != own.name:
             return self._saved_buffer() == saved
@@ -482,16 +485,18 @@ class OffPolicyAlgorithm(Algorithm):
         return write
 
     def _memory_folder(self, folder: Path | None) -> Path:
-        """Where the files of the replay memory lie beside a checkpoint in `folder`."""
+        """Return the folder of the replay memory's files for a checkpoint in `folder`."""
         return memory_folder(Path(folder or "."), self.ranks.rank)
 
     def remember(self, folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Write what is new of the replay memory beside a checkpoint that another rank writes into `folder`; returns
-        what that is to hold of it."""
+        """Write the new part of the replay memory next to a checkpoint that another rank writes into `folder`.
+
+        Returns the data on this memory for that checkpoint.
+        """
         return self._take_memory(folder)[0]()
 
     def _take_memory(self, folder: Path) -> tuple[Callable[[], Any], Callable[[], None]]:
-        """Copy what is new of the memory; returns what writes it, and what removes files that are needed no more."""
+        """Copy the new part of the memory. Returns a function that writes it, and one that removes unneeded files."""
         mine, start, buffer = self._memory_folder(folder), self.memory_start, self.buffer
         if self._files is None or self._files.folder != mine:
             self._files = replay_files.ReplayFiles(mine)
@@ -504,10 +509,10 @@ class OffPolicyAlgorithm(Algorithm):
         return write, taken.tidy
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
-        """As `Algorithm._start_from`; where there are critics, with their weights too: new ones would spoil the policy.
+        """Load weights as `Algorithm._start_from`, including critics, because new critics would ruin the policy.
 
-        For SAC and TD3 the checkpoint may be one of SAC, TD3, TD3BC, CQL or IQL. What its policy does without noise is
-        always taken over; `_fitted` says what becomes of standard deviations. IQL's V has no place here.
+        For SAC and TD3 the checkpoint may be one of SAC, TD3, TD3BC, CQL or IQL. The policy's actions without noise are
+        always taken over; see `_fitted` for standard deviations. IQL's V is not used.
         """
         if "critics" not in self.parts:
             super()._start_from(checkpoint, where)
@@ -515,8 +520,8 @@ class OffPolicyAlgorithm(Algorithm):
         critics, activation = checkpoint.tensors.get("critics"), checkpoint.header["config"].get("activation")
         if not critics:
             raise ValueError(
-                f"{where}: it must hold critics, without which its policy would soon be spoilt, got one of "
-                f"{one_line(checkpoint.header['algorithm'])}; TD3, SAC, TD3BC, CQL and IQL have some"
+                f"{where}: it must contain critics, because new ones would soon ruin its policy, got a checkpoint of "
+                f"{one_line(checkpoint.header['algorithm'])}; TD3, SAC, TD3BC, CQL and IQL have critics"
             )
         if activation != self.config.activation:
             raise ValueError(f"{where}: activation must be the checkpoint's, {one_line(activation)}")
@@ -528,7 +533,7 @@ class OffPolicyAlgorithm(Algorithm):
         return arrays if self.Policy is None else fitted_policy(self, arrays)
 
     def save_buffer(self, path: str | os.PathLike) -> None:
-        """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.
+        """Write the replay memory to a file. This needs as much memory again while it runs.
 
         Raises
         ------
@@ -549,17 +554,17 @@ class OffPolicyAlgorithm(Algorithm):
     def load_buffer(self, path: str | os.PathLike) -> None:
         """Continue with the replay memory that `save_buffer` wrote.
 
-        Where the environments are not those that its newest transitions led to, no n-step return reaches across.
+        If the environments are not in the state that its newest transitions led to, no n-step return spans both.
 
         Raises
         ------
         FileNotFoundError, ValueError
-            As `rlox.checkpoint.load_checkpoint`; also where the file does not fit this memory.
+            As `rlox.checkpoint.load_checkpoint`; also if the file does not fit this memory.
         """
         saved = load_checkpoint(path, ("memory", "memory_start", "values"))
         if (env := saved.header.get("env_id", env_name(self.env_id))) != env_name(self.env_id):
             warnings.warn(
-                f"load_buffer: {path} holds transitions of {one_line(env, 80)}, and these environments are "
+                f"load_buffer: {path} contains transitions of {one_line(env, 80)}, but these environments are "
                 f"{env_name(self.env_id)}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -572,7 +577,7 @@ class OffPolicyAlgorithm(Algorithm):
             self.collector.forget()
 
     def close(self) -> None:
-        """End the environments' worker processes, and a memory that holds files."""
+        """End the environments' worker processes, and close a memory that uses files."""
         super().close()
         if self._buffer is not None and hasattr(self._buffer, "close"):
             self._buffer.close()
@@ -581,15 +586,15 @@ class OffPolicyAlgorithm(Algorithm):
 
 
 class _Transitions:
-    """How an algorithm uses a memory of transitions: the room it needs, and the updates that steps bring."""
+    """Use of a memory of transitions: the size it needs, and the number of updates per round."""
 
-    usual = "uniform"  # the memory that it has by default
+    usual = "uniform"  # the default memory
 
     def state_dim(self, algorithm: OffPolicyAlgorithm) -> int:
         return 0
 
     def require_room(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
-        """A ValueError unless the memory has room for a batch."""
+        """Raise ValueError unless the memory has room for a batch."""
         memory = algorithm.buffer_config
         batch_size, n_envs = algorithm.config.batch_size, algorithm.n_envs
         if memory is not None and memory.size < max(batch_size, n_envs):
@@ -617,12 +622,12 @@ class _Transitions:
         return n_steps if c.gradient_steps == -1 else c.gradient_steps
 
     def info(self, algorithm: OffPolicyAlgorithm) -> dict[str, Any]:
-        """What a checkpoint's header holds of it."""
+        """Return values for a checkpoint's header."""
         return {}
 
 
 class _Sequences:
-    """As `_Transitions`, of a memory of sequences."""
+    """Use of a memory of sequences, like `_Transitions`."""
 
     usual = "sequence"
 
@@ -630,7 +635,7 @@ class _Sequences:
         return algorithm.actor.initial(1).shape[1]
 
     def require_room(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
-        """A ValueError unless the memory fits the environments and has room for a sequence of each."""
+        """Raise ValueError unless the memory fits the environments and has room for a sequence of each."""
         length, n, spec = algorithm.config.seq_len, algorithm.collector.n_envs, algorithm.spec
         memory: Any = algorithm._buffer
         algorithm.min_rows = length * n
@@ -655,15 +660,15 @@ class _Sequences:
         return config.size if memory is None else memory.capacity
 
     def take_dataset(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
-        """Raise unless the dataset's episodes can be put into the memory, before any of its own."""
+        """Raise an error unless the dataset's episodes fit into the memory, before the environments' episodes."""
         dataset: Any = algorithm.dataset
         if not (hasattr(dataset, "get_state") and hasattr(dataset, "n_episodes")):
             raise TypeError(
-                f"{where}: dataset must have get_state() and n_episodes, as rlox.OfflineDatasetBuffer, got "
+                f"{where}: dataset must have get_state() and n_episodes, like rlox.OfflineDatasetBuffer, got "
                 f"{type(dataset).__name__}"
             )
         n = dataset_rows(dataset)
-        # An environment's part is full before all are: episodes are whole.
+        # Episodes are stored whole, so the part of one environment can be full before the others are.
         needed = n + algorithm.collector.n_envs * (int(dataset.stats()["max_episode_length"]) + 1)
         size = self._size(algorithm)
         if size < needed:
@@ -685,5 +690,5 @@ class _Sequences:
         return n_updates
 
     def info(self, algorithm: OffPolicyAlgorithm) -> dict[str, Any]:
-        """What a checkpoint's header holds of it."""
+        """Return values for a checkpoint's header."""
         return {"replay_owed": algorithm._owed}

@@ -1,4 +1,4 @@
-"""What BC, TD3+BC, IQL and CQL share: a dataset to learn from."""
+"""Shared code of BC, TD3+BC, IQL and CQL, which learn from a dataset."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from rlox.training import loops, restoring
 from rlox.training.algorithm import Algorithm
 from rlox.training.schedules import plan
 
-_COMPARED = 500  # rows of the dataset that policy and values are compared with
+_COMPARED = 500  # rows of the dataset with which policy and values are compared
 
 
 class _Compared(NamedTuple):
-    """M rows of the dataset, as the networks see them, and what followed them."""
+    """M rows of the dataset, as the networks see them, with the returns that followed."""
 
     obs: torch.Tensor  # (M, D)
     actions: torch.Tensor  # (M, A) in [-1, 1], or (M,) int64
     returns: torch.Tensor  # (M,) discounted, to the end of the episode
     rest: torch.Tensor  # (M,) factor of the value of `last_obs`: 0 after a termination
-    last_obs: torch.Tensor  # (M, D) what the last step led to
+    last_obs: torch.Tensor  # (M, D) observation after the last step
 
 
 class OfflineAlgorithm(Algorithm):
-    """Base of algorithms that learn from a dataset and never act while they learn.
+    """Base class of algorithms that learn from a dataset and never act during training.
 
-    A training is counted in updates: `train` takes their number, and callbacks get it as ``step``.
+    Training is counted in updates: `train` takes their number, and callbacks receive it as ``step``.
 
     Parameters
     ----------
     dataset : OfflineDataset
-        Such as `rlox.OfflineDatasetBuffer`; None for a policy that is only to act. Where its samples are normalised
-        (``normalize=True``), or `normalize_obs` asks for it, `predict` and `evaluate` normalise by its statistics too,
-        which are part of checkpoints.
+        For example a `rlox.OfflineDatasetBuffer`; None for a policy that only acts. If its samples are normalised
+        (``normalize=True``) or `normalize_obs` is true, `predict` and `evaluate` also normalise with the dataset's
+        statistics, which are part of checkpoints.
     obs_dim : int
         Observation size D.
     act_dim : int
@@ -64,37 +64,37 @@ class OfflineAlgorithm(Algorithm):
     callbacks : list of Callback, optional
         Called in order, the logger last.
     logger : LoggerCallback, optional
-        Given every metric.
+        Receives every metric.
     continuous : bool
-        Whether actions are numbers or one of `act_dim` choices, which `BC` alone can learn.
+        Whether actions are numbers (True) or one of `act_dim` choices (False), which only `BC` can learn.
     act_high, act_low : float or array (A,)
-        Bounds of the dataset's actions, which the policy keeps; `act_low` None stands for ``-act_high``.
+        Bounds of the dataset's actions, which the policy respects; `act_low` is ``-act_high`` by default.
     hidden : int, optional
         Short for ``hidden_sizes=[hidden, hidden]``.
     seed : int
-        Decides initial weights, and what each update sees.
+        Determines initial weights, and what each update sees.
     device : str
-        ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
+        ``cpu``, ``cuda``, or ``auto``: CUDA if it is available and the policy has a million parameters or more.
     backend : str
-        ``torch``; ``native``: a kernel does the updates, where there is one, as of all four; ``auto``: native where it
-        is exact. The attribute holds which one it is, `backend_reason` why.
+        ``torch``; ``native``: a kernel runs the updates, if the algorithm has one, as all four do; ``auto``: native if
+        it is exact. The attributes `backend` and `backend_reason` contain the chosen backend and the reason.
     threads : int
-        PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+        PyTorch's CPU threads while training, restored afterwards; 0 leaves them unchanged.
     env_id : str or callable, optional
-        What `evaluate` plays; nothing else needs an environment. The id of one with several agents: the policy plays
-        all whose observations and actions are the dataset's, see `rlox.offline.acting.SharedPolicy`.
+        Environment of `evaluate`; nothing else needs one. In an environment with several agents, the policy acts for
+        all agents whose observations and actions are the dataset's, see `rlox.offline.acting.SharedPolicy`.
     env_kwargs, env_wrappers
-        As `rlox.training.on_policy.OnPolicyAlgorithm` takes them.
+        As for `rlox.training.on_policy.OnPolicyAlgorithm`.
     config : Config, optional
         All hyper-parameters, as the algorithm's ``Config``.
     **hyper_parameters
-        In place of `config`: any field of it; the others have their defaults.
+        Instead of `config`: any of its fields; the others have their defaults.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown or ill-typed hyper-parameter, a value out of range, a dataset of other sizes, actions out of
-        their bounds.
+        For an unknown hyper-parameter, a value of the wrong type or out of range, a dataset of other sizes, or actions
+        out of their bounds.
     """
 
     loop = staticmethod(loops.offline)
@@ -132,7 +132,7 @@ class OfflineAlgorithm(Algorithm):
     ):
         where = type(self).__name__
         if hidden is not None and "hidden_sizes" in hyper_parameters:
-            raise TypeError(f"{where}: hidden must not stand beside hidden_sizes, which it is short for")
+            raise TypeError(f"{where}: hidden must not be given together with hidden_sizes, which it is short for")
         if hidden is not None:
             hyper_parameters["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
         super().__init__(
@@ -152,15 +152,15 @@ class OfflineAlgorithm(Algorithm):
         if not (env_id is None or isinstance(env_id, str) or callable(env_id) or hasattr(env_id, "step")):
             raise TypeError(f"{where}: env_id must be an id, a callable or an environment, got {shown(env_id)}")
         self.spec = self._make_spec(obs_dim, act_dim, continuous, act_low, act_high)
-        self.dataset: Any = dataset  # an OfflineDataset; None where a checkpoint is loaded to act
+        self.dataset: Any = dataset  # an OfflineDataset; None if a checkpoint is loaded only to act
         self._compared: _Compared | None = None
-        self._agents: MultiAgentSpec | None = None  # of the environment, once it was asked for
+        self._agents: MultiAgentSpec | None = None  # the environment's, after the first evaluation
         self.normalizer = self._statistics_of(dataset)
         self._assemble(None, backend, device)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         too_deep = len(self.config.hidden_sizes) > MAX_HIDDEN
-        return f"the kernel takes at most {MAX_HIDDEN} hidden layers" if too_deep else None
+        return f"the kernel supports at most {MAX_HIDDEN} hidden layers" if too_deep else None
 
     def _kernel_size(self) -> int:
         spec = self.spec
@@ -174,7 +174,7 @@ class OfflineAlgorithm(Algorithm):
         kind = "continuous" if continuous else "discrete"
         if kind not in self.actions:
             raise ValueError(
-                f"{where}: actions must be {' or '.join(self.actions)}, got {kind} ones; BC learns those "
+                f"{where}: actions must be {' or '.join(self.actions)}, got {kind} actions; BC can learn them "
                 f"(continuous={continuous})"
             )
         if not continuous:
@@ -183,37 +183,37 @@ class OfflineAlgorithm(Algorithm):
         low = -high if act_low is None else _bound(where, "act_low", act_low, act_dim)
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise ValueError(
-                f"{where}: act_low must lie below act_high, both finite, got {low.tolist()} and {high.tolist()}"
+                f"{where}: act_low must be below act_high, both finite, got {low.tolist()} and {high.tolist()}"
             )
         return EnvSpec((obs_dim,), act_dim=act_dim, act_low=low, act_high=high)
 
     def _statistics_of(self, dataset: OfflineDataset | None) -> DatasetStatistics:
-        """Check the dataset against the sizes, and take its statistics where they are to be used."""
+        """Check the dataset against the sizes, and return its statistics if they are used."""
         where, spec = type(self).__name__, self.spec
         if dataset is None:
             return DatasetStatistics(where, spec.obs_shape)
         if not isinstance(dataset, OfflineDataset):
             raise TypeError(
-                f"{where}: dataset must be one such as rlox.OfflineDatasetBuffer, got {type(dataset).__name__}"
+                f"{where}: dataset must be a dataset such as rlox.OfflineDatasetBuffer, got {type(dataset).__name__}"
             )
         try:
             require_fit(dataset, spec, where)
         except ValueError as e:
             sizes = "act_dim" if spec.discrete else "act_dim, act_low and act_high"
-            raise ValueError(f"{e}; obs_dim, {sizes} are the environment's in {where}") from e
+            raise ValueError(f"{e}; in {where}, obs_dim, {sizes} are the environment's") from e
         if not (getattr(dataset, "normalized", False) or self.config.normalize_obs):
             return DatasetStatistics(where, spec.obs_shape, fixed=True)
         if not hasattr(dataset, "obs_mean"):
             raise ValueError(
-                f"{where}: normalize_obs must be false for a dataset without obs_mean and obs_std, as "
-                f"{type(dataset).__name__} is; rlox.OfflineDatasetBuffer has them"
+                f"{where}: normalize_obs must be false for a dataset without obs_mean and obs_std, such as "
+                f"{type(dataset).__name__}; rlox.OfflineDatasetBuffer has them"
             )
         return DatasetStatistics(
             where, spec.obs_shape, np.array(dataset.obs_mean), np.array(dataset.obs_std), fixed=True
         )
 
     def _policy_arguments(self) -> dict[str, Any]:
-        """What the constructor of every policy within bounds takes."""
+        """Return the constructor arguments common to all bounded policies."""
         spec, c = self.spec, self.config
         bounds = {"low": spec.act_low, "high": spec.act_high}
         return {
@@ -225,11 +225,11 @@ class OfflineAlgorithm(Algorithm):
         }
 
     def sample(self) -> TransitionBatch:
-        """The next update's transitions, normalised where observations are."""
+        """Return the transitions of the next update, normalised if observations are."""
         rows = self.dataset.sample(self.config.batch_size, self.rng.integers(2**63))
         if self.normalizer.mean is not None and not getattr(self.dataset, "normalized", False):
             rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
-        # Cloning has no discount, and looks at no reward.
+        # Behavioural cloning has no discount and ignores rewards.
         return TransitionBatch.from_rows(rows, getattr(self.config, "gamma", 1.0), self.spec, self.device)
 
     def _require_complete(self) -> None:
@@ -241,7 +241,7 @@ class OfflineAlgorithm(Algorithm):
     def plan(
         self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> None:
-        """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
+        """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
         plan(self, n_updates, until, schedule_timesteps)
 
     def train(
@@ -249,49 +249,49 @@ class OfflineAlgorithm(Algorithm):
     ) -> dict[str, float]:
         """Train for `n_updates` more updates.
 
-        Without `n_updates` it goes on with the training that was stopped, or that a checkpoint was saved in the middle
-        of, to the end that was set for it then.
+        Without `n_updates`, continue an interrupted training, or the one in progress when a checkpoint was saved, up to
+        its planned end.
 
         Parameters
         ----------
         n_updates : int, optional
-            A new training of so many updates.
+            Start a new training of this many updates.
         until : int, optional
-            Another end for the training that is continued, in updates since the algorithm was made. Its schedules
-            are stretched to the new end, so that a learning rate that had fallen rises again.
+            A new end for the continued training, in updates since the algorithm was created. Its schedules are
+            stretched to the new end, so a learning rate that had decayed rises again.
         schedule_timesteps : int, optional
-            Updates after which schedules have come to their end; by default `n_updates`, or what `until` says.
+            Updates after which schedules reach their end; by default the end given by `n_updates` or `until`.
 
         Returns
         -------
         dict
-            The last metrics, among them what 500 transitions from all over the dataset say of the policy:
-            ``dataset/log_prob`` of their actions (nats, of actions in [-1, 1]), or for a deterministic policy
-            ``dataset/mse``; and of the critics: ``dataset/q`` and ``dataset/return``, mean values of these actions
-            and the discounted returns that followed them. Behind a time limit a return goes on with what the critics
-            say of the policy there, as the updates have it; that part shrinks with the steps before it.
-            ``learning_rate``, and every other value that a schedule moves, are those of the last update.
+            The last metrics, including metrics on 500 transitions, evenly spaced over the dataset. For the policy:
+            ``dataset/log_prob`` of their actions (nats, of actions in [-1, 1]) or, if it is deterministic,
+            ``dataset/mse``. For the critics: ``dataset/q`` and ``dataset/return``, the mean values of these actions and
+            the mean discounted returns that followed them. After a time limit, a return continues with the critics'
+            value of the policy there, as in the updates; this part shrinks with the number of steps before it.
+            ``learning_rate`` and all other scheduled values are those of the last update.
 
         Warns
         -----
         RuntimeWarning
-            Where schedules get another end, with their values before and after; where nothing is left to train.
+            If the end of the schedules changes, with their values before and after; if nothing is left to train.
 
         Raises
         ------
         FloatingPointError
             If a loss is no longer finite.
         ValueError
-            For a number below 1, both `n_updates` and `until`, neither where nothing was begun, an `until` that is
-            already past, a `schedule_timesteps` that leaves a learning rate of 0 for all that is left, or without a
-            dataset.
+            For a number below 1; if both `n_updates` and `until` are given, or neither is and there is no training to
+            continue; if `until` has already passed; if `schedule_timesteps` would leave a learning rate of 0 for the
+            rest of the training; without a dataset.
         """
         return self._train(n_updates, until, schedule_timesteps)
 
     # ---- acting
 
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """The arguments of `rlox.collectors.evaluation.evaluate`; with ``by``, of that function instead."""
+        """Return the arguments of `rlox.collectors.evaluation.evaluate` or, with ``by``, of that function."""
         found = super().evaluation_arguments(n_episodes, seed, deterministic)
         if not is_multi_agent(self.env_id):
             return found
@@ -304,7 +304,7 @@ class OfflineAlgorithm(Algorithm):
 
     @torch.no_grad()
     def compare_with_data(self) -> dict[str, torch.Tensor]:
-        """The metrics ``dataset/…`` of `train`, as tensors (); empty for a dataset that only gives samples."""
+        """Return the metrics ``dataset/…`` of `train` as scalar tensors; none for a dataset that only gives samples."""
         if not hasattr(self.dataset, "get_state"):
             return {}
         if self._compared is None:
@@ -321,7 +321,7 @@ class OfflineAlgorithm(Algorithm):
         return found
 
     def _compare(self) -> _Compared:
-        """Rows from all over the dataset, evenly spaced."""
+        """Return evenly spaced rows from the whole dataset."""
         state = self.dataset.get_state()
         rewards, terminated, truncated = (np.asarray(state[k]) for k in ("rewards", "terminated", "truncated"))
         n, spec = len(rewards), self.spec
@@ -344,7 +344,7 @@ class OfflineAlgorithm(Algorithm):
         )
 
     def _unit(self, actions: torch.Tensor) -> torch.Tensor:
-        """Actions of the dataset as policy and critics see them: in [-1, 1], or (B,) int64."""
+        """Convert the dataset's actions to those that policy and critics see: in [-1, 1], or (B,) int64."""
         return actions if self.spec.discrete else self.policy.to_unit(actions)
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
@@ -372,19 +372,20 @@ class OfflineAlgorithm(Algorithm):
         path : path
             The checkpoint.
         dataset : OfflineDataset, optional
-            Needed to train on: no checkpoint holds it.
+            Required for further training, because checkpoints do not contain it.
         env_id : str or callable, optional
-            What `evaluate` plays; by default what the saved one did.
+            Environment of `evaluate`; by default the saved one.
         env_wrappers : sequence, optional
-            Needed where the checkpoint names wrappers from outside gymnasium: a file must not decide what is imported.
+            Required if the checkpoint names wrappers from outside gymnasium, because a file must not choose what is
+            imported.
         **arguments
-            Further arguments of the class, hyper-parameters among them, in place of the saved ones.
+            Further arguments of the class, including hyper-parameters, which override the saved values.
 
         Raises
         ------
         FileNotFoundError, ValueError
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, and a dataset whose
-            normalisation is not the one that was trained with.
+            normalisation differs from that of the saved training.
         """
         return restoring.with_dataset(
             cls,
@@ -398,7 +399,7 @@ class OfflineAlgorithm(Algorithm):
         )
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
-        """Start from the policy's weights, and from the critics' where both have some."""
+        """Load the policy's weights, and those of each other network that both have, such as critics."""
         tensors = checkpoint.tensors
         self.normalizer.set_state(tensors["normalization"])
         self._load_weights(tensors["policy"], where)
@@ -408,7 +409,7 @@ class OfflineAlgorithm(Algorithm):
 
 
 def _bound(where: str, name: str, value: Any, act_dim: int) -> np.ndarray:
-    """A bound of the actions as an array (A,)."""
+    """Convert a bound of the actions to an array (A,)."""
     try:
         with np.errstate(over="ignore"):
             array = np.asarray(value, np.float32)

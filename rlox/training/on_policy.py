@@ -1,4 +1,4 @@
-"""What PPO, A2C and their like share: rollouts, one optimiser, normalisation."""
+"""Shared code of on-policy algorithms such as PPO and A2C: rollouts, one optimiser, normalisation."""
 
 from __future__ import annotations
 
@@ -27,68 +27,70 @@ if TYPE_CHECKING:
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """Base of algorithms that learn from what the present policy has just done.
+    """Base class of algorithms that learn from the newest experience of the current policy.
 
-    A `policy` of your own defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
-    `rlox.nn.policies`). ``update(batch)`` is given a `rlox.nn.batch.RolloutBatch`; so is ``update_native``, which does
-    the same by the kernel. A subclass that overrides ``update`` alone learns by PyTorch; its rollouts, and those of
-    ``backend="torch"``, are the kernel's all the same where that could compute the policy.
+    A custom `policy` defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
+    `rlox.nn.policies`). ``update(batch)`` receives a `rlox.nn.batch.RolloutBatch`; so does ``update_native``, which
+    runs the same as a kernel. A subclass that overrides only ``update`` learns with PyTorch. Its rollouts, and those
+    with ``backend="torch"``, are still collected by the kernel if the kernel can compute the policy.
 
     Parameters
     ----------
     env_id : str or callable
         A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
     n_envs : int
-        Environments stepped side by side.
+        Number of parallel environments.
     seed : int
-        Decides initial weights, environments, actions, and what each update sees.
+        Determines initial weights, environments, actions, and what each update sees.
     policy : nn.Module, optional
-        A module of your own in place of the one that fits the environment; what it must define, the family says. It is
+        A custom module instead of the one that fits the environment; the family documents what it must define. It is
         moved to the device and trained in place.
     logger : LoggerCallback, optional
-        Given every metric.
+        Receives every metric.
     callbacks : list of Callback, optional
         Called in order, the logger last.
     device : str
-        ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
+        ``cpu``, ``cuda``, or ``auto``: CUDA if it is available and the policy has a million parameters or more.
     backend : str
-        ``torch``; ``native``: a kernel collects and updates what the PyTorch `update` defines; ``auto``: native
-        wherever that is exact for what is asked, whatever callbacks and loggers there are. A function of `update` that
-        was edited, replaced or overridden is computed by PyTorch (see `rlox.native.shadows`); one that is replaced when
-        a native run is already made is an error, and so is a `policy` that was converted, frozen or given hooks. The
-        attribute holds which one it is, `backend_reason` why.
+        ``torch``; ``native``: a kernel collects and runs the updates that the PyTorch `update` defines; ``auto``:
+        native if it is exact for the given arguments, regardless of callbacks and loggers. If a function of `update`
+        was edited, replaced or overridden, PyTorch is used (see `rlox.native.shadows`). Replacing a function after a
+        native algorithm was created is an error, and so is converting its `policy`, freezing it or adding hooks to it.
+        The attributes `backend` and `backend_reason` contain the chosen backend and the reason.
     threads : int
-        PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+        PyTorch's CPU threads while training, restored afterwards; 0 leaves them unchanged.
     compile : bool
-        Whether PyTorch compiles the losses (`rlox.nn.compiling`), which takes it some ten seconds at the first update.
+        Whether PyTorch compiles the losses (`rlox.nn.compiling`), which takes about ten seconds at the first update.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     reward_fn : callable or str, optional
-        Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`). ``auto``: their signs in
-        ``ALE/…`` games, where ``hidden_sizes`` is empty by default too, elsewhere none. None: none anywhere.
+        Replaces the rewards for learning (see `rlox.collectors.RolloutCollector`). ``auto`` takes the signs of rewards
+        in ``ALE/…`` games, where ``hidden_sizes`` is also empty by default, and the rewards themselves elsewhere. None
+        always takes the rewards themselves.
     env_wrappers : sequence, optional
         gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
     env_workers : int
-        Processes that step foreign environments; 0: this one does.
+        Processes that step foreign environments; 0 steps them in this process.
     env_backend : str
-        ``gymnasium``, ``envpool``, or ``auto``: native where there is one, else gymnasium. Evaluation is on one
-        environment of ``auto`` in any case, which must exist.
+        ``gymnasium``, ``envpool``, or ``auto``: native if the environment has a native version, else gymnasium.
+        Evaluation always uses one environment of ``auto``, which must exist.
     remote : RemoteConfig, optional
-        Workers on other machines that play the environments (`rlox worker`), by their addresses. Evaluation plays here.
+        Addresses of workers on other machines that run the environments (``rlox worker``). Evaluation runs here.
     config : Config, optional
         All hyper-parameters, as the algorithm's ``Config``.
     **hyper_parameters
-        In place of `config`: any field of it; the others have their defaults.
+        Instead of `config`: any of its fields; the others have their defaults.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown or ill-typed hyper-parameter, a value out of range, an unknown environment, an unfit policy.
+        For an unknown hyper-parameter, a value of the wrong type or out of range, an unknown environment, or a policy
+        that does not fit the environment.
     """
 
     loop = staticmethod(loops.on_policy)
     stream = Stream.PERMUTATION
-    _beside: NativePolicy | None = None  # acts for the policy that PyTorch trains, where a kernel can
+    _beside: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 
     collector: RolloutCollector
     normalizer: VecNormalize | None = None
@@ -150,7 +152,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def actor(self) -> nn.Module | NativePolicy:
-        """What acts in collection and evaluation."""
+        """The actor of collection and evaluation."""
         beside = self._beside
         return beside if beside is not None and beside.altered() is None else super().actor
 
@@ -160,7 +162,7 @@ class OnPolicyAlgorithm(Algorithm):
             self._beside = None
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
-        """What ``update`` defines, by the kernel."""
+        """Run ``update`` as a kernel."""
         raise NotImplementedError
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:

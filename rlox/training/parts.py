@@ -1,4 +1,4 @@
-"""Checks and small functions that trainings of all families use."""
+"""Checks and small functions used by all families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlox.callbacks import Callback, CallbackList
 from rlox.config import require, shown
 from rlox.native import NativeActor
 
-# PyTorch is imported where it is used: a native run needs none of it.
+# PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rlox.collectors.recurrent import FirstStep
     from rlox.envs import EnvSpec
 
-MOST_THREADS = 1024  # of PyTorch's
+MOST_THREADS = 1024  # of PyTorch
 
-# Below this many parameters a GPU's launch latency costs more than its arithmetic saves.
+# Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
 
 
 def require_laid_out(algorithm: Any) -> None:
-    """A ValueError where parameters have left the memory that their optimiser moves, and would no longer learn."""
+    """Raise ValueError if parameters have left the memory that their optimiser updates, and would no longer learn."""
     if algorithm.backend == "native":
         return
     from rlox.nn.optimizers import FlatOptimizer, holds_all
@@ -35,23 +35,23 @@ def require_laid_out(algorithm: Any) -> None:
     for optimizer in [*vars(algorithm).values(), *getattr(algorithm, "optimizers", ())]:
         if isinstance(optimizer, FlatOptimizer) and not holds_all(optimizer):
             raise ValueError(
-                f"{type(algorithm).__name__}.train: the networks' parameters must stay where they were laid out, got "
-                "others: they were moved, converted or replaced, and would no longer learn. Copy numbers into them, "
-                "by load_state_dict or copy_, or pass the module as policy= to a new algorithm"
+                f"{type(algorithm).__name__}.train: the networks' parameters must stay in the optimiser's memory, but "
+                "they were moved, converted or replaced, and would no longer learn. Copy values into them with "
+                "load_state_dict or copy_, or pass the module as policy= to a new algorithm"
             )
 
 
 def uncopied(algorithm: object) -> TypeError:
-    """For what would copy an algorithm: its networks and optimisers share memory, which a copy would not."""
+    """Return the error for copying an algorithm: its networks and optimisers share memory, but a copy's would not."""
     where = type(algorithm).__name__
     return TypeError(
-        f"{where}: it must not be copied or pickled; write it with save(path), and {where}.from_checkpoint(path) is "
-        "another one. copy.deepcopy(algorithm.policy) copies the policy alone"
+        f"{where}: an algorithm must not be copied or pickled; call save(path) and {where}.from_checkpoint(path) to "
+        "get another one. copy.deepcopy(algorithm.policy) copies only the policy"
     )
 
 
 def callback_list(where: str, callbacks: Iterable[Callback] | None, logger: Callback | None) -> CallbackList:
-    """`callbacks` and the `logger` behind them; a TypeError for what is none."""
+    """Return `callbacks` followed by the `logger`. Raises TypeError for other objects."""
     if logger is not None and not isinstance(logger, Callback):
         raise TypeError(f"{where}: logger must be a LoggerCallback or another Callback, got {shown(logger)}")
     try:
@@ -64,7 +64,7 @@ def callback_list(where: str, callbacks: Iterable[Callback] | None, logger: Call
 
 
 def require_env_arguments(where: str, env_kwargs: Any, env_wrappers: Any) -> None:
-    """A TypeError unless these are such as every algorithm's constructor takes."""
+    """Raise TypeError unless these arguments of an algorithm's constructor have the right types."""
     if env_kwargs is not None and not (
         isinstance(env_kwargs, Mapping) and all(isinstance(key, str) for key in env_kwargs)
     ):
@@ -74,7 +74,7 @@ def require_env_arguments(where: str, env_kwargs: Any, env_wrappers: Any) -> Non
     for item in env_wrappers:
         if not isinstance(item, (str, Mapping)):
             raise TypeError(
-                f"{where}: env_wrappers must hold names or {{name: {{argument: value}}}}, got {shown(item)}"
+                f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
             )
 
 
@@ -86,15 +86,15 @@ def predicted(
     deterministic: bool,
     transform: Callable[[np.ndarray], np.ndarray] | None,
 ) -> np.ndarray | int:
-    """Action for one observation, or actions for a batch of them, as `Algorithm.predict` has them.
+    """Return the action for one observation, or actions for a batch, as `Algorithm.predict`.
 
-    `transform` is what observations go through before the `actor` sees them.
+    `transform` is applied to observations before the `actor` sees them.
     """
     require(where, "deterministic", deterministic, bool)
     try:
         given = np.asarray(obs)
         if given.dtype.kind not in "biufO":
-            raise TypeError(f"it holds {given.dtype}")
+            raise TypeError(f"it contains {given.dtype}")
         with np.errstate(over="ignore"):
             rows = np.asarray(given, spec.obs_dtype)
     except (OverflowError, TypeError, ValueError) as e:
@@ -105,7 +105,7 @@ def predicted(
         shape = ", ".join(map(str, spec.obs_shape))
         raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}), got {np.shape(obs)}")
     if not np.isfinite(rows).all():
-        raise ValueError(f"{where}: obs must hold finite numbers, as float32 has them, got {shown(obs)}")
+        raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
     if transform is not None:
         rows = transform(rows)
     actions = spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))

@@ -1,4 +1,4 @@
-"""What SFT, reward models, GRPO and DPO share: a language model, rows of text to learn from, a reference."""
+"""Shared code of SFT, reward models, GRPO and DPO: a language model, rows of text to learn from, a reference."""
 
 from __future__ import annotations
 
@@ -39,68 +39,68 @@ from rlox.training.schedules import plan, scheduled
 
 
 class Scored(NamedTuple):
-    """Completions that were sampled for B prompts, and what they earned."""
+    """Completions that were sampled for B prompts, and their rewards."""
 
     prompts: list[Any]  # (B), texts or conversations
-    ids: list[np.ndarray]  # (B * n), the n of a prompt together
+    ids: list[np.ndarray]  # (B * n), the n completions of a prompt next to each other
     texts: list[str]
     rewards: np.ndarray  # (B * n,) f64
 
 
 class LLMAlgorithm(Algorithm):
-    """Base of the algorithms that train a language model.
+    """Base class of algorithms that train a language model.
 
-    A training is counted in updates, each on `batch_size` rows of the dataset; callbacks get their number as ``step``.
-    Every pass over the rows is in another order, which seed and pass alone decide.
+    Training is counted in updates, each on `batch_size` rows of the dataset; callbacks receive their number as
+    ``step``. Every pass over the rows has a new order, determined by the seed and the number of the pass.
 
     Parameters
     ----------
     model : nn.Module
-        A causal model of Hugging Face's, peft's adapters around one, or a module whose ``forward(ids)`` returns logits
-        (B, T, V), each column depending on the columns up to it. It is trained in place.
+        A causal Hugging Face model, a peft model with adapters around one, or a module whose ``forward(ids)`` returns
+        logits (B, T, V), where each column depends on the columns up to it. It is trained in place.
     ref_model : nn.Module, optional
-        The frozen reference, where the algorithm has one; by default the model as it is now: with adapters they are
-        switched off, else a copy is made.
+        The frozen reference, for algorithms that have one; by default the current model, with its adapters switched off
+        or, without adapters, as a copy.
     callbacks : list of Callback, optional
         Called in order, the logger last.
     logger : LoggerCallback, optional
-        Given every metric.
+        Receives every metric.
     tokenizer : optional
-        One of Hugging Face's; needed for text.
+        A Hugging Face tokenizer; required for text.
     dataset : optional
-        What to learn from, in place of what `train` is given: a path, a list of dicts, or tensors.
+        Rows to learn from, instead of the argument of `train`: a path, a list of dicts, or tensors.
     eval_dataset : optional
-        Rows that are not learned from, which `scored` evaluates on; by default the dataset.
+        Rows that are not learned from, on which `scored` evaluates; by default the dataset.
     eos_token_id : int or list of int, optional
         Ids that end a completion; by default the model's and the tokenizer's.
     seed : int
-        Decides the order of rows, every completion, and the adapters' first weights.
+        Determines the order of rows, every completion, and the adapters' initial weights.
     device : str
-        ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the model has a million parameters or more.
+        ``cpu``, ``cuda``, or ``auto``: CUDA if it is available and the model has a million parameters or more.
     threads : int
-        PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+        PyTorch's CPU threads while training, restored afterwards; 0 leaves them unchanged.
     source : str, optional
-        The folder or name that the model was loaded from, which checkpoints of adapters then name.
+        The folder or name from which the model was loaded; checkpoints of adapters then refer to it.
     sampler : Backend, optional
-        Samples completions in place of the model, whose weights it is given before: one that
-        `rlox.llm.backends.create_backend` makes. Only for algorithms that sample. `close` closes it.
+        Backend, created by `rlox.llm.backends.create_backend`, that samples completions instead of the model and
+        receives its weights before it does. Only for algorithms that sample. `close` closes it.
     config : Config, optional
         All hyper-parameters, as the algorithm's ``Config``.
     **hyper_parameters
-        In place of `config`: any field of it; the others have their defaults.
+        Instead of `config`: any of its fields; the others have their defaults.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown or ill-typed hyper-parameter, a value out of range, a model that is none, rows without what the
-        algorithm reads, adapters on a module of the user's own, a reference of another vocabulary.
+        For an unknown hyper-parameter, a value of the wrong type or out of range, an invalid model, rows without the
+        columns that the algorithm reads, adapters on a custom module, or a reference with another vocabulary.
     """
 
     loop = staticmethod(loops.offline)
     stream = Stream.PROMPTS
     actions: ClassVar[tuple[str, ...]] = ()
     length = "n_updates"
-    task: ClassVar[str]  # what a row holds: prompts, pairs or texts
+    task: ClassVar[str]  # kind of rows: prompts, pairs or texts
     has_reference: ClassVar[bool] = False
 
     config: Any  # an LLMConfig
@@ -142,19 +142,19 @@ class LLMAlgorithm(Algorithm):
             clock="updates",
         )
         if backend == "native":
-            raise ValueError(f"{where}: backend must be auto or torch, got 'native': language models are PyTorch's")
+            raise ValueError(f"{where}: backend must be auto or torch, got 'native': language models need PyTorch")
         if ref_model is not None and not self.has_reference:
-            raise TypeError(f"{where}: ref_model must be left out, for {self.name} has no reference")
+            raise TypeError(f"{where}: ref_model must be left out, because {self.name} has no reference")
         if ref_model is not None and ref_model is model:
             raise ValueError(
-                f"{where}: ref_model must not be the model itself, which is trained; leave it out, or copy"
+                f"{where}: ref_model must not be the model itself, which is trained; leave it out, or pass a copy"
             )
-        self.backend, self.backend_reason = "torch", "language models are PyTorch's"
+        self.backend, self.backend_reason = "torch", "language models need PyTorch"
         self.source = source
         plain = LanguageModel(model, tokenizer, eos_token_id, where)
         self.device = choose_device(device, plain.module, where)
         self.ranks.place(plain.module, self.device)
-        # What is trained is trained in f32, whatever precision the passes have.
+        # Trained weights are float32, regardless of the precision of passes.
         if self.config.lora_rank is None and not hasattr(plain.module, "disable_adapter"):
             plain.module.float()
         if self._needs_reference():
@@ -164,19 +164,19 @@ class LLMAlgorithm(Algorithm):
             self.model = with_adapters(plain, rank, self.config.lora_alpha, self.config.lora_targets, self.seed)
             if self.reference is not None:
                 self.reference.attach(self.model)
-        # Of what checkpoints of adapters leave out.
+        # Fingerprint of the base weights, which checkpoints of adapters leave out.
         self._base = fingerprint(self.model.module) if hasattr(self.model.module, "disable_adapter") else None
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
         self.rng = Rng(self.seed, self.stream)
         self._served = None if sampler is None else self._served_by(sampler)
-        self._n_loads = 0  # weights that were put into the model from outside
+        self._n_loads = 0  # how often weights were loaded into the model
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
         self.ranks.average(self)
         self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
-        self._rows_from = 0  # updates that came before the first of them
-        self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not given again
+        self._rows_from = 0  # number of updates before the first update on these rows
+        self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not passed again
         self.rows: Encoded | None = None
         self.eval_rows: Encoded | None = None
         if dataset is not None:
@@ -190,15 +190,15 @@ class LLMAlgorithm(Algorithm):
     def _served_by(self, sampler: Backend) -> Served:
         where = type(self).__name__
         if self.task != "prompts":
-            raise TypeError(f"{where}: sampler must be left out, for {self.name} samples no completions to learn from")
+            raise TypeError(f"{where}: sampler must be left out, because {self.name} samples nothing to learn from")
         if self.ranks.joined:
-            raise ValueError(f"{where}: sampler must be left out where several ranks train")
+            raise ValueError(f"{where}: sampler must be left out when several ranks train")
         tolerance = 1e-3 if self._precision() == "float32" else 0.1
         exact = getattr(self.config, "sampler_correction", "none") != "none"
         return Served(sampler, self.model, where, self.log_probs, tolerance, exact=exact)
 
     def setup(self, rng: Rng) -> None:
-        """Make the optimiser, and keep in checkpoints what must not be lost."""
+        """Create the optimiser, and add the reference to checkpoints if it changes."""
         c = self.config
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         if not trained:
@@ -213,7 +213,7 @@ class LLMAlgorithm(Algorithm):
             self.keep("reference", self.ranks.part(moved))
 
     def _share_out(self) -> None:
-        """Let the ranks share out the model and a reference beside it, where they do so."""
+        """Shard the model, and a separate reference, over the ranks if sharding is enabled."""
         read = self.policy.blank if isinstance(self.policy, RewardHead) else self.model.blank
         beside = None if self.reference is None else self.reference.beside
         passes = [(self.policy, read), *([] if beside is None else [(beside.module, beside.blank)])]
@@ -222,8 +222,8 @@ class LLMAlgorithm(Algorithm):
         self.model.one_pass = self.ranks.sharded
 
     def _blank(self, read: Callable[[], torch.Tensor], learn: bool) -> None:
-        """A pass over a model for the other ranks' sake; with `learn` a gradient of zeros."""
-        # Where it is asked for may be within another rank's own no_grad.
+        """Run a pass over a model because the other ranks need it; with `learn`, with a gradient of zeros."""
+        # The caller may be inside a no_grad block.
         with torch.set_grad_enabled(learn):
             with self.cast(), self.model.learning() if learn else nullcontext():
                 found = read()
@@ -233,13 +233,13 @@ class LLMAlgorithm(Algorithm):
     # ---- rows
 
     def use(self, dataset: Any) -> None:
-        """Learn from `dataset` from now on, beginning with its first pass.
+        """Learn from `dataset` from now on, starting with its first pass.
 
         Raises
         ------
         TypeError, ValueError, FileNotFoundError
-            For rows without what the algorithm reads, without a tokenizer for their text, or longer than the model's
-            context.
+            If rows lack columns that the algorithm reads, have text but there is no tokenizer, or are longer than the
+            model's context.
         """
         self.rows, self._order, self._rows_from = self._encoded(dataset), None, self.counters.updates
 
@@ -247,11 +247,11 @@ class LLMAlgorithm(Algorithm):
         return encoded(dataset, self.task, self.model, type(self).__name__, self._longest())
 
     def _longest(self) -> int:
-        """Tokens that the algorithm adds to a row's."""
+        """Return the number of tokens that the algorithm adds to those of a row."""
         return 0
 
     def numbers(self, update: int) -> np.ndarray:
-        """The rows (B,) int64 that the update with this number learns from."""
+        """Return the rows (B,) int64 from which the update with this number learns."""
         assert self.rows is not None
         n, size = len(self.rows), self.config.batch_size
         places = np.arange(size) + (update - self._rows_from) * size
@@ -264,31 +264,30 @@ class LLMAlgorithm(Algorithm):
         return found
 
     def sample(self) -> Any:
-        """The batch of the next update."""
+        """Return the batch of the next update."""
         return self.batch(self.rows, self.ranks.mine(self.numbers(self.counters.updates)))
 
     def batch(self, rows: Any, numbers: np.ndarray) -> Any:
-        """The batch of the rows with these `numbers`."""
+        """Return the batch of the rows with these `numbers`."""
         raise NotImplementedError
 
     # ---- passes over the model
 
     def _row_length(self, sequences: Sequences) -> int | None:
-        """Tokens of a packed row, where sequences are packed."""
+        """Return the number of tokens of a packed row; None if sequences are not packed."""
         return int(sequences.lengths.max(initial=1)) if self.config.packing else None
 
     def score(self, sequences: Sequences, temperature: float = 1.0, **asked: bool) -> Scores:
-        """What the model says of the scored tokens of `sequences`, to be differentiated; `asked` as
-        `LanguageModel.score` takes it."""
+        """Return differentiable scores of the scored tokens of `sequences`; `asked` is as for `LanguageModel.score`."""
         layout = self.model.layout(sequences, self._row_length(sequences))
         with self.cast(), self.model.learning():
             return self.model.score(layout, temperature, **asked)
 
     @torch.no_grad()
     def log_probs(self, sequences: Sequences, temperature: float = 1.0, reference: bool = False) -> torch.Tensor:
-        """Log-probabilities f32 (N,) of the scored tokens, as constants: the model's, or the `reference`'s.
+        """Return log-probabilities f32 (N,) of the scored tokens, without gradient, by the model or the `reference`.
 
-        In `accumulation` parts, as the gradient is.
+        They are computed in `accumulation` parts, like the gradient.
         """
         found = torch.empty(int(sequences.n_scored.sum()), device=self.device)
         for rows in in_parts(len(sequences), self.config.accumulation):
@@ -302,12 +301,12 @@ class LLMAlgorithm(Algorithm):
     # ---- completions
 
     def settings(self, **changed: Any) -> Settings:
-        """How completions are sampled: as the configuration says where it does, and with what is `changed`.
+        """Return the settings for sampling completions: those of the configuration, overridden by `changed`.
 
         Raises
         ------
         TypeError, ValueError
-            For an unknown setting, and a `stop` that is not one token.
+            For an unknown setting, or a `stop` text that is not a single token.
         """
         where, c = f"{type(self).__name__}.generate", self.config
         names = [item.name for item in fields(Settings)]
@@ -330,7 +329,7 @@ class LLMAlgorithm(Algorithm):
         ids = self.model.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise ValueError(
-                f"{where}: stop must hold texts of one token each, got {shown(text)}, which has {len(ids)}"
+                f"{where}: stop must contain texts of one token each, got {shown(text)}, which has {len(ids)}"
             )
         return ids[0]
 
@@ -344,42 +343,44 @@ class LLMAlgorithm(Algorithm):
         seed: int,
         model: LanguageModel | None = None,
     ) -> Completions:
-        """`n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample` draws them, by default from the
-        model that is trained, and by the `sampler` where there is one."""
+        """Sample `n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample`.
+
+        By default they are sampled from the trained model, by the `sampler` if there is one.
+        """
         if model is None and self._served is not None:
             version = (self.counters.updates, self._n_loads)
             try:
                 return self._served.complete(prompts, n, settings, seed, step, version)
             except ConnectionError as e:
-                if self._trains:  # in an evaluation too: the last update's weights are worth keeping
+                if self._trains:  # also during an evaluation: the last update's weights are worth keeping
                     self.callbacks.on_collection_error(algorithm=self, error=e)
                 raise
         with self.cast():
             return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=apart(numbers))
 
     def _context(self) -> int | None:
-        """Most tokens of a sequence: the model's, or the `sampler`'s where that has fewer; None where neither says."""
+        """Return the most tokens of a sequence: the model's, or the `sampler`'s if that is smaller; None if unknown."""
         return self.model.context if self._served is None else self._served.context()
 
     def generate(self, prompts: Any, n: int = 1, *, seed: int | None = None, **settings: Any) -> list[list[str]]:
-        """Complete prompts, without disturbing training.
+        """Complete prompts, without affecting training.
 
         Parameters
         ----------
         prompts
-            One text, or several, or whatever `train` takes for prompts.
+            One or several texts, or prompts in any form accepted by `train`.
         n : int
-            Completions of each.
+            Completions per prompt.
         seed : int, optional
-            Decides them; by default 10_000 + the algorithm's own.
+            Determines the completions; by default 10_000 + the algorithm's own.
         **settings
-            ``max_new_tokens``, ``temperature`` (0: always the likeliest token), ``top_k``, ``top_p``, ``min_p`` and
-            ``stop``, in place of the configuration's.
+            ``max_new_tokens``, ``temperature`` (0: always the most likely token), ``top_k``, ``top_p``, ``min_p`` and
+            ``stop``, instead of the configuration's.
 
         Returns
         -------
         list of list of str
-            `n` for each prompt, without special tokens; without a tokenizer the ids as text.
+            `n` completions for each prompt, without special tokens; without a tokenizer, the ids as text.
         """
         where = f"{type(self).__name__}.generate"
         n, chosen = integer(where, "n", n, 1), self.settings(**settings)
@@ -387,7 +388,7 @@ class LLMAlgorithm(Algorithm):
         if context is None or settings.get("max_new_tokens") is not None:
             rows = encoded(given, "prompts", self.model, where, chosen.max_new_tokens)
         else:
-            # As many as fit, where no number was asked for.
+            # If max_new_tokens was not given, use as many tokens as fit.
             rows = encoded(given, "prompts", self.model, where, 1)
             left = context - max(map(len, rows.prompts))
             chosen = replace(chosen, max_new_tokens=min(chosen.max_new_tokens, left))
@@ -401,22 +402,22 @@ class LLMAlgorithm(Algorithm):
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         c, steps = self.config, self.counters.schedule_steps
-        if not steps:  # `train_step` by hand, which has no end
+        if not steps:  # direct calls of `train_step` have no planned end
             return {"learning_rate": c.learning_rate}
         rising = min(1.0, (progress + 1.0 / steps) / c.warmup) if c.warmup else 1.0
         return {"learning_rate": rising * scheduled(c.learning_rate, c.learning_rate_schedule, progress)}
 
     def follow_schedule(self) -> None:
-        """Set the optimiser's step size to what the schedule says."""
+        """Set the optimiser's learning rate to its scheduled value."""
         self.optimizer.learning_rate = self.schedule_values(self.counters.progress)["learning_rate"]
 
     def plan(
         self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> None:
-        """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
+        """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
         plan(self, n_updates, until, schedule_timesteps)
 
-    def train(  # its first argument may be what is learned from
+    def train(  # the first argument may be the data
         self,
         data: Any = None,
         n_epochs: int = 1,
@@ -427,20 +428,20 @@ class LLMAlgorithm(Algorithm):
     ) -> dict[str, float]:
         """Train for `n_updates` more updates, or for `n_epochs` passes over `data`.
 
-        Without either it goes on with the training that was stopped, or that a checkpoint was saved in the middle of,
-        to the end that was set for it then.
+        Without either, continue an interrupted training, or the one in progress when a checkpoint was saved, up to its
+        planned end.
 
         Parameters
         ----------
         data : optional
-            What to learn from: a tensor of token ids (N, P), a list of them (P_i,), texts, dicts, or a path. An integer
-            is taken for `n_updates`.
+            Rows to learn from: a tensor of token ids (N, P), a list of token ids (P_i,), texts, dicts, or a path. An
+            integer is taken as `n_updates`.
         n_epochs : int
-            Passes over `data`; the last update's rows are filled up from the next pass.
+            Passes over `data`; the last update's batch is filled with rows of the next pass.
         n_updates : int, optional
-            A new training of so many updates.
+            Start a new training of this many updates.
         until, schedule_timesteps : int, optional
-            As `rlox.training.offline.OfflineAlgorithm.train` takes them, in updates.
+            As for `rlox.training.offline.OfflineAlgorithm.train`, in updates.
 
         Returns
         -------
@@ -452,7 +453,7 @@ class LLMAlgorithm(Algorithm):
         FloatingPointError
             If a loss or a gradient is no longer finite.
         ValueError
-            Without rows to learn from, and as `OfflineAlgorithm.train`.
+            If there are no rows to learn from; also as `OfflineAlgorithm.train`.
         """
         where = f"{type(self).__name__}.train"
         if isinstance(data, (int, np.integer)) and not isinstance(data, bool):
@@ -468,13 +469,13 @@ class LLMAlgorithm(Algorithm):
         if self.rows is None:
             raise ValueError(
                 f"{type(self).__name__}.train: there must be rows to learn from; pass them to train, or "
-                "dataset=… when made"
+                "dataset=… to the constructor"
             )
         self._require_reference()
         self._require_sampler()
 
     def _require_sampler(self) -> None:
-        """Ask the `sampler`, where there is one, whether it is there and can be trained by."""
+        """Check that the `sampler`, if there is one, is available and suitable for training."""
         if self._served is not None:
             assert self.rows is not None
             self._served.require_training()
@@ -483,12 +484,12 @@ class LLMAlgorithm(Algorithm):
     def _require_reference(self) -> None:
         if self._lost_reference:
             raise ValueError(
-                f"{type(self).__name__}: its checkpoint was trained with a ref_model, which a file does not hold; pass "
+                f"{type(self).__name__}: its checkpoint was trained with a ref_model, which it does not contain; pass "
                 "ref_model=… to from_checkpoint"
             )
 
     def train_step(self, *data: Any, **named: Any) -> dict[str, float]:
-        """One update on rows that are given; returns its metrics. See the algorithm for what it takes."""
+        """Take one update on the given rows. Returns its metrics. See the algorithm for the arguments."""
         self._require_reference()
         if self._served is not None:
             self._served.require_training()
@@ -500,12 +501,12 @@ class LLMAlgorithm(Algorithm):
         return metrics
 
     def _batch_of(self, *data: Any, **named: Any) -> Any:
-        """The batch that `train_step` learns from."""
+        """Return the batch for `train_step`."""
         rows = self._encoded(*data, **named)
         return self.batch(rows, np.arange(len(rows)))
 
     def follow_reference(self) -> bool:
-        """Move the reference towards the policy, where that is due after this update; returns whether it was."""
+        """Move the reference towards the policy if that is due after this update. Returns whether it was due."""
         every = self.config.ref_sync_every
         if every is None or self.reference is None or (self.counters.updates + 1) % every:
             return False
@@ -513,15 +514,19 @@ class LLMAlgorithm(Algorithm):
         return True
 
     def compare_with_data(self) -> dict[str, float]:
-        """How the `sampler`, where there is one, stands to the model; how the model stands to its rows an update's own
-        metrics say."""
+        """Return metrics that compare the `sampler`, if there is one, with the model.
+
+        The comparison of the model with its rows is part of an update's metrics.
+        """
         return {} if self._served is None else self._served.metrics()
 
     # ---- evaluation
 
     def scored(self, n_episodes: int = 20, seed: int | None = None, **options: Any) -> Evaluation:
-        """One number for each of the first `n_episodes` rows of `eval_dataset`, or of the dataset, and their lengths in
-        tokens: see `row_scores`; the larger, the better."""
+        """Score the first `n_episodes` rows of `eval_dataset`, or of the dataset (see `row_scores`).
+
+        Returns one number per row, where larger is better, and the lengths in tokens.
+        """
         rows = self._evaluated()
         n_episodes = integer(f"{type(self).__name__}.scored", "n_episodes", n_episodes, 1)
         numbers = np.arange(min(n_episodes, len(rows)))
@@ -532,39 +537,39 @@ class LLMAlgorithm(Algorithm):
 
     @property
     def rewarded(self) -> bool:
-        """Whether something scores completions."""
+        """Whether completions are scored."""
         return False
 
     def _evaluated(self) -> Encoded:
-        """The rows that are evaluated on.
+        """Return the rows for evaluation.
 
         Raises
         ------
         ValueError
-            Without any.
+            If there are none.
         """
         rows = self.rows if self.eval_rows is None else self.eval_rows
         if rows is None:
             raise ValueError(
                 f"{type(self).__name__}: there must be rows to evaluate on; pass them, or dataset=… or eval_dataset=… "
-                "when made"
+                "to the constructor"
             )
         return rows
 
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
-        """`n` sampled completions of each of the first `n_rows` prompts that `scored` evaluates on, and their rewards.
+        """Sample `n` completions of each of the first `n_rows` prompts of `scored`. Returns them with their rewards.
 
         Raises
         ------
         ValueError
-            Without prompts, or without a reward.
+            If there are no prompts or no reward.
         """
         raise ValueError(f"{type(self).__name__}.sampled: there must be a reward")
 
     def examples(self, n: int) -> list[tuple[Any, str, float | None]]:
-        """Completions of the first `n` prompts that `scored` evaluates on: prompt, text, and reward where there is one.
+        """Return completions of the first `n` prompts of `scored`: prompt, text, and reward or None.
 
-        Sampled where there is a reward, else the likeliest ones.
+        If there is a reward, completions are sampled, else they are generated at temperature 0.
         """
         if self.rewarded:
             found = self.sampled(n, 1, 10_000 + self.seed)
@@ -582,11 +587,11 @@ class LLMAlgorithm(Algorithm):
         return [(p, text, None) for p, text in zip(texts_of(rows, numbers, self.model), texts, strict=True)]
 
     def row_scores(self, rows: Any, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """How well the model does on each of the rows `numbers`, f64 (M,), and their lengths in tokens (M,)."""
+        """Return the model's score on each of the rows `numbers`, f64 (M,), and their lengths in tokens (M,)."""
         raise NotImplementedError
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
-        """No actions: `generate` completes prompts."""
+        """Raise TypeError: a language model has no actions; `generate` completes prompts."""
         raise TypeError(
             f"{type(self).__name__}.predict: a language model takes no observations; call generate(prompts)"
         )
@@ -611,7 +616,7 @@ class LLMAlgorithm(Algorithm):
         return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}
 
     @classmethod
-    def from_checkpoint(  # type: ignore[override]  # a language model is given, no environment
+    def from_checkpoint(  # type: ignore[override]  # takes a language model instead of an environment
         cls,
         path: str | os.PathLike,
         model: nn.Module | None = None,
@@ -631,22 +636,22 @@ class LLMAlgorithm(Algorithm):
         path : path
             The checkpoint.
         model : nn.Module, optional
-            Needed for a module of the user's own, and for adapters whose model is no longer where it was; its weights
-            are replaced.
+            Required for a custom module, and for adapters whose model is no longer at its source; its weights are
+            replaced.
         ref_model : nn.Module, optional
-            Needed to train on where one was given.
+            Required for further training if the saved training had one.
         tokenizer : optional
-            By default the one that the checkpoint holds.
+            By default the one in the checkpoint.
         dataset : optional
-            Needed to train on; the same rows.
+            Required for further training; it must contain the same rows.
         **arguments
-            Further arguments of the class, hyper-parameters among them, in place of the saved ones.
+            Further arguments of the class, including hyper-parameters, which override the saved values.
 
         Raises
         ------
         FileNotFoundError, ValueError
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit or
-            is not the one that adapters were trained on, and other rows.
+            is not the one on which adapters were trained, or different rows.
         """
         where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path, mapped=True)
         header = checkpoint.header
@@ -681,8 +686,8 @@ class LLMAlgorithm(Algorithm):
         known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
         if algorithm.rows is not None and known not in (None, algorithm.rows.fingerprint):
             raise ValueError(
-                f"{where}: dataset must hold the {shown(saved.get('n'))} rows that {path} was trained on, got "
-                f"{len(algorithm.rows)} others; to learn from them make a new {cls.__name__} and call init_from(path)"
+                f"{where}: dataset must contain the {shown(saved.get('n'))} rows that {path} was trained on, got "
+                f"{len(algorithm.rows)} others; to learn from them create a new {cls.__name__} and call init_from(path)"
             )
         if ref_model is None and header.get("reference") == "given" and algorithm.reference is not None:
             algorithm._lost_reference = True
@@ -699,29 +704,29 @@ class LLMAlgorithm(Algorithm):
         self._load_weights(checkpoint.tensors["policy"], where)
 
     def close(self) -> None:
-        """Let go of the `sampler`, where there is one; what was learned stays usable."""
+        """Close the `sampler`, if there is one. The trained model remains usable."""
         if self._served is not None:
             self._served.close()
         super().close()
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write model and tokenizer as Hugging Face's libraries read them, adapters merged into the weights.
+        """Write model and tokenizer in Hugging Face's format, with adapters merged into the weights.
 
         Raises
         ------
         ValueError
-            For a module of the user's own, and where ranks share out the model.
+            For a custom module, and if the model is sharded over ranks.
         """
         if self.ranks.sharded:
             where = type(self).__name__
             raise ValueError(
-                f"{where}.save_pretrained: the model must be whole, and ranks share it out; call save(path), and "
-                f"{where}.from_checkpoint(path).save_pretrained(folder) in a process that is alone"
+                f"{where}.save_pretrained: the model must not be sharded over ranks; call save(path), and "
+                f"{where}.from_checkpoint(path).save_pretrained(folder) in a single process"
             )
         save_pretrained(self.model, folder, type(self).__name__)
 
 
 def mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The mean of each metric over an update's optimiser steps."""
+    """Return the mean of each metric over an update's optimiser steps."""
     names = dict.fromkeys(name for row in history for name in row)
     return {name: torch.stack([row[name].detach().float() for row in history if name in row]).mean() for name in names}

@@ -1,7 +1,8 @@
 """The table of algorithms.
 
-Adding one: a Config in `rlox.config`, a file in `rlox.algorithms`, a line below, a YAML in ``conf/algo``. A package
-outside adds its own by an entry point of the group ``rlox.algorithms``, ``name = "module:Class"``.
+To add an algorithm, add a Config to `rlox.config`, a file to `rlox.algorithms`, a line below, and a YAML file to
+``conf/algo``. Other packages add theirs with an entry point of the group ``rlox.algorithms``,
+``name = "module:Class"``.
 """
 
 from importlib import import_module
@@ -13,7 +14,7 @@ ALGORITHM_GROUP = "rlox.algorithms"
 
 
 class Entry(NamedTuple):
-    """Where an algorithm lives; imported when it is first used."""
+    """Location of an algorithm, which is imported when it is first used."""
 
     cls: str  # "module:Class"
     config: str  # "module:Config"
@@ -46,12 +47,12 @@ __all__ = ["ALGORITHMS", "ALGORITHM_GROUP", "algorithm_names", "entry_of", "reso
 
 
 def algorithm_names() -> list[str]:
-    """The names of all algorithms, those that installed packages offer among them."""
+    """Return the names of all algorithms, including those of installed packages."""
     return sorted({*ALGORITHMS, *offers(ALGORITHM_GROUP)})
 
 
 def entry_of(name: str) -> Entry | None:
-    """The entry of `name`; None for an unknown one. What an installed package offers is imported, and then stays in
+    """Return the entry of `name`; None if it is unknown. The algorithm of an installed package is imported and added to
     `ALGORITHMS`.
 
     Raises
@@ -59,7 +60,7 @@ def entry_of(name: str) -> Entry | None:
     ImportError
         If the package's code fails.
     TypeError
-        If what it offers is no algorithm's class of this name.
+        If the package's object is not an algorithm class of this name.
     """
     if name not in ALGORITHMS and name in offers(ALGORITHM_GROUP):
         cls, path = load(ALGORITHM_GROUP, name), offers(ALGORITHM_GROUP)[name].value
@@ -73,7 +74,7 @@ def entry_of(name: str) -> Entry | None:
 
 
 def resolve(path: str):
-    """The object that "module:Name" names."""
+    """Import and return the object at the path "module:Name"."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 

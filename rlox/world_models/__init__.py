@@ -1,1 +1,1 @@
-"""How does an agent learn a model of its world? DreamerV3's model, the memory's collector, acting, predictions."""
+"""World models: DreamerV3's model, the collector of its replay memory, acting, and predictions."""

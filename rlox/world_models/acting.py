@@ -1,4 +1,4 @@
-"""What acts in DreamerV3: encoder, recurrent model and actor, one step at a time, arrays in and arrays out."""
+"""The acting part of DreamerV3: encoder, recurrent model and actor, one step at a time, with arrays."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 class ActorHead(nn.Module):
     """A distribution over actions for each feature (..., F).
 
-    Discrete: one categorical for each component, with a share of the uniform distribution. Continuous: a normal
-    distribution in [-1, 1] with mean tanh(m) and deviation 0.9 sigmoid(s + 2) + 0.1, whose draws may lie beyond.
+    Discrete: a categorical distribution for each component, mixed with a uniform distribution. Continuous: a normal
+    distribution with mean tanh(m) in [-1, 1] and standard deviation 0.9 sigmoid(s + 2) + 0.1, whose samples may exceed
+    that range.
     """
 
     def __init__(self, spec: EnvSpec, n_in: int, units: int, unimix: float, rng: Rng):
         super().__init__()
         self.choices, self.unimix = spec.choices, unimix
         self.width = spec.model_width
-        self.n_noise = len(self.choices) or self.width  # numbers that decide an action
+        self.n_noise = len(self.choices) or self.width  # random numbers per action
         self.mlp = MLP(n_in, units, 3, self.width if self.choices else 2 * self.width, rng, scale=0.01)
 
     def fill_noise(self, rng: Rng, shape: tuple[int, ...]) -> Tensor:
-        """(*shape, n_noise): uniform for choices, standard normal for numbers."""
+        """Return noise (*shape, n_noise): uniform for choices, standard normal for continuous actions."""
         shape = (*shape, self.n_noise)
         return torch.from_numpy(rng.uniform(shape) if self.choices else rng.normal(shape))
 
@@ -42,7 +43,7 @@ class ActorHead(nn.Module):
 
     @torch.no_grad()
     def sample(self, feat: Tensor, noise: Tensor) -> Tensor:
-        """Actions (B, A) as the model sees them."""
+        """Sample actions (B, A) in the model's form."""
         out = self.mlp(feat)
         if not self.choices:
             mean, deviation = self._normal(out)
@@ -55,7 +56,7 @@ class ActorHead(nn.Module):
 
     @torch.no_grad()
     def mode(self, feat: Tensor) -> Tensor:
-        """The most likely actions (B, A)."""
+        """Return the most likely actions (B, A)."""
         out = self.mlp(feat)
         if not self.choices:
             return self._normal(out)[0]
@@ -63,7 +64,7 @@ class ActorHead(nn.Module):
         return torch.cat([F.one_hot(x.argmax(-1), x.shape[-1]).to(out.dtype) for x in parts], -1)
 
     def distribution(self, feat: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of `actions` (..., A) and entropy, both (...) in nats, over all components."""
+        """Return log-probability of `actions` (..., A) and entropy, both (...) in nats, over all components."""
         out = self.mlp(feat)
         if not self.choices:
             mean, deviation = self._normal(out)
@@ -82,9 +83,9 @@ class DreamerPolicy(nn.Module):
     spec : EnvSpec
         Observations and actions of the environment.
     config : DreamerConfig
-        Widths.
+        Sizes of the model.
     rng : Rng
-        Decides the initial weights.
+        Draws the initial weights.
     """
 
     def __init__(self, spec: EnvSpec, config: DreamerConfig, rng: Rng):
@@ -97,16 +98,16 @@ class DreamerPolicy(nn.Module):
 
     @property
     def n_carried(self) -> int:
-        """S, numbers of a carry: h, the class of each latent from 1 (0: none is drawn yet), and the action before."""
+        """S, the size of a carry: h, the class of each latent from 1 (0: not drawn yet), and the previous action."""
         return self.rssm.deter + self.rssm.stoch + self.actor.width
 
     def packed(self, states: Latents, actions: Tensor) -> Tensor:
-        """Carries (..., S) after `states` and the `actions` (..., A) taken in them, without gradients."""
+        """Return carries (..., S) after `states` and the `actions` (..., A) taken in them, without gradients."""
         classes = states.stoch.detach().unflatten(-1, (self.rssm.stoch, self.rssm.classes)).argmax(-1) + 1
         return torch.cat([states.deter.detach(), classes.to(actions.dtype), actions], -1)
 
     def unpacked(self, carry: Tensor) -> tuple[Latents, Tensor]:
-        """States (B, ...) and actions (B, A) of carries (B, S)."""
+        """Return states (B, ...) and actions (B, A) of carries (B, S)."""
         rssm = self.rssm
         deter, classes, actions = carry.split([rssm.deter, rssm.stoch, self.actor.width], -1)
         drawn = F.one_hot(classes.long(), rssm.classes + 1)[..., 1:].flatten(-2)
@@ -114,51 +115,51 @@ class DreamerPolicy(nn.Module):
 
 
 class WorldModelActor:
-    """Acts in N environments by a `DreamerPolicy`, whose memory of each is a row of an array.
+    """Acts in N environments with a `DreamerPolicy`; its memory of each environment is a row of an array.
 
     Parameters
     ----------
     policy : DreamerPolicy
-        Read anew at every step: what training changes is acted by.
+        Read at every step, so that changes by training take effect.
     decoder : Decoder
-        Of its features.
+        Decoder of the policy's features.
     device : str
-        Where both live.
+        Device of both.
     """
 
     def __init__(self, policy: DreamerPolicy, decoder: Decoder, device: str = "cpu"):
         self.policy, self.decoder, self.device = policy, decoder, device
 
     def initial(self, n: int) -> np.ndarray:
-        """The carry (N, S) f32 before an episode."""
+        """Return the carry (N, S) f32 before an episode."""
         return np.zeros((n, self.policy.n_carried), np.float32)
 
     @torch.inference_mode()
     def act(
         self, carry: np.ndarray, obs: np.ndarray, is_first: np.ndarray, rng: Rng | None, deterministic: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One step in every environment.
+        """Choose an action in every environment.
 
         Parameters
         ----------
         carry : array (N, S)
-            What the last call returned.
+            Carry that the last call returned.
         obs : array (N, ...)
-            Observations as the environments give them.
+            Observations in the environments' units.
         is_first : array (N,) bool
-            Where an episode starts: that row of the carry counts as zero.
+            Where an episode starts; that row of the carry counts as zero.
         rng : Rng, optional
-            Draws latents and actions; without it both are the most likely ones. A model that was trained on drawn
-            latents acts much better by them.
+            Draws latents and actions; without it, both are the most likely ones. A model that was trained with drawn
+            latents acts much better with drawn latents.
         deterministic : bool
-            The most likely action, by drawn latents.
+            Choose the most likely action, with drawn latents.
 
         Returns
         -------
         actions : array (N, ...)
             For the environment.
         taken : array (N, A) f32
-            The same as the model sees them.
+            The same actions in the model's form.
         carry : array (N, S) f32
             For the next step.
         """
@@ -185,22 +186,22 @@ class WorldModelActor:
     def open_loop(
         self, carry: np.ndarray, obs: np.ndarray, actions: np.ndarray, context: int, rng: Rng, n_futures: int = 16
     ) -> np.ndarray:
-        """Predict observations from `context` observed steps and the actions alone: the mean of several drawn futures.
+        """Predict observations from `context` observed steps and all actions, as the mean of several drawn futures.
 
         Parameters
         ----------
         carry : array (B, S)
-            What `act` was given in the first step; zeros where that starts an episode.
+            Carry that `act` was given in the first step; zeros if that step starts an episode.
         obs : array (B, T, ...)
-            As the environment gives them; those after the context are not looked at.
+            Observations in the environment's units; those after the context are not used.
         actions : array (B, T, A)
-            As the model sees them, row t taken after observation t.
+            Actions in the model's form; row t was taken after observation t.
         context : int
             C, at least 1 and below T.
         rng : Rng
             Draws the latents, as in training.
         n_futures : int
-            How many are drawn; their mean has the least squared error.
+            Number of drawn futures; their mean minimises the squared error.
 
         Returns
         -------

@@ -1,7 +1,7 @@
-"""The element-wise parts of the recurrent model, which take most of an update's time where PyTorch does them singly.
+"""Element-wise parts of the recurrent model, which take most of an update's time if PyTorch runs them one by one.
 
-Each is defined by a formula in PyTorch. On a CPU, in float32 and uncompiled, a kernel computes it, and its gradient,
-in one pass (`rlox.kernels.nn.cells`).
+Each function is defined by a formula in PyTorch. On a CPU, in float32 and uncompiled, a kernel computes the result and
+its gradient in one pass each (`rlox.kernels.nn.cells`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rlox.kernels.nn import cells
 
 
 def norm_silu(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """SiLU of x / sqrt(mean(x**2) + eps) * scale, (..., N) and (N,)."""
+    """Return SiLU(x / sqrt(mean(x**2) + eps) * scale), for x (..., N) and scale (N,)."""
     if _kernel_computes(x):
         return _NormSilu.apply(x, scale, eps)
     return F.silu(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * scale)
 
 
 def gates(x: Tensor, h: Tensor) -> Tensor:
-    """The GRU's next state (B, D), of the gates (G, B, 3 D / G) of its blocks and the state h (B, D).
+    """Return the GRU's next state (B, D) from the gates (G, B, 3 D / G) of its blocks and the state h (B, D).
 
-    Each block holds reset, candidate and update: candidate = tanh(sigmoid(reset) candidate), u = sigmoid(update - 1),
-    h' = u candidate + (1 - u) h.
+    Each block contains reset, candidate and update: candidate = tanh(sigmoid(reset) candidate),
+    u = sigmoid(update - 1), h' = u candidate + (1 - u) h.
     """
     if _kernel_computes(x):
         return _Gates.apply(x, h)
@@ -34,10 +34,10 @@ def gates(x: Tensor, h: Tensor) -> Tensor:
 
 
 def pick(logits: Tensor, uniform: Tensor, unimix: float) -> Tensor:
-    """One-hot draws (B, K C) from softmax(logits) mixed with the uniform distribution, logits (B, K C).
+    """Draw one-hot samples (B, K C) from softmax(logits) mixed with the uniform distribution, logits (B, K C).
 
-    Class c is drawn where the uniform number (B, K) lies below the sum of the probabilities up to c, and not below
-    that up to c - 1. The gradient is that of the probabilities (straight through).
+    Class c is drawn if the uniform number (B, K) is below the sum of the probabilities up to c, and not below the sum
+    up to c - 1. The gradient is that of the probabilities (straight through).
     """
     if _kernel_computes(logits):
         return _Pick.apply(logits, uniform, unimix)
@@ -49,8 +49,10 @@ def pick(logits: Tensor, uniform: Tensor, unimix: float) -> Tensor:
 
 
 def two_hot(logits: Tensor, at: Tensor, share: Tensor) -> Tensor:
-    """Cross-entropies (..., S) of softmax(logits) (..., N) with targets that lie on the classes `at` and at + 1,
-    (..., S), with a `share` on the second."""
+    """Return cross-entropies (..., S) of softmax(logits) (..., N) with targets on two neighbouring classes.
+
+    The classes are `at` (..., S) and at + 1, with the weight `share` on the second.
+    """
     if _kernel_computes(logits):
         return _TwoHot.apply(logits, at, share)
     pairs = logits.log_softmax(-1).gather(-1, torch.cat([at, at + 1], -1))
@@ -59,9 +61,10 @@ def two_hot(logits: Tensor, at: Tensor, share: Tensor) -> Tensor:
 
 
 def two_hot_mean(logits: Tensor, values: Tensor) -> Tensor:
-    """The mean (...) of `values` (N,), which mirror each other about the middle one, over softmax(logits); no gradient.
+    """Return the mean (...) of `values` (N,) under softmax(logits), without a gradient.
 
-    Pairs of values are added up first, so that even logits give exactly 0.
+    The values must be symmetric about the middle one. Symmetric pairs are added first, so that equal logits give
+    exactly 0.
     """
     logits = logits.detach()
     if _kernel_computes(logits):

@@ -1,4 +1,4 @@
-"""Collect steps into a memory of sequences, for an agent that carries a state of its own."""
+"""Collect steps into a sequence memory, for a recurrent agent."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from rlox.collectors.recurrent import RecurrentActor
 from rlox.collectors.replay import ReplayCollector
 from rlox.kernels.stats import all_finite
 
-_CARRY, _REWARDS, _FIRST = "agent_carry", "agent_rewards", "agent_first"  # in the state of the environments
+_CARRY, _REWARDS, _FIRST = "agent_carry", "agent_rewards", "agent_first"  # names in the state of the environments
 
 
 class SequenceCollector(ReplayCollector):
-    """Steps N environments with a recurrent agent and keeps every step in a memory of sequences.
+    """Steps N environments with a recurrent agent and stores every step in a sequence memory.
 
-    A row of the memory is an observation, the action taken in it, the reward that came with it (0 with an episode's
-    first observation) and the agent's state before it. An episode's last observation is a row of its own, with an
-    action of zeros, which says whether the episode was terminated or truncated. So a step pushes N rows, and one more
-    for each episode that ends. Where environments start afresh in the middle of an episode, its newest row becomes
-    truncated.
+    A row of the memory consists of an observation, the action taken after it, the reward that came with it (0 with an
+    episode's first observation) and the agent's state before it. An episode's last observation has its own row, with
+    an action of zeros and the flags of termination and truncation. A step therefore pushes N rows, and one more for
+    each episode that ends. If environments restart in the middle of an episode, its newest row becomes truncated.
 
-    While actions are random the agent's model is not asked: the state before a row is then zeros and the action before,
-    until updates write a better one.
+    While actions are random, the agent's model does not run: the state before a row then consists of zeros and the
+    previous action, until updates write a better state.
 
     Parameters
     ----------
     env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
-        As `rlox.collectors.RolloutCollector` takes them.
+        See `rlox.collectors.RolloutCollector`.
     """
 
     _where = "SequenceCollector.step"
@@ -36,22 +35,22 @@ class SequenceCollector(ReplayCollector):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         n = self.n_envs
-        self._carry: np.ndarray | None = None  # (N, S), of the agent before the observations that come next
-        self._rewards = np.zeros(n, np.float32)  # that came with these
-        self._first = np.ones(n, np.bool_)  # whether these begin an episode
+        self._carry: np.ndarray | None = None  # (N, S), the agent's state before the next observations
+        self._rewards = np.zeros(n, np.float32)  # rewards that came with these observations
+        self._first = np.ones(n, np.bool_)  # whether they start an episode
 
     def step(self, agent: RecurrentActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Take one step in every environment and push its rows.
+        """Step every environment once and push the rows.
 
         Parameters
         ----------
         agent : RecurrentActor
             Draws its actions from this collector's generator.
         buffer : rlox.SequenceReplayBuffer
-            Where the rows go; its ``act_dim`` is the width of the model's actions, its ``state_dim`` that of the
+            Memory for the rows; its ``act_dim`` is the width of the model's actions, its ``state_dim`` that of the
             agent's state.
         random : bool
-            Uniformly random actions instead of the agent's.
+            Use uniformly random actions instead of the agent's.
 
         Returns
         -------
@@ -105,9 +104,9 @@ class SequenceCollector(ReplayCollector):
         return self._ended(ended)
 
     def follow_on(self, buffer: Any) -> None:
-        """Begin episodes, unless the memory's newest rows are those of this collector's last step.
+        """Start new episodes, unless the memory's newest rows are those of this collector's last step.
 
-        What was the newest row of an episode that does not go on becomes truncated.
+        The newest row of an episode that does not continue becomes truncated.
         """
         if self._fed is not None and self._fed[0] is buffer and self._fed[1] == buffer.n_pushed:
             return
@@ -117,7 +116,7 @@ class SequenceCollector(ReplayCollector):
         self._first[:] = True
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """Exact snapshot of the environments and of the agent's states; None as for any collector."""
+        """Return an exact snapshot of the environments and the agent's states; None as for other collectors."""
         found = super().state()
         if found is None or self._carry is None:
             return found

@@ -14,11 +14,11 @@ LEAST_NORM = 1e-3  # a tensor's norm counts as at least this
 
 
 class LaProp(FlatOptimizer):
-    """LaProp (Ziyin et al. 2020, arXiv:2002.04839) with gradients clipped tensor by tensor (Brock et al. 2021,
-    arXiv:2102.06171).
+    """LaProp (Ziyin et al. 2020, arXiv:2002.04839) with adaptive gradient clipping.
 
-    A tensor's gradient norm is at most `clip` times the tensor's own norm. The gradient is divided by the root of its
-    mean square, debiased, *before* the momentum, debiased too, is taken of it.
+    The norm of a tensor's gradient is clipped to `clip` times the tensor's own norm (Brock et al. 2021,
+    arXiv:2102.06171). The gradient is divided by the root of its debiased mean square *before* the momentum, which is
+    also debiased, is updated with it.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class LaProp(FlatOptimizer):
         self._n = len(sizes)
 
     def _norms(self, flat: torch.Tensor) -> torch.Tensor:
-        """The norm of each tensor, (n,)."""
+        """Return the norm of each tensor, (n,)."""
         return flat.new_zeros(self._n).index_add_(0, self._tensor_of, flat.square()).sqrt_()
 
     def _move(self, excess: torch.Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""A world model's open-loop predictions beside the truth: a film of images, a plot of vectors."""
+"""Pictures of a world model's open-loop predictions next to the truth: films of images, plots of vectors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from rlox.collectors.video import KINDS, VideoWriter
 from rlox.world_models.predictions import Predictions
 
-NAME = "predictions"  # of the picture in a run's folder, without its ending
+NAME = "predictions"  # name of the picture in a run's folder, without its suffix
 PLOTS = (".png", ".svg", ".pdf")
 _FPS = 5
-_MOST_PLOTTED = 4  # numbers of an observation
+_MOST_PLOTTED = 4  # maximum number of plotted numbers of an observation
 _TRUTH, _PREDICTED = "#444444", "#D55E00"
 
 
 def require_kind(path: Path, image: bool) -> None:
-    """A ValueError, or an ImportError, where predictions of images, or of vectors, cannot be written to `path`."""
+    """Raise a ValueError or an ImportError if predictions of images or vectors cannot be written to `path`."""
     wanted, what = (KINDS, "images") if image else (PLOTS, "vectors")
     if path.suffix not in wanted:
         raise ValueError(f"predictions: the file must end in {' or '.join(wanted)} for {what}, got {path}")
@@ -27,13 +27,14 @@ def require_kind(path: Path, image: bool) -> None:
 
 
 def save(predictions: Predictions, path: Path) -> None:
-    """Write a film (``.mp4``, ``.gif``) of images, or a plot (``.png``, ``.svg``, ``.pdf``) of vectors; the file
-    appears when all of it is written.
+    """Write a film (``.mp4``, ``.gif``) of images, or a plot (``.png``, ``.svg``, ``.pdf``) of vectors.
+
+    The file appears only when it is complete.
 
     Raises
     ------
     ValueError
-        For an ending of the other kind.
+        If the suffix of `path` does not fit.
     """
     require_kind(path, predictions.image)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def save(predictions: Predictions, path: Path) -> None:
 
 
 def save_in(predictions: Predictions, folder: Path) -> str:
-    """Write the picture of a run's folder; its name there."""
+    """Write the picture to a run's folder, and return its file name."""
     file = f"{NAME}{'.gif' if predictions.image else '.png'}"
     save(predictions, folder / file)
     return file
@@ -68,7 +69,7 @@ def _save_gif(predictions: Predictions, path: Path) -> None:
 
 
 def _draw(predictions: Predictions):
-    """The error over the horizon, and below it the numbers of an observation that vary most, of one stretch."""
+    """Plot the error over the horizon, and below it the most variable numbers of an observation in one stretch."""
     from matplotlib.figure import Figure
 
     truth, context = predictions.truth, predictions.context
@@ -81,7 +82,7 @@ def _draw(predictions: Predictions):
     top.axhline(predictions.variance(), color=_TRUTH, linestyle=":", label="variance of the observations")
     top.set(xlabel="steps ahead", ylim=(0, None), title=f"open loop after {context} steps, {len(truth)} stretches")
     top.legend(frameon=False)
-    # Of all stretches the one in which most happens.
+    # Show the stretch with the largest variance.
     b = int(np.argmax(truth.reshape(len(truth), truth.shape[1], -1).var(1).sum(1)))
     for axis, i in zip(axes, shown, strict=True):
         axis.plot(np.arange(truth.shape[1]), truth[b, :, i], color=_TRUTH, label="truth")

@@ -1,7 +1,7 @@
-"""How well a world model foresees what happens: open-loop predictions beside the truth.
+"""Open-loop predictions of a world model, compared with the truth.
 
-An agent plays episodes. Of stretches of these its model sees what came before and the first few observations, then only
-the actions, and predicts the observations to come.
+An agent runs episodes. For stretches of these episodes, its model gets the state before the stretch and the first few
+observations, then only the actions, and predicts the remaining observations.
 """
 
 from __future__ import annotations
@@ -21,52 +21,57 @@ from rlox.config import integer
 from rlox.kernels.rng import Rng
 
 CONTEXT, HORIZON = 5, 15  # steps, as in the paper's figures
-_MOST_STEPS = 1000  # of an episode that is played for predictions
-_TALL = 96  # pixels that an image of a film has at least
+_MOST_STEPS = 1000  # maximum length of an episode that is run for predictions
+_TALL = 96  # minimum height of an image in a film, in pixels
 _MARGIN = 4  # pixels between two images
 
 
 class EpisodesTooShort(ValueError):
-    """There is nothing to predict."""
+    """Raised when all episodes are too short for a prediction."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """B stretches of C + H steps: what was observed, and what the model made of the first C. In the environment's
-    units, bytes of images too."""
+    """Observations of B stretches of C + H steps, and a model's predictions of the last H.
+
+    All values are in the environment's units; pixels of images are bytes.
+    """
 
     truth: np.ndarray  # (B, C + H, …) f32
     predicted: np.ndarray  # (B, H, …) f32, of the last H steps
     n_stacked: int = 1  # frames in an image
-    images: tuple[tuple[int, int, int, int], ...] = ()  # within a vector, see `rlox.envs.EnvSpec`
+    images: tuple[tuple[int, int, int, int], ...] = ()  # images within a vector, see `rlox.envs.EnvSpec`
 
     @property
     def context(self) -> int:
-        """C, the steps that the model saw."""
+        """C, the number of steps that the model saw."""
         return self.truth.shape[1] - self.predicted.shape[1]
 
     @property
     def horizon(self) -> int:
-        """H, the steps that it predicted."""
+        """H, the number of steps that it predicted."""
         return self.predicted.shape[1]
 
     @property
     def image(self) -> bool:
-        """Whether observations are images, or hold some: a film shows the first."""
+        """Whether observations are or contain images; a film shows the first image."""
         return self.truth.ndim == 5 or bool(self.images)
 
     def errors(self) -> np.ndarray:
-        """Mean squared error of each step of the horizon, (H,) f64, over stretches and numbers of an observation."""
+        """Return the mean squared error of each predicted step, (H,) f64, over stretches and observed numbers."""
         squares = np.square(self.predicted.astype(np.float64) - self.truth[:, self.context :])
         return squares.reshape(len(squares), self.horizon, -1).mean((0, 2))
 
     def variance(self) -> float:
-        """Variance of the observations over stretches and steps, its mean over the numbers of an observation."""
+        """Return the variance of observations over stretches and steps, averaged over the numbers of an observation."""
         return float(self.truth.astype(np.float64).var((0, 1)).mean())
 
     def summary(self) -> dict[str, float]:
-        """``open_loop_mse`` over the horizon, ``open_loop_share`` of the observations' variance that it is, and
-        ``open_loop_last_share``, that of the last step's."""
+        """Return the errors as metrics.
+
+        ``open_loop_mse`` is the mean over the horizon, ``open_loop_share`` the same divided by the variance of the
+        observations, and ``open_loop_last_share`` that ratio for the last step.
+        """
         errors, variance = self.errors(), self.variance()
         scale = variance if variance > 0 else np.nan
         return {
@@ -76,14 +81,15 @@ class Predictions:
         }
 
     def frames(self, n: int = 4) -> Iterator[np.ndarray]:
-        """Pictures (h, w, 3) uint8 of a film of the first `n` stretches, one below the other: truth, prediction, error.
+        """Yield pictures (h, w, 3) uint8 of a film of the first `n` stretches, one below the other.
 
-        While the model still sees, its column shows the truth, with a green edge; then its edge is red.
+        The columns are truth, prediction and error. During the context, the column of predictions shows the truth with
+        a green edge; afterwards its edge is red.
 
         Raises
         ------
         ValueError
-            If observations are no images.
+            If observations are not images.
         """
         if not self.image:
             raise ValueError("Predictions.frames: observations must be images, got vectors; draw them as a plot")
@@ -97,7 +103,10 @@ class Predictions:
             yield np.vstack(rows)
 
     def _coloured(self, images: np.ndarray) -> np.ndarray:
-        """(B, T, C, H, W) -> (B, T, h, w, 3) f32 in [0, 255]: the last frame of a stack, enlarged by whole numbers."""
+        """Convert images (B, T, C, H, W) to pictures (B, T, h, w, 3) f32 in [0, 255].
+
+        They show the last frame of a stack, enlarged by a whole number.
+        """
         if self.images:
             start, *shape = self.images[0]
             images = images[..., start : start + math.prod(shape)].reshape(*images.shape[:2], *shape)
@@ -110,7 +119,7 @@ class Predictions:
 
 
 def _framed(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
-    """An image (h, w, 3) with an edge of this colour, and a margin around it, as bytes."""
+    """Return an image (h, w, 3) with an edge of this colour, and a margin around it, as bytes."""
     h, w, _ = image.shape
     found = np.full((h + 4 * _MARGIN, w + 4 * _MARGIN, 3), 255, np.uint8)
     found[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = colour
@@ -119,11 +128,11 @@ def _framed(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
 
 
 class Recording:
-    """An agent that keeps what it sees and does."""
+    """An agent that records its observations and actions."""
 
     def __init__(self, actor: RecurrentActor):
         self._actor = actor
-        # The agent's states, observations, actions, and whether an episode starts.
+        # For each step the agent's states, observations, actions, and whether an episode starts.
         self.steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def initial(self, n: int) -> np.ndarray:
@@ -138,8 +147,10 @@ class Recording:
         return actions, taken, carry
 
     def episodes(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The agent's states (L, S) before, the observations (L, …) and the actions (L, A) of each step of an episode;
-        the episodes of one environment after those of the other."""
+        """Yield the states (L, S) before, observations (L, …) and actions (L, A) of each step, for every episode.
+
+        The episodes of one environment are followed by those of the next.
+        """
         carry, obs, actions, first = (np.stack(column, 1) for column in zip(*self.steps, strict=True))
         for e in range(len(obs)):
             starts = [*np.flatnonzero(first[e]), obs.shape[1]]
@@ -157,27 +168,27 @@ def open_loop(
     n_stretches: int = 64,
     max_steps: int | None = None,
 ) -> Predictions:
-    """Play episodes on a fresh environment, and have the model predict stretches of them.
+    """Run episodes in a new environment, and let the model predict stretches of them.
 
-    Where no episode has ``context + horizon`` steps the horizon is what the longest leaves.
+    If no episode has ``context + horizon`` steps, the horizon is shortened to fit the longest.
 
     Parameters
     ----------
     algorithm : Algorithm
-        Its ``actor`` has ``open_loop(carry, obs, actions, context, rng)``, as DreamerV3's.
+        Its ``actor`` must have ``open_loop(carry, obs, actions, context, rng)``, like that of DreamerV3.
     n_episodes, seed, deterministic, max_steps
-        As `rlox.training.Algorithm.evaluate` takes them; an episode has at most 1,000 steps here.
+        See `rlox.training.Algorithm.evaluate`; here, an episode has at most 1,000 steps.
     context, horizon : int
-        Steps that the model sees, and that it then predicts.
+        Number of steps that the model sees, and number of steps that it then predicts.
     n_stretches : int
-        At most so many stretches, spread over the episodes.
+        Maximum number of stretches, spread over the episodes.
 
     Raises
     ------
     ValueError
-        If the algorithm has no model of the world.
+        If the algorithm has no world model.
     EpisodesTooShort
-        If every episode is over within `context` steps.
+        If every episode ends within `context` steps.
     """
     where = "open_loop"
     context = integer(where, "context", context, 1)
@@ -191,7 +202,7 @@ def open_loop(
     recording = Recording(actor)
     arguments = {**algorithm.evaluation_arguments(n_episodes, seed, deterministic), "policy": recording}
     evaluate(**arguments, max_steps=min(max_steps or _MOST_STEPS, _MOST_STEPS))
-    # Environments play on until the last episode is over; what is beyond is as good as the rest.
+    # All environments run until the last episode ends; the additional steps are used as well.
     episodes = list(recording.episodes())
     longest = max(len(obs) for _, obs, _ in episodes)
     if longest <= context:

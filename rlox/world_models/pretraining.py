@@ -1,4 +1,4 @@
-"""A dataset's episodes as the rows of a memory of sequences, for a model to learn from before the agent acts."""
+"""Fill a sequence memory with a dataset's episodes, for a model to learn from before the agent acts."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import numpy as np
 
 from rlox.envs import EnvSpec
 
-_AT_ONCE = 65_536  # transitions that are turned into rows together
+_AT_ONCE = 65_536  # transitions that are converted to rows together
 
 
 def n_rows(dataset: Any) -> int:
-    """Rows that `fill` pushes: a transition is one, and so is each episode's last observation."""
+    """Return the number of rows that `fill` pushes: one for each transition and each episode's last observation."""
     return len(dataset) + dataset.n_episodes()
 
 
 def fill(buffer: Any, dataset: Any, spec: EnvSpec) -> None:
-    """Push a dataset's episodes, whole ones one after the other, spread evenly over the memory's environments.
+    """Push a dataset's episodes one after the other, spread evenly over the memory's environments.
 
-    The agent's states are zeros and the action before, as where actions were random. No row counts as new: batches draw
-    them as they draw any other.
+    The agent's states consist of zeros and the previous action, as for random actions. No row counts as new: batches
+    draw these rows like any others.
 
     Parameters
     ----------
     buffer : rlox.SequenceReplayBuffer
         With room for `n_rows`.
     dataset : rlox.OfflineDatasetBuffer
-        Transitions in the order in which they happened; an episode that the data leaves open counts as truncated.
+        Transitions in the order in which they happened; an episode without an end in the data counts as truncated.
     spec : EnvSpec
-        Of the environment.
+        Specification of the environment.
     """
     data = dataset.get_state()
     terminated, truncated = np.asarray(data["terminated"], np.bool_), np.asarray(data["truncated"], np.bool_).copy()
@@ -52,7 +52,7 @@ def fill(buffer: Any, dataset: Any, spec: EnvSpec) -> None:
             before[1:, state_dim - width :] = actions[: m - 1]
             rewards, over = np.zeros(m, np.float32), np.zeros((2, m), np.bool_)
             rewards[1:] = data["rewards"][rows[: m - 1]]
-            if at > start:  # the piece before it ended in the middle of the episode
+            if at > start:  # the previous piece ended in the middle of the episode
                 rewards[0] = data["rewards"][at - 1]
                 before[0, state_dim - width :] = spec.to_model(_actions(data["actions"][at - 1 : at], spec))[0]
             obs = np.asarray(data["obs"][rows], spec.obs_dtype).reshape(len(rows), -1)
@@ -68,5 +68,5 @@ def fill(buffer: Any, dataset: Any, spec: EnvSpec) -> None:
 
 
 def _actions(actions: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    """A dataset's actions in the environment's form."""
+    """Return a dataset's actions in the environment's shape and dtype."""
     return np.asarray(actions).reshape(-1, *spec.action_shape).astype(spec.action_dtype)

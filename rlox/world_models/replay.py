@@ -1,4 +1,4 @@
-"""What a world model learns from: sequences of a replay memory."""
+"""Sample the sequences that a world model learns from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rlox.nn.batch import SequenceBatch
 
 
 def sample_sequences(algorithm: Any) -> SequenceBatch:
-    """The next update's ``batch_size`` stretches of ``seq_len`` steps; the algorithm's generator decides them.
+    """Return ``batch_size`` sequences of ``seq_len`` steps for the next update, drawn with the algorithm's generator.
 
     Raises
     ------
     ValueError
-        If the memory is empty, or no environment's part of it holds ``seq_len`` steps.
+        If the memory is empty, or no environment has ``seq_len`` steps in it.
     """
     c, memory = algorithm.config, algorithm.buffer_config
     rows = algorithm.buffer.sample(

@@ -1,4 +1,4 @@
-"""The world model of DreamerV3 (Hafner et al. 2023, arXiv:2301.04104), with the constants of the author's present code.
+"""The world model of DreamerV3 (Hafner et al. 2023, arXiv:2301.04104), with the constants of the author's current code.
 
 Symbols as in the paper: x observation (here ``obs``), a action, h deterministic state (``deter``), z latents
 (``stoch``, one-hot), r reward, c continue. Letters of shapes: T steps, B sequences, D width of h, K latents of C
@@ -24,27 +24,30 @@ from rlox.world_models.cells import gates, norm_silu, pick, two_hot, two_hot_mea
 
 N_BINS = 255
 EPS = 1e-4  # of the norms
-TRUNCATED = 1.0 / 0.87962566103423978  # a standard normal cut off at +-2 has this deviation, inverted
+TRUNCATED = 1.0 / 0.87962566103423978  # inverse standard deviation of a standard normal truncated at +-2
 
 
 def symlog(x: Tensor) -> Tensor:
-    """sign(x) log(1 + \\|x\\|)."""
+    """Return sign(x) log(1 + \\|x\\|)."""
     return torch.sign(x) * torch.log1p(x.abs())
 
 
 def symexp(x: Tensor) -> Tensor:
-    """The inverse of `symlog`."""
+    """Return the inverse of `symlog`."""
     return torch.sign(x) * torch.expm1(x.abs())
 
 
 def full(x: Tensor) -> Tensor:
-    """A result of bfloat16 in float32: products alone are computed in half precision."""
+    """Convert a result in bfloat16 to float32, so that only products are computed in half precision."""
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def truncated_normal(shape: Sequence[int], fan_in: int, rng: Rng, scale: float = 1.0) -> nn.Parameter:
-    """Weights with deviation scale / sqrt(fan_in), of a normal distribution cut off at two of its own deviations."""
-    # Phi(-2) = 0.02275; the inverse of the distribution function maps uniform numbers to truncated normal ones.
+    """Draw weights with standard deviation scale / sqrt(fan_in) from a truncated normal distribution.
+
+    The normal distribution is truncated at two of its own standard deviations.
+    """
+    # Phi(-2) = 0.02275; the inverse distribution function maps uniform numbers to truncated normal ones.
     uniform = torch.from_numpy(rng.uniform(tuple(shape), dtype=np.float64))
     low = 0.5 * math.erfc(math.sqrt(2.0))
     normal = math.sqrt(2.0) * torch.erfinv(2.0 * (low + (1.0 - 2.0 * low) * uniform) - 1.0)
@@ -86,7 +89,7 @@ class Dense(nn.Module):
 
 
 class MLP(nn.Module):
-    """`layers` hidden layers of `units`, then a linear one with `n_out` outputs; none where `n_out` is 0."""
+    """`layers` hidden layers of `units`, then a linear layer with `n_out` outputs, unless `n_out` is 0."""
 
     def __init__(self, n_in: int, units: int, layers: int, n_out: int, rng: Rng, scale: float = 1.0):
         super().__init__()
@@ -101,8 +104,8 @@ class MLP(nn.Module):
 class TwoHot(nn.Module):
     """A distribution over 255 bins that are spaced evenly in symlog, for rewards and returns in their own units.
 
-    The head's last layer starts at zero, so that it first predicts exactly 0: the bins mirror each other, and the mean
-    adds up pairs of them.
+    The head's last layer starts at zero, so that its first prediction is exactly 0: the bins are symmetric, and the
+    mean adds symmetric pairs first.
     """
 
     def __init__(self, n_in: int, units: int, layers: int, rng: Rng):
@@ -112,15 +115,15 @@ class TwoHot(nn.Module):
         self.register_buffer("bins", torch.cat([half, -half[:-1].flip(0)]), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (..., 255)."""
+        """Return logits (..., 255)."""
         return self.mlp(x)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """Expected value (...), without a gradient."""
+        """Return the expected value (...), without a gradient."""
         return two_hot_mean(logits, self.bins)
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
-        """Cross-entropies (..., S) with each of S `targets` (...); a target is shared between the bins beside it."""
+        """Return cross-entropies (..., S) with each of S `targets` (...); a target is split between its two bins."""
         target = torch.stack(targets, -1).detach().clamp(self.bins[0], self.bins[-1])
         above = torch.bucketize(target, self.bins).clamp_(1, N_BINS - 1)
         low, high = self.bins[above - 1], self.bins[above]
@@ -128,14 +131,14 @@ class TwoHot(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens (..., E) of observations: numbers (..., N), an image (..., C, H, W) of bytes, or numbers and images in one
-    vector.
+    """Encodes observations as tokens (..., E).
 
-    Numbers are brought to mean 0 and deviation 1, by what updates have seen so far, and then to symlog: the model's
-    layers see the sum of all numbers, in which small ones would otherwise be lost.
+    Observations are numbers (..., N), an image (..., C, H, W) of bytes, or numbers and images in one vector. Numbers
+    are normalised to mean 0 and standard deviation 1, with the moments of all updates so far, and then transformed by
+    symlog: otherwise small numbers would be lost in the sum of all numbers that the model's layers compute.
     """
 
-    LEAST_RATE = 1e-3  # share of a batch's moments that the running ones take in, once there were many
+    LEAST_RATE = 1e-3  # weight of a new batch in the running moments after many batches
 
     def __init__(self, spec: EnvSpec, units: int, rng: Rng):
         super().__init__()
@@ -154,7 +157,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def see(self, obs: Tensor) -> None:
-        """Take in the moments of vectors (..., N); images are scaled without."""
+        """Update the running moments with vectors (..., N); images need none."""
         if self.image:
             return
         self.n_batches += 1
@@ -165,19 +168,19 @@ class Encoder(nn.Module):
 
     @property
     def deviation(self) -> Tensor:
-        """(N,); 1 for numbers that do not vary."""
+        """Standard deviations (N,); 1 for numbers that do not vary."""
         variance = self.square - self.mean.square()
         return torch.where(variance > 1e-6 * self.square, variance, 1.0).sqrt()
 
     def scaled(self, obs: Tensor) -> Tensor:
-        """Observations as the model sees and predicts them; pixels in [0, 1]."""
+        """Scale observations to the form that the model sees and predicts; pixels are in [0, 1]."""
         if self.image:
             return obs.float() / 255
         x = symlog((obs - self.mean) / self.deviation)
         return torch.where(self.pixels, obs / 255, x) if self.places else x
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """The inverse of `scaled`; pixels in [0, 255]."""
+        """Invert `scaled`; pixels are in [0, 255]."""
         if self.image:
             return 255 * x
         obs = symexp(x) * self.deviation + self.mean
@@ -198,7 +201,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Observations predicted from features (..., F), as `Encoder.scaled` has them."""
+    """Predicts observations from features (..., F), in the form of `Encoder.scaled`."""
 
     def __init__(self, spec: EnvSpec, n_in: int, units: int, rng: Rng):
         super().__init__()
@@ -208,7 +211,7 @@ class Decoder(nn.Module):
             return
         numbers = (~pixels).nonzero()[:, 0]
         self.mlp = MLP(n_in, units, 3, len(numbers), rng) if len(numbers) else None
-        # Where each number of an observation is found behind the images, which come first.
+        # Index of each number of an observation in the joined outputs, in which images come first.
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("order", torch.cat([pixels.nonzero()[:, 0], numbers]).argsort(), persistent=False)
 
@@ -220,8 +223,10 @@ class Decoder(nn.Module):
         return torch.cat(found, -1)[..., self.order] if images else found[0]
 
     def errors(self, feat: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared errors, summed over an observation's numbers and over its pixels, (...) each, () where it has none;
-        `target` as `Encoder.scaled` has it."""
+        """Return squared errors, summed over an observation's numbers and over its pixels, (...) each.
+
+        An error has shape () if observations have no such part. `target` must be in the form of `Encoder.scaled`.
+        """
         squares = (self(feat) - target).square().flatten(feat.dim() - 1)
         none = squares.new_zeros(())
         if not self.places:
@@ -232,7 +237,7 @@ class Decoder(nn.Module):
 
 
 def image_places(spec: EnvSpec) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
-    """The images in an observation, where each starts and its shape (C, H, W), and which numbers (N,) are pixels."""
+    """Return start and shape (C, H, W) of each image in an observation, and which of its numbers (N,) are pixels."""
     places = [(0, spec.obs_shape)] if spec.image else [(start, tuple(shape)) for start, *shape in spec.images]
     pixels = torch.zeros(spec.obs_dim, dtype=torch.bool)
     for start, shape in places:
@@ -241,7 +246,7 @@ def image_places(spec: EnvSpec) -> tuple[list[tuple[int, tuple[int, ...]]], Tens
 
 
 class ImageEncoder(nn.Module):
-    """Tokens (..., E) of images (..., C, H, W) in [0, 1]."""
+    """Encodes images (..., C, H, W) in [0, 1] as tokens (..., E)."""
 
     def __init__(self, shape: tuple[int, ...], units: int, rng: Rng):
         super().__init__()
@@ -257,7 +262,7 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """Images (..., C, H, W) in [0, 1] of features (..., F)."""
+    """Predicts images (..., C, H, W) in [0, 1] from features (..., F)."""
 
     def __init__(self, shape: tuple[int, ...], n_in: int, units: int, rng: Rng):
         super().__init__()
@@ -276,9 +281,9 @@ class ImageDecoder(nn.Module):
 
 
 class Conv(nn.Module):
-    """A 5 x 5 convolution that keeps the size, or halves it with stride 2; norm over channels, SiLU.
+    """A 5 x 5 convolution that keeps the size, or halves it with stride 2; then a norm over channels, and SiLU.
 
-    Channels come last in memory, as the norm reads them and as convolutions are fastest.
+    Channels are last in memory, as the norm needs them; convolutions are also fastest in this layout.
     """
 
     def __init__(self, n_in: int, n_out: int, rng: Rng, norm: bool = True):
@@ -294,7 +299,7 @@ class Conv(nn.Module):
 
 
 def pyramid(shape: tuple[int, ...], units: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Sizes (height, width) of an image (C, H, W) as it is halved, down to 4 or so, and the channels at each half."""
+    """Return the sizes (height, width) of an image (C, H, W) as it is halved to about 4, and the channels of each."""
     sizes, depth = [(shape[1], shape[2])], max(4, units // 16)
     while (min(sizes[-1]) > 4 and len(sizes) < 5) or len(sizes) == 1:
         sizes.append(((sizes[-1][0] + 1) // 2, (sizes[-1][1] + 1) // 2))
@@ -302,18 +307,18 @@ def pyramid(shape: tuple[int, ...], units: int) -> tuple[list[tuple[int, int]], 
 
 
 class Latents(NamedTuple):
-    """States of the model; leading axes are those of the call."""
+    """States of the model; the leading axes depend on the call."""
 
     deter: Tensor  # (..., D)
     stoch: Tensor  # (..., K * C), one-hot for each latent
 
     @property
     def feat(self) -> Tensor:
-        """(..., F)."""
+        """Features (..., F)."""
         return torch.cat(self, -1)
 
     def at_once(self) -> Latents:
-        """All states as rows (M, ...), without gradients."""
+        """Return all states as rows (M, ...), without gradients."""
         return Latents(*(x.detach().flatten(0, -2) for x in self))
 
 
@@ -323,13 +328,13 @@ class RSSM(nn.Module):
     Parameters
     ----------
     size : Size
-        Widths.
+        Widths of the model.
     n_tokens, n_actions : int
         Widths of encoded observations and of actions.
     unimix : float
-        Share of the uniform distribution in the latents'.
+        Share of the uniform distribution in the distributions of latents.
     rng : Rng
-        Decides the initial weights.
+        Draws the initial weights.
     """
 
     def __init__(self, size: Size, n_tokens: int, n_actions: int, unimix: float, rng: Rng):
@@ -339,7 +344,7 @@ class RSSM(nn.Module):
         self.n_latents, width = stoch * classes, deter // BLOCKS
         self.of_deter, self.of_stoch = Dense(deter, units, rng), Dense(self.n_latents, units, rng)
         self.of_action = Dense(n_actions, units, rng)
-        # A block sees its own slice of h and all three inputs. As one matrix its input would be this wide:
+        # A block sees its own slice of h and all three inputs. As a single matrix, its input would have this width:
         fan_in = BLOCKS * 3 * units + deter
         self.shared = Linear(3 * units, deter, rng, fan_in=fan_in)
         self.own = truncated_normal((BLOCKS, width, width), fan_in, rng)
@@ -352,16 +357,16 @@ class RSSM(nn.Module):
         self.post_norm, self.post_out = Norm(units), Linear(units, self.n_latents, rng)
 
     def initial(self, n: int) -> Latents:
-        """The state before an episode, zeros."""
+        """Return the state before an episode, zeros."""
         zeros = self.shared.bias.new_zeros
         return Latents(zeros(n, self.deter), zeros(n, self.n_latents))
 
     def embed(self, action: Tensor) -> Tensor:
-        """Actions (..., A) as the recurrent cell reads them (..., U); large ones are scaled down to size 1."""
+        """Embed actions (..., A) for the recurrent cell, (..., U); numbers above 1 in size are scaled down to 1."""
         return self.of_action(action / action.detach().abs().clamp(min=1.0))
 
     def step(self, before: Latents, embedded: Tensor) -> Tensor:
-        """h (B, D) after the state `before` and an action as `embed` has it."""
+        """Return h (B, D) after the state `before` and an action in the form of `embed`."""
         h = before.deter
         blocks = h.view(-1, BLOCKS, self.deter // BLOCKS).transpose(0, 1)
         x = self.shared(torch.cat([self.of_deter(h), self.of_stoch(before.stoch), embedded], -1))
@@ -370,21 +375,21 @@ class RSSM(nn.Module):
         return gates(full(x), h)
 
     def mixed(self, logits: Tensor) -> Tensor:
-        """Probabilities (..., K, C) of logits (..., K C), with a share of the uniform distribution."""
+        """Return probabilities (..., K, C) of logits (..., K C), mixed with the uniform distribution."""
         probs = logits.unflatten(-1, (self.stoch, self.classes)).softmax(-1)
         return (1 - self.unimix) * probs + self.unimix / self.classes
 
     def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """One-hot latents (B, K C) drawn by uniform numbers (B, K); the gradient is that of their probabilities."""
+        """Draw one-hot latents (B, K C) with uniform numbers (B, K); the gradient is that of their probabilities."""
         return pick(logits, uniform, self.unimix)
 
     def mode(self, logits: Tensor) -> Tensor:
-        """The most likely latents (..., K C), one-hot."""
+        """Return the most likely latents (..., K C), one-hot."""
         classes = logits.unflatten(-1, (self.stoch, self.classes)).argmax(-1)
         return F.one_hot(classes, self.classes).flatten(-2).to(logits.dtype)
 
     def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
-        """Logits (B, K C) of z given h and what `tokens` add, ``tokens @ post_tokens'``."""
+        """Return logits (B, K C) of z given h and the projected `tokens`, ``tokens @ post_tokens'``."""
         return self.post_out(self.post_norm(self.post_deter(deter) + tokens))
 
     def observe(
@@ -399,23 +404,23 @@ class RSSM(nn.Module):
         actions : Tensor (T, B, A)
             The action *before* each observation.
         is_first : Tensor (T, B) bool
-            Where an episode starts: state and previous action count as zero there.
+            Where an episode starts; state and previous action count as zero there.
         start : Latents
             The state before the first step.
         uniform : Tensor (T, B, K)
-            In (0, 1); decides the latents.
+            Random numbers in (0, 1) for drawing the latents.
 
         Returns
         -------
         states : Latents
             Posterior states (T, B, ...).
         logits : Tensor (T, B, K C)
-            Of the posterior.
+            Logits of the posterior.
         """
         keep = (~is_first).to(tokens.dtype)[..., None]
         embedded = self.embed(actions * keep)
         seen = F.linear(tokens, self.post_tokens)
-        # What is compiled resets every step: it may not look at what a tensor holds.
+        # Compiled code resets every step, since it must not depend on the values of a tensor.
         resets = [True] * len(is_first) if torch.compiler.is_compiling() else is_first.any(1).tolist()
         state, deters, stochs, found = start, [], [], []
         for t, reset in enumerate(resets):
@@ -430,7 +435,7 @@ class RSSM(nn.Module):
         return Latents(torch.stack(deters), torch.stack(stochs)), torch.stack(found)
 
     def kl(self, deter: Tensor, post_logits: Tensor, free_nats: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The two halves of the balanced KL divergence (...), summed over latents, then not below `free_nats`.
+        """Return the two halves of the balanced KL divergence (...), summed over latents, then at least `free_nats`.
 
         Returns
         -------

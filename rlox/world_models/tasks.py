@@ -1,4 +1,4 @@
-"""Small environments that need a model of the world, or a memory: one that is drawn, and some without velocities.
+"""Small environments that need a world model or a memory: one with images, and two without velocities.
 
 They are registered as ``rlox/DrawnCatch-v0``, ``rlox/CartPoleHidden-v1`` and ``rlox/PendulumHidden-v1``.
 """
@@ -14,35 +14,36 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 _DIM, _BRIGHT = 120, 255  # grey of the paddle, and of the ball
-# Pixels of the observation to a side of a cell. To encode a single pixel would cost the model more than it gains.
+# Side of a cell in pixels of the observation. Encoding a single pixel would cost the model more than it gains.
 _CELL = 3
-_PICTURE = 4  # pixels of a picture to a side of a pixel of the observation
+_PICTURE = 4  # side of an observation's pixel in a picture, in pixels
 
 
 class DrawnCatch(gymnasium.Env):
-    """A ball falls, and a paddle must be below it in the end.
+    """A ball falls, and a paddle must be below it at the end.
 
-    The observation is a grey image (3 `size`, 3 `size`, 1) of bytes, 3 x 3 pixels for each cell of a grid: the ball is
-    one bright cell, the paddle three dim ones in the lowest row. The ball starts anywhere in the highest row, falls one
-    row a step and moves sideways by -1, 0 or 1 column, the same in all steps, except that walls throw it back. One
-    image does not show where it moves: that takes two.
+    The observation is a grey image (3 `size`, 3 `size`, 1) of bytes, with 3 x 3 pixels for each cell of a grid: the
+    ball is one bright cell, the paddle three dim cells in the lowest row. The ball starts anywhere in the highest row,
+    falls one row per step and moves sideways by -1, 0 or 1 column, the same in all steps, except that it bounces off
+    walls. A single image does not show its direction; two images do.
 
-    Actions: 0 left, 1 stay, 2 right, by one column. An episode has ``size - 1`` steps; the last one brings a reward of
-    1 if the ball is caught and of -1 if not, and terminates it; all others bring 0. Every ball can be caught.
+    Actions: 0 left, 1 stay, 2 right, by one column. An episode has ``size - 1`` steps; the last step gives a reward of
+    1 if the ball is caught and of -1 if not, and terminates the episode; all other rewards are 0. Every ball can be
+    caught.
 
     Parameters
     ----------
     size : int
-        Rows and columns of the grid, 8 to 64.
+        Number of rows and columns of the grid, 8 to 64.
     dense : bool
-        Every step brings a reward, of 1 while the paddle is below the ball and of -1 otherwise: easier to learn.
+        Give a reward in every step, 1 while the paddle is below the ball and -1 otherwise, which is easier to learn.
     render_mode : str, optional
-        ``rgb_array``, the observation enlarged.
+        ``rgb_array``: the enlarged observation.
 
     Raises
     ------
     ValueError
-        For another size.
+        If `size` is out of range.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's form)
@@ -80,15 +81,15 @@ class DrawnCatch(gymnasium.Env):
         return cells.repeat(_CELL, 0).repeat(_CELL, 1)
 
     def render(self) -> np.ndarray:
-        """The picture, (12 size, 12 size, 3) uint8."""
+        """Return the picture, (12 size, 12 size, 3) uint8."""
         return self._observed().repeat(_PICTURE, 0).repeat(_PICTURE, 1).repeat(3, 2)
 
     def get_state(self) -> np.ndarray:
-        """Where ball and paddle are, (4,) int64."""
+        """Return row, column and drift of the ball, and the column of the paddle, (4,) int64."""
         return np.array([self._row, self._column, self._drift, self._paddle])
 
     def set_state(self, state: np.ndarray) -> None:
-        """Go on from what `get_state` returned; a ValueError for what it cannot have returned."""
+        """Continue from the result of `get_state`; raise a ValueError for any other state."""
         found = np.asarray(state)
         low, high = [0, 0, -1, 1], [self.size - 1, self.size - 1, 1, self.size - 2]
         if found.shape != (4,) or found.dtype.kind != "i" or (found < low).any() or (found > high).any():
@@ -102,14 +103,14 @@ class KeepNumbers(gymnasium.ObservationWrapper):
     Parameters
     ----------
     env : gymnasium.Env
-        Observes a Box (D,).
+        Its observation space must be a Box (D,).
     keep : sequence of int
-        Places of the numbers that stay, in their new order.
+        Indices of the numbers to keep, in their new order.
 
     Raises
     ------
     ValueError
-        If the observations are no vectors, or have no such number.
+        If the observations are not vectors, or an index is out of range.
     """
 
     def __init__(self, env: gymnasium.Env, keep: Sequence[int]):
@@ -126,17 +127,17 @@ class KeepNumbers(gymnasium.ObservationWrapper):
         return observation[self._keep]
 
     def get_state(self) -> None:
-        """Nothing: it has no state of its own."""
+        """Return None, since the wrapper has no state of its own."""
 
     def set_state(self, state: None) -> None:
-        """Take what `get_state` returned."""
+        """Do nothing, since the wrapper has no state of its own."""
 
 
 def cart_pole_hidden(**kwargs: Any) -> gymnasium.Env:
-    """gymnasium's CartPole, of which only the cart's position and the pole's angle are seen."""
+    """Create gymnasium's CartPole with observations of only the cart's position and the pole's angle."""
     return KeepNumbers(CartPoleEnv(**kwargs), [0, 2])
 
 
 def pendulum_hidden(**kwargs: Any) -> gymnasium.Env:
-    """gymnasium's Pendulum, of which only the cosine and the sine of the angle are seen."""
+    """Create gymnasium's Pendulum with observations of only the cosine and the sine of the angle."""
     return KeepNumbers(PendulumEnv(**kwargs), [0, 1])

@@ -20,7 +20,7 @@ def updated(bc, batch):
 
 
 def adams_step(bc, net, adam, loss):
-    """The same step by PyTorch's own optimiser; the gradient's norm."""
+    """Make the same step with PyTorch's optimiser, and return the norm of the gradient."""
     adam.zero_grad()
     loss.backward()
     limit = math.inf if bc.config.max_grad_norm is None else bc.config.max_grad_norm
@@ -69,7 +69,7 @@ def test_discrete_updates_are_adams_on_the_cross_entropy(backend):
         textbook.agree(bc.policy.net, net)
 
 
-def test_the_native_update_is_what_auto_means_and_goes_on_from_a_checkpoint(tmp_path):
+def test_auto_is_native_and_continues_from_a_checkpoint(tmp_path):
     whole, half = labelled("auto"), labelled("native")
     assert whole.backend == "native"
     whole.train(20, schedule_timesteps=20)
@@ -81,7 +81,7 @@ def test_the_native_update_is_what_auto_means_and_goes_on_from_a_checkpoint(tmp_
     textbook.agree(rest.policy, whole.policy, 0.0)
 
 
-def test_the_kernel_says_what_it_cannot_take():
+def test_errors_of_the_kernel():
     bc = labelled("native")
     obs, labels = np.zeros((5, 4), np.float32), np.arange(5) % 3
     settings = {"learning_rate": 1e-3}
@@ -124,5 +124,5 @@ def test_discrete_actions_must_be_the_environments():
     with pytest.raises(ValueError, match="integers in column actions"):
         BC(floats, 1, 2, continuous=False)
     integers = rlox.OfflineDatasetBuffer(obs, obs, np.array([0, 1, 5, 1]), never, never, never)
-    with pytest.raises(ValueError, match="actions below 2, as the environment, got 5"):
+    with pytest.raises(ValueError, match="actions below 2, like the environment, got 5"):
         BC(integers, 1, 2, continuous=False)

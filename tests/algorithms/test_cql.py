@@ -1,4 +1,4 @@
-"""CQL's own mathematics: the penalty where it is known, the update against the paper's, the learned weight."""
+"""CQL's own mathematics: known values of the penalty, the update against the paper's, the learned weight."""
 
 import math
 
@@ -14,11 +14,11 @@ from rlox.kernels.rng import Rng
 from rlox.nn.losses import conservative_penalty
 
 
-def test_the_penalty_is_zero_where_values_tell_no_actions_apart():
+def test_the_penalty_is_zero_if_all_actions_have_the_same_value():
     constant = torch.tensor([[3.0, -7.0], [0.5, 100.0]])  # two critics, two states
     values = constant[:, None].expand(2, 6, 2)
     assert conservative_penalty(values, torch.zeros(6, 2), constant).item() == 0.0
-    # Nor with actions of any density, on average: exp(-log ratio) has mean 1 over the policy's own actions.
+    # On average it is 0 for actions of any density too: exp(-log ratio) has mean 1 over the policy's own actions.
     n = 200_000
     policy = textbook.on_levers(CQL).policy
     with torch.no_grad():
@@ -28,8 +28,8 @@ def test_the_penalty_is_zero_where_values_tell_no_actions_apart():
     assert found.item() == pytest.approx(0.0, abs=0.02)
 
 
-def test_the_penalty_is_the_soft_maximum_less_the_datas_value():
-    """One dimension, Q(a) = 3a - a^2: log of half the integral of exp Q, whichever way the actions were drawn."""
+def test_the_penalty_is_the_soft_maximum_minus_the_value_of_the_data():
+    """One dimension, Q(a) = 3a - a^2: log of half the integral of exp Q, for any distribution of the actions."""
     expected = math.log(0.5 * integrate.quad(lambda a: math.exp(3 * a - a * a), -1, 1)[0]) - 0.25
     rng = np.random.default_rng(0)
     n = 400_000
@@ -80,7 +80,7 @@ class Paper(textbook.Textbook):
         losses, penalties = [], []
         for q in self.critics:
             seen = self.value(q, batch.obs, data)
-            # log of half the integral, in each of two dimensions
+            # log of half the integral in each of two dimensions
             terms = torch.stack([(self.value(q, batch.obs, a) - log_p).exp() / 4 for a, log_p in proposals])
             penalties.append((terms.mean(0).log() - seen).mean())
             losses.append(((seen - targets) ** 2).mean() + weight * penalties[-1])
@@ -103,7 +103,7 @@ class Paper(textbook.Textbook):
         {},
         {"auto_alpha": True, "cql_target_value": 0.5},
         {"cql_alpha": 0.0, "auto_entropy": False},
-        # So many that the critics take some parts of the states, which are not alike.
+        # So many that the critics process the states in several parts of unequal size.
         {"n_random_actions": 30, "activation": "tanh", "hidden": None, "hidden_sizes": [20, 24, 16]},
     ],
 )
@@ -114,11 +114,11 @@ def test_updates_equal_the_papers(settings, backend):
     update = cql.update_native if backend == "native" else cql.update
     paper = Paper(textbook.shaken(cql))
     for i in range(8):
-        batch = textbook.transitions(16 + 4 * i, seed=i)  # batches need not be alike
+        batch = textbook.transitions(16 + 4 * i, seed=i)  # batches may have different sizes
         paper.rng.set_state(cql.rng.get_state())
         paper.update(batch)
         metrics = update(batch)
-        cql.counters.updates += 1  # as the loop counts
+        cql.counters.updates += 1  # as in the training loop
         paper.compare(cql)
         torch.testing.assert_close(cql.log_alpha, paper.log_alpha, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(cql.log_cql_alpha, paper.log_weight, rtol=1e-4, atol=1e-6)
@@ -134,7 +134,7 @@ def test_the_learned_weight_rises_while_the_penalty_is_above_its_target(target, 
 
 @pytest.mark.slow
 def test_the_penalty_keeps_values_of_other_actions_below_those_of_the_data():
-    """All rewards are 0 and the data has one action: SAC values all alike, CQL values that one above the others."""
+    """With rewards of 0 and one action in the data, SAC values all actions equally; CQL values that action higher."""
     differences = []
     for cql_alpha in (0.0, 5.0):
         cql = textbook.on_levers(CQL, cql_alpha=cql_alpha, learning_rate=1e-3, backend="torch")

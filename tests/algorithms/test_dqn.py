@@ -37,7 +37,7 @@ def batch_of(n=32, weights=None, seed=0):
 
 
 def shaken(dqn):
-    """`dqn` with a target network that is not the online one."""
+    """`dqn` with a target network that differs from the online one."""
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in dqn.target.parameters():
@@ -131,7 +131,7 @@ def test_polyak_update():
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_n_step_returns_through_the_memory_equal_those_by_hand(truncate):
-    """Countdown pays 1 a step for four steps and shows how many were made; n = 3, gamma = 0.5."""
+    """Countdown pays 1 per step for four steps and shows the number of steps; n = 3, gamma = 0.5."""
     dqn = DQN(
         lambda: probes.Countdown(4, truncate), n_envs=2, seed=0, n_step=3, gamma=0.5, **{**SMALL, "batch_size": 512}
     )
@@ -152,7 +152,7 @@ def test_n_step_returns_through_the_memory_equal_those_by_hand(truncate):
     assert seen == {0, 1, 2, 3}
 
 
-def test_one_step_targets_bootstrap_from_what_was_reached():
+def test_one_step_targets_bootstrap_from_the_final_observation():
     for truncate in (False, True):
         dqn = DQN(lambda cut=truncate: probes.Countdown(4, cut), n_envs=2, seed=0, gamma=0.5, **SMALL)
         for _ in range(40):
@@ -165,13 +165,13 @@ def test_one_step_targets_bootstrap_from_what_was_reached():
         assert (batch.discounts[last] == (0.5 if truncate else 0.0)).all()
 
 
-def test_prioritised_replay_is_told_its_errors_and_weighs_its_samples():
+def test_prioritised_replay_receives_errors_and_weights_samples():
     dqn = DQN("CartPole-v1", seed=0, prioritized=True, **SMALL)
     dqn.train(200)
     assert dqn.buffer_config.name == "prioritized"
     batch = dqn.sample()
     assert batch.weights.shape == batch.indices.shape == (16,)
-    assert 0 < batch.weights.min() < 1 < batch.weights.max()  # they correct the mean, and do not shrink it
+    assert 0 < batch.weights.min() < 1 < batch.weights.max()  # weights correct the mean without reducing it
     reported = []
     update_priorities = dqn.buffer.update_priorities
 
@@ -210,14 +210,14 @@ def test_a_transition_without_an_error_is_still_drawn(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_memory_of_priorities_lets_the_loop_name_what_diverges(backend):
+def test_divergence_with_a_prioritised_memory_is_named_by_the_loop(backend):
     dqn = DQN("CartPole-v1", seed=0, backend=backend, prioritized=True, loss="mse", learning_rate=1e30, **SMALL)
     with pytest.raises(FloatingPointError):
         dqn.train(2000)
 
 
 def test_importance_weights_correct_the_expectation():
-    """Transitions drawn by their priorities have another mean; weighted at beta 1 they have the true one."""
+    """Transitions drawn by priority have a different mean; weighted with beta = 1 they have the true mean."""
     dqn = DQN(
         lambda: probes.Countdown(20), seed=0, buffer={"name": "prioritized", "size": 64, "alpha": 1.0, "beta": 1.0},
         **{**SMALL, "buffer_size": None, "batch_size": 64},
@@ -229,12 +229,12 @@ def test_importance_weights_correct_the_expectation():
     batches = [dqn.sample() for _ in range(400)]
     x, w = (torch.cat([getattr(b, name).reshape(-1) for b in batches]) for name in ("obs", "weights"))
     truth = everything.mean()
-    assert x.mean() > 1.2 * truth  # late steps have the higher priorities
+    assert x.mean() > 1.2 * truth  # late steps have higher priorities
     assert ((w * x).sum() / w.sum()).item() == pytest.approx(truth, rel=0.02)
 
 
-def test_prioritised_sampling_prefers_what_surprises():
-    """All rewards are 1 but one in sixteen, -20, whose errors stay large: training makes it be drawn more often."""
+def test_prioritised_sampling_prefers_large_errors():
+    """One reward in sixteen is -20, the others are 1: its errors stay large, so it is drawn more often."""
 
     def rare(obs, actions, raw_rewards):
         return np.where(obs[:, 0] == 15, -20.0, raw_rewards)
@@ -252,12 +252,12 @@ def test_prioritised_sampling_prefers_what_surprises():
 
 
 def test_beta_rises_to_one_at_the_horizon():
-    """An update sees the horizon's share that was done when its round began."""
+    """An update uses the fraction of the horizon that was done at the start of its round."""
     betas = []
     dqn = DQN("CartPole-v1", seed=0, buffer={"name": "prioritized", "beta": 0.5}, train_freq=10, **SMALL)
 
     class Spy:
-        """The memory itself, with an ear on `set_beta`."""
+        """The memory itself, which records calls of `set_beta`."""
 
         def __init__(self, inner):
             self.inner = inner
@@ -283,8 +283,8 @@ def test_rounds_count_environment_steps():
         dqn.train(100)
         return dqn.counters.env_steps, dqn.counters.updates
 
-    assert counts() == (100, 81)  # the first at step 20
-    assert counts(train_freq=8) == (104, 11)  # at 24, 32, ..., 104
+    assert counts() == (100, 81)  # the first update at step 20
+    assert counts(train_freq=8) == (104, 11)  # updates at 24, 32, ..., 104
     assert counts(train_freq=8, gradient_steps=3) == (104, 33)
     assert counts(train_freq=8, gradient_steps=-1) == (104, 88)
     assert counts(n_envs=3, train_freq=8, gradient_steps=-1) == (108, 90)  # rounds of 9, the first at 27
@@ -344,7 +344,7 @@ class UserQ(nn.Module):
         return self.layers(obs)
 
 
-def test_a_network_of_ones_own(tmp_path):
+def test_a_custom_network(tmp_path):
     torch.manual_seed(0)
     dqn = DQN("CartPole-v1", policy=UserQ(), **SMALL)
     dqn.train(100)
@@ -375,7 +375,7 @@ def test_a_restored_run_fills_its_memory_before_it_learns(tmp_path):
     assert changed.config.hidden_sizes == [16, 16]
 
 
-def test_weights_of_another_run_go_into_both_networks(tmp_path):
+def test_weights_of_another_run_are_loaded_into_both_networks(tmp_path):
     dqn = DQN("CartPole-v1", seed=0, **SMALL)
     dqn.train(100)
     dqn.save(tmp_path / "a.safetensors")
@@ -387,7 +387,7 @@ def test_weights_of_another_run_go_into_both_networks(tmp_path):
         DQN("CartPole-v1", dueling=True, **SMALL).init_from(tmp_path / "a.safetensors")
 
 
-def test_a_memory_smaller_than_a_batch_is_refused():
+def test_a_memory_smaller_than_a_batch_is_an_error():
     least = r"size must be at least batch_size \(64\) and n_envs \(1\), got buffer_size=10"
     with pytest.raises(ValueError, match=least):
         DQN("CartPole-v1", buffer_size=10)
@@ -420,7 +420,7 @@ PINNED = {
 
 @pytest.fixture(scope="module")
 def trajectories():
-    """By kind and backend; one process makes all, since its start takes longer than they do."""
+    """Trajectories by kind and backend; one process computes all, since its start takes longer than they do."""
     program = """
 import json
 from rlox.algorithms import DQN

@@ -1,4 +1,4 @@
-"""DreamerV3's update against a computation in float64 by loops, and what it must not do."""
+"""DreamerV3's update against a computation in float64 with loops, and which gradients must be stopped."""
 
 import copy
 
@@ -21,7 +21,7 @@ B, T, H = 3, 6, 4
 def made(**changes):
     algorithm = DreamerV3("CartPole-v1", seed=0, **{**SMALL, **changes})
     with torch.no_grad():
-        # Heads that start at zero would hide what they are given.
+        # Heads with zero weights would not depend on their input.
         for module in (algorithm.heads.reward, algorithm.heads.critic, algorithm.slow_critic):
             weight = module.mlp.out.weight
             weight.copy_(torch.from_numpy(0.3 * np.random.default_rng(1).standard_normal(weight.shape)))
@@ -30,7 +30,7 @@ def made(**changes):
 
 
 def batch(algorithm, **columns):
-    """Three sequences: one goes on, one terminates in the middle, one is cut by a time limit."""
+    """Three sequences: one continues, one terminates in the middle, one is truncated by a time limit."""
     g = np.random.default_rng(0)
     given = {
         "obs": g.standard_normal((B, T, 4)),
@@ -46,7 +46,7 @@ def batch(algorithm, **columns):
     given["rewards"][given["is_first"]] = 0
     given |= columns
     as_f32 = {name: x if x.dtype == bool else x.astype(np.float32) for name, x in given.items()}
-    for _ in range(B * T):  # rows of the memory that the fresh states are written to
+    for _ in range(B * T):  # rows of the memory to which the new states are written
         algorithm.buffer.push(np.zeros(4), np.zeros(2), 0, False, False, state=np.zeros(algorithm.policy.n_carried))
     return SequenceBatch(**as_f32, indices=np.arange(B) * T)
 
@@ -78,7 +78,7 @@ def test_the_losses_of_an_update():
         )
         feat = states.feat
         continue_logits = heads.continues(feat)[..., 0].numpy()
-        # Discounts are learned: gamma where the episode goes on, 0 after a termination, and a time limit is none.
+        # Discounts are learned: gamma if the episode continues, 0 after a termination, which a time limit is not.
         expected = {"continue_loss": bce(continue_logits, 0.9 * (1 - terminated)).mean()}
         expected["reward_loss"] = heads.reward.loss(heads.reward(feat), tensor(rewards)).mean().item()
         predicted = heads.decoder(feat).numpy()
@@ -88,7 +88,7 @@ def test_the_losses_of_an_update():
         dyn, rep, *_ = policy.rssm.kl(states.deter, post, 1.0)
         expected |= {"dynamics_loss": dyn.mean().item(), "representation_loss": rep.mean().item()}
 
-        # Imagination, one step after the other.
+        # Imagination, step by step.
         state = states.at_once()
         uniform = algorithm.rng.uniform((H, T * B, 3))
         noise = algorithm.rng.uniform((H, T * B, 1))
@@ -110,7 +110,7 @@ def test_the_losses_of_an_update():
             returns[t] = arriving[t + 1] + going[t + 1] * ahead
         weights = np.empty((H, T * B))
         for t in range(H):
-            weights[t] = going[: t + 1].prod(0)  # that of the state where imagination starts among them
+            weights[t] = going[: t + 1].prod(0)  # including the discount of the starting state
         spread = 0.01 * (np.quantile(returns[:H], 0.95) - np.quantile(returns[:H], 0.05))
         advantages = (returns[:H] - values[:H]) / max(1.0, spread)
         log_probs, entropy = (x.numpy() for x in policy.actor.distribution(feats[:H], torch.stack(taken)))
@@ -119,7 +119,7 @@ def test_the_losses_of_an_update():
         errors = heads.critic.loss(heads.critic(feats[:H]), *both).numpy()
         expected["value_loss"] = (weights * errors.sum(-1)).mean()
 
-        # The critic on what was replayed.
+        # The loss of the critic on replayed states.
         boot = returns[0].reshape(T, B)
         seen = np.empty((T, B))
         seen[-1] = boot[-1]
@@ -137,12 +137,12 @@ def test_the_losses_of_an_update():
 
 
 def moved(one, other, module):
-    """Names of the parameters of a part that differ between two algorithms."""
+    """Names of the parameters of a module that differ between two algorithms."""
     ours, theirs = (dict(getattr(a, module).named_parameters()) for a in (one, other))
     return {name for name in ours if not torch.equal(ours[name], theirs[name])}
 
 
-def test_imagined_losses_train_actor_and_critic_alone_and_the_replayed_one_reaches_the_model():
+def test_imagined_losses_train_only_actor_and_critic_and_the_replayed_one_trains_the_model():
     plain, imagined, replayed = made(), made(vf_coef=3.0, ent_coef=0.5), made(replay_vf_coef=2.0)
     for algorithm in (plain, imagined, replayed):
         algorithm.update(batch(algorithm))
@@ -154,7 +154,7 @@ def test_imagined_losses_train_actor_and_critic_alone_and_the_replayed_one_reach
 
 
 def test_one_update_moves_every_parameter_and_the_slow_critic_after_it():
-    algorithm, still = made(free_nats=0.0), made()  # below the free nats nothing moves the prior
+    algorithm, still = made(free_nats=0.0), made()  # below the free nats the prior has no gradient
     before = {k: v.clone() for k, v in algorithm.slow_critic.state_dict().items()}
     algorithm.update(batch(algorithm))
     for module in ("policy", "heads"):
@@ -165,15 +165,15 @@ def test_one_update_moves_every_parameter_and_the_slow_critic_after_it():
         torch.testing.assert_close(slow, before[name] + 0.02 * (critic[name] - before[name]), rtol=0, atol=1e-6)
 
 
-def test_training_writes_fresh_states_into_the_memory():
+def test_training_writes_updated_states_into_the_memory():
     algorithm = made()
     algorithm.train(41)
     states = algorithm.buffer.get_state()["state"]
     random = states[0, :, : algorithm.policy.rssm.deter]
-    assert (np.abs(random).max(-1) > 0).any()  # of steps that were taken at random, before there was a state
+    assert (np.abs(random).max(-1) > 0).any()  # also for the random steps, which had no state
 
 
-def test_the_seeds_arguments():
+def test_documented_arguments_are_accepted():
     algorithm = DreamerV3(
         "CartPole-v1", n_envs=1, seed=42, latent_dim=64, imagination_horizon=5, buffer_size=10000, batch_size=32,
         seq_len=16, learning_rate=3e-4, gamma=0.99, obs_dim=4, n_actions=2, deter_dim=64, stoch_dim=8, stoch_classes=8,
@@ -186,7 +186,7 @@ def test_the_seeds_arguments():
         DreamerV3("CartPole-v1", policy=torch.nn.Linear(4, 2))
 
 
-def test_a_policy_of_ones_own():
+def test_a_custom_policy():
     algorithm = made()
     other = DreamerPolicy(algorithm.spec, algorithm.config, algorithm.rng)
     assert made(policy=other).policy is other
@@ -203,7 +203,7 @@ def test_a_nan_stops_the_training():
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
-def test_a_run_goes_on_bit_for_bit(env_id, tmp_path):
+def test_a_run_resumes_bit_for_bit(env_id, tmp_path):
     options = {**SMALL, "replay_ratio": 4.0, "learning_rate_schedule": "constant"}
     whole, first = (DreamerV3(env_id, n_envs=2, seed=3, **options) for _ in range(2))
     whole.train(200)
@@ -232,7 +232,7 @@ PROBE = {
 @pytest.mark.parametrize(
     ("env", "n_steps", "least", "changes"),
     [
-        # Its latent state is sampled while it acts too. A policy that ignores the sign gets 0.5, and 0.75.
+        # The latent state is also sampled during evaluation. A policy that ignores the sign gets at most 0.5 and 0.75.
         (probes.MatchTheSign, 2000, 0.95, {"learning_rate": 1e-2}),
         (probes.TwoSwitches, 3000, 0.95, {"learning_rate": 1e-2}),
         (probes.ReachTheTarget, 4000, -0.08, {"ent_coef": 1e-4, "learning_rate": 1e-2}),  # acting 0 gives -0.21
@@ -254,4 +254,4 @@ def test_value_is_one_over_one_minus_gamma_under_a_time_limit():
     with torch.no_grad():
         state, _ = algorithm.policy.unpacked(torch.from_numpy(carry))
         value = float(algorithm.heads.critic.mean(algorithm.heads.critic(state.feat)))
-    assert value == pytest.approx(5.0, rel=0.03)  # with the limit for a termination it would be 3.4
+    assert value == pytest.approx(5.0, rel=0.03)  # if the limit were a termination it would be 3.4

@@ -1,4 +1,4 @@
-"""IQL's own mathematics: expectiles, the update against the paper's, and what the temperature weighs."""
+"""IQL's own mathematics: expectiles, the update against the paper's, and the effect of the temperature."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from rlox.nn.losses import expectile_loss
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.9, 0.99])
 @pytest.mark.parametrize("law", [stats.norm(1.0, 2.0), stats.expon(scale=3.0), stats.uniform(-1, 4)])
 def test_expectile_regression_recovers_the_expectile_of_a_known_distribution(law, tau):
-    """The expectile e solves tau E[(X - e)+] = (1 - tau) E[(e - X)+]; descent on the loss ends there."""
+    """The expectile e solves tau E[(X - e)+] = (1 - tau) E[(e - X)+]; minimising the loss finds it."""
 
     def imbalance(e):
         above = integrate.quad(lambda x: (x - e) * law.pdf(x), e, law.ppf(1 - 1e-12))[0]
@@ -24,7 +24,7 @@ def test_expectile_regression_recovers_the_expectile_of_a_known_distribution(law
         return tau * above - (1 - tau) * below
 
     expected = optimize.brentq(imbalance, law.ppf(1e-6), law.ppf(1 - 1e-6))
-    points = torch.tensor(law.ppf((np.arange(200_000) + 0.5) / 200_000))  # the law itself, without chance
+    points = torch.tensor(law.ppf((np.arange(200_000) + 0.5) / 200_000))  # quantiles, not samples
     estimate = torch.zeros((), dtype=torch.float64, requires_grad=True)
     lbfgs = torch.optim.LBFGS([estimate], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -39,7 +39,7 @@ def test_expectile_regression_recovers_the_expectile_of_a_known_distribution(law
 
 
 def test_v_starts_as_pytorchs_layers_do():
-    """Uniform weights and biases within 1/sqrt(fan_in), as the critics; PPO's are orthogonal, and larger."""
+    """Uniform weights and biases within 1/sqrt(fan_in), as for the critics; PPO's are orthogonal and larger."""
     iql = textbook.on_levers(IQL)
     layers = [layer for layer in iql.value if isinstance(layer, torch.nn.Linear)]
     assert [layer.in_features for layer in layers] == [3, 32, 32]
@@ -50,7 +50,7 @@ def test_v_starts_as_pytorchs_layers_do():
 
 
 class Paper(textbook.Textbook):
-    """Kostrikov et al. 2021, eq. 5 to 7; all three by what V said before."""
+    """Kostrikov et al. 2021, eq. 5 to 7; all three use V before the update."""
 
     def __init__(self, iql):
         super().__init__(iql)
@@ -88,23 +88,23 @@ def test_updates_equal_the_papers(settings, schedule, backend):
         batch = textbook.transitions(seed=i)
         paper.update(batch, 0.5 * (1 + math.cos(math.pi * i / 12)) if schedule == "cosine" else 1.0)
         update(batch)
-        iql.counters.updates += 1  # as the loop counts
+        iql.counters.updates += 1  # as in the training loop
         paper.compare(iql)
         textbook.agree(iql.value, paper.v)
         torch.testing.assert_close(iql.policy.log_std, paper.log_std, rtol=1e-5, atol=1e-7)
 
 
-def test_log_probabilities_are_a_gaussians_around_the_bounded_mean():
+def test_log_probabilities_are_of_a_gaussian_around_the_bounded_mean():
     policy = textbook.on_levers(IQL).policy
     policy.log_std.data = torch.tensor([0.3, -0.8])
     obs, actions = torch.randn(50, 3), 2 * torch.rand(50, 2) - 1
     expected = stats.norm(policy.unit_mode(obs).detach(), np.exp([0.3, -0.8])).logpdf(actions).sum(1)
     np.testing.assert_allclose(policy.log_prob(obs, actions).detach(), expected, rtol=1e-4)
-    policy.log_std.data = torch.tensor([-50.0, -50.0])  # is held to what it may be
+    policy.log_std.data = torch.tensor([-50.0, -50.0])  # log_std is clipped to its bounds
     assert torch.isfinite(policy.log_prob(obs, actions)).all()
 
 
-def test_the_policys_rate_is_told_where_it_is_another():
+def test_the_policys_learning_rate_is_reported_if_it_differs():
     found = IQL(None, 3, 1, policy_schedule="constant", learning_rate=1e-3).schedule_values(0.5)
     assert found == {"learning_rate": 1e-3}
     found = IQL(None, 3, 1, policy_schedule="cosine", learning_rate=1e-3).schedule_values(0.5)

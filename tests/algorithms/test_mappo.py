@@ -1,4 +1,4 @@
-"""MAPPO: with one agent it is PPO; with several, what each learns from is exactly what it lived through."""
+"""MAPPO: with one agent it equals PPO; with several, each agent learns exactly from its own experience."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def equal(one, other):
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_one_agent_is_ppo_to_the_bit(env, backend):
+def test_one_agent_equals_ppo_bit_for_bit(env, backend):
     settings = {
         "n_envs": 4, "seed": 3, "n_steps": 64, "batch_size": 48, "n_epochs": 3, "learning_rate": 1e-3, "clip_vf": 0.3,
         "target_kl": 0.02, "learning_rate_schedule": "linear", "backend": backend,
@@ -58,14 +58,14 @@ def test_one_agent_may_have_mappos_options(backend):
 
 
 def values_of(algorithm, name, rows):
-    """What the critic of player `name` says of `rows`, in units of rewards."""
+    """The values of `rows` by the critic of player `name`, in units of rewards."""
     at = next(i for i, one in enumerate(algorithm.learners) if one.name == name)
     policy, norm = algorithm.policy.players[at], algorithm.learners[at].norm
     found = policy.get_value(torch.from_numpy(np.asarray(rows, np.float32))).detach().numpy()
     return found if norm is None else norm.denormalized(found)
 
 
-def test_a_reward_that_needs_both_is_found():
+def test_a_reward_that_needs_both_agents_is_found():
     algorithm = rlox.MAPPO(
         "together", env_fn=zoo_probes.Together, n_agents=2, n_envs=8, n_steps=20, seed=1, learning_rate=3e-3,
         hidden_sizes=[16], batch_size=320,
@@ -76,7 +76,7 @@ def test_a_reward_that_needs_both_is_found():
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_nothing_is_expected_after_a_death(norm):
+def test_values_after_a_death_are_zero(norm):
     gamma = 0.9
     algorithm = rlox.MAPPO(
         "deaths", env_fn=zoo_probes.DiesHalfway, n_envs=4, n_steps=16, seed=1, gamma=gamma, critic="local",
@@ -93,7 +93,7 @@ def test_nothing_is_expected_after_a_death(norm):
     assert algorithm.evaluate(3).returns.tolist() == [12.0] * 3
 
 
-def test_a_time_limit_of_one_agent_is_no_end_of_its_values():
+def test_a_time_limit_of_one_agent_bootstraps():
     gamma = 0.8
     algorithm = rlox.MAPPO(
         "limits", env_fn=zoo_probes.LimitForOne, n_envs=4, n_steps=16, seed=1, gamma=gamma, critic="local",
@@ -121,7 +121,7 @@ def test_a_central_critic_sees_what_a_local_one_cannot():
 
 def test_illegal_actions_are_never_taken():
     algorithm = rlox.MAPPO("masked", env_fn=zoo_probes.Masked, n_envs=3, n_steps=16, seed=1)
-    metrics = algorithm.train(500)  # the environment fails at an illegal one
+    metrics = algorithm.train(500)  # the environment raises on illegal actions
     assert metrics["entropy"] == pytest.approx(0.0, abs=1e-6)
     for deterministic in (True, False):
         algorithm.evaluate(5, deterministic=deterministic)
@@ -134,7 +134,7 @@ def test_illegal_actions_are_never_taken():
 
 
 class Recorded:
-    """An algorithm's environments, whose steps are kept."""
+    """Wraps the environments of an algorithm and records their steps."""
 
     def __init__(self, algorithm):
         self.env, self.steps, self.actions = algorithm.collector.env, [], []
@@ -154,7 +154,7 @@ class Recorded:
 
 
 def perceptron(x, module):
-    """The network `module` in float64, its weights with gradients of their own."""
+    """The network `module` in float64, with a copy of its weights that has gradients."""
     linear = [layer for layer in module if isinstance(layer, torch.nn.Linear)]
     leaves = []
     for i, layer in enumerate(linear):
@@ -166,8 +166,8 @@ def perceptron(x, module):
 
 
 def independent(algorithm, recorded, before):
-    """Gradients of one update in float64, agent by agent and step by step, with every padded row in the sums at weight
-    0; by player."""
+    """Gradients of one update in float64 by player, computed agent by agent and step by step, where padded rows have
+    weight 0 in the sums."""
     c, found, padding = algorithm.config, {}, 0
     steps = recorded.steps
     for player, policy in zip(algorithm.players, before, strict=True):
@@ -243,7 +243,7 @@ def independent(algorithm, recorded, before):
 @pytest.mark.parametrize("options", [
     {}, {"critic": "local"}, {"agent_id": True}, {"share_parameters": False}, {"critic": "local", "agent_id": True},
 ])  # fmt: skip
-def test_the_gradient_of_an_update_is_that_of_an_independent_computation(options):
+def test_the_gradient_of_an_update_equals_an_independent_computation(options):
     settings = {**SMALL, "n_steps": 16, "n_epochs": 1, "batch_size": 10_000, "max_grad_norm": None, "gamma": 0.9}
     algorithm = rlox.MAPPO("zoo", env_fn=lambda: _unclipped(zoo_probes.Zoo()), seed=5, **settings, **options)
     recorded = Recorded(algorithm)
@@ -255,7 +255,7 @@ def test_the_gradient_of_an_update_is_that_of_an_independent_computation(options
 
 
 def _unclipped(env):
-    """Actions as sampled are then those that the environment is given."""
+    """Remove the bounds, so that the environment receives the sampled actions unchanged."""
     from gymnasium import spaces
 
     flyer, walker = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
@@ -269,7 +269,7 @@ def _copied(policy):
     return copy.deepcopy(policy)
 
 
-def test_no_row_of_a_dead_agent_is_in_a_batch():
+def test_batches_contain_no_rows_of_dead_agents():
     algorithm = rlox.MAPPO("zoo", env_fn=zoo_probes.Zoo, seed=5, **SMALL)
     recorded = Recorded(algorithm)
     batch = algorithm.collector.collect(algorithm.actor, 14)
@@ -277,7 +277,7 @@ def test_no_row_of_a_dead_agent_is_in_a_batch():
         alive = np.stack([step.alive[player.group] for step in recorded.steps[:-1]])
         assert len(rows) == alive.sum() < alive.size
     walkers = batch.players[0]
-    # Of 14 steps an episode has 7; the walkers live 2, 5 and 7 of them.
+    # 14 steps are two episodes of 7 steps, of which the walkers live 2, 5 and 7.
     assert len(walkers) == 2 * 2 * (2 + 5 + 7)
     assert batch.n_taken == 28
     assert len(batch) == sum(map(len, batch.players))
@@ -310,7 +310,7 @@ def test_the_kernel_learns_what_pytorch_does(env, options):
             np.testing.assert_allclose(by["native"].learners[i].norm.moments, learner.norm.moments, rtol=1e-5)
 
 
-def test_an_environment_that_fails_leaves_a_run_that_can_go_on(tmp_path):
+def test_training_can_continue_after_an_environment_failed(tmp_path):
     class Fails(zoo_probes.Zoo):
         def step(self, actions):
             if self.episode == 3:
@@ -327,18 +327,18 @@ def test_an_environment_that_fails_leaves_a_run_that_can_go_on(tmp_path):
     assert resumed.counters.env_steps == algorithm.counters.env_steps + 32
 
 
-def test_weights_that_were_moved_are_noticed():
+def test_weights_that_were_moved_are_an_error():
     algorithm = rlox.MAPPO("zoo", env_fn=zoo_probes.Zoo, seed=5, **SMALL)
     algorithm.policy.double().float()
-    with pytest.raises(ValueError, match="must stay where they were laid out"):
+    with pytest.raises(ValueError, match="must stay in the optimiser's memory"):
         algorithm.train(16)
 
 
 # ---- names, arguments, checkpoints
 
 
-def test_agents_are_counted():
-    with pytest.raises(ValueError, match="n_agents must be 2, as many as the environment has, got 3"):
+def test_the_number_of_agents_is_checked():
+    with pytest.raises(ValueError, match="n_agents must be 2, the environment's number, got 3"):
         rlox.MAPPO("together", env_fn=zoo_probes.Together, n_agents=3)
     with pytest.raises(ValueError, match="n_agents must be 1 on 'CartPole-v1'"):
         rlox.MAPPO("CartPole-v1", n_agents=2)
@@ -351,17 +351,17 @@ def test_agents_are_counted():
     ("reward_fn", "sign", "reward_fn must be None"),
     ("policy", torch.nn.Linear(1, 1), "policy must be None"),
 ])  # fmt: skip
-def test_what_serves_one_agent_only_is_refused(name, value, said):
+def test_options_for_a_single_agent_are_errors(name, value, said):
     with pytest.raises(ValueError, match=said):
         rlox.MAPPO("together", env_fn=zoo_probes.Together, **{name: value})
 
 
-def test_another_algorithm_says_who_learns_for_several_agents():
+def test_other_algorithms_suggest_mappo_for_several_agents():
     with pytest.raises(ValueError, match="PPO: env_id must have one agent"):
         rlox.PPO("pettingzoo:mpe2.simple_spread_v3")
 
 
-def test_agents_are_predicted_for_by_place_and_name():
+def test_predictions_by_index_and_name_of_an_agent():
     algorithm = rlox.MAPPO("zoo", env_fn=zoo_probes.Zoo, seed=5, **SMALL)
     assert algorithm.agents == ("walker_0", "walker_1", "walker_2", "flyer")
     assert [player.name for player in algorithm.players] == ["walker", "flyer"]
@@ -369,7 +369,7 @@ def test_agents_are_predicted_for_by_place_and_name():
     assert algorithm.predict(np.zeros((4, 5)), agent_idx=3).shape == (4, 2)
     found = algorithm.predict_all({"walker_1": [0.0] * 3, "flyer": [0.0] * 5}, deterministic=False)
     assert list(found) == ["walker_1", "flyer"]
-    with pytest.raises(ValueError, match="observations must be of walker_0"):
+    with pytest.raises(ValueError, match="observations must belong to walker_0"):
         algorithm.predict_all({"swimmer": [0.0]})
     with pytest.raises(ValueError, match="agent_idx must be at most 3"):
         algorithm.predict([0.0, 0.0, 0.0], agent_idx=4)
@@ -378,7 +378,7 @@ def test_agents_are_predicted_for_by_place_and_name():
 
 
 @pytest.mark.parametrize("options", [{}, {"share_parameters": False, "value_norm": True}, {"critic": "local"}])
-def test_a_resumed_run_goes_on_to_the_bit(tmp_path, options):
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, options):
     whole = rlox.MAPPO("zoo", env_fn=zoo_probes.Zoo, seed=5, **SMALL, **options)
     whole.train(96)
     part = rlox.MAPPO("zoo", env_fn=zoo_probes.Zoo, seed=5, **SMALL, **options)
@@ -393,7 +393,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, options):
     assert np.array_equal(whole.evaluate(2).agent_returns, resumed.evaluate(2).agent_returns)
 
 
-def test_a_file_may_not_ask_for_networks_that_it_does_not_hold(tmp_path):
+def test_a_file_cannot_claim_larger_networks_than_it_contains(tmp_path):
     algorithm = rlox.MAPPO("zoo", env_fn=zoo_probes.Zoo, seed=5, **SMALL)
     algorithm.save(tmp_path / "small.safetensors")
     saved = rlox.load_checkpoint(tmp_path / "small.safetensors")
@@ -415,7 +415,7 @@ def test_value_norm_follows_the_returns():
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_an_evaluation_beside_training_has_the_same_numbers(backend):
+def test_an_evaluation_in_parallel_to_training_has_the_same_numbers(backend):
     found = []
     for workers in (0, 1):
         callback = rlox.EvalCallback(n_points=2, n_episodes=3, workers=workers, imports=["zoo_probes"])
@@ -442,7 +442,7 @@ PLAY = {"share_parameters": False, "self_play": True, "self_play_every": 2, "sel
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_in_self_play_one_learns_against_what_the_others_were(backend):
+def test_self_play_learns_against_earlier_policies(backend):
     settings = {**SMALL, **PLAY, "backend": backend}
     algorithm = rlox.MAPPO("pennies", env_fn=zoo_probes.Pennies, seed=5, **settings)
     game, moved = algorithm.collector.self_play, []
@@ -470,7 +470,7 @@ def test_ratings_follow_who_wins():
     assert game.ratings[0] == pytest.approx(1000, abs=1)
 
 
-def test_a_self_play_goes_on_to_the_bit(tmp_path):
+def test_self_play_resumes_bit_for_bit(tmp_path):
     settings = {"env_fn": zoo_probes.Pennies, "seed": 5, **SMALL, **PLAY}
     whole, part = rlox.MAPPO("pennies", **settings), rlox.MAPPO("pennies", **settings)
     whole.train(16 * 9)
@@ -483,7 +483,7 @@ def test_a_self_play_goes_on_to_the_bit(tmp_path):
 
 
 def test_self_play_needs_two_policies():
-    with pytest.raises(ValueError, match="self_play must be false where all agents act by one policy"):
+    with pytest.raises(ValueError, match="self_play must be false where all agents share one policy"):
         rlox.MAPPO("pennies", env_fn=zoo_probes.Pennies, self_play=True)
     with pytest.raises(ValueError, match="self_play must be false with one agent"):
         rlox.MAPPO("CartPole-v1", self_play=True)

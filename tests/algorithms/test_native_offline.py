@@ -1,4 +1,4 @@
-"""The native updates of IQL and CQL against the PyTorch ones that define them, and what holds of all offline ones."""
+"""The native updates of IQL and CQL against PyTorch, and properties of all native offline updates."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from rlox.nn.optimizers import flatten_
 
 
 def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
-    """The same algorithm by both backends, all its parameters at random; by PyTorch first."""
+    """The same algorithm with both backends and random parameters, PyTorch first."""
     config |= {"hidden_sizes": list(hidden), "activation": activation}
     made = [cls(None, obs_dim, act_dim, act_high=2.0, seed=0, backend=name, **config) for name in ("torch", "native")]
     for algorithm in made:
@@ -31,7 +31,7 @@ def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
 
 
 def doubled(algorithm):
-    """The same in double precision, by PyTorch; its random numbers will be the same too."""
+    """A copy in double precision with PyTorch, which draws the same random numbers."""
     double = object.__new__(type(algorithm))
     vars(double).update(copy.deepcopy(vars(algorithm), {id(algorithm): double}))
     for module in (double.policy, *double.parts.values()):
@@ -44,7 +44,7 @@ def doubled(algorithm):
 
 
 def batch_of(n, obs_dim, act_dim, seed):
-    """One of single precision, and the same of double."""
+    """A batch in single precision and the same in double precision."""
     rng = np.random.default_rng(seed)
     columns = {
         "obs": rng.normal(size=(n, obs_dim)),
@@ -63,18 +63,18 @@ def assert_metrics_equal(got, expected):
 
 
 def assert_gradients_equal(native, by_torch, metrics):
-    # CQL's halves of the penalty cancel.
+    # The two halves of CQL's penalty cancel.
     apart = 1e-7 + 2e-7 * getattr(native.config, "cql_alpha", 0.0)
-    # A value that nearly equals its target loses digits in their difference, of which the loss is the square.
+    # If a value is close to its target, their difference, whose square is the loss, loses digits.
     share = 1e-5 * max(1.0, 0.05 / max(float(metrics.get("value_loss", 1.0)), 1e-12) ** 0.5)
     for ours, theirs in zip(native.optimizers, by_torch.optimizers, strict=True):
         gradients = [p.grad for p in theirs.parameters]
-        # Those of weights are sums over the components of an action, of either sign.
+        # Gradients of learned weights are sums of terms of both signs over the components of an action.
         terms = 1 + native.spec.act_dim if ours.block.startswith("log_") else 1
         assert_equal_gradients(native.net.gradients[ours.block], gradients, ours.block, apart * terms, share)
 
 
-MANY = 140  # random actions: of one state more than the kernel takes rows of a batch at a time
+MANY = 140  # random actions per state: more than the rows that the kernel processes at a time
 OPTIONS = {
     IQL: {
         "expectile": st.sampled_from([0.1, 0.5, 0.7, 0.95]),
@@ -99,7 +99,7 @@ OPTIONS = {
 def test_gradients_equal_pytorchs(cls, data):
     chosen = data.draw(st.fixed_dictionaries({**PERCEPTRONS, "act_dim": st.integers(1, 20), **OPTIONS[cls]}))
     n = data.draw(BATCHES if chosen.get("n_random_actions", 0) < MANY else st.integers(1, 40))
-    # No step, of which Adam would make a whole one where a gradient is 0 but for rounding.
+    # A tiny learning rate, since Adam makes full steps of gradients that are 0 up to rounding.
     by_torch, native = both(cls, **chosen, learning_rate=1e-30)
     single, double = batch_of(n, chosen["obs_dim"], chosen["act_dim"], chosen["seed"])
     exact = doubled(by_torch)
@@ -132,12 +132,12 @@ def test_twenty_updates_stay_together(cls, options, hidden, activation, n):
         batch, _ = batch_of(n, 5, 3, i)
         expected, got = by_torch.update(batch), native.update_native(batch)
         for algorithm in (by_torch, native):
-            algorithm.counters.updates += 1  # as the loop counts
+            algorithm.counters.updates += 1  # as in the training loop
     assert_metrics_equal(got, expected)
     blocks = zip(by_torch.optimizers, native.optimizers, strict=True)
     pairs = [(by_torch.target_block, native.target_block), *((theirs.flat, ours.flat) for theirs, ours in blocks)]
     for expected, got in pairs:
-        # Where a gradient is 0 but for rounding, Adam makes a step of it.
+        # Adam makes full steps of gradients that are 0 up to rounding.
         apart = np.abs(got.detach().numpy() - expected.detach().numpy())
         assert apart.max() < 1e-4
         assert np.quantile(apart, 0.999) < 1e-5
@@ -145,8 +145,8 @@ def test_twenty_updates_stay_together(cls, options, hidden, activation, n):
 
 @pytest.mark.parametrize("cls", [BC, TD3BC, IQL, CQL])
 @pytest.mark.parametrize("start", ["native", "torch"])
-def test_a_training_goes_on_by_the_other_backend(cls, start, tmp_path):
-    """To what it would have come to, but for rounding; and by its own to the same bits."""
+def test_a_training_continues_with_the_other_backend(cls, start, tmp_path):
+    """The result is the same up to rounding, and bit for bit if the backend stays the same."""
     whole = textbook.on_levers(cls, backend=start)
     whole.train(30, schedule_timesteps=30)
     half = textbook.on_levers(cls, backend=start)
@@ -171,7 +171,7 @@ def test_auto_is_native_where_it_is_exact():
     deep = {"hidden": None, "hidden_sizes": [8] * 9}
     for cls, options, reason in [
         (Other, {}, "Other has an update of its own"),
-        (CQL, deep, "the kernel takes at most 8 hidden layers"),
+        (CQL, deep, "the kernel supports at most 8 hidden layers"),
     ]:
         made = textbook.on_levers(cls, **options)
         assert (made.backend, made.backend_reason) == ("torch", reason)
@@ -183,7 +183,7 @@ def test_auto_leaves_a_large_policy_to_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     made = textbook.on_levers(TD3BC, hidden=1000)
-    reason = "so large a policy is faster on the GPU"
+    reason = "a policy this large is faster on the GPU"
     assert (made.device, made.backend, made.backend_reason) == ("cuda", "torch", reason)
     for options in ({"hidden": 1000, "backend": "native"}, {"hidden": 1000, "device": "cpu"}, {}):
         made = textbook.on_levers(TD3BC, **options)
@@ -192,7 +192,7 @@ def test_auto_leaves_a_large_policy_to_the_gpu(monkeypatch):
 
 @pytest.mark.parametrize("cls", OPTIONS)
 @pytest.mark.parametrize("column", ["obs", "actions", "rewards", "next_obs", "discounts"])
-def test_nan_is_seen_in_the_metrics(cls, column):
+def test_nan_appears_in_the_metrics(cls, column):
     native = textbook.on_levers(cls, backend="native")
     batch = textbook.transitions()
     getattr(batch, column).view(-1)[-1] = np.nan
@@ -236,7 +236,7 @@ def test_wrong_arguments_are_named(cls, change, kind, message):
         np.testing.assert_array_equal(block, before[name])
 
 
-def test_what_cannot_be_built_is_refused():
+def test_errors_of_construction():
     net = textbook.on_levers(IQL, backend="native").net
     with pytest.raises(ValueError, match="target must have shape"):
         NativeIQL(*net.parameters.values(), net.parameters["critics"].copy(), 3, 2, [32, 32])
@@ -248,8 +248,8 @@ def test_what_cannot_be_built_is_refused():
         NativeCQL(policy, critics, critics.copy(), logs[0], logs[0], 3, 2, [32, 32])
 
 
-def test_moments_go_out_and_in():
-    """Of all blocks, or of none."""
+def test_moments_can_be_saved_and_restored():
+    """A state must contain the moments of all blocks or of none."""
     for cls, names in ((IQL, ["policy", "critics"]), (CQL, ["policy", "critics", "log_alpha", "log_cql_alpha"])):
         first, second = (textbook.on_levers(cls, backend="native", batch_size=8) for _ in range(2))
         first.train(3)

@@ -1,4 +1,4 @@
-"""PPO's own mathematics, a pinned trajectory, a user's policy."""
+"""PPO's own mathematics, a pinned trajectory, a custom policy."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ from rlox.nn.policies import DiscretePolicy
 
 
 def reference_update(policy, batch, config, order):
-    """PPO's update as a textbook writes it: autograd, torch's Adam, torch's clipping, torch.distributions."""
+    """PPO's update in textbook form: autograd, torch's Adam, torch's clipping, torch.distributions."""
     adam = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, eps=1e-5)
     for permutation in order:
         for i in range(0, len(batch), config.batch_size):
@@ -54,9 +54,9 @@ def test_update_equals_the_textbook():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6, msg=name)
 
 
-# Five updates of (value_loss, entropy, grad_norm) at the baseline CPU level, one thread. Actions are sampled and
-# weights move in between, so that any numerical change shows here; the change log then says why. The losses that are
-# sums of cancelling terms (policy_loss, approx_kl) are left out: their last digits are noise.
+# Five updates of (value_loss, entropy, grad_norm) at the baseline CPU level with one thread. Actions are sampled and
+# weights change in between, so any numerical change is visible here and must be explained in the change log. Losses
+# that are sums of cancelling terms (policy_loss, approx_kl) are left out, since their last digits are noise.
 PINNED = {
     "CartPole-v1": [
         [68.52908325195312, 0.6931257247924805, 14.635065078735352],
@@ -77,7 +77,7 @@ PINNED = {
 
 @pytest.fixture(scope="module")
 def trajectories():
-    """By environment and backend; one process makes all, since its start takes longer than they do."""
+    """Trajectories by environment and backend; one process computes all, since its start takes longer than they do."""
     program = f"""
 import json
 from rlox.algorithms import PPO
@@ -141,7 +141,7 @@ def test_target_kl_stops_the_epochs():
 
 
 class UserPolicy(nn.Module):
-    """What the documents ask of a policy, with nothing of ours."""
+    """The methods that the documents require of a policy, without base classes of rlox."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ def test_user_policy_trains_saves_and_continues(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_a_lost_reward_fn_is_asked_for(tmp_path):
+def test_training_without_the_given_reward_fn_is_an_error(tmp_path):
     def halved(obs, actions, raw_rewards):
         return 0.5 * raw_rewards
 
@@ -226,7 +226,7 @@ def test_mean_reward_is_the_return_of_whole_episodes():
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_epochs_stop_where_the_divergence_passes_one_and_a_half_times_target_kl(backend):
-    """With one minibatch an epoch the divergence before each step follows from the means of 1, 2, … epochs."""
+    """With one minibatch per epoch, the divergence before each step follows from the means over 1, 2, … epochs."""
     learning_rate, most = 3e-3, 6
 
     def trained(**settings):
@@ -235,11 +235,11 @@ def test_epochs_stop_where_the_divergence_passes_one_and_a_half_times_target_kl(
         return ppo, ppo.train(256)
 
     means = [trained(n_epochs=n)[1]["approx_kl"] for n in range(1, most + 1)]
-    kls = np.diff(np.arange(1, most + 1) * means, prepend=0.0)  # before the step of each epoch
+    kls = np.diff(np.arange(1, most + 1) * means, prepend=0.0)  # divergence before the step of each epoch
     assert (np.diff(kls[:4]) > 1e-4).all()
     for stop in (2, 3):
         for factor, n_epochs in ((0.99, stop), (1.01, stop + 1)):
-            # The step of epoch `stop` (from 0) is taken only if 1.5 times the target lets its divergence pass.
+            # Epoch `stop` (from 0) takes its step only if its divergence is at most 1.5 times the target.
             capped = {"n_epochs": stop + 1, "target_kl": factor * kls[stop] / 1.5}
             one, other = trained(**capped)[0], trained(n_epochs=n_epochs)[0]
             for ours, theirs in zip(one.policy.parameters(), other.policy.parameters(), strict=True):

@@ -16,7 +16,7 @@ SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "lear
 
 
 class Fixed(nn.Module):
-    """A policy's network that says the same of every observation."""
+    """A network for a policy with the same output for every observation."""
 
     def __init__(self, *outputs):
         super().__init__()
@@ -47,7 +47,7 @@ def test_log_probability_is_finite_where_tanh_is_one():
     policy = SquashedGaussianPolicy(3, 1, net=Fixed(30.0, 5.0))
     actions, log_probs = policy.unit_sample(torch.zeros(2, 3), torch.tensor([[1.0], [-1.0]]))
     assert actions.tolist() == [[1.0], [1.0]]
-    # log_std is held to 2: x = 30 +- e^2, and log(1 - tanh(x)^2) = 2 log 2 - 2x.
+    # log_std is clipped to 2: x = 30 +- e^2, and log(1 - tanh(x)^2) = 2 log 2 - 2x.
     x = 30 + np.exp(2.0) * np.array([1, -1])
     np.testing.assert_allclose(
         log_probs.detach(), -0.5 - 2 - 0.5 * np.log(2 * np.pi) - 2 * np.log(2) + 2 * x, rtol=1e-5
@@ -106,7 +106,7 @@ class Paper(textbook.Textbook):
 @pytest.mark.parametrize("auto", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_updates_equal_the_papers(backend, auto, weighted):
-    clip = {"max_grad_norm": 1e-6} if weighted else {}  # so small that Adam's epsilon shows it
+    clip = {"max_grad_norm": 1e-6} if weighted else {}  # so small that the effect of Adam's epsilon is visible
     temperature = {"ent_coef": 0.3, "auto_entropy": auto}
     sac = SAC(probes.Levers, seed=0, backend=backend, learning_rate=1e-3, tau=0.01, **temperature, **clip, **SMALL)
     update = sac.update_native if backend == "native" else sac.update
@@ -132,18 +132,18 @@ def test_temperature_brings_the_entropy_to_its_target():
     assert entropy(target_entropy=-2.0, ent_coef=0.01)[0] == pytest.approx(-2.0, abs=0.25)
     free, alpha = entropy(auto_entropy=False)
     assert alpha == 1.0
-    assert free > 0  # at a temperature of 1 there is little but entropy to be had; a uniform action has log 2
+    assert free > 0  # at a temperature of 1 entropy dominates; a uniform action has log 2
 
 
-def test_unfit_temperatures_are_refused():
-    with pytest.raises(ValueError, match="ent_coef must be > 0 where auto_entropy is true, got 0"):
+def test_invalid_temperatures_are_errors():
+    with pytest.raises(ValueError, match="ent_coef must be > 0 if auto_entropy is true, got 0"):
         SAC("Pendulum-v1", ent_coef=0.0)
     assert SAC("Pendulum-v1", ent_coef=0.0, auto_entropy=False, **SMALL).train(50)["alpha"] == 0
     with pytest.raises(ValueError, match="ent_coef must be >= 0"):
         SAC("Pendulum-v1", ent_coef=-1.0, auto_entropy=False)
 
 
-def test_a_fixed_temperature_can_be_learned_from_a_checkpoint_on(tmp_path):
+def test_a_fixed_temperature_can_be_learned_after_loading(tmp_path):
     sac = SAC("Pendulum-v1", seed=0, auto_entropy=False, ent_coef=0.2, **SMALL)
     sac.train(50)
     sac.save(tmp_path / "a.safetensors")

@@ -36,7 +36,7 @@ class Paper(textbook.TwinDelayed):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("delay", [1, 3])
 def test_updates_equal_the_papers(backend, delay, weighted):
-    clip = {"max_grad_norm": 1e-6} if weighted else {}  # so small that Adam's epsilon shows it
+    clip = {"max_grad_norm": 1e-6} if weighted else {}  # so small that the effect of Adam's epsilon is visible
     settings = {"policy_delay": delay, "target_noise": 0.4, "tau": 0.01, "learning_rate": 1e-3}
     td3 = TD3(probes.Levers, seed=0, backend=backend, **settings, **clip, **SMALL)
     update = td3.update_native if backend == "native" else td3.update
@@ -45,7 +45,7 @@ def test_updates_equal_the_papers(backend, delay, weighted):
         batch = textbook.transitions(seed=i, weighted=weighted)
         paper.update(batch, textbook.coming_noise(td3, 32), i + 1)
         update(batch)
-        td3.counters.updates += 1  # as the loop counts
+        td3.counters.updates += 1  # as in the training loop
         paper.compare(td3)
 
 
@@ -64,7 +64,7 @@ def test_policy_and_targets_wait_for_the_critics(backend):
     assert moved == [[True, False, False, False]] * 2 + [[True] * 4] + [[True, False, False, False]] * 2 + [[True] * 4]
 
 
-def test_delayed_metrics_are_means_over_their_own_updates():
+def test_delayed_metrics_are_means_over_the_delayed_updates():
     td3 = TD3(probes.Levers, seed=0, backend="torch", policy_delay=4, train_freq=10, gradient_steps=10, **SMALL)
     reported = []
     update = td3.update
@@ -83,7 +83,7 @@ def test_delayed_metrics_are_means_over_their_own_updates():
 
 
 def test_target_smoothing_evens_out_a_narrow_peak(monkeypatch):
-    """The target critics are replaced by a ridge at the target policy's action: noise makes its value smaller."""
+    """With target critics that have a ridge at the target policy's action, noise makes the value smaller."""
 
     def target_value(**settings):
         td3 = TD3(probes.Levers, seed=0, backend="torch", gamma=1.0, **settings, **SMALL)
@@ -107,7 +107,7 @@ def test_target_smoothing_evens_out_a_narrow_peak(monkeypatch):
     assert target_value(target_noise=0.2, noise_clip=0.01) > 0.9
 
 
-def test_exploration_noise_is_of_its_size_and_no_evaluation_has_it():
+def test_exploration_noise_has_its_size_and_is_not_used_in_evaluation():
     policy = DeterministicPolicy(3, 2, 16, low=[-2.0, 0.0], high=[2.0, 1.0])
     policy.noise_std = 0.1
     obs, noise = torch.zeros(20_000, 3), torch.randn(20_000, 2)

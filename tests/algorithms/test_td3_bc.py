@@ -1,4 +1,4 @@
-"""TD3+BC's own mathematics: the update against the paper's, and what alpha weighs."""
+"""TD3+BC's own mathematics: the update against the paper's, and the effect of alpha."""
 
 import pytest
 import textbook
@@ -37,7 +37,7 @@ def test_updates_equal_the_papers(settings, backend):
         paper.update(batch, textbook.coming_noise(algorithm, 32), i + 1)
         metrics = update(batch)
         assert {"policy_loss", "bc_loss"} <= metrics.keys() or (i + 1) % algorithm.config.policy_delay
-        algorithm.counters.updates += 1  # as the loop counts
+        algorithm.counters.updates += 1  # as in the training loop
         paper.compare(algorithm)
         textbook.agree(algorithm.target_policy.net, paper.target_actor)
 
@@ -52,8 +52,8 @@ def test_alpha_0_is_cloning():
     textbook.agree(algorithm.policy.net, clone.policy.net)
 
 
-def test_the_values_weight_is_free_of_their_scale():
-    """Ten times the values, the same step of the policy."""
+def test_the_weight_of_values_does_not_depend_on_their_scale():
+    """With ten times larger values, the step of the policy is the same."""
 
     def grads(scale):
         algorithm = textbook.on_levers(TD3BC, backend="torch")
@@ -70,7 +70,7 @@ def test_the_values_weight_is_free_of_their_scale():
 
 
 def test_both_backends_are_the_same_training():
-    """The metrics agree to a float's rounding, of batches of more rows than the kernel takes at a time."""
+    """Metrics agree up to float rounding, with batches of more rows than the kernel processes at a time."""
     native, by_torch = (
         textbook.on_levers(TD3BC, normalize_obs=True, backend=name, batch_size=700) for name in ("native", "torch")
     )

@@ -31,7 +31,7 @@ SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "lear
 
 
 def box(low, high, image=False):
-    """An environment of these bounds, which is never stepped."""
+    """An environment with these bounds that is never stepped."""
 
     class Boxed(gymnasium.Env):
         observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8) if image else spaces.Box(-1.0, 1.0, (3,))
@@ -58,11 +58,11 @@ def test_twin_networks_are_two_networks(activation):
 
 
 @BOTH
-def test_actions_are_in_the_environments_units_everywhere_outside(kind):
+def test_actions_outside_the_networks_are_in_the_environments_units(kind):
     algorithm = kind(probes.Levers, n_envs=4, seed=0, **{**SMALL, "learning_starts": 400})
     algorithm.train(800)
     kept = algorithm.buffer.gather(np.arange(800))["actions"]
-    for rows in (kept[:400], kept[400:]):  # random ones, and the policy's
+    for rows in (kept[:400], kept[400:]):  # random actions, and those of the policy
         assert (rows >= [-2, 0]).all()
         assert (rows <= [2, 1]).all()
     np.testing.assert_allclose(kept[:400].mean(0), [0, 0.5], atol=0.15)
@@ -77,22 +77,22 @@ def test_actions_are_in_the_environments_units_everywhere_outside(kind):
 
 
 @BOTH
-def test_both_levers_are_moved_to_their_places(kind):
+def test_both_levers_are_moved_to_their_targets(kind):
     algorithm = kind(probes.Levers, n_envs=4, seed=0, train_freq=4, learning_rate=3e-3, gamma=0.5, **SMALL)
     algorithm.train(4_000)
-    # Standing at (0, 0.5), where tanh is 0, costs 1.3 a step.
+    # Staying at (0, 0.5), where tanh is 0, costs 1.3 per step.
     assert algorithm.evaluate(10).returns.mean() / 5 > -0.25
 
 
 @BOTH
 @pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (-1.0, np.inf), (-3e38, 3e38), (1.0, 1.0)])
-def test_bounds_must_be_finite_and_apart(kind, low, high):
+def test_bounds_must_be_finite_and_different(kind, low, high):
     with pytest.raises(ValueError, match=r"bounds of the environment's actions must be finite and apart.*or take PPO"):
         kind(box(low, high))
 
 
 @BOTH
-def test_unfit_input_is_refused_before_training(kind):
+def test_invalid_input_is_an_error_before_training(kind):
     with pytest.raises(ValueError, match=r"observations must be vectors, got images of shape \(1, 36, 36\); take PPO"):
         kind(box(-1.0, 1.0, image=True))
     kind(box(-1.0, 1.0, image=True), env_wrappers=["FlattenObservation"], **SMALL)
@@ -106,7 +106,7 @@ def test_unfit_input_is_refused_before_training(kind):
 
 
 @BOTH
-def test_a_network_of_ones_own(kind, tmp_path):
+def test_a_custom_network(kind, tmp_path):
     def network(n_in=3):
         return nn.Sequential(nn.Linear(n_in, 8), nn.LayerNorm(8), nn.Linear(8, kind.Policy.outputs_per_action))
 
@@ -159,7 +159,7 @@ def test_the_memory_gets_both_critics_errors(kind, monkeypatch):
 @BOTH
 @pytest.mark.parametrize("buffer", ["prioritized", "mmap"])
 def test_continues_exactly_with_every_memory_and_normalised_observations(kind, buffer, tmp_path):
-    """Between two updates of TD3's policy as well: 71 have been made."""
+    """Saved after 71 updates, which is between two updates of TD3's policy."""
     config = {"name": buffer, "size": 2_000, "n_step": 3, **({"hot_size": 100} if buffer == "mmap" else {})}
     settings = {**SMALL, "buffer_size": None, "buffer": config, "normalize_obs": True}
     straight, saved = (kind("Pendulum-v1", seed=1, **settings) for _ in range(2))
@@ -182,7 +182,7 @@ def test_continues_exactly_with_every_memory_and_normalised_observations(kind, b
 
 
 def noise_taken(kind, env, n_steps, **settings):
-    """The noise that was added, (n_steps, N, A) in [-1, 1]: the policy itself always acts in the middle."""
+    """The noise (n_steps, N, A) in [-1, 1] that was added to a policy that always acts in the middle of the bounds."""
     algorithm = kind(env, seed=0, **{**SMALL, **settings})
     with torch.no_grad():
         for p in algorithm.policy.net[-1].parameters():
@@ -205,25 +205,25 @@ SMALL_NOISE = {"exploration_noise": 0.2, "noise_correlation": 0.9}
 
 @BOTH
 @pytest.mark.parametrize("backend", ["torch", "native"])
-def test_noise_has_its_size_and_remembers_the_step_before(kind, backend):
-    """Bounds of four standard errors and more: 36,000 steps are worth 3,800 independent ones."""
+def test_noise_has_its_size_and_correlation(kind, backend):
+    """Tolerances of at least four standard errors: 36,000 correlated steps count as 3,800 independent ones."""
     settings = {"n_envs": 8, "buffer_size": 36_000, "backend": backend, **SMALL_NOISE}
     x = noise_taken(kind, lambda: probes.ConstantReward(4_500, True), 4_500, **settings)
     assert x.std() == pytest.approx(0.2, rel=0.05)
     assert abs(x.mean()) < 0.02
     assert correlation(x[1:], x[:-1]) == pytest.approx(0.9, abs=0.015)
     assert correlation(x[10:], x[:-10]) == pytest.approx(0.9**10, abs=0.1)
-    assert abs(correlation(x[:, 1:], x[:, :-1])) < 0.1  # environments do not share it
+    assert abs(correlation(x[:, 1:], x[:, :-1])) < 0.1  # environments have independent noise
 
 
 @BOTH
-def test_noise_starts_anew_with_each_episode(kind):
+def test_noise_restarts_with_each_episode(kind):
     settings = {"n_envs": 64, "buffer_size": 16_000, **SMALL_NOISE}
     limits = noise_taken(kind, lambda: probes.ConstantReward(5, True), 250, **settings)
     x = limits.reshape(50, 5, 64)
     assert correlation(x[:, 1:], x[:, :-1]) == pytest.approx(0.9, abs=0.02)
     assert abs(correlation(x[1:, 0], x[:-1, -1])) < 0.07
-    np.testing.assert_allclose(x.std((0, 2)), 0.2, rtol=0.06)  # as large at the first step as later
+    np.testing.assert_allclose(x.std((0, 2)), 0.2, rtol=0.06)  # the first step has the same deviation as later ones
     ends = noise_taken(kind, probes.ReachTheTarget, 100, **settings)
     assert abs(correlation(ends[1:], ends[:-1])) < 0.05
 
@@ -237,8 +237,8 @@ def test_noise_of_an_episode_that_began_while_actions_were_random_starts_anew():
 
 
 @BOTH
-def test_noise_is_the_same_on_both_backends_and_ends_at_the_bounds(kind):
-    """Levers of unlike range: within a step's reach of both ends, and beyond."""
+def test_noise_is_the_same_on_both_backends_and_clipped_to_the_bounds(kind):
+    """Levers of different ranges, with noise within the bounds and far beyond them."""
     settings = {"n_envs": 3, "noise_correlation": 0.8}
     small, large = (
         [
@@ -253,7 +253,7 @@ def test_noise_is_the_same_on_both_backends_and_ends_at_the_bounds(kind):
     assert np.abs(large).max() <= 1.0 + 1e-6
 
 
-def test_noise_that_is_independent_is_the_policys_own():
+def test_the_policy_adds_independent_noise():
     td3 = TD3("Pendulum-v1", **SMALL)
     assert (td3.policy.noise_std, td3.collector.action_noise) == (0.1, None)
     assert SAC("Pendulum-v1", **SMALL).collector.action_noise is None
@@ -266,7 +266,7 @@ def test_noise_that_is_independent_is_the_policys_own():
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("backend", ["torch", "native"])
-def test_noise_continues_exactly_where_the_environments_do(kind, backend, tmp_path):
+def test_noise_continues_exactly_if_the_environments_do(kind, backend, tmp_path):
     settings = {"n_envs": 2, "seed": 1, "backend": backend, "exploration_noise": 0.5, "noise_correlation": 0.97}
     settings["train_freq"] = 10
     straight, saved = (kind("Pendulum-v1", **settings, **SMALL) for _ in range(2))
@@ -276,7 +276,7 @@ def test_noise_continues_exactly_where_the_environments_do(kind, backend, tmp_pa
     saved.save(tmp_path / "a.safetensors", memory=True)
     loaded = kind.from_checkpoint(tmp_path / "a.safetensors")
     straight.train(450)
-    loaded.train(450)  # beyond the end of an episode
+    loaded.train(450)  # past the end of an episode
     ours, theirs = ({**x.buffer.get_state(), **x._own_state()[1]} for x in (loaded, straight))
     np.testing.assert_equal(ours, theirs)
 
@@ -291,7 +291,7 @@ def test_noise_continues_exactly_where_the_environments_do(kind, backend, tmp_pa
 
 
 class Recorder(probes.Levers):
-    """Keeps the actions it is given, scaled to [-1, 1]."""
+    """Keeps the actions it receives, scaled to [-1, 1]."""
 
     taken: ClassVar[list] = []
 
@@ -304,7 +304,7 @@ gymnasium.register("Recorder-v0", Recorder)
 
 
 def in_the_middle(kind, **settings):
-    """An algorithm whose policy itself always acts in the middle of the bounds."""
+    """An algorithm whose policy always acts in the middle of the bounds."""
     algorithm = kind("Recorder-v0", seed=0, **{**SMALL, **settings})
     with torch.no_grad():
         for p in algorithm.policy.net[-1].parameters():
@@ -325,8 +325,8 @@ def in_the_middle(kind, **settings):
         pytest.param("torch", 0.0, marks=pytest.mark.exhaustive),
     ],
 )
-def test_what_acts_as_in_training_has_its_noise(kind, backend, noise_correlation, tmp_path):
-    """Evaluation by samples, and `collect`: of the size and the memory that the configuration says, and clipped."""
+def test_stochastic_evaluation_and_collect_have_the_noise_of_training(kind, backend, noise_correlation, tmp_path):
+    """Stochastic evaluation and `collect` add noise of the configured size and correlation, clipped to the bounds."""
     algorithm = in_the_middle(kind, backend=backend, exploration_noise=0.3, noise_correlation=noise_correlation)
     algorithm.save(tmp_path / "a.safetensors")
     algorithm = kind.from_checkpoint(tmp_path / "a.safetensors")
@@ -347,7 +347,7 @@ def test_what_acts_as_in_training_has_its_noise(kind, backend, noise_correlation
         assert x.std() == pytest.approx(0.3, rel=0.1)
         assert np.abs(x).max() <= 1 + 1e-6
         assert correlation(x[:, 1:], x[:, :-1]) == pytest.approx(noise_correlation, abs=0.1)
-        assert abs(correlation(x[1:, 0], x[:-1, 4])) < 0.15  # no episode remembers another
+        assert abs(correlation(x[1:, 0], x[:-1, 4])) < 0.15  # noise is independent between episodes
     assert np.array_equal(played(400, False), by_evaluation)
     assert reported["policies"][0] == {
         **reported["policies"][0], "deterministic": False, "exploration_noise": 0.3,
@@ -360,7 +360,7 @@ def test_what_acts_as_in_training_has_its_noise(kind, backend, noise_correlation
     assert "exploration_noise" not in reported["policies"][0]
 
 
-def test_a_policy_without_noise_is_said_to_be_deterministic(tmp_path):
+def test_a_policy_without_noise_is_reported_as_deterministic(tmp_path):
     td3 = in_the_middle(TD3, exploration_noise=0.0)
     env = {"id": "Recorder-v0", "kwargs": {}, "wrappers": []}
     reported = collect([Behaviour("it", 1.0, td3)], env, 20, tmp_path / "a.arrow", n_envs=2)
@@ -371,19 +371,19 @@ def test_a_policy_without_noise_is_said_to_be_deterministic(tmp_path):
 
 
 @BOTH
-def test_noise_must_make_sense(kind):
+def test_noise_settings_are_checked(kind):
     for settings, message in (
         ({"exploration_noise": -0.1}, r"exploration_noise must be in \[0, 100\], got -0.1"),
         ({"exploration_noise": 0.1, "noise_correlation": 1.0}, r"noise_correlation must be in \[0, 1\), got 1.0"),
         ({"exploration_noise": 0.1, "noise_correlation": -0.5}, r"noise_correlation must be in \[0, 1\), got -0.5"),
-        ({"exploration_noise": 0.0, "noise_correlation": 0.5}, "exploration_noise must be > 0 where noise_correlation"),
+        ({"exploration_noise": 0.0, "noise_correlation": 0.5}, "exploration_noise must be > 0 if noise_correlation"),
     ):
         with pytest.raises(ValueError, match=message):
             kind("Pendulum-v1", **settings)
 
 
 @BOTH
-def test_init_from_brings_the_critics_along(kind, tmp_path):
+def test_init_from_loads_the_critics(kind, tmp_path):
     first = kind("Pendulum-v1", seed=0, **SMALL)
     first.train(60)
     first.save(tmp_path / "a.safetensors")
@@ -404,7 +404,7 @@ def test_learning_rate_falls_in_every_optimiser(kind):
     algorithm.train(100)
     rates = [optimizer.learning_rate for optimizer in algorithm.optimizers]
     assert len(rates) == (3 if kind is SAC else 2)
-    # As the last update had it, whose step began when all but one were done.
+    # The rate of the last update, whose step began after all steps but one.
     assert rates == pytest.approx([0.01 * algorithm.config.learning_rate] * len(rates))
 
 
@@ -443,7 +443,7 @@ PINNED = {
 
 @pytest.fixture(scope="module")
 def trajectories():
-    """By algorithm; one process makes both, since its start takes longer than they do."""
+    """Trajectories by algorithm; one process computes both, since its start takes longer than they do."""
     program = """
 import json
 from rlox.algorithms import SAC, TD3

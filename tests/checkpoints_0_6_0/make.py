@@ -1,6 +1,6 @@
-"""How the files beside this one were made, with rlox 0.6.0: ``python make.py FOLDER``.
+"""The script that wrote the files in this folder, with rlox 0.6.0: ``python make.py FOLDER``.
 
-The run folder is that of ``rlox train algo=dqn env=CartPole-v1 tuned=off total_timesteps=400 algo.hidden_sizes=[8]
+The run folder was written by ``rlox train algo=dqn env=CartPole-v1 tuned=off total_timesteps=400 algo.hidden_sizes=[8]
 algo.batch_size=8 algo.learning_starts=50 buffer.size=300 eval.n_points=2 eval.n_episodes=2 logger=none seed=5``.
 """
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlox.config import RemoteConfig
 
-# `import two_ranks` from any test, whatever the import mode.
+# Lets any test `import two_ranks`, whatever the import mode.
 sys.path.insert(0, str(Path(__file__).parent))
 
 SERVE = """
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 
 class Proxy:
-    """Passes bytes on between its port and another while `flows` is set, until `cut`."""
+    """Forwards bytes between its port and another while `flows` is set; `cut` drops the connections."""
 
     def __init__(self, port):
         self._to = port
@@ -89,7 +89,7 @@ def proxied():
 
 @pytest.fixture
 def serving():
-    """Starts servers in this process; each has its lines in `lines`."""
+    """Starts servers in this process; the attribute `lines` contains the log of each."""
     from rlox.envs.remote import Server
     from rlox.envs.remote.session import EnvSessions
 
@@ -130,7 +130,7 @@ def process():
 
 @pytest.fixture
 def eventually():
-    """Waits until something holds."""
+    """Waits until a condition holds."""
 
     def wait(holds, seconds=20.0):
         until = time.monotonic() + seconds
@@ -166,7 +166,7 @@ def _certificate(name, issuer=None, days=(-1, 1)):
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """Files of an authority's certificate, of keys that it signed, of one that has expired, and of a stranger's."""
+    """Certificate files: of an authority, signed by it, expired, and of a stranger."""
     from cryptography.hazmat.primitives import serialization as s
 
     folder, found = tmp_path_factory.mktemp("certificates"), {}
@@ -194,6 +194,6 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture
 def secured(certificates):
-    """What a learner that may come in is configured by."""
+    """The configuration of an authorized learner."""
     c = certificates
     return RemoteConfig(token_file=c.token, ca=c.authority, cert=c.learner, key=c.learner_key, timeout_s=10.0)

@@ -1,4 +1,4 @@
-"""Run by torchrun: trains with two ranks, then alone on the joint batches, and prints how far the weights are apart."""
+"""Run by torchrun: train with two ranks, then alone on the joint batches, and print the difference of the weights."""
 
 import math
 import sys
@@ -17,7 +17,7 @@ SMALL = {"hidden_sizes": [16], "seed": 3, "threads": 1}
 
 
 class JointRng:
-    """The numbers that the ranks' generators draw, one rank's behind the other's."""
+    """The random numbers of the generators of all ranks, concatenated in the order of the ranks."""
 
     def __init__(self, states):
         self.each = [Rng(0) for _ in states]
@@ -30,7 +30,7 @@ class JointRng:
 
 
 class JointRollout(RolloutBatch):
-    """Minibatches of the ranks' own, joined."""
+    """The minibatches of all ranks, joined."""
 
     def sample_minibatches(self, batch_size, shuffle=True, rng=None):
         share = batch_size // len(self.parts)
@@ -53,7 +53,7 @@ def joined(kind, parts):
 
 
 def recording(cls):
-    """`cls`, which keeps what each of its updates was given, and its generator as it was before."""
+    """A subclass of `cls` that records the batch of each update and the state of its generator before it."""
 
     class Recording(cls):
         def __init__(self, *args, **kwargs):
@@ -78,7 +78,7 @@ def difference(one, other):
 
 
 def alone(cls, make, seen):
-    """`cls` in this process, after the updates that the ranks' batches together are."""
+    """Train `cls` in this process with updates on the joint batches of the ranks."""
     one = make(cls)
     for parts in zip(*seen, strict=True):
         batches, states = zip(*parts, strict=True)
@@ -136,12 +136,12 @@ def main():
             rlox.GRPO, dataset=rows, group_size=4, max_new_tokens=3, loss_type="dapo", scale_rewards="batch",
             reward_fn=short,
         ),
-        # Without `center` the gradient of the head's bias is rounding alone.
+        # Without `center` the gradient of the head's bias is only rounding.
         "reward_model": lambda: language(rlox.RewardModel, dataset=rows, center=0.1),
         "online_dpo": lambda: language(rlox.OnlineDPO, dataset=rows, max_new_tokens=3, reward_fn=short),
     }  # fmt: skip
     together = {name: make() for name, make in kinds.items()}
-    # Stopped by rank 0 alone, saved by it, and taken up by both.
+    # Rank 0 stops and saves the training; both ranks resume it.
     stopped = language(rlox.DPO, dataset=rows, callbacks=[StopAt(6), rlox.CheckpointCallback("dpo")])
     assert stopped.counters.updates == 6
     again = rlox.DPO.from_checkpoint("dpo/last.safetensors", dataset=rows)

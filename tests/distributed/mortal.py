@@ -1,4 +1,4 @@
-"""Reward functions in which a rank is killed, at the call that RLOX_TEST_DIES names, in its first life."""
+"""Reward functions that kill a rank in the call given by RLOX_TEST_DIES, before it is restarted."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What test_ray.py runs in a network namespace of its own: a cluster of two nodes, and trainings on it."""
+"""Run by test_ray.py in its own network namespace: a cluster of two nodes, and training on it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SMALL = {"n_actors": 2, "n_envs": 4, "seed": 1, "hidden_sizes": [8]}
 
 
 class Failing:
-    """An environment that is well while it is looked at, and fails in an actor."""
+    """An environment that passes the initial checks and fails in an actor."""
 
     def __new__(cls):
         import gymnasium
@@ -46,7 +46,7 @@ def rollout(pool, weights):
 
 
 class EndsWhen(rlox.Callback):
-    """Ends a training as soon as a condition holds, and fails one that never comes to it."""
+    """Ends a training as soon as a condition holds, and fails if it does not hold in time."""
 
     def __init__(self, condition):
         self.condition, self.deadline = condition, time.monotonic() + 90
@@ -67,7 +67,7 @@ def main():
     far = cluster.add_node(num_cpus=2)
     ray_config = RayConfig(address=cluster.address, placement="pack", learner_apart=True, start_timeout=60)
 
-    # In a fixed order the same seed gives the run that threads give.
+    # In a fixed order the same seed gives the same run as with threads.
     runs = []
     for kind, more in (("threads", {}), ("ray", {"ray": ray_config})):
         algorithm = rlox.IMPALA("CartPole-v1", actors=kind, actor_order="fixed", normalize_obs=True, **SMALL, **more)
@@ -78,7 +78,7 @@ def main():
         algorithm.close()
     assert all(np.array_equal(runs[0][name], runs[1][name]) for name in runs[0])
 
-    # An actor continues from its state, also with a policy of PyTorch's.
+    # An actor continues from its state, also with a PyTorch policy.
     policy = DiscretePolicy(4, 2)
     pool = RayActors(ActorPlan("CartPole-v1", 4, 16, 1, policy, IMPALAConfig()), 1, ray_config)
     weights = Weights(0, snapshot(policy))
@@ -91,14 +91,14 @@ def main():
     assert again.obs.flags.writeable
     pool.close()
 
-    # What an environment raises is raised here, with its own type and frames.
+    # An exception of an environment is raised in this process, with its type and traceback.
     algorithm = rlox.IMPALA(Failing, actors="ray", ray=ray_config, **SMALL)
     with pytest.raises(LookupError, match="licence server") as failed:
         algorithm.train(1_000)
     assert "in step" in str(failed.value.__cause__)
     algorithm.close()
 
-    # kill -9 of an actor, and then of its node: the training goes on with new actors, at most one rollout poorer.
+    # Kill an actor and then its node: the training continues with new actors and loses at most one rollout.
     algorithm = rlox.IMPALA("CartPole-v1", actors="ray", ray=ray_config, **SMALL)
     restarts = lambda: sum(int(line.split(" restart")[0].split()[-1]) for line in algorithm.collector.lines())  # noqa: E731
     algorithm.train(4 * 32 * 5)
@@ -114,7 +114,7 @@ def main():
     assert all(near.node_id[:8] in line for line in algorithm.collector.lines()), algorithm.collector.lines()
     algorithm.close()
 
-    # The command, and an address where nothing is.
+    # The command, and an address without a cluster.
     words = ["train", "algo=impala", "env=CartPole-v1", "algo.actors=ray", "algo.n_actors=2", "env.n_envs=4"]
     words += [f"ray.address={cluster.address}", "total_timesteps=1024", "eval.n_points=1", "eval.n_episodes=1"]
     words += ["logger=none", "tuned=off", "output_dir=run"]

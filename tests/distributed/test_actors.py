@@ -1,4 +1,4 @@
-"""Actors in threads, in processes and on workers: one protocol, and the same learning whatever they run in."""
+"""Actors in threads, in processes and on workers: the same protocol and the same learning."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from rlox.envs.remote.session import EnvSessions
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy
 
-# Processes cannot import a test module by its name; a user's main module is sent by value without this.
+# Processes cannot import a test module by its name; a user's main module is sent by value anyway.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SMALL = {"n_actors": 2, "n_envs": 4, "n_steps": 8, "hidden_sizes": [16], "seed": 3}
 
 
 class Ends(gymnasium.Env):
-    """Terminations and time limits at random, both at times."""
+    """Terminations and time limits at random, sometimes both at once."""
 
     observation_space = spaces.Box(-5, 5, (3,), np.float32)
     action_space = spaces.Discrete(2)
@@ -52,7 +52,7 @@ class Ends(gymnasium.Env):
 
 
 class Hangs(Ends):
-    """Does not come back from its 30th step, unless the file `flag` exists; then it makes one."""
+    """Creates the file `flag` and hangs in its 30th step, unless the file already exists."""
 
     def __init__(self, flag):
         self.flag, self.t = Path(flag), 0
@@ -61,7 +61,7 @@ class Hangs(Ends):
         self.t += 1
         if self.t == 30:
             with contextlib.suppress(FileExistsError):
-                self.flag.touch(exist_ok=False)  # one actor alone, where several come here at once
+                self.flag.touch(exist_ok=False)  # only one actor, even if several get here at once
                 time.sleep(3600)
         return super().step(action)
 
@@ -87,7 +87,7 @@ def trained(steps=400, **settings):
 
 
 def oracle(policy, rollouts, c):
-    """Value targets and advantages of each rollout in float64, one step of one environment at a time."""
+    """Value targets and advantages of each rollout in float64, step by step for each environment."""
     exact = rlox.DiscretePolicy(3, 2, [16]).double()
     exact.load_state_dict({k: torch.from_numpy(v).double() for k, v in policy.weights().items()})
     targets, advantages = [], []
@@ -145,7 +145,7 @@ def test_a_batch_is_vtrace_with_the_learners_values_and_bootstraps_at_time_limit
     assert 0 < collector.metrics()["actors/ratio_clipped"] < 1
 
 
-def test_without_lag_and_clipping_an_update_is_a2cs():
+def test_without_lag_and_clipping_an_update_equals_a2cs():
     common = {"n_envs": 4, "n_steps": 8, "hidden_sizes": [16], "seed": 5, "learning_rate": 7e-4, "ent_coef": 0.01}
     ours = rlox.IMPALA("CartPole-v1", 1, max_grad_norm=0.5, rho_bar=float("inf"), c_bar=float("inf"), **common)
     theirs = rlox.A2C("CartPole-v1", **common)
@@ -154,7 +154,7 @@ def test_without_lag_and_clipping_an_update_is_a2cs():
     np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=0, atol=5e-6)
 
 
-def test_a_seed_decides_the_run_whatever_the_actors_run_in():
+def test_a_seed_determines_the_run_whatever_the_actors_run_in():
     same = {"n_actors": 3, "normalize_obs": True, "normalize_rewards": True}
     first, metrics = trained(**same)
     assert metrics["actors/lag_max"] == 2.0
@@ -186,7 +186,7 @@ def test_lag_counts_the_updates_that_weights_are_behind(settings, lags):
     assert seen == lags
 
 
-def test_old_rollouts_are_replayed_and_count_for_nothing():
+def test_replayed_rollouts_are_not_counted_as_steps():
     algorithm = impala(replay_rollouts=2, replay_size=3)
     sizes = []
     algorithm.callbacks.extend([_OnRollout(lambda batch: sizes.append((len(batch), batch.n_taken)))])
@@ -205,7 +205,7 @@ class _OnRollout(rlox.Callback):
 
 
 class _Kill(rlox.Callback):
-    """SIGKILL for a process actor after some updates."""
+    """Kills a process actor after the given numbers of updates."""
 
     def __init__(self, *after):
         self.n, self.after = 0, after
@@ -219,7 +219,7 @@ class _Kill(rlox.Callback):
         return True
 
 
-def test_a_killed_process_is_replaced_with_the_weights_of_now():
+def test_a_killed_process_is_replaced_with_current_weights():
     algorithm = impala("processes", callbacks=[_Kill(3, 6)])
     notes = []
     algorithm.collector.notify = notes.append
@@ -237,10 +237,10 @@ def test_a_killed_process_is_replaced_with_the_weights_of_now():
     assert algorithm.counters.env_steps == 640
 
 
-def test_a_run_ends_with_a_sentence_where_actors_die_too_often():
+def test_a_run_ends_with_an_error_if_actors_die_too_often():
     algorithm = impala("processes", max_restarts=1, callbacks=[_Kill(2, 8)])
     algorithm.collector.notify = lambda text: None
-    with pytest.raises(RuntimeError, match=r"actor 0 \(a process, pid \d+\) was lost .*as many as"):
+    with pytest.raises(RuntimeError, match=r"actor 0 \(a process, pid \d+\) was lost .*the limit of algo.max_restarts"):
         algorithm.train(10_000)
     pids = [child.process.pid for child in algorithm.collector._pool._children]
     algorithm.close()
@@ -263,7 +263,7 @@ def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_what_an_environment_raises_comes_out_of_train(kind):
+def test_exceptions_of_an_environment_are_raised_by_train(kind):
     algorithm = rlox.IMPALA(Breaks, actors=kind, **SMALL)
     with pytest.raises(KeyError, match="the environment's own words"):
         algorithm.train(100)
@@ -273,7 +273,7 @@ def test_what_an_environment_raises_comes_out_of_train(kind):
 @pytest.mark.slow
 def test_starts_and_stops_leave_nothing():
     def held():
-        gc.collect()  # of other tests too
+        gc.collect()  # objects of other tests too
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     trained(64, kind="processes")
@@ -310,7 +310,7 @@ def test_rollouts_come_from_workers(workers):
     algorithm.close()
 
 
-def test_in_turn_workers_give_the_run_of_threads(workers):
+def test_in_a_fixed_order_workers_give_the_same_run_as_threads(workers):
     first = trained()[0]
     algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, actor_order="fixed", **SMALL)
     algorithm.train(400)
@@ -318,7 +318,7 @@ def test_in_turn_workers_give_the_run_of_threads(workers):
     np.testing.assert_array_equal(weights_of(algorithm), first)
 
 
-def test_a_lost_worker_is_left_for_another(workers):
+def test_a_lost_worker_is_replaced_by_another(workers):
     envs = EnvSessions("CartPole-v1")
     third = Server({"env": envs, "actor": ActorSessions(envs)}).start()
     addresses = [f"127.0.0.1:{third.port}", workers[0]]
@@ -335,7 +335,7 @@ def test_a_lost_worker_is_left_for_another(workers):
     assert all(workers[0] in line for line in lines)
 
 
-def test_what_would_travel_as_code_is_refused(workers):
+def test_settings_that_would_need_code_on_workers_are_errors(workers):
     settings = {"worker_addresses": workers, **SMALL}
     algorithm = rlox.IMPALA("CartPole-v1", reward_fn=lambda obs, actions, rewards: rewards, **settings)
     with pytest.raises(TypeError, match="reward_fn must be sign or null, got a function"):
@@ -347,13 +347,13 @@ def test_what_would_travel_as_code_is_refused(workers):
     algorithm = rlox.IMPALA("CartPole-v1", policy=Own(4, 2, [16]), **settings)
     with pytest.raises(TypeError, match="policy must be one of rlox's own, got Own"):
         algorithm.train(32)
-    with pytest.raises(ValueError, match="the worker's environment is CartPole-v1, and Acrobot-v1 is wanted"):
+    with pytest.raises(ValueError, match="the worker's environment is CartPole-v1, but the learner expects Acrobot-v1"):
         rlox.IMPALA("Acrobot-v1", **settings)
-    with pytest.raises(ValueError, match="a rollout fits a message"):
+    with pytest.raises(ValueError, match="a rollout fits in a message"):
         rlox.IMPALA("CartPole-v1", **{**settings, "n_steps": 2**19}).train(32)
 
 
-def test_a_worker_makes_no_network_of_any_size():
+def test_a_worker_limits_the_size_of_networks():
     sessions = ActorSessions(EnvSessions("CartPole-v1"))
     fields = {"n_envs": 1, "n_steps": 1, "seed": 0, "config": {"hidden_sizes": [8192, 8192]}}
     with pytest.raises(ValueError, match="hidden_sizes must need at most"):
@@ -382,7 +382,7 @@ def answer():
         ("moments/other", lambda x: np.zeros(3), "must be one of"),
     ],
 )
-def test_a_workers_answer_is_believed_in_nothing(name, change, message):
+def test_answers_of_a_worker_are_validated(name, change, message):
     arrays, spec = answer()
     assert isinstance(_checked(Message("trajectory", {}, arrays), spec, 5, 2, 7), Trajectory)
     arrays[name] = change(arrays.get(name))
@@ -404,7 +404,7 @@ def test_settings_are_checked():
             impala(**settings)
 
 
-def test_damaged_states_are_refused(tmp_path):
+def test_damaged_states_are_errors(tmp_path):
     algorithm = impala()
     algorithm.train(64)
     state = algorithm.collector.state()

@@ -1,4 +1,4 @@
-"""Data parallelism under torchrun, with two ranks of this machine."""
+"""Data parallelism with torchrun, with two ranks on this machine."""
 
 import shutil
 
@@ -18,7 +18,7 @@ SAC = (
 
 
 def last(run):
-    """Every array of a run's last checkpoint and of both ranks' memories, and what its header says of the same."""
+    """All arrays of the last checkpoint and of the memories of both ranks, and the counters and generators."""
     found = load_checkpoint(run / "checkpoints/last.safetensors")
     (other,) = found.header["ranks"]
     arrays = {f"{section}/{name}": x for section, part in found.tensors.items() for name, x in part.items()}
@@ -35,7 +35,7 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     code, said = train(*SAC, "output_dir=run", cwd=folder)
     assert code == 0, said
-    assert said.count("trained sac Pendulum-v1") == 1  # one rank speaks
+    assert said.count("trained sac Pendulum-v1") == 1  # only one rank prints
     return folder / "run"
 
 
@@ -48,19 +48,19 @@ def require_same(run, undisturbed):
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_with_the_joint_batch(tmp_path):
+def test_two_ranks_equal_one_process_with_the_joint_batch(tmp_path):
     code, said = torchrun(*TWO, str(HERE / "joint_batches.py"), cwd=tmp_path)
     assert code == 0, said
     apart = {words[0]: float(words[1]) for line in said.splitlines() if len(words := line.split()) == 2}
     assert apart.keys() >= {"ppo", "sac", "td3", "dqn", "dpo", "sft", "grpo", "reward_model", "online_dpo"}, said
-    # Steps of Adam enlarge what rounding leaves of gradients that nearly cancel: 1.3e-6 on an AMD EPYC for online DPO.
-    # A gradient that is reduced wrongly moves weights by some 1e-3, the learning rate.
+    # Adam amplifies rounding errors of gradients that nearly cancel: 1.3e-6 for online DPO on an AMD EPYC. A gradient
+    # that is reduced wrongly moves weights by about the learning rate, 1e-3.
     bounds = {name: 3e-6 if name == "online_dpo" else 1e-6 for name in apart}
     assert all(apart[name] < bounds[name] for name in apart), apart
 
 
 @pytest.mark.slow
-def test_killed_ranks_that_are_started_again_end_with_the_same_bits(undisturbed, tmp_path):
+def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp_path):
     code, said = train(*SAC, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=170)
     assert code == 0, said
     assert "resuming run at step" in said
@@ -68,18 +68,18 @@ def test_killed_ranks_that_are_started_again_end_with_the_same_bits(undisturbed,
 
 
 @pytest.mark.slow
-def test_a_killed_rank_leaves_a_sentence_and_a_checkpoint_to_go_on_from(undisturbed, tmp_path):
+def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(undisturbed, tmp_path):
     code, said = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
     assert code == 1
-    assert "another rank has ended without a word" in said
-    assert "Go on: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
+    assert "another rank ended without an error message" in said
+    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
     code, said = train("resume=run", "--import", "mortal", cwd=tmp_path)
     assert code == 0, said
     require_same(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.slow
-def test_one_rank_goes_on_with_what_two_have_saved(undisturbed, tmp_path, command, monkeypatch):
+def test_one_rank_resumes_a_checkpoint_of_two(undisturbed, tmp_path, command, monkeypatch):
     monkeypatch.syspath_prepend(HERE)
     shutil.copytree(undisturbed, tmp_path / "run")
     code, out, err = command("eval", "run/checkpoints/last.safetensors", "--episodes=2", "--import", "mortal")
@@ -87,7 +87,7 @@ def test_one_rank_goes_on_with_what_two_have_saved(undisturbed, tmp_path, comman
     code, out, err = command("train", "resume=run", "distributed=null", "total_timesteps=1_400", "--import", "mortal")
     assert not code, err
     assert "saved by 2 ranks, resumed by 1" in out
-    assert "holds the replay memory of other ranks: it starts empty" in out
+    assert "holds the replay memory of other ranks: the memory starts empty" in out
     assert "1,400 steps" in out
 
 
@@ -105,7 +105,7 @@ def test_a_run_of_ranks_must_be_started_by_torchrun(command):
         (["algo=cql", "dataset=x.arrow"], "distributed must be null with algo=cql"),
     ],
 )
-def test_what_ranks_cannot_train_is_refused(command, words, said):
+def test_unsupported_settings_are_errors(command, words, said):
     code, _, err = command("train", *words, "distributed=ddp")
     assert code == 2
     assert said in err

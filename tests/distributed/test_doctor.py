@@ -1,4 +1,4 @@
-"""`rlox doctor`: what it says of workers that are well and of those that are not."""
+"""`rlox doctor`: its output for healthy workers and for others."""
 
 import pytest
 
@@ -24,11 +24,11 @@ def test_each_worker_has_a_line(command, serving, certificates, process):
     assert (code, err) == (1, "")
     assert "ok" in rows[well.address]
     assert "CartPole-v1 observations (4,) float32, 2 discrete actions 0 of 2" in rows[well.address]
-    assert rows[well.address].endswith("as here")
+    assert rows[well.address].endswith("in sync")
     assert "busy" in rows[busy.address]
     assert "Pendulum-v1 observations (3,) float32, 1 action component 1 of 1" in rows[busy.address]
     assert "failed" in rows[secured.address]
-    assert "it may want TLS" in rows[secured.address]
+    assert "it may require TLS" in rows[secured.address]
     assert "did not answer within 2 s" in rows[f"127.0.0.1:{port}"]
     assert "connection refused; is `rlox worker` running there?" in rows["127.0.0.1:1"]
     files = ("--ca", c.authority, "--cert", c.learner, "--key", c.learner_key, "--token-file", c.token)

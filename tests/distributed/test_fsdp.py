@@ -1,4 +1,4 @@
-"""Language models that two ranks of this machine share out, under torchrun."""
+"""Language models sharded over two ranks on this machine, with torchrun."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     code, said = train(*GRPO, "output_dir=run", cwd=folder)
     assert code == 0, said
-    assert said.count("trained grpo copy_rows") == 1  # one rank speaks
+    assert said.count("trained grpo copy_rows") == 1  # only one rank prints
     return folder / "run"
 
 
@@ -37,7 +37,7 @@ def require_same(run, undisturbed):
 
 
 @pytest.mark.slow
-def test_two_ranks_that_share_out_a_model_are_one_with_the_joint_batch(tmp_path):
+def test_two_ranks_with_shards_equal_one_process_with_the_joint_batch(tmp_path):
     code, said = torchrun(*TWO, str(HERE / "shared_out.py"), cwd=tmp_path)
     assert code == 0, said
     apart = {words[0]: float(words[1]) for line in said.splitlines() if len(words := line.split()) == 2}
@@ -47,11 +47,11 @@ def test_two_ranks_that_share_out_a_model_are_one_with_the_joint_batch(tmp_path)
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_killed_rank_leaves_a_sentence_and_a_checkpoint_that_one_process_goes_on_from(tmp_path, command, monkeypatch):
+def test_a_killed_rank_leaves_an_error_and_a_checkpoint_that_one_process_resumes(tmp_path, command, monkeypatch):
     code, said = train(*GRPO, "output_dir=run", cwd=tmp_path, dies=6)
     assert code == 1
-    assert "another rank has ended without a word" in said
-    assert "Go on: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
+    assert "another rank ended without an error message" in said
+    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
     monkeypatch.syspath_prepend(HERE)
     code, _, err = command("eval", "run/checkpoints/last.safetensors", "--episodes=2", "--import", "mortal")
     assert not code, err
@@ -73,7 +73,7 @@ def test_a_killed_rank_that_is_resumed_ends_with_the_same_bits(undisturbed, tmp_
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_killed_ranks_that_are_started_again_end_with_the_same_bits(undisturbed, tmp_path):
+def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp_path):
     code, said = train(*GRPO, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=6)
     assert code == 0, said
     assert "resuming run at update" in said
@@ -83,7 +83,7 @@ def test_killed_ranks_that_are_started_again_end_with_the_same_bits(undisturbed,
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "kind"), [(2, "ddp"), (1, "fsdp"), (4, "fsdp")])
-def test_other_ranks_go_on_with_what_two_have_shared_out(undisturbed, tmp_path, n, kind):
+def test_another_number_of_ranks_resumes_a_sharded_checkpoint(undisturbed, tmp_path, n, kind):
     shutil.copytree(undisturbed, tmp_path / "run")
     words = ["resume=run", f"distributed={kind}", "total_timesteps=10", "--import", "mortal"]
     code, said = torchrun(TWO[0], f"--nproc-per-node={n}", "-m", "rlox", "train", *words, cwd=tmp_path)
@@ -99,7 +99,7 @@ def test_other_ranks_go_on_with_what_two_have_shared_out(undisturbed, tmp_path, 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_two_ranks_share_out_what_one_process_has_begun(tmp_path, command, monkeypatch):
+def test_two_ranks_resume_a_checkpoint_of_one_process(tmp_path, command, monkeypatch):
     monkeypatch.syspath_prepend(HERE)
     words = [word for word in GRPO if not word.startswith(("distributed=", "total_timesteps="))]
     code, _, err = command("train", *words, "total_timesteps=6", "output_dir=run")
@@ -110,7 +110,7 @@ def test_two_ranks_share_out_what_one_process_has_begun(tmp_path, command, monke
     assert code == 0, said
     assert "saved by 1 rank, resumed by 2" in said
     after = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
-    # A step too small to see: weights and moments went into the shards and out again.
+    # With a negligible step size, weights and moments pass through the shards unchanged.
     for name, array in before.tensors["policy"].items():
         np.testing.assert_allclose(after.tensors["policy"][name], array, atol=1e-7, err_msg=name)
     moved = after.tensors["optimizer"]["exp_avg"] - 0.9 * before.tensors["optimizer"]["exp_avg"]
@@ -121,7 +121,7 @@ def test_two_ranks_share_out_what_one_process_has_begun(tmp_path, command, monke
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algo=ppo"], "distributed must be ddp with algo=ppo, got fsdp, which shares out language models"),
+        (["algo=ppo"], "distributed must be ddp with algo=ppo, got fsdp, which is for language models"),
         (["algo=cql", "dataset=x.arrow"], "distributed must be null with algo=cql"),
         (
             ["algo=sft", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:sum_rows"],
@@ -129,13 +129,13 @@ def test_two_ranks_share_out_what_one_process_has_begun(tmp_path, command, monke
         ),
     ],
 )
-def test_what_ranks_cannot_share_out_is_refused(command, words, said):
+def test_unsupported_settings_are_errors(command, words, said):
     code, _, err = command("train", *words, "distributed=fsdp")
     assert code == 2
     assert said in " ".join(err.split())
 
 
-def test_blocks_are_what_a_model_says_is_not_to_be_split():
+def test_blocks_are_the_modules_that_a_model_does_not_split():
     import torch
     from torch import nn
 
@@ -166,15 +166,15 @@ def test_blocks_are_what_a_model_says_is_not_to_be_split():
 
 
 @pytest.mark.slow
-def test_a_check_says_what_is_shared_out(command):
+def test_check_reports_the_shards(command):
     words = ("algo=sft", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:sum_rows", "logger=[]")
     code, out, err = command("train", *words, "distributed=fsdp", "--check")
     assert not code, err
     said = " ".join(out.split())
-    assert re.search(r"; the ranks share out 1\.\d MiB of it, and the rest goes by a rank's rows", said)
+    assert re.search(r"; the ranks share 1\.\d MiB of it, and the rest depends on the rows of a rank", said)
 
 
-def test_a_mapped_checkpoint_is_the_one_that_is_read(tmp_path):
+def test_a_mapped_checkpoint_equals_a_read_one(tmp_path):
     import rlox
 
     agent = rlox.A2C("CartPole-v1", 2, hidden_sizes=[4])
@@ -187,4 +187,4 @@ def test_a_mapped_checkpoint_is_the_one_that_is_read(tmp_path):
             assert mapped.tensors[section][name].dtype == array.dtype
             np.testing.assert_array_equal(mapped.tensors[section][name], array)
             mapped.tensors[section][name].fill(0)
-    load_checkpoint(path)  # what is written to is not the file
+    load_checkpoint(path)  # writing to the arrays does not change the file

@@ -1,6 +1,6 @@
-"""Ray: sweeps as its tasks, actors as its actors; whatever dies, the work comes to its end and nothing is left running.
+"""Ray: sweeps as tasks and actors as Ray actors. Whatever dies, the work completes and no process is left.
 
-Ray listens on every interface of its machine, so each command runs in a network namespace of its own.
+Ray listens on all network interfaces, so each command runs in its own network namespace.
 """
 
 import functools
@@ -30,12 +30,12 @@ def reward(obs, actions, rewards):
 WORDS = ["-m", "env=CartPole-v1", "env.n_envs=1", "algo.n_steps=64", "algo.hidden_sizes=[8]", "tuned=off"]
 WORDS += ["logger=none", "total_timesteps=8_000", "eval.n_points=2", "eval.n_episodes=1", "checkpoint.every_steps=500"]
 WORDS += ["hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
-OWN = ["--import", "slow", "env.reward_fn=slow:reward"]  # code of the user's, which makes a job last
+OWN = ["--import", "slow", "env.reward_fn=slow:reward"]  # custom code that makes a job take longer
 
 
 @functools.cache
 def namespace():
-    """The command behind which another one runs with a loopback interface and no other."""
+    """The prefix of a command that runs it with a loopback interface only."""
     for flags in ("-n", "-rn"):
         prefix = ["unshare", flags, "bash", "-c", 'ip link set lo up && exec "$0" "$@"']
         try:
@@ -43,11 +43,11 @@ def namespace():
                 return prefix
         except OSError:
             break
-    pytest.skip("no network namespace of one's own (unshare -n, unshare -rn), and Ray listens on every interface")
+    pytest.skip("needs a network namespace (unshare -n or unshare -rn), since Ray listens on all interfaces")
 
 
 class Python:
-    """`python *words` in a network namespace of its own; what it prints is in the file `printed.txt` of `cwd`."""
+    """`python *words` in its own network namespace; the output is in the file `printed.txt` of `cwd`."""
 
     def __init__(self, cwd, *words):
         self.printed = cwd / "printed.txt"
@@ -71,7 +71,7 @@ class Python:
             time.sleep(0.05)
 
     def others(self):
-        """Command lines of the processes in its namespace but for itself, by process."""
+        """Command lines of the other processes in its namespace by process id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -85,7 +85,7 @@ class Python:
         return self
 
     def __exit__(self, *_):
-        """Nothing that it has started outlives it by more than some seconds."""
+        """Check that all processes it started end within a few seconds."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(60)
@@ -98,7 +98,7 @@ class Python:
 
 
 @pytest.mark.slow
-def test_a_sweep_outlives_its_workers_and_stops_with_everything_saved(tmp_path):
+def test_a_sweep_survives_killed_workers_and_stops_with_everything_saved(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     words = ["-m", "rlox_cli.main", "train", *WORDS, *OWN, "seed=0,1", "hydra/launcher=ray", "hydra.launcher.n_jobs=2"]
     folders = [tmp_path / f"sweep/{seed}-ppo-CartPole-v1-s{seed}" for seed in (0, 1)]
@@ -112,13 +112,13 @@ def test_a_sweep_outlives_its_workers_and_stops_with_everything_saved(tmp_path):
         workers = {int((folder / "run.lock").read_text()) for folder in folders}
         assert len(workers & sweep.others().keys()) == 2
         os.kill(int((folders[0] / "run.lock").read_text()), signal.SIGKILL)
-        # The other goes on meanwhile; the one that died is tried again, from where it was saved.
+        # The other job continues; the killed job is retried from its checkpoint.
         sweep.wait_for(lambda: [(job.state, job.attempts) for job in progress()] == [("running", 2), ("finished", 1)])
         os.killpg(sweep.process.pid, signal.SIGINT)
         assert sweep.process.wait(60) == 130
     printed = sweep.printed.read_text()
     assert "Ray lost the job: The worker died unexpectedly" in printed
-    assert "Go on: rlox sweep resume sweep" in printed
+    assert "Resume with: rlox sweep resume sweep" in printed
     assert Counter(job.state for job in progress()) == {"interrupted": 1, "finished": 1}
     assert "resuming" in (folders[0] / "out.txt").read_text()
     done = forked.run("sweep", "resume", "sweep", "--import", "slow", "hydra/launcher=basic", cwd=tmp_path)
@@ -129,7 +129,7 @@ def test_a_sweep_outlives_its_workers_and_stops_with_everything_saved(tmp_path):
     assert outcome(folders[0]) == outcome(tmp_path / "alone")
 
 
-def test_what_cannot_be_launched_is_refused(command, tmp_path, monkeypatch):
+def test_errors_of_the_launcher(command, tmp_path, monkeypatch):
     def refused(*words):
         code, _, error = command("train", *WORDS, "hydra/launcher=ray", *words)
         assert code == 2
@@ -151,7 +151,7 @@ def test_what_cannot_be_launched_is_refused(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_actors_on_a_cluster_train_as_threads_do_and_outlive_their_processes_and_nodes(tmp_path):
+def test_actors_on_a_cluster_train_as_threads_and_survive_killed_processes_and_nodes(tmp_path):
     with Python(tmp_path, str(Path(__file__).with_name("on_ray.py"))) as program:
         code = program.process.wait(400)
     assert code == 0, program.printed.read_text()

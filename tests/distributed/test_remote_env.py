@@ -1,4 +1,4 @@
-"""Environments on workers: the same numbers as here, and what becomes of a run when a worker does not behave."""
+"""Environments on workers: the same numbers as in this process, and runs whose workers fail."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def equal(one, other):
 @pytest.mark.parametrize(
     ("env", "kwargs"), [("CartPole-v1", {}), ("Pendulum-v1", {}), ("CartPole-v1", {"sutton_barto_reward": True})]
 )
-def test_the_same_seed_plays_as_here(serving, env, kwargs):
+def test_the_same_seed_gives_the_same_steps_as_locally(serving, env, kwargs):
     addresses = [serving(env, kwargs=kwargs).address for _ in range(2)]
     with RemoteEnvPool(addresses, env, 5, 7, kwargs=kwargs) as pool:
         local, rng = make_vec_env(env, 5, 7, kwargs), np.random.default_rng(0)
@@ -64,7 +64,7 @@ def test_the_same_seed_plays_as_here(serving, env, kwargs):
 
 
 @pytest.mark.slow
-def test_training_and_resuming_are_those_of_environments_here(serving, tmp_path):
+def test_training_and_resuming_equal_those_with_local_environments(serving, tmp_path):
     remote = RemoteConfig([serving().address, serving().address])
     settings = {"n_envs": 4, "seed": 3, "n_steps": 16, "batch_size": 32}
     here, there = rlox.PPO("CartPole-v1", **settings), rlox.PPO("CartPole-v1", remote=remote, **settings)
@@ -85,14 +85,14 @@ def test_training_and_resuming_are_those_of_environments_here(serving, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_lost_worker_cuts_its_episodes_and_another_takes_over(serving, process):
+def test_episodes_of_a_lost_worker_are_truncated_and_another_takes_over(serving, process):
     child, port = process()
     pool = RemoteEnvPool([serving().address, f"127.0.0.1:{port}"], "CartPole-v1", 4, 0, QUICK)
     first = pool.reset_all()
     for _ in range(3):
         before = pool.step_all(np.ones(4, np.int64))
     os.kill(child.pid, signal.SIGKILL)
-    with pytest.warns(RuntimeWarning, match=r"environments 2 to 3 go on at .* cut as truncated \(2 so far\)"):
+    with pytest.warns(RuntimeWarning, match=r"environments 2 to 3 continue at .* are truncated \(2 so far\)"):
         lost = pool.step_all(np.ones(4, np.int64))
     assert lost["truncated"].tolist() == [False, False, True, True]
     assert not lost["terminated"].any()
@@ -100,8 +100,8 @@ def test_a_lost_worker_cuts_its_episodes_and_another_takes_over(serving, process
     assert np.array_equal(lost["final_obs"][2:], before["obs"][2:])
     assert lost["episode_return"].tolist() == [4, 4, 3, 3]
     assert lost["episode_length"].tolist() == [4] * 4
-    assert not np.isin(lost["obs"][2:], first[2:]).any()  # episodes of their own
-    assert np.abs(lost["obs"][2:]).max() < 0.05  # that have just begun
+    assert not np.isin(lost["obs"][2:], first[2:]).any()  # new episodes
+    assert np.abs(lost["obs"][2:]).max() < 0.05  # which have just started
     after = pool.step_all(np.ones(4, np.int64))
     assert after["episode_length"].tolist() == [5, 5, 1, 1]
     assert pool.n_lost == 2
@@ -109,14 +109,14 @@ def test_a_lost_worker_cuts_its_episodes_and_another_takes_over(serving, process
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_left_after_its_time_and_taken_again(process):
+def test_a_worker_that_hangs_is_dropped_after_the_timeout_and_used_again_later(process):
     child, port = process()
     remote = RemoteConfig([f"127.0.0.1:{port}"], timeout_s=1.0, reconnect_s=30.0)
     pool = RemoteEnvPool(None, "CartPole-v1", 2, 0, remote)
     pool.reset_all()
     os.kill(child.pid, signal.SIGSTOP)
     threading.Timer(2.5, os.kill, (child.pid, signal.SIGCONT)).start()
-    with pytest.warns(RuntimeWarning, match="did not answer within 1 s; environments 0 to 1 go on"):
+    with pytest.warns(RuntimeWarning, match="did not answer within 1 s; environments 0 to 1 continue"):
         assert pool.step_all([0, 0])["truncated"].all()
     assert pool.step_all([0, 0])["episode_length"].tolist() == [1, 1]
     pool.close()
@@ -133,13 +133,13 @@ def test_a_partition_ends_when_the_network_is_back(serving, proxied):
         assert pool.step_all([0, 0])["truncated"].all()
     assert not pool.step_all([0, 0])["truncated"].any()
     proxy.cut()
-    with pytest.warns(RuntimeWarning, match="cut as truncated"):
+    with pytest.warns(RuntimeWarning, match="are truncated"):
         pool.step_all([0, 0])
     pool.close()
 
 
 @pytest.mark.slow
-def test_when_nobody_takes_over_the_run_ends_and_says_why(serving):
+def test_if_no_worker_takes_over_the_run_ends_with_an_error(serving):
     server = serving()
     pool = RemoteEnvPool([server.address], "CartPole-v1", 2, 0, RemoteConfig(reconnect_s=0.5))
     pool.reset_all()
@@ -157,15 +157,15 @@ def test_a_drained_worker_hands_over(serving):
     pool.reset_all()
     one.drain()
     with pytest.warns(
-        RuntimeWarning, match=f"{one.address} is shutting down; environments 0 to 0 go on at {other.address}"
+        RuntimeWarning, match=f"{one.address} is shutting down; environments 0 to 0 continue at {other.address}"
     ):
         pool.step_all([0, 0])
     assert other.n_sessions == 2
     pool.close()
 
 
-@pytest.mark.parametrize(("spare", "said"), [(False, "must serve CartPole-v1"), (True, "environments 0 to 0 go on")])
-def test_a_worker_that_comes_back_with_another_environment_is_refused(serving, spare, said):
+@pytest.mark.parametrize(("spare", "said"), [(False, "must serve CartPole-v1"), (True, "environments 0 to 0 continue")])
+def test_a_worker_that_comes_back_with_another_environment_is_an_error(serving, spare, said):
     server = serving()
     addresses = [server.address, *([serving().address] if spare else [])]
     pool = RemoteEnvPool(addresses, None, 2, 0, QUICK)
@@ -183,7 +183,7 @@ def test_a_worker_that_comes_back_with_another_environment_is_refused(serving, s
 
 @pytest.fixture
 def speaking():
-    """A gRPC server that answers each message of a stream by the next of `answers`."""
+    """A gRPC server that answers each message of a stream with the next of `answers`."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc
@@ -223,18 +223,18 @@ SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"rlox": "0.0.1"}, WorkerRefused, f"it runs rlox 0.0.1, and this learner {rlox.__version__}"),
+        ({"rlox": "0.0.1"}, WorkerRefused, f"it runs rlox 0.0.1, but this learner runs {rlox.__version__}"),
         ({"protocol": 9}, WorkerRefused, "it runs rlox"),
         ({"spec": SPEC}, WorkerRefused, "obs_shape must be at most 4 sizes"),
         ({"spec": {**SPEC, "obs_shape": [4], "act_dim": 1}}, WorkerRefused, "actions must be of one kind"),
         ({"spec": None}, WorkerRefused, "spec must be an object"),
         ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 2, 2], [3, 1, 2, 2]]}}, WorkerRefused, "one after the"),
-        ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 4, 4]]}}, WorkerRefused, "images must lie within the"),
+        ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 4, 4]]}}, WorkerRefused, "images must be within the"),
         ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 0, 4]]}}, WorkerRefused, "images must be parts of the"),
         ({"spec": {**SPEC, "obs_shape": [9], "images": "all"}}, WorkerRefused, "images must be a list"),
     ],
 )
-def test_a_worker_of_another_version_or_without_sense_is_refused(serving, speaking, changes, error, said):
+def test_a_worker_of_another_version_or_with_an_invalid_welcome_is_an_error(serving, speaking, changes, error, said):
     with pytest.raises(error, match=said):
         RemoteEnvPool([speaking(welcome(serving, **changes))], None, 2, 0, QUICK)
 
@@ -243,12 +243,12 @@ def test_a_worker_of_another_version_or_without_sense_is_refused(serving, speaki
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"garbage", "sent what is no message: a message must begin with b'rlox'"),
-        (encode("reset", None, {"obs": np.zeros((3, 4), np.float32)}), r"sent what is no answer: reset: obs must be"),
-        (encode("reset", None, {"obs": np.zeros((2, 4))}), "sent what is no answer: reset: obs must be float32"),
+        (b"garbage", "sent an invalid message: a message must begin with b'rlox'"),
+        (encode("reset", None, {"obs": np.zeros((3, 4), np.float32)}), r"sent an invalid answer: reset: obs must be"),
+        (encode("reset", None, {"obs": np.zeros((2, 4))}), "sent an invalid answer: reset: obs must be float32"),
     ],
 )
-def test_garbage_is_taken_for_a_lost_worker(serving, speaking, answer, said):
+def test_a_worker_that_sends_garbage_counts_as_lost(serving, speaking, answer, said):
     address = speaking(welcome(serving), answer)
     pool = RemoteEnvPool([address], None, 2, 0, RemoteConfig(reconnect_s=1.0))
     with warnings.catch_warnings(record=True) as caught:
@@ -260,7 +260,7 @@ def test_garbage_is_taken_for_a_lost_worker(serving, speaking, answer, said):
     pool.close()
 
 
-def test_an_environment_that_raises_says_where(serving):
+def test_an_exception_of_an_environment_names_its_location(serving):
     server = serving("CartPole-v1", {"env": Breaks})
     pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)
     with pytest.raises(WorkerFailed, match="ZeroDivisionError"):
@@ -269,7 +269,7 @@ def test_an_environment_that_raises_says_where(serving):
     pool.close()
 
 
-def test_a_learner_that_leaves_says_so_and_one_that_is_lost_does_not(serving, eventually, monkeypatch):
+def test_a_learner_that_closes_is_logged_differently_from_a_lost_one(serving, eventually, monkeypatch):
     import grpc
 
     monkeypatch.setattr(client, "_CLOSE_S", 20.0)
@@ -282,7 +282,7 @@ def test_a_learner_that_leaves_says_so_and_one_that_is_lost_does_not(serving, ev
     assert not [line for line in server.lines if "session ended (" in line]
     hello = {"protocol": VERSION, "rlox": __version__, "session": "env", "n_envs": 2}
     with grpc.insecure_channel(server.address) as channel:
-        # Its side ends without `close`, as gRPC may report a lost one or a message that is too large.
+        # The learner ends without `close`, as gRPC may report a lost learner or a message that is too large.
         assert decode(next(channel.stream_stream(METHOD)(iter([encode("hello", hello)])))).kind == "welcome"
         eventually(lambda: "the stream broke off: the other side is gone, or sent more" in server.lines[-1])
 
@@ -300,7 +300,7 @@ class Breaks:
         pass
 
 
-def test_images_beside_numbers_come_from_a_worker(serving):
+def test_mixed_observations_from_a_worker(serving):
     server = serving("CameraWorld-v0")
     pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)
     here = make_vec_env("CameraWorld-v0", 2, 0)
@@ -310,15 +310,15 @@ def test_images_beside_numbers_come_from_a_worker(serving):
     pool.close()
 
 
-def test_what_cannot_be_is_said(serving):
+def test_errors(serving):
     server = serving(most_envs=3)
     with pytest.raises(ValueError, match="addresses must be between 1 and n_envs"):
         RemoteEnvPool([server.address] * 3, None, 2)
     with pytest.raises(WorkerRefused, match="n_envs must be at most 3, got 4"):
         RemoteEnvPool([server.address], None, 4)
-    with pytest.raises(WorkerRefused, match="environment is CartPole-v1, and Pendulum-v1 is wanted"):
+    with pytest.raises(WorkerRefused, match="environment is CartPole-v1, but the learner expects Pendulum-v1"):
         RemoteEnvPool([server.address], "Pendulum-v1", 1)
-    with pytest.raises(WorkerRefused, match=r'CartPole-v1 with kwargs=\{"a": 1\} is wanted'):
+    with pytest.raises(WorkerRefused, match=r'but the learner expects CartPole-v1 with kwargs=\{"a": 1\}'):
         RemoteEnvPool([server.address], "CartPole-v1", 1, kwargs={"a": 1})
     with pytest.raises(ValueError, match="env must be an id, workers 0"):
         make_vec_env("CartPole-v1", 2, 0, workers=1, remote=RemoteConfig([server.address]))
@@ -336,7 +336,7 @@ def test_what_cannot_be_is_said(serving):
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_many_starts_and_stops(serving, eventually):
+def test_many_starts_and_stops_leave_nothing(serving, eventually):
     def held():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 

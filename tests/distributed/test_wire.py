@@ -1,4 +1,4 @@
-"""Bytes on the wire: what goes in comes out, and whatever else comes in is refused without harm."""
+"""The wire format: messages survive encoding and decoding, and invalid bytes are harmless errors."""
 
 import resource
 
@@ -38,7 +38,7 @@ def same(one, other):
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(MESSAGES)
-def test_what_goes_in_comes_out_as_views_of_the_bytes(parts):
+def test_messages_are_decoded_to_views_of_the_bytes(parts):
     data = encode(*parts)
     found = decode(data)
     same(Message(*parts), found)
@@ -65,13 +65,13 @@ def test_damaged_bytes_are_a_message_or_a_protocol_error(parts, draw):
 
 @settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=200))
-def test_random_bytes_are_refused(data):
+def test_random_bytes_are_errors(data):
     with pytest.raises(ProtocolError):
         decode(data)
 
 
 def claimed(shape, dtype="float64", data=b""):
-    """A message whose head claims an array of a shape, and whose body is `data`."""
+    """A message whose header claims an array of the given shape, with the body `data`."""
     return _beginning("step", (("x", dtype, shape),), "{}") + data
 
 
@@ -85,19 +85,19 @@ def claimed(shape, dtype="float64", data=b""):
         (claimed((-1,)), "shape of at most"),
         (claimed((1,) * 9, data=b"\0" * 8), "shape of at most"),
         (claimed((1,), "object", b"\0" * 8), "one of the dtypes"),
-        (claimed((1,), "bool", b"\2"), "must hold 0 and 1"),
+        (claimed((1,), "bool", b"\2"), "must contain only 0 and 1"),
         (claimed((1,), data=b"\0" * 9), "1 more bytes"),
         (_beginning("k", (), "[" * 50 + "]" * 50), "nested deeper"),
         (_beginning("k", (), "[]"), "fields must be an object"),
         (_beginning("k", (), '{"a":' + "9" * 5000 + "}"), "at most 20 digits"),
-        (_beginning("k", (("x", "int8", (0,)), ("x", "int8", (0,))), "{}"), "a name of its own"),
-        (b"rlox\2\0\0\0" + b"\0" * 8, "of version 1"),
-        (b"rlox\1\0\0\0\xff\xff\xff\x7f", "the head must be of at most"),
+        (_beginning("k", (("x", "int8", (0,)), ("x", "int8", (0,))), "{}"), "the names of arrays must differ"),
+        (b"rlox\2\0\0\0" + b"\0" * 8, "have version 1"),
+        (b"rlox\1\0\0\0\xff\xff\xff\x7f", "the head must have at most"),
         (encode("k", None, {"x": np.zeros(100)}), "at most 500 bytes"),
     ],
     ids=range(16),
 )
-def test_what_is_claimed_is_checked_before_it_is_made(data, said):
+def test_claimed_sizes_are_checked_before_allocation(data, said):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ProtocolError, match=said):
         decode(data, 500 if "500" in said else 2**20)
@@ -107,10 +107,10 @@ def test_what_is_claimed_is_checked_before_it_is_made(data, said):
 @pytest.mark.parametrize(
     "array", [np.array(["a"]), np.array([object()]), np.zeros((1,) * 9), np.zeros(2, "complex128")]
 )
-def test_what_is_no_plain_numbers_is_not_sent(array):
+def test_only_arrays_of_plain_numbers_can_be_sent(array):
     with pytest.raises(ProtocolError, match="x must"):
         encode("k", None, {"x": array})
 
 
-def test_numbers_of_another_byte_order_arrive_as_they_are():
+def test_numbers_of_another_byte_order_keep_their_values():
     assert decode(encode("k", None, {"x": np.arange(3, dtype=">i4")})).arrays["x"].tolist() == [0, 1, 2]

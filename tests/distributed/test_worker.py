@@ -1,4 +1,4 @@
-"""`rlox worker` and a run of `rlox train` on it, as they are typed."""
+"""`rlox worker`, and a run of `rlox train` on it, from the command line."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ PROGRAM = "from rlox_cli.main import main; main()"
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts workers as one types them; returns the process and its address."""
+    """Starts workers from the command line; returns the process and its address."""
     made = []
 
     def start(*words):
@@ -52,7 +52,7 @@ def test_a_run_trains_on_a_worker_that_ends_with_it(command, started, tmp_path):
     assert f"rlox train algo=ppo env=CartPole-v1 'remote.addresses=[{address}]'" in child.said[2]
     keys = ("algo=a2c", "env=CartPole-v1", f"remote.addresses=[{address}]", "total_timesteps=160")
     _, _, said = trained(command, tmp_path, *keys)
-    assert "and CartPole-v1 is wanted" in said
+    assert "but the learner expects CartPole-v1" in said
     code, _, said = trained(command, tmp_path, *keys, "env.kwargs.sutton_barto_reward=true")
     assert (code or 0) == 0, said
     assert child.wait(30) == 0
@@ -73,7 +73,7 @@ def test_a_signal_drains_a_worker(started, number):
     pool = RemoteEnvPool([address, other], None, 2, 0, RemoteConfig(timeout_s=10))
     pool.step_all([0, 0])
     child.send_signal(number)
-    with pytest.warns(RuntimeWarning, match=f"{address} is shutting down; environments 0 to 0 go on at {other}"):
+    with pytest.warns(RuntimeWarning, match=f"{address} is shutting down; environments 0 to 0 continue at {other}"):
         _step_until_cut(pool)
     assert child.wait(30) == 128 + number
     assert "draining: no new sessions" in child.log.read_text()
@@ -88,14 +88,14 @@ def test_a_signal_drains_a_worker(started, number):
         (["--env", "CartPole-v1", "--host", "0.0.0.0"], "without TLS, anyone on the network"),
         (
             ["--env", "CartPole-v1", "--host", "0.0.0.0", "--tls-cert", "C", "--tls-key", "K"],
-            "whoever reaches the port",
+            "everyone who can reach the port",
         ),
         (["--env", "CartPole-v1", "--tls-cert", "nowhere", "--tls-key", "K"], "must be a file that can be read"),
-        (["--env", "CartPole-v1", "--token-file", "EMPTY"], "must hold between 1 and"),
-        (["--env", "CartPole-v1", "--tls-ca", "C"], "must stand together"),
+        (["--env", "CartPole-v1", "--token-file", "EMPTY"], "must have between 1 and"),
+        (["--env", "CartPole-v1", "--tls-ca", "C"], "must be given together"),
     ],
 )
-def test_what_cannot_be_served_is_said(command, certificates, tmp_path, words, said):
+def test_errors_of_the_worker(command, certificates, tmp_path, words, said):
     (tmp_path / "empty").write_text("\n")
     files = {"C": certificates.worker, "K": certificates.worker_key, "EMPTY": str(tmp_path / "empty")}
     code, _, err = command("worker", "--port", "0", *(files.get(word, word) for word in words))
@@ -103,7 +103,7 @@ def test_what_cannot_be_served_is_said(command, certificates, tmp_path, words, s
     assert said in err
 
 
-def test_a_token_that_others_can_read_is_said(tmp_path):
+def test_a_token_that_others_can_read_gives_a_warning(tmp_path):
     from rlox.envs.remote.security import read_token
 
     path = tmp_path / "token"
@@ -116,16 +116,16 @@ def test_a_token_that_others_can_read_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["remote.addresses=[here]"], "remote.addresses must be of the form host:port each"),
-        (["remote.timeout_s=3"], "remote.timeout_s must be left out where no worker is named"),
-        (["remote.addresses=[a:1]", "env.workers=1"], "remote must have no addresses beside env.workers"),
+        (["remote.addresses=[here]"], "remote.addresses must contain host:port addresses"),
+        (["remote.timeout_s=3"], "remote.timeout_s must be left out if no worker is named"),
+        (["remote.addresses=[a:1]", "env.workers=1"], "remote must have no addresses if env.workers is set"),
         (["remote.addresses=[a:1,b:2]", "env.n_envs=1"], "at most env.n_envs"),
         (["remote.addresses=[a:1]"], "ca must be set for a worker on another machine"),
         (["remote.adresses=[a:1]"], "did you mean 'addresses'"),
         (["remote.addresses=[127.0.0.1:1]"], "worker 127.0.0.1:1 cannot be reached"),
     ],
 )
-def test_what_is_typed_wrong_is_said_before_the_run(command, tmp_path, keys, said):
+def test_errors_in_typed_settings_are_reported_before_the_run(command, tmp_path, keys, said):
     _, _, err = trained(command, tmp_path, "algo=ppo", "env=CartPole-v1", *keys)
     assert said in err
     assert not (tmp_path / "run" / "checkpoints").exists()

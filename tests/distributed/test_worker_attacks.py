@@ -1,4 +1,4 @@
-"""Attacks on a worker's port: each is refused and logged, takes no memory to speak of, and the others are served."""
+"""Attacks on the port of a worker: each is rejected and logged, takes little memory, and others are still served."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ MOST_GROWTH = 64 * 2**20  # bytes
 
 @pytest.fixture(scope="module")
 def worker(certificates, tmp_path_factory):
-    """`rlox worker`, with all the security there is and small limits."""
+    """`rlox worker` with all security options and small limits."""
     folder, c = tmp_path_factory.mktemp("worker"), certificates
     program = "from rlox_cli.main import main; main()"
     options = {"env": "CartPole-v1", "port": 0, "tls-cert": c.worker, "tls-key": c.worker_key, "tls-ca": c.authority}
@@ -49,7 +49,7 @@ def worker(certificates, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(worker, certificates):
-    """A learner that is served all the time."""
+    """A learner that is connected during all attacks."""
     c = certificates
     remote = RemoteConfig(token_file=c.token, ca=c.authority, cert=c.learner, key=c.learner_key, timeout_s=20.0)
     pool = RemoteEnvPool([worker.address], "CartPole-v1", 2, 0, remote)
@@ -60,7 +60,7 @@ def served(worker, certificates):
 
 @pytest.fixture
 def attacked(worker, served, eventually):
-    """The worker; afterwards the log must hold `said`, and the learner be served by the same session as before."""
+    """The worker; afterwards the log must contain `said`, and the learner must still have the same session."""
     resident = lambda: int(open(f"/proc/{worker.pid}/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")  # noqa: E731, SIM115
     served.step_all([0, 1])
     before, seen = resident(), len(worker.log.read_text())
@@ -70,7 +70,7 @@ def attacked(worker, served, eventually):
     assert served.n_lost == 0
     assert resident() - before < MOST_GROWTH
     eventually(lambda: re.search(worker.said, worker.log.read_text()[seen:]))
-    time.sleep(0.3)  # the sessions that were attacked are gone
+    time.sleep(0.3)  # let the attacked sessions end
     status = Connection(worker.address, served._remote, "look")
     eventually(lambda: status.welcome.fields["sessions"] == 1 or _look_again(status, worker, served))
     status.close()
@@ -84,7 +84,7 @@ def _look_again(status, worker, served):
 
 @pytest.fixture
 def stream(certificates):
-    """A raw stream to a worker: what to send by, and the call whose answers come."""
+    """A raw stream to a worker: a function that sends, and the call with the answers."""
     import queue
 
     import grpc
@@ -111,23 +111,23 @@ def stream(certificates):
 
 
 STRANGERS = {
-    "no TLS": ({"ca": None, "cert": None, "key": None}, WorkerLost, "it may want TLS", "it speaks no TLS"),
-    "no certificate": ({"cert": None, "key": None}, WorkerLost, "cannot be reached", "it brought no certificate"),
+    "no TLS": ({"ca": None, "cert": None, "key": None}, WorkerLost, "it may require TLS", "it does not speak TLS"),
+    "no certificate": ({"cert": None, "key": None}, WorkerLost, "cannot be reached", "it sent no certificate"),
     "a stranger's certificate": ({"who": "stranger"}, WorkerLost, "cannot be reached", "not signed by --tls-ca"),
     "an expired certificate": ({"who": "expired"}, WorkerLost, "cannot be reached", "has expired"),
-    "a worker of another's": ({"ca": "stranger"}, WorkerLost, "VERIFY_FAILED", ""),  # it is the learner that leaves
+    "a worker of another authority": ({"ca": "stranger"}, WorkerLost, "VERIFY_FAILED", ""),  # the learner disconnects
     "no token": ({"token_file": None}, WorkerRefused, "a token is needed", "refused: a token is needed"),
     "a wrong token": (
         {"token_file": "other_token"},
         WorkerRefused,
-        "not the worker's",
-        "the token is not the worker's",
+        "differs from the worker's",
+        "the token differs from the worker's",
     ),
 }
 
 
 @pytest.mark.parametrize(("changes", "error", "said", "logged"), STRANGERS.values(), ids=STRANGERS)
-def test_who_may_not_come_in_does_not(attacked, certificates, secured, changes, error, said, logged):
+def test_unauthorized_clients_are_rejected(attacked, certificates, secured, changes, error, said, logged):
     changes = dict(changes)
     if who := changes.pop("who", None):
         changes |= {"cert": getattr(certificates, who), "key": getattr(certificates, f"{who}_key")}
@@ -137,7 +137,7 @@ def test_who_may_not_come_in_does_not(attacked, certificates, secured, changes, 
         Connection(attacked.address, replace(secured, **files), "env", {"n_envs": 1})
 
 
-def test_a_handshake_cannot_be_used_again(attacked, certificates, stream):
+def test_a_handshake_cannot_be_replayed(attacked, certificates, stream):
     import grpc
 
     attacked.said = "refused: the proof of the token was used before"
@@ -162,7 +162,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("data", "said"), MESSAGES.values(), ids=MESSAGES)
-def test_a_first_message_without_sense_is_refused(attacked, stream, data, said):
+def test_an_invalid_first_message_is_rejected(attacked, stream, data, said):
     send, call = stream(attacked)
     send(data)
     answer = decode(next(call))
@@ -181,8 +181,8 @@ LATER = {
         "actions must have shape",
     ),
     "actions out of range": (encode("step", None, {"actions": np.array([7, 7])}), r"actions must be in \[0, 2\)"),
-    "a state of nothing": (encode("set_state", None, {"a": np.zeros(1)}), "state must have the keys"),
-    "another's keys": (
+    "a state with other keys": (encode("set_state", None, {"a": np.zeros(1)}), "state must have the keys"),
+    "a first environment out of range": (
         encode("reset", {"seed": 1, "first": 2**62}, {"seeds": np.array([1, 2])}),
         "first must be at most",
     ),
@@ -191,7 +191,7 @@ LATER = {
 
 
 @pytest.mark.parametrize(("data", "said"), LATER.values(), ids=LATER)
-def test_a_later_message_without_sense_ends_the_session(attacked, stream, data, said):
+def test_an_invalid_later_message_ends_the_session(attacked, stream, data, said):
     import grpc
 
     send, call = stream(attacked)
@@ -221,7 +221,7 @@ def test_an_oversized_message_is_not_read(attacked, stream):
     assert e.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_stream_that_breaks_off_ends_its_session(attacked, proxied, secured):
+def test_a_broken_stream_ends_its_session(attacked, proxied, secured):
     attacked.said = "session ended .*the other side is gone"
     proxy = proxied(attacked.port)
     line = Connection(f"127.0.0.1:{proxy.port}", secured, "env", {"n_envs": 2})
@@ -231,16 +231,16 @@ def test_a_stream_that_breaks_off_ends_its_session(attacked, proxied, secured):
         line.receive()
 
 
-def test_who_does_not_read_is_left(attacked, stream, eventually):
-    attacked.said = "session ended .*the client did not take its answer"
+def test_a_client_that_does_not_read_is_dropped(attacked, stream, eventually):
+    attacked.said = "session ended .*the client did not receive its answer"
     send, _ = stream(attacked)
     send(encode("hello", {**HELLO, "n_envs": 1024}))
     for _ in range(400):
         send(encode("step", None, {"actions": np.zeros(1024, np.int64)}))
-    eventually(lambda: "did not take its answer" in attacked.log.read_text())
+    eventually(lambda: "did not receive its answer" in attacked.log.read_text())
 
 
-def test_who_says_nothing_is_left(attacked, stream):
+def test_a_client_that_sends_nothing_is_dropped(attacked, stream):
     import grpc
 
     attacked.said = "session ended .*the client sent nothing"
@@ -251,7 +251,7 @@ def test_who_says_nothing_is_left(attacked, stream):
         next(call)
 
 
-def test_a_thousand_connections_keep_nobody_out(attacked, served, secured, eventually):
+def test_a_thousand_connections_do_not_block_others(attacked, served, secured, eventually):
     attacked.said = "refused a connection: .*(.|\n)*more connections were refused|refused a connection"
     sockets = []
     try:
@@ -280,7 +280,7 @@ def _connected(address, secured):
 
 
 def test_random_bytes_for_ten_seconds(attacked, served):
-    attacked.said = "refused a connection: it speaks no TLS|sent is no TLS handshake"
+    attacked.said = "refused a connection: it does not speak TLS|it sent no TLS handshake"
     until, n = time.monotonic() + 10.0, 0
     while time.monotonic() < until:
         with socket.create_connection(("127.0.0.1", attacked.port), 5.0) as one:

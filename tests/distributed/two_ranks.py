@@ -1,4 +1,4 @@
-"""Commands that ``torchrun`` starts as two ranks of this machine."""
+"""Commands that ``torchrun`` starts as two ranks on this machine."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ TWO = ("--standalone", "--nproc-per-node=2")
 
 
 def torchrun(*words, cwd, dies=None):
-    """Exit code and everything that was printed."""
+    """Return the exit code and the output."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     if dies is not None:

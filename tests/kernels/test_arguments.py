@@ -1,6 +1,6 @@
-"""Every public function with every kind of wrong argument: an exception that names the argument, nothing else.
+"""Every public function with every kind of wrong argument: each raises an exception that names the argument.
 
-Each row of `CASES` is one call that works, and what each of its arguments is; the wrong values follow from that.
+Each row of `CASES` is a valid call with the kind of each argument, from which the wrong values follow.
 """
 
 import re
@@ -68,10 +68,10 @@ def stats_vec():
     return rlox.RunningStatsVec(D)
 
 
-# Kinds of arguments: name -> values that no argument of this kind may have.
+# Kinds of arguments: name -> values that are invalid for this kind.
 OBJECTS = np.array([None, 1.0], object)
 WRONG = {
-    # A real array of the shape that the call gives it.
+    # A real array with the shape of the valid value.
     "array": lambda good: [
         None, "abc", object(), {}, np.array(["a"] * len(good)), good * 1j, good[:-1], np.stack([good] * 2)[None],
         np.concatenate([good, good[:1]]), good.astype(object).reshape(-1)[:1].repeat(3) * 1j,
@@ -90,7 +90,7 @@ WRONG = {
                                 np.full(good.shape, np.inf)],
 }  # fmt: skip
 
-# (name, callable made afresh, {argument: (kind, good value)})
+# (name, factory of the callable, {argument: (kind, valid value)})
 CASES = [
     ("compute_gae", lambda: rlox.compute_gae, {
         "rewards": ("array", f64(T)), "values": ("array", f64(T)), "dones": ("flags", flags(T)),
@@ -174,16 +174,16 @@ def wrong_cases():
 @pytest.mark.parametrize(("make", "arguments", "argument", "bad"), list(wrong_cases()))
 def test_wrong_argument_is_named(make, arguments, argument, bad):
     call = {name: good for name, (_, good) in arguments.items()}
-    # MemoryError: what nobody could have, such as 2**70 transitions.
+    # MemoryError: impossible sizes such as 2**70 transitions.
     with pytest.raises((ValueError, TypeError, IndexError, MemoryError)) as caught:
         make()(**{**call, argument: bad})
-    # A wrong length of one array may be reported as another's: the message then names one of both.
+    # If lengths do not match, the message may name either of the two arrays.
     assert any(re.search(rf"\b{name}\b", str(caught.value)) for name in arguments), caught.value
 
 
 @pytest.mark.parametrize(("name", "make", "arguments"), CASES, ids=[name for name, *_ in CASES])
 def test_right_arguments_in_any_memory_layout(name, make, arguments):
-    """Views with strides, other byte orders and read-only arrays give what their contiguous copies give."""
+    """Strided views, other byte orders and read-only arrays give the same results as contiguous copies."""
     call = {name: good for name, (_, good) in arguments.items()}
     expected = make()(**call)
     strided, readonly, swapped = dict(call), dict(call), dict(call)

@@ -1,4 +1,4 @@
-"""Every CPU level that this machine runs must give the same numbers, and a wrong choice a clear error."""
+"""Every CPU level that this machine supports gives the same numbers, and a wrong choice is a clear error."""
 
 import json
 import os
@@ -54,7 +54,7 @@ print(json.dumps(result))
 
 
 def run(code, **env):
-    """Run code outside of the checkout, so that only the installed package is found."""
+    """Run code outside the checkout, so that only the installed package is found."""
     env = {k: v for k, v in os.environ.items() if k != "RLOX_CPU_LEVEL"} | env
     return subprocess.run([sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=False)
 
@@ -79,21 +79,21 @@ def test_all_levels_give_the_same_bits():
 
 
 @pytest.mark.parametrize("value", ["1", "5", "x86-64-v3", "-2"])
-def test_an_unknown_level_is_refused(value):
+def test_an_unknown_level_is_an_error(value):
     done = run("import rlox.kernels", RLOX_CPU_LEVEL=value)
     assert f"ValueError: rlox.kernels: RLOX_CPU_LEVEL must be 2, 3 or 4 (for x86-64-vN), got '{value}'" in (done.stderr)
 
 
-def test_a_level_beyond_cpu_or_build_is_refused_with_the_remedy():
+def test_an_unsupported_level_is_an_error_with_a_remedy():
     if rlox.kernels.CPU_LEVEL == 4:
-        pytest.skip("this machine runs every level")
+        pytest.skip("this machine supports every level")
     done = run("import rlox.kernels", RLOX_CPU_LEVEL="4")
     assert "ValueError: rlox.kernels: RLOX_CPU_LEVEL must be" in done.stderr
     assert "unset it" in done.stderr
 
 
-def test_the_folder_is_inert_under_its_own_name():
-    # With the checkout on sys.path, `import kernels` must do nothing: transformers probes that name.
+def test_importing_the_folder_kernels_does_nothing():
+    # With the checkout on sys.path, `import kernels` must do nothing, since transformers tries that name.
     root = os.path.dirname(os.path.dirname(rlox.kernels.__file__))
     code = f"import sys; sys.path.insert(0, {root!r}); import kernels; print(dir(kernels))"
     done = run(code)
@@ -113,12 +113,12 @@ print(rlox.kernels.CPU_LEVEL, *[str(w.message) for w in found if "x86-64-v" in s
 """
 
 
-def test_kernels_of_a_newer_machine_are_slow_and_say_so():
+def test_a_build_for_a_newer_machine_warns_on_an_older_one():
     built = [level for level in ("3", "4") if any(Path(rlox.kernels.__file__).parent.glob(f"_v{level}/rng*.so"))]
     level, _, warning = run(OLDER).stdout.strip().partition(" ")
     assert level == "2"
     if len(built) == 1:
-        assert f"built on a CPU of x86-64-v{built[0]}" in warning
+        assert f"built for x86-64-v{built[0]}" in warning
         assert "RLOX_CPU_LEVELS=all" in warning
     else:
-        assert not warning  # all levels, or the baseline alone: it is optimised
+        assert not warning  # all levels, or only the baseline: the build is optimised

@@ -1,4 +1,4 @@
-"""The decoder of Llama's shape against NumPy in float64, and what is done over a vocabulary: drawn, scored, derived."""
+"""The decoder of Llama's shape against NumPy in float64, and sampling, scoring and gradients over a vocabulary."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from rlox.kernels.llm.decoder import Decoder
 from rlox.kernels.llm.vocabulary import draw_tokens, score_gradient, score_tokens
 
 EPS = 1e-5
-# Heads, those of keys, D, and whether there are biases and norms of queries and keys.
+# Number of heads, of key heads, D, whether there are biases, and whether queries and keys have norms.
 SHAPES = [(4, 2, 6, True, False), (3, 3, 48, False, False), (2, 1, 80, True, True), (4, 1, 16, False, True)]
 
 
 def made(shape, hidden=20, inner=24, vocabulary=37, n_layers=2, seed=0):
-    """Arguments of a decoder with random weights."""
+    """The arguments of a decoder with random weights."""
     n_heads, n_key_heads, d, bias, normed = shape
     rng = np.random.default_rng(seed)
 
@@ -82,7 +82,7 @@ def oracle(given, ids):
 
 
 def begun(given, prompts, n, room):
-    """A decoder that goes on from `prompts`, which the oracle has read."""
+    """A decoder that continues `prompts`, whose keys and values come from the oracle."""
     width, d = max(map(len, prompts)), given["head_dim"]
     padding = np.array([width - len(p) for p in prompts])
     found = [oracle(given, p)[1] for p in prompts]
@@ -100,8 +100,8 @@ def begun(given, prompts, n, room):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_logits_are_those_of_the_whole_sequences(shape):
-    """Over more tokens than a tile has, with padding, and rows that leave."""
+def test_logits_equal_those_of_complete_sequences(shape):
+    """Over more tokens than a tile, with padding, and while rows are removed."""
     given, rng = made(shape), np.random.default_rng(1)
     prompts = [rng.integers(0, 37, n) for n in (5, 1, 19)]
     n, room = 3, 20
@@ -123,7 +123,7 @@ def test_logits_are_those_of_the_whole_sequences(shape):
             rows = np.delete(rows, [0, len(rows) // 2])
 
 
-def test_a_row_gets_the_same_bits_alone():
+def test_a_row_does_not_depend_on_the_batch():
     given = made(SHAPES[0])
     prompts = [np.arange(1, 6), np.arange(7, 9)]
     both, alone = begun(given, prompts, 4, 6), begun(given, prompts, 4, 6)
@@ -147,7 +147,7 @@ def test_the_decoder_names_a_wrong_argument():
         ({"layers": [{**layer, "up": (layer["gate"][0][1:], None)}]}, r"layers\[0\].up must have shape"),
         ({"layers": [{**layer, "key": (layer["key"][0], np.ones(3, np.float32))}]}, r"layers\[0\].key's bias must"),
         ({"layers": [{**layer, "post_norm": None}]}, r"layers\[0\].post_norm must be a NumPy array"),
-        ({"layers": [{**layer, "more": None}]}, r"layers\[0\] must hold"),
+        ({"layers": [{**layer, "more": None}]}, r"layers\[0\] must have the keys"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"Decoder: .*{words}|Decoder: {words}"):
             Decoder(**{**given, **change})
@@ -160,7 +160,7 @@ def test_the_decoder_names_a_wrong_argument():
         "cosine": angles(6, 6)[0], "sine": angles(6, 6)[1],
     }  # fmt: skip
     for change, words in (
-        ({"keys": keys[:1]}, "keys and values must hold 2"),
+        ({"keys": keys[:1]}, "keys and values must contain 2"),
         ({"keys": [k[:, :1] for k in keys]}, "keys must have shape"),
         ({"values": [k[:1] for k in keys]}, r"values\[0\] must have shape"),
         ({"padding": np.array([0, 4])}, r"padding must be in \[0, 4\)"),
@@ -174,7 +174,7 @@ def test_the_decoder_names_a_wrong_argument():
     for tokens, rows, words in (
         ([37], [0], r"tokens must be in \[0, 37\)"),
         ([0], [4], r"rows must be in \[0, 4\)"),
-        ([0, 0], [1, 1], "rows must ascend"),
+        ([0, 0], [1, 1], "rows must be ascending"),
         ([0, 0], [1], "tokens must have shape"),
     ):
         with pytest.raises(ValueError, match=f"Decoder.next: {words}"):
@@ -193,7 +193,7 @@ def logits_of(seed, n=40, vocabulary=131):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
 @pytest.mark.parametrize("vocabulary", [1, 5, 64, 131])
-def test_a_token_is_where_the_distribution_function_reaches_the_number(vocabulary, temperature):
+def test_tokens_follow_the_inverse_distribution_function(vocabulary, temperature):
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(200, vocabulary)).astype("f4") * 3
     noise = 1 - rng.random(200)
@@ -202,7 +202,7 @@ def test_a_token_is_where_the_distribution_function_reaches_the_number(vocabular
     log_probs -= np.log(np.exp(log_probs).sum(1, keepdims=True))
     reached = np.exp(log_probs).cumsum(1)
     expected = (reached < noise[:, None] * reached[:, -1:]).sum(1)
-    # Rows may be apart, as those of padded results are.
+    # Rows need not be contiguous, as in padded results.
     apart = np.zeros((200, vocabulary + 9), np.float32)
     apart[:, :vocabulary] = logits
     for given in (logits, apart[:, :vocabulary]):
@@ -211,8 +211,8 @@ def test_a_token_is_where_the_distribution_function_reaches_the_number(vocabular
         np.testing.assert_allclose(said, log_probs[np.arange(200), tokens], atol=4e-6)
 
 
-def test_nothing_is_drawn_that_has_no_probability():
-    """By the smallest and the largest number."""
+def test_tokens_of_probability_0_are_never_drawn():
+    """With the smallest and the largest random number."""
     logits = np.full((1, 200), -np.inf, np.float32)
     logits[0, [20, 90, 150]] = [0.3, 1.0, -20.0]
     for number, token in ((1e-300, 20), (0.5, 90), (1.0, 150)):
@@ -220,7 +220,7 @@ def test_nothing_is_drawn_that_has_no_probability():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_are_told_by_the_log_probability(bad):
+def test_non_finite_logits_give_a_non_finite_log_probability(bad):
     logits = np.zeros((1, 70), np.float32)
     logits[0, 66] = bad
     tokens, said = draw_tokens(logits, np.array([0.5]))
@@ -265,7 +265,7 @@ def test_the_vocabularys_kernels_name_a_wrong_argument():
             score_tokens(*given)
     some, room = np.ones(2, np.float32), np.empty_like(logits)
     for given, words in (
-        ((logits, np.array([1, 1]), ids, some, some, room), "rows must each come once, got 1 twice"),
+        ((logits, np.array([1, 1]), ids, some, some, room), "rows must be distinct, got 1 twice"),
         ((logits, ids, ids, some[:1], some, room), "totals must have shape"),
         ((logits, ids, ids, some, some, room[:2]), "out must have shape"),
     ):

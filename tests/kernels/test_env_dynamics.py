@@ -10,7 +10,7 @@ import scipy.stats
 from rlox.kernels.envs import NATIVE_ENVS, GridWorld, VecEnv
 
 PI = math.pi
-# Sizes, limits and starts (low, high per component); `wide` is where the test of the dynamics puts its states.
+# Sizes, limits and starts (low, high per component); the test of the dynamics draws states from `wide`.
 TABLE = {
     "CartPole-v1": {
         "obs_dim": 4,
@@ -86,10 +86,10 @@ def test_the_attributes(env_id):
 
 @pytest.mark.slow
 @gymnasiums
-def test_dynamics_are_gymnasiums(env_id):
-    # The same state and action into both, 10,400 times: one step of each at a time, so that chaos cannot hide a wrong
-    # term behind a tolerance, nor blow a rounding difference up. Every 20 steps the states are drawn anew from all
-    # over the space, so that walls, limits and terminations are met.
+def test_dynamics_equal_gymnasiums(env_id):
+    # Pass the same state and action to both for one step, 10,400 times, so that chaotic dynamics neither hide a wrong
+    # term behind a tolerance nor amplify rounding errors. Every 20 steps new states are drawn from the whole space, so
+    # that walls, limits and terminations are reached.
     n, rng, wide = 8, np.random.default_rng(0), np.array(TABLE[env_id]["wide"]).T[..., None]
     env, reference = VecEnv(n, 5, env_id), gymnasium.make(env_id).unwrapped
     env.reset_all()
@@ -114,7 +114,7 @@ def test_dynamics_are_gymnasiums(env_id):
             else:
                 assert step["rewards"][i] == reward
             if not step["terminated"][i] and not step["truncated"][i]:
-                if env_id == "MountainCarContinuous-v0":  # gymnasium rounds this one's state to float32
+                if env_id == "MountainCarContinuous-v0":  # gymnasium rounds the state to float32
                     np.testing.assert_array_max_ulp(after[:, i].astype(np.float32), reference.state, 1)
                 else:
                     np.testing.assert_allclose(after[:, i], reference.state, rtol=1e-12, atol=1e-12)
@@ -137,7 +137,7 @@ def test_pendulum_wraps_its_angle_as_gymnasium_does():
         np.testing.assert_allclose(after[:, i], reference.state, rtol=0, atol=2e-13)
 
 
-def test_own_sine_and_cosine_are_accurate():
+def test_builtin_sine_and_cosine_are_accurate():
     # Read through Pendulum's float64 state: theta_dot' = theta_dot + 0.75 sin(theta).
     angles = np.concatenate([np.linspace(-1000, 1000, 200_001), np.pi / 2 * np.arange(-600, 601)])
     env = VecEnv(len(angles), 0, "Pendulum-v1")
@@ -180,7 +180,7 @@ def test_mountain_car_stops_at_its_wall():
 
 
 def test_gridworld_follows_its_rules():
-    # Five lines of the rules, against the environment, over walls, goals and limits.
+    # The rules in five lines, compared with the environment at walls, goals and limits.
     n, rng = 50, np.random.default_rng(0)
     env = VecEnv(n, 3, "GridWorld-v0")
     assert (env.obs_dim, env.n_actions, env.max_episode_steps) == (2, 4, 100)
@@ -212,7 +212,7 @@ def test_gridworld_starts_uniformly_on_all_cells_but_the_goal(rows, cols):
     assert scipy.stats.chisquare(counts.ravel()[:-1]).pvalue > 1e-4
 
 
-def test_gridworld_shows_itself():
+def test_gridworld_render_and_repr():
     env = GridWorld(3, 4, seed=1)
     env.pos = (0, 1)
     assert env.pos == (0, 1)
@@ -237,7 +237,7 @@ def test_gridworld_of_one_row():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: GridWorld(1, 1), ValueError, "GridWorld: rows and cols must make at least 2 cells"),
+        (lambda: GridWorld(1, 1), ValueError, "GridWorld: rows and cols must give at least 2 cells"),
         (lambda: GridWorld(0, 5), ValueError, "GridWorld: rows must be at least 1"),
         (lambda: GridWorld(5, -1), ValueError, "GridWorld: cols must be at least 1"),
         (lambda: GridWorld(10**6, 5), ValueError, "GridWorld: rows must be .*at most 4096"),

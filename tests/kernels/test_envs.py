@@ -83,7 +83,7 @@ def test_auto_reset_final_obs_and_statistics(env_id):
         np.testing.assert_array_equal(step["episode_length"], lengths)
         done = step["terminated"] | step["truncated"]
         np.testing.assert_array_equal(step["obs"][~done], step["final_obs"][~done])
-        if env_id != "GridWorld-v0":  # where an episode may begin where another was cut
+        if env_id != "GridWorld-v0":  # an episode may start where another was truncated
             assert (step["obs"][done] != step["final_obs"][done]).any(axis=1).all()
         returns[done], lengths[done], ended = 0, 0, ended + done.sum()
         if env_id == "CartPole-v1" and done.any():
@@ -97,7 +97,7 @@ def test_auto_reset_final_obs_and_statistics(env_id):
 
 
 def balance(obs):
-    """A hand-made controller that keeps the pole up for ever."""
+    """A controller that keeps the pole up for ever."""
     return (obs @ np.array([0.1, 0.3, 3.0, 1.0], np.float32) > 0).astype(np.int64)
 
 
@@ -142,10 +142,10 @@ def test_seeds(env_id):
     obs = first.reset_all()
     same, other = VecEnv(6, 7, env_id), VecEnv(6, 8, env_id)
     np.testing.assert_array_equal(same.reset_all(), obs)
-    # Seeds are mixed: environment 1 of seed 7 is not environment 0 of seed 8.
+    # Seeds are hashed: environment 1 of seed 7 differs from environment 0 of seed 8.
     keys = {int(key) for seed in range(50) for key in VecEnv(4, seed, env_id).get_state()["keys"]}
     assert len(keys) == 200
-    if env_id == "GridWorld-v0":  # it has 24 starts only
+    if env_id == "GridWorld-v0":  # it has only 24 starts
         assert len({row.tobytes() for row in VecEnv(500, 7, env_id).reset_all()}) == 24
         other.reset_all()
     else:
@@ -154,7 +154,7 @@ def test_seeds(env_id):
         starts = {VecEnv(4, seed, env_id).reset_all()[i].tobytes() for seed in range(50) for i in range(4)}
         assert len(starts) == 200
     assert_same(play(first, 250), play(same, 250))
-    # A reset with a seed forgets everything, one without goes on to the next episodes.
+    # A reset with a seed starts over; without a seed it continues with the next episodes.
     np.testing.assert_array_equal(other.reset_all(seed=7), obs)
     assert other.seed == 7
     assert not np.array_equal(other.reset_all(), obs)
@@ -174,11 +174,11 @@ def test_an_environment_does_not_depend_on_its_neighbours(env_id):
 
 
 @both
-def test_episodes_side_by_side_are_those_of_one_environment(env_id):
+def test_parallel_episodes_equal_those_of_one_environment(env_id):
     n = 6
 
     def policy(obs, k):
-        # A function of the observation: different in every episode.
+        # A function of the observation, so different in every episode.
         mixed = obs.sum(axis=1) * (k + 1)
         if one.discrete:
             return np.floor(1000 * np.abs(mixed)).astype(np.int64) % one.n_actions
@@ -296,7 +296,7 @@ def test_action_forms_mean_the_same():
         assert_same([result], [results[0]])
     env = VecEnv(2, 0, "Pendulum-v1")
     env.reset_all()
-    env.step_all([1, -1])  # integers are torques too
+    env.step_all([1, -1])  # integers are accepted as torques
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ SHARED = np.empty((3, 4), np.float32)
         ("CartPole-v1", [0] * 3, {"obs": SHARED, "final_obs": SHARED}, ValueError, "one twice"),
     ],
 )
-def test_errors_of_a_step_leave_the_state_alone(env_id, actions, out, error, message):
+def test_errors_of_a_step_do_not_change_the_state(env_id, actions, out, error, message):
     env = VecEnv(3, 0, env_id)
     env.reset_all()
     before = env.get_state()
@@ -385,7 +385,7 @@ def test_errors_of_set_state(change, error, message):
         np.testing.assert_array_equal(env.get_state()[key], value)
 
 
-def test_cartpole_plays_the_episodes_of_vec_env():
+def test_cartpole_has_the_episodes_of_vec_env():
     single, vec = CartPole(seed=42), VecEnv(1, seed=42)
     rng = np.random.default_rng(0)
     many = vec.reset_all()
@@ -475,7 +475,7 @@ def test_reused_arrays_hold_the_same_numbers(env_id, n):
         assert_same([step], [expected])
         arrays = arrays or dict(step)
         assert all(step[key] is arrays[key] for key in KEYS)
-        # What a caller does to the dict must not reach the next step.
+        # Changes of the dict by the caller must not affect the next step.
         step["rewards"] = None
         del step["obs"]
     assert_same([reused.step_all(actions)], [fresh.step_all(actions)])
@@ -487,13 +487,13 @@ def test_reused_arrays_outlive_the_environments():
     copies = {key: value.copy() for key, value in step.items()}
     del env
     assert_same([step], [copies])
-    with pytest.raises(ValueError, match=r"VecEnv.step_all: copy must be True where out says"):
+    with pytest.raises(ValueError, match=r"VecEnv.step_all: copy must be True if out is given"):
         VecEnv(1).step_all([0], out={}, copy=False)
 
 
 @both
-def test_blocks_do_not_show(env_id):
-    # More environments than a block holds, against the same ones in several objects.
+def test_results_do_not_depend_on_blocks(env_id):
+    # More environments than fit in a block, compared with the same ones in several objects.
     n, rng = 1100, np.random.default_rng(0)
     whole, parts = VecEnv(n, 4, env_id), [VecEnv(k, 0, env_id) for k in (500, 13, 587)]
     obs = whole.reset_all()
@@ -532,7 +532,7 @@ def test_two_threads_do_not_step_at_once():
     for thread in threads:
         thread.join()
     assert set(errors) <= {
-        "VecEnv.step_all: only one thread may use these environments at a time; make a VecEnv per thread"
+        "VecEnv.step_all: only one thread may use these environments at a time; create a VecEnv per thread"
     }
     assert (env.get_state()["steps"] == 10 - len(errors)).all()
 
@@ -549,7 +549,7 @@ def test_a_pickle_that_names_the_former_module_loads():
 
 
 @pytest.mark.parametrize(("make", "env_id"), list(zip(SINGLE, NATIVE_ENVS, strict=True)))
-def test_single_environments_play_the_episodes_of_vec_env(make, env_id):
+def test_single_environments_have_the_episodes_of_vec_env(make, env_id):
     single, vec = make(seed=42), VecEnv(1, seed=42, env_id=env_id)
     for name in ("env_id", "obs_dim", "discrete", "n_actions", "act_dim", "max_episode_steps"):
         assert getattr(single, name) == getattr(vec, name)

@@ -1,6 +1,6 @@
-"""Environments from outside: a PyCapsule with `rlox_env_v1` runs on the loop of the built-in ones.
+"""Environments of other packages: a PyCapsule with `rlox_env_v1` runs in the loop of the built-in ones.
 
-The environments here are ctypes callbacks, so that no compiler is needed; examples/ has one in C.
+The environments are ctypes callbacks, so that no compiler is needed; examples/ contains one in C.
 """
 
 import ctypes as c
@@ -76,7 +76,7 @@ def forget_what_a_test_registers():
 
 
 @pytest.mark.parametrize("n", [1, 3, 600])
-def test_the_loop_serves_an_environment_from_outside(n):
+def test_the_loop_runs_an_external_environment(n):
     env = VecEnv(n, 5, walk(discrete=True))
     assert (env.env_id, env.obs_dim, env.n_actions, env.act_dim) == ("Walk-v0", 2, 3, 1)
     assert (env.discrete, env.act_low, env.act_high, env.max_episode_steps) == (True, None, None, 7)
@@ -121,7 +121,7 @@ def test_actions_of_several_components():
         env.step_all([[0, 0], [0, np.nan], [0, 0]])
 
 
-def test_one_environment_from_outside():
+def test_a_single_external_environment():
     env = Env(walk(discrete=False), seed=0)
     np.testing.assert_array_equal(env.reset(), [0, 0])
     for t in range(7):
@@ -154,7 +154,7 @@ def test_no_time_limit():
 
 def test_registration_makes_the_id_known():
     capsule = walk(discrete=True)
-    with pytest.raises(ValueError, match=r"env_id must be a native .* got 'Walk-v0'; .* register_native comes first"):
+    with pytest.raises(ValueError, match=r"env_id must be a native .* got 'Walk-v0'; .* with register_native first"):
         VecEnv(2, 0, "Walk-v0")
     assert native_ids() == NATIVE_ENVS
     assert register_native(capsule) == "Walk-v0"
@@ -166,11 +166,11 @@ def test_registration_makes_the_id_known():
         register_native(walk(discrete=True))
     with pytest.raises(ValueError, match="VecEnv: Walk-v0: env_id must be new"):
         VecEnv(2, 0, walk(discrete=True))
-    with pytest.raises(ValueError, match="CartPole-v1: env_id must not be that of a built-in"):
+    with pytest.raises(ValueError, match="CartPole-v1: env_id must not be the id of a built-in"):
         register_native(walk(discrete=True, env_id=b"CartPole-v1"))
 
 
-def test_pickling_and_snapshots_go_by_id():
+def test_pickles_and_snapshots_refer_to_the_id():
     capsule = walk(discrete=True)
     env, other = VecEnv(3, 1, capsule), VecEnv(3, 2, capsule)
     env.reset_all()
@@ -179,7 +179,7 @@ def test_pickling_and_snapshots_go_by_id():
     np.testing.assert_array_equal(other.observe(), env.observe())
     data, single = pickle.dumps(env), pickle.dumps(Env(capsule, 0))
     for text in (data, single):
-        with pytest.raises(ValueError, match="register_native comes first"):
+        with pytest.raises(ValueError, match="with register_native first"):
             pickle.loads(text)
     register_native(capsule)
     copy = pickle.loads(data)
@@ -209,13 +209,13 @@ def test_a_vec_env_keeps_its_capsule_alive():
         (True, {"obs_dim": -3}, "obs_dim must be at least 1 .*, got -3"),
         (True, {"n_actions": -1}, "n_actions must be at least 0 .*, got -1"),
         (True, {"act_dim": 0}, "act_dim must be at least 1 .*, got 0"),
-        (True, {"act_dim": 2}, "act_dim must be 1 where n_actions is not 0, got 2"),
-        (True, {"act_low": bounds(0)}, "act_low and act_high must be NULL where n_actions"),
+        (True, {"act_dim": 2}, "act_dim must be 1 if n_actions is not 0, got 2"),
+        (True, {"act_low": bounds(0)}, "act_low and act_high must be NULL if n_actions"),
         (True, {"max_episode_steps": -1}, "max_episode_steps must be at least 0 .*, got -1"),
         (True, {"reset_n": RESET()}, "reset_n must be a function, got NULL"),
         (True, {"step_n": STEP()}, "step_n must be a function, got NULL"),
         (True, {"observe_n": OBSERVE()}, "observe_n must be a function, got NULL"),
-        (False, {"act_low": None}, "act_low and act_high must hold bounds where n_actions is 0, got NULL"),
+        (False, {"act_low": None}, "act_low and act_high must point to bounds if n_actions is 0, got NULL"),
         (False, {"act_high": bounds(1, -1)}, "act_low must be below act_high, got -1.0 and -1.0 at 1"),
         (False, {"act_high": bounds(1, np.nan)}, "act_low must be below act_high"),
     ],
@@ -244,7 +244,7 @@ def test_capsules_are_checked():
             VecEnv(1, 0, wrong)
 
 
-def test_a_struct_that_knows_more_is_taken():
+def test_a_larger_struct_is_accepted():
     assert VecEnv(1, 0, walk(discrete=True, struct_size=c.sizeof(Spec) + 64)).env_id == "Walk-v0"
 
 

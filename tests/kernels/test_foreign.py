@@ -1,4 +1,4 @@
-"""Foreign environments in one kernel: the arrays that a loop in Python fills, and whose fault an exception is."""
+"""The kernel that steps Python environments: same arrays as a loop in Python, and where an exception came from."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ UNANSWERED = object()
 
 
 class Script:
-    """Answers from a list; keeps what it was given."""
+    """Returns answers from a list, and keeps the actions it received."""
 
     def __init__(self, answers):
         self.answers, self.given = iter(answers), []
@@ -43,7 +43,7 @@ OBSERVATIONS = {
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 @pytest.mark.parametrize("vectors", [True, False])
-def test_arrays_are_those_of_a_loop(kind, vectors):
+def test_arrays_equal_those_of_a_loop(kind, vectors):
     g = np.random.default_rng(0)
     n, steps = 3, 20
     obs = g.integers(-5, 5, (steps, n, 4))
@@ -78,7 +78,7 @@ def test_arrays_are_those_of_a_loop(kind, vectors):
     assert [env.given for env in envs] == (actions.T + 7).tolist()
 
 
-def test_a_vector_of_another_length_is_left_to_the_function_for_rows():
+def test_a_vector_of_another_length_is_passed_to_the_function_for_rows():
     asked = []
 
     def row(obs):
@@ -91,7 +91,7 @@ def test_a_vector_of_another_length_is_left_to_the_function_for_rows():
     assert asked == [(2,)]
 
 
-def test_who_failed_and_what_it_had_answered():
+def test_the_failed_environment_and_its_answer_are_known():
     fine = (np.zeros(1), 1.0, False, False, {})
     for answer, error in (
         (RuntimeError("mine"), RuntimeError),

@@ -1,4 +1,4 @@
-"""GAE against recorded values, a NumPy oracle, and the cases where the answer is known."""
+"""GAE against recorded values, a NumPy oracle, and cases with a known result."""
 
 import json
 from itertools import pairwise
@@ -34,7 +34,7 @@ def rollout(seed, n_steps, n, p=0.2):
 
 
 def flat(x):
-    """(T, N) to the seeds' env-major layout."""
+    """Reorder (T, N) to the env-major layout."""
     return np.ascontiguousarray(x.T).ravel()
 
 
@@ -125,8 +125,8 @@ def test_lambda_one_returns_are_discounted_sums():
 
 @pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
 def test_time_limits_leave_no_advantage_where_the_value_is_right(lam):
-    # Reward 1 for ever, V = 1 / (1 - gamma): every advantage is 0, whatever the time limits do, although
-    # the first value after each limit belongs to another episode (here: nonsense).
+    # With reward 1 and V = 1 / (1 - gamma) every advantage is 0, whatever the time limits, although the
+    # first value after each limit belongs to another episode (here it is meaningless).
     gamma, n_steps, n = 0.99, 90, 3
     v = np.full((n_steps, n), 1 / (1 - gamma))
     cut = np.zeros((n_steps, n), bool)
@@ -144,8 +144,8 @@ def test_time_limits_leave_no_advantage_where_the_value_is_right(lam):
     np.testing.assert_allclose(single[0], 0, atol=1e-11)
 
 
-def test_what_must_not_count_is_not_read():
-    # NaN in next_values where nothing is cut, and behind a termination; last_value NaN after a done step.
+def test_irrelevant_values_are_not_read():
+    # next_values are NaN where no episode is truncated and after a termination; last_value is NaN after a done step.
     for n_steps in (1, 4, 7, 8):
         after = np.full(n_steps, np.nan)
         done = np.zeros(n_steps, bool)
@@ -183,7 +183,7 @@ def test_out_is_written_and_returned():
         np.testing.assert_array_equal(out, function(r, v, done, last, 16, 0.99, 0.95))
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_not_changed():
     arrays = rollout(6, 12, 3)
     copies = [x.copy() for x in arrays]
     r, v, done, cut, after, last = arrays
@@ -240,7 +240,7 @@ def test_errors_name_the_argument(change, error, message):
         compute_gae(**args | change)
 
 
-def test_out_twice_the_same_array_is_refused():
+def test_the_same_array_twice_in_out_is_an_error():
     out = np.empty(6)
     with pytest.raises(ValueError, match="share no memory"):
         compute_gae(Z, Z, Z, 0.0, 0.9, 0.9, out=(out, out))
@@ -276,7 +276,7 @@ def test_batched_errors(shape, change, error, message):
             function(**args | change)
 
 
-def test_memory_of_large_results_is_used_again_only_when_nobody_holds_it():
+def test_memory_of_large_results_is_reused_only_when_unreferenced():
     n = 40_000
     r, v = np.random.default_rng(0).normal(size=(2, n))
     z = np.zeros(n)

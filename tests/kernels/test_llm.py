@@ -1,4 +1,4 @@
-"""Token KL, group advantages, packing and preference pairs: recorded values, NumPy oracles, known answers."""
+"""Token KL, group advantages, packing and preference pairs: recorded values, NumPy oracles, known results."""
 
 import json
 import pickle
@@ -58,7 +58,7 @@ def test_token_kl_agrees_with_the_oracle(function, seed, n, scale):
     )
 
 
-def test_small_differences_lose_nothing():
+def test_small_differences_keep_their_precision():
     for r in (1e-3, 1e-6, 1e-9, -1e-9):
         series = r * r * (1 / 2 + r / 6 + r * r / 24 + r**3 / 120)
         np.testing.assert_allclose(llm.compute_token_kl_schulman([0.0], [r]), series, rtol=1e-14)
@@ -90,7 +90,7 @@ def test_extreme_tokens(p, q, kl, k3, filler):
 
 @pytest.mark.parametrize("function", BATCH, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(("b", "t"), [(1, 1), (3, 7), (5, 64), (2, 1500), (0, 4)])
-def test_batches_are_their_sequences(function, b, t):
+def test_batches_equal_their_sequences(function, b, t):
     rng = np.random.default_rng(b)
     p, q = -np.abs(rng.normal(size=(2, b, t)))
     dtype = np.float32 if function.__name__.endswith("f32") else np.float64
@@ -154,7 +154,7 @@ def test_equal_rewards_have_no_advantage(value, size):
     assert (llm.compute_group_advantages(np.full(size, value)) == 0).all()
 
 
-def test_group_of_the_documentation():
+def test_the_documented_group():
     got = llm.compute_group_advantages([0.9, 0.3, 0.7, 0.1])
     np.testing.assert_allclose(got, np.array([0.4, -0.2, 0.2, -0.4]) / np.sqrt(0.1), rtol=1e-12)
     assert np.isnan(llm.compute_group_advantages([1.0, np.nan, 2.0])).all()
@@ -221,7 +221,7 @@ def test_both_forms_are_first_fit_decreasing(lengths, capacity):
         assert not masks[r, used:].any()
 
 
-def test_packing_of_many_is_quick_and_complete():
+def test_packing_many_sequences_is_fast_and_complete():
     lengths = np.random.default_rng(0).integers(1, 65, 100_000)
     packed, masks, _ = llm.pack_sequences(lengths, 64)
     np.testing.assert_array_equal(np.bincount(packed[masks], minlength=len(lengths)), lengths)
@@ -237,11 +237,11 @@ def test_attention_stays_within_a_sequence(causal):
     np.testing.assert_array_equal(llm.packed_attention_mask(packed, causal), expected)
     with pytest.raises(ValueError, match="packed must be 2-D"):
         llm.packed_attention_mask(packed[0])
-    with pytest.raises(TypeError, match="packed must hold integers"):
+    with pytest.raises(TypeError, match="packed must contain integers"):
         llm.packed_attention_mask(masks)
 
 
-def test_packing_accepts_other_integers_and_nothing():
+def test_packing_accepts_other_integers_and_empty_input():
     rows = llm.pack_sequences([[1, 2], np.array([3]), np.arange(8)[::4]], 5)
     assert rows[0]["input_ids"].tolist() == [1, 2, 0, 4, 3]
     assert llm.pack_sequences([], 8) == []
@@ -252,13 +252,13 @@ def test_packing_accepts_other_integers_and_nothing():
     ("args", "error", "message"),
     [
         (([np.arange(9)], 8), ValueError, "every length must be at most max_length 8, got 9 at 0"),
-        (([3, 9], 8), ValueError, "every length must be at most max_len 8, got 9 at 1"),
+        (([3, 9], 8), ValueError, "every length must be at most max_length 8, got 9 at 1"),
         (([3, -1], 8), ValueError, "lengths must be at least 0"),
-        (([3, 10**30], 8), ValueError, "every length must be at most max_len"),
+        (([3, 10**30], 8), ValueError, "every length must be at most max_length"),
         (([3, np.arange(2)], 8), TypeError, "lengths must be an integer"),
         (([np.arange(2), 3], 8), ValueError, "a sequence must be 1-D"),
-        (([np.zeros(2)], 8), TypeError, "a sequence must hold integer token ids, got dtype float64"),
-        (([np.array([-1])], 8), ValueError, "a sequence must hold token ids"),
+        (([np.zeros(2)], 8), TypeError, "a sequence must contain integer token ids, got dtype float64"),
+        (([np.array([-1])], 8), ValueError, "a sequence must contain token ids"),
         ((np.zeros(3), 8), TypeError, "lengths must be integers"),
         (([], 0), ValueError, "max_length must be at least 1"),
         (([], 8.0), TypeError, "max_length must be an integer"),
@@ -292,9 +292,9 @@ def test_a_pair_keeps_its_own_tokens():
     ("args", "error", "message"),
     [
         (([[1]], [], []), ValueError, "prompt_tokens must be 1-D"),
-        (([], [1.5], []), TypeError, "chosen_tokens must hold integer"),
-        (([], [], [-1]), ValueError, "rejected_tokens must hold token ids"),
-        (([], [2**32], []), ValueError, "chosen_tokens must hold token ids"),
+        (([], [1.5], []), TypeError, "chosen_tokens must contain integer"),
+        (([], [], [-1]), ValueError, "rejected_tokens must contain token ids"),
+        (([], [2**32], []), ValueError, "chosen_tokens must contain token ids"),
         ((None, [], []), ValueError, "prompt_tokens must be 1-D"),
     ],
 )

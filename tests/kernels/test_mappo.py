@@ -1,4 +1,4 @@
-"""The kernel of MAPPO: what it refuses, and where it is PPO's."""
+"""The kernel of MAPPO: its errors, and when it equals the kernel of PPO."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def rows(n=B, gaussian=False, seed=1):
 
 
 @pytest.mark.parametrize("gaussian", [False, True])
-def test_without_its_options_it_is_ppos_kernel(gaussian):
+def test_without_options_it_equals_ppos_kernel(gaussian):
     one = player(gaussian=gaussian)
     other = NativeActorCritic(one.parameters.copy(), D, A, [8, 8], gaussian=gaussian)
     options = {**UPDATE, "max_grad_norm": 0.5, "clip_vf": 0.1}
     for _ in range(3):
         found = one.ppo(*rows(gaussian=gaussian), Rng(3), **options)
         known = other.ppo(*rows(gaussian=gaussian), Rng(3), **options)
-        del found["explained_variance"], known["explained_variance"]  # of values in other units
+        del found["explained_variance"], known["explained_variance"]  # values have other units
         assert found == pytest.approx(known, rel=1e-12)
     np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-5, atol=1e-7)
 
@@ -50,7 +50,7 @@ def test_masked_actions_are_neither_taken_nor_likely():
     np.testing.assert_allclose(net.log_probs(obs, net.mode(obs, masks), masks), 0.0, atol=1e-6)
 
 
-def test_a_seed_decides_an_update():
+def test_a_seed_reproduces_an_update():
     nets = [player(S), player(S)]
     states = np.random.default_rng(2).normal(size=(B, S)).astype(np.float32)
     moments = [np.zeros(3), np.zeros(3)]
@@ -71,15 +71,15 @@ def test_a_seed_decides_an_update():
     ({"states": np.zeros((B, S), np.float32), "huber_delta": -1.0}, ValueError, "huber_delta must be finite and >= 0"),
     ({"states": np.zeros((B, S), np.float32), "n_epochs": 0}, ValueError, "n_epochs and batch_size must be >= 1"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(options, kind, said):
+def test_arguments_that_do_not_fit_are_errors(options, kind, said):
     with pytest.raises(kind, match=said):
         player(S).ppo(*rows(), Rng(3), **{**UPDATE, **options})
 
 
-def test_what_a_local_critic_or_a_gaussian_has_not_is_refused():
-    with pytest.raises(ValueError, match="states must be None where the critic reads the observations"):
+def test_unsupported_combinations_are_errors():
+    with pytest.raises(ValueError, match="states must be None if the critic reads the observations"):
         player().ppo(*rows(), Rng(3), **UPDATE, states=np.zeros((B, S), np.float32))
-    with pytest.raises(ValueError, match="masks must be None where actions are continuous"):
+    with pytest.raises(ValueError, match="masks must be None if actions are continuous"):
         player(gaussian=True).ppo(*rows(gaussian=True), Rng(3), **UPDATE, masks=np.ones((B, A), bool))
     with pytest.raises(ValueError, match="actions must be in"):
         player().log_probs(np.zeros((1, D), np.float32), np.array([A]))

@@ -1,4 +1,4 @@
-"""MmapReplayBuffer: the same draws as a ReplayBuffer that was given the same, wherever the rows lie."""
+"""MmapReplayBuffer: the same draws as a ReplayBuffer with the same contents, wherever rows are stored."""
 
 import os
 import pickle
@@ -65,7 +65,7 @@ def same(a, b):
     n_step=st.sampled_from([1, 1, 2, 5]),
     batches=st.lists(st.integers(0, 50), min_size=1, max_size=12),
 )
-def test_draws_are_those_of_a_replay_buffer(seed, hot, cold, obs_shape, act_dim, dtype, n_envs, n_step, batches):
+def test_draws_equal_those_of_a_replay_buffer(seed, hot, cold, obs_shape, act_dim, dtype, n_envs, n_step, batches):
     rng = np.random.default_rng(seed)
     total = max(hot + cold, n_envs)
     dim = int(np.prod(obs_shape))
@@ -92,12 +92,12 @@ def test_draws_are_those_of_a_replay_buffer(seed, hot, cold, obs_shape, act_dim,
 
 
 def row(k, dim):
-    """Everything in transition number k follows from k; exact in float32."""
+    """All values of transition k follow from k and are exact in float32."""
     return np.full(dim, k % 4096), [k % 64], k, k % 5 == 4, k % 7 == 6, np.full(dim, k % 4096 + 0.5)
 
 
 class Machine(RuleBasedStateMachine):
-    """Against a deque of transition numbers: pushes, wraps, samples, saves, restores, reopens."""
+    """Compared with a deque of transition numbers: pushes, wraps, samples, saves, restores, reopens."""
 
     operations = 0
 
@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.buffer = None
         self.next = 0
-        self.named = deque(maxlen=2)  # what must be restorable from the file
+        self.named = deque(maxlen=2)  # states that the file must be able to restore
         self.whole = None
 
     @initialize(hot=st.integers(1, 12), cold=st.integers(0, 40), dim=st.integers(1, 5))
@@ -254,7 +254,7 @@ def memory(folder, count, hot, side):
     return map(int, done.stdout.split())
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps memory of its own")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer allocates its own memory")
 def test_anonymous_memory_stays_within_the_budget(tmp_path):
     peak, budget, stored = memory(tmp_path, 10_000, 2_000, 42)
     assert stored > 4 * budget
@@ -262,16 +262,16 @@ def test_anonymous_memory_stays_within_the_budget(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(not FULL, reason="writes 5.6 GB; RLOX_FULL_TESTS=1 runs it")
+@pytest.mark.skipif(not FULL, reason="writes 5.6 GB; set RLOX_FULL_TESTS=1 to run it")
 def test_anonymous_memory_at_full_size(tmp_path):
-    """10**5 transitions of 84x84x4 bytes, observation and next one: 5.6 GB, of which a tenth in memory."""
+    """10**5 transitions of 84x84x4 bytes with next observations: 5.6 GB, a tenth of it in memory."""
     peak, budget, stored = memory(tmp_path, 100_000, 10_000, 84)
     assert stored > 5.6e9
     print(f"peak {peak:_} of {budget:_} bytes")
     assert 0.9 * budget < peak <= 1.05 * budget
 
 
-def test_a_million_frames_cost_nothing_until_written(tmp_path):
+def test_a_million_frames_take_no_memory_until_written(tmp_path):
     with MmapReplayBuffer(100, 1_000_000, 84 * 84 * 4, 1, tmp_path, obs_shape=(84, 84, 4), obs_dtype=np.uint8) as b:
         status = os.stat(b.cold_path)
         assert status.st_size > 5.6e10
@@ -321,13 +321,13 @@ def test_wrong_sizes_name_the_argument(tmp_path, name, value, error):
     assert os.listdir(tmp_path) == []
 
 
-def test_sizes_that_no_machine_has(tmp_path):
+def test_impossible_sizes_are_errors(tmp_path):
     with pytest.raises(MemoryError, match="hot_capacity"):
         MmapReplayBuffer(1 << 50, 1 << 50, 4, 1, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_max_ram_says_what_fits(tmp_path):
+def test_max_ram_limits_the_hot_rows(tmp_path):
     with pytest.raises(ValueError, match=r"hot_capacity=3$"):
         MmapReplayBuffer(4, 10, 4, 1, tmp_path, max_ram=255)
     with MmapReplayBuffer(3, 10, 4, 1, tmp_path, max_ram=255) as buffer:
@@ -395,7 +395,7 @@ def test_a_wrong_batch_names_the_argument_and_stores_nothing(tmp_path, name, val
         assert len(buffer) == 3
 
 
-def test_what_a_push_accepts(tmp_path):
+def test_forms_that_push_accepts(tmp_path):
     with MmapReplayBuffer(2, 10, 3, 2, tmp_path) as buffer:
         buffer.push([1, 2, 3], (4, 5), np.float64(6), np.True_, 0, [7, 8, 9])
         buffer.push(np.arange(6.0)[::2], np.array([4, 5]), 6, 1.0, False, np.array([7, 8, 9], ">f4"))
@@ -459,7 +459,7 @@ def test_wrong_samples(tmp_path):
 
 
 @pytest.mark.parametrize("include_cold", [True, False])
-def test_a_wrong_state_is_refused_and_changes_nothing(tmp_path, include_cold):
+def test_a_wrong_state_is_an_error_and_changes_nothing(tmp_path, include_cold):
     with (
         MmapReplayBuffer(4, 10, 3, 1, tmp_path) as other,
         MmapReplayBuffer(4, 10, 3, 1, tmp_path) as buffer,
@@ -496,7 +496,7 @@ def test_a_wrong_state_is_refused_and_changes_nothing(tmp_path, include_cold):
             ]
         for damaged in wrong:
             if isinstance(damaged, dict) and damaged.get("cold_path") == "x":
-                continue  # the folder has the file all the same
+                continue  # the file in the folder is found anyway
             with pytest.raises((ValueError, TypeError)):
                 buffer.set_state(damaged)
             assert len(buffer) == 7
@@ -506,8 +506,8 @@ def test_a_wrong_state_is_refused_and_changes_nothing(tmp_path, include_cold):
         buffer.close(keep=False)
 
 
-def test_a_whole_state_goes_into_another_split(tmp_path):
-    """Where rows lie is no part of what is stored."""
+def test_a_complete_state_fits_any_hot_size(tmp_path):
+    """A state does not contain where rows are stored."""
     rng = np.random.default_rng(0)
     data = transitions(rng, 77, (3,), 2, np.float32)
     more = transitions(rng, 30, (3,), 2, np.float32)
@@ -530,7 +530,7 @@ def test_a_whole_state_goes_into_another_split(tmp_path):
         b.close()
 
 
-def test_pickling_is_refused(tmp_path):
+def test_pickling_is_an_error(tmp_path):
     with MmapReplayBuffer(4, 10, 3, 1, tmp_path) as buffer, pytest.raises(TypeError, match="get_state"):
         pickle.dumps(buffer)
 
@@ -567,8 +567,8 @@ def test_threads_sample_the_same(tmp_path):
         assert not wrong
 
 
-def test_threads_that_push_write_whole_blocks(tmp_path):
-    """Two threads meet at the end of a block; every transition is there afterwards, whole."""
+def test_threads_that_push_write_complete_blocks(tmp_path):
+    """Two threads reach the end of a block together; afterwards all transitions are complete."""
     with MmapReplayBuffer(300, 20_000, 40, 1, tmp_path) as buffer:
 
         def work(first):

@@ -1,4 +1,4 @@
-"""The native update of DQN against the PyTorch formulas that define it, and what its kernel takes and refuses."""
+"""The native update of DQN against the PyTorch formulas that define it, and the checks of its arguments."""
 
 import copy
 
@@ -19,7 +19,7 @@ from rlox.nn.optimizers import FlatOptimizer
 
 
 def make(obs_dim, n_actions, hidden, activation, dueling, seed, learning_rate=1e-4):
-    """The same random networks twice: PyTorch's, online and target, with the optimiser, and the native ones."""
+    """The same random networks twice: in PyTorch (online, target and optimiser), and native."""
     torch.manual_seed(seed)
     q, target = (DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling) for _ in range(2))
     target_block = torch.cat([p.detach().reshape(-1) for p in target.parameters()]).numpy()
@@ -33,7 +33,7 @@ def make(obs_dim, n_actions, hidden, activation, dueling, seed, learning_rate=1e
 def transitions(q, target, n, weighted, seed):
     """Random transitions of one to three steps, of which a third terminate.
 
-    Where two actions are all but equally good, rounding decides between them: these terminate too.
+    Transitions with two almost equally good actions terminate too, since rounding would decide between the actions.
     """
     rng = np.random.default_rng(seed)
     obs_dim = next(q.parameters()).shape[1]
@@ -80,7 +80,7 @@ options = st.fixed_dictionaries({"double_dqn": st.booleans(), "loss": st.sampled
 def test_gradients_equal_pytorchs(shape, n, option, weighted):
     q, target, _, native = make(**shape)
     batch = transitions(q, target, n, weighted, shape["seed"])
-    # In double precision: float32 rounds PyTorch's gradients as much as the kernel's.
+    # In double precision, since float32 rounds PyTorch's gradients as much as the kernel's.
     q, target = copy.deepcopy(q).double(), copy.deepcopy(target).double()
     exact = [x if x is None or x.dtype.kind == "i" else x.astype(np.float64) for x in batch]
     with NearestKink() as kink:
@@ -114,7 +114,7 @@ def test_twenty_updates_stay_together(dueling, double_dqn, loss, weighted, hidde
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_values_and_actions_are_pytorchs(dueling):
+def test_values_and_actions_equal_pytorchs(dueling):
     q, _, _, native = make(6, 4, (70, 30), "relu", dueling, 3)
     obs = np.random.default_rng(0).standard_normal((300, 6)).astype(np.float32)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_values_and_actions_are_pytorchs(dueling):
     np.testing.assert_array_equal(native.values(np.repeat(obs, 2, 1)[::2, ::2]), native.values(obs[::2]))
 
 
-def test_nan_is_seen():
+def test_nan_appears_in_the_metrics():
     q, target, _, native = make(4, 2, (8,), "relu", False, 0)
     batch = list(transitions(q, target, 8, False, 0))
     batch[2] = np.full(8, np.nan, np.float32)
@@ -212,9 +212,9 @@ def test_wrong_arguments_are_named(method, kind, change, message):
     assert len(memory) == stored
 
 
-def test_rounds_refuse_what_does_not_fit_together():
+def test_rounds_reject_arguments_that_do_not_fit():
     native = make(4, 2, (8,), "relu", False, 0)[3]
-    calls = right(native)  # holds the owners of what is passed
+    calls = right(native)  # keeps the owners of the passed memory alive
     call, arguments = calls["rounds"]
     other, narrow = VecEnv(3, 0, "Acrobot-v1"), ReplayBuffer(50, 3, 1)
     other.reset_all()
@@ -223,16 +223,16 @@ def test_rounds_refuse_what_does_not_fit_together():
             call(**{**arguments, **change})
 
 
-def test_a_call_ends_soon_after_its_time():
+def test_a_call_respects_its_time_limit():
     native = make(4, 2, (8,), "relu", False, 0)[3]
-    calls = right(native)  # holds the owners of what is passed
+    calls = right(native)  # keeps the owners of the passed memory alive
     call, arguments = calls["rounds"]
     steps, metrics, *_ = call(**{**arguments, "n_rounds": 1000, "seconds": 0.0})
-    assert steps == 6  # a round of four steps, in whole steps of three environments
+    assert steps == 6  # a round of four steps, rounded up to steps of three environments
     assert metrics.shape == (2, 4)
 
 
-def test_memories_that_are_more_than_transitions_are_left_to_python():
+def test_memories_with_more_than_transitions_have_no_access():
     assert ReplayBuffer(10, 4, 1, n_step=3, gamma=0.9, n_envs=2).access() is not None
 
     class Own(ReplayBuffer):
@@ -245,7 +245,7 @@ def test_memories_that_are_more_than_transitions_are_left_to_python():
     assert ReplayBuffer(10, 16, 1, obs_shape=(1, 4, 4), obs_dtype=np.uint8).access() is None
 
 
-def test_what_cannot_be_built_is_refused():
+def test_errors_of_construction():
     block = np.zeros(n_parameters(4, 2, [8]), np.float32)
     NativeQ(block, block.copy(), 4, 2, [8])
     with pytest.raises(ValueError, match="at most 8 widths, got 9"):

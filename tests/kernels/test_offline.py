@@ -1,4 +1,4 @@
-"""OfflineDatasetBuffer against the arrays it was made of."""
+"""OfflineDatasetBuffer against the arrays it was created from."""
 
 import os
 import pickle
@@ -17,7 +17,7 @@ ORDER = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
 
 
 def dataset(n=100, d=3, a=2, seed=0, ends=(9, 49, 79), cuts=(59,)):
-    """Rewards name the rows."""
+    """A dataset whose rewards are the row numbers."""
     rng = np.random.default_rng(seed)
     flags = np.zeros((2, n), bool)
     flags[0, list(ends)] = flags[1, list(cuts)] = True
@@ -26,7 +26,7 @@ def dataset(n=100, d=3, a=2, seed=0, ends=(9, 49, 79), cuts=(59,)):
 
 
 def bounds(data):
-    """(start, end) of every episode."""
+    """The (start, end) of every episode."""
     ends = [t + 1 for t in range(len(data["rewards"])) if data["terminated"][t] or data["truncated"][t]]
     if not ends or ends[-1] != len(data["rewards"]):
         ends.append(len(data["rewards"]))
@@ -48,7 +48,7 @@ def bounds(data):
     start=st.sampled_from(["transitions", "episodes"]),
     save=st.sampled_from([None, "pickle", "state"]),
 )
-def test_every_sample_is_what_the_arrays_hold(seed, n, d, a, b, length, p, kind, gamma, start, save):
+def test_samples_equal_rows_of_the_arrays(seed, n, d, a, b, length, p, kind, gamma, start, save):
     rng = np.random.default_rng(seed)
     data = dataset(n, d, a, seed, (), ())
     data["terminated"], data["truncated"] = rng.random((2, n)) < p / 2
@@ -148,7 +148,7 @@ def test_transitions_are_uniform_and_independent():
     rows = buffer.sample(64 * 64 * 20, 5)["rewards"].astype(int)
     assert chisquare(np.bincount(rows, minlength=64)).pvalue > 1e-4
     assert chisquare(np.bincount(rows[::2] * 64 + rows[1::2], minlength=64 * 64)).pvalue > 1e-4
-    # One number per seed: neighbouring seeds share nothing.
+    # One draw per seed: neighbouring seeds are independent.
     seeds = np.array([buffer.sample(1, s)["rewards"][0] for s in range(20_000)]).astype(int)
     assert chisquare(np.bincount(seeds, minlength=64)).pvalue > 1e-4
 
@@ -168,7 +168,7 @@ def test_starts_of_trajectories_are_as_documented():
     assert chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-4
 
 
-def test_large_arrays_are_kept_and_never_written(tmp_path):
+def test_large_arrays_are_not_copied_or_changed(tmp_path):
     data = dataset(1000)
     for k, x in data.items():
         np.save(tmp_path / f"{k}.npy", x)
@@ -257,7 +257,7 @@ def test_rows_of_a_lazy_buffer_are_checked_in_samples():
         lazy = OfflineDatasetBuffer(**data | {name: bad}, lazy=True)
         with pytest.raises(ValueError, match=rf"OfflineDatasetBuffer.sample: {name} must be finite .* nan in row 31"):
             lazy.sample(4000, 0)
-        if name != "next_obs":  # which trajectories do not have
+        if name != "next_obs":  # trajectories have no next_obs
             with pytest.raises(ValueError, match=rf"sample_trajectories: {name} must be finite .* nan in row 31"):
                 lazy.sample_trajectories(400, 5, 0)
     given = OfflineDatasetBuffer(**data, normalize=True, obs_mean=np.full(3, 2.0), obs_std=np.full(3, 4.0))
@@ -281,7 +281,7 @@ def test_rows_of_a_lazy_buffer_are_checked_in_samples():
         (lambda b: b.sample_trajectories(1, 1, 1, gamma=np.nan), ValueError, "gamma must lie"),
         (lambda b: b.sample_trajectories(1, 1, 1, gamma="1"), TypeError, "gamma must be a number"),
         (lambda b: b.sample_trajectories(1, 1, 1, start="x"), ValueError, "start must be 'transitions' or 'episodes'"),
-        (lambda b: b.normalize(np.zeros(3)), ValueError, "normalize: the buffer must be made with normalize=True"),
+        (lambda b: b.normalize(np.zeros(3)), ValueError, "normalize: the buffer must be created with normalize=True"),
         (lambda b: b.set_state({}), ValueError, "set_state: state must have the keys"),
         (lambda b: b.set_state({**b.get_state(), "normalize": 2}), ValueError, "normalize must be 0 or 1"),
         (lambda b: b.set_state({**b.get_state(), "rewards": np.full(100, np.nan)}), ValueError, "rewards must be fin"),

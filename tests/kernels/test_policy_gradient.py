@@ -18,7 +18,7 @@ from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, policy_outputs
 
 
 def make(gaussian, obs_dim, n_outputs, hidden, activation, seed, optimizer="adam"):
-    """The same random policy twice: PyTorch's with its optimiser, and the native one."""
+    """The same random policy twice: in PyTorch with its optimiser, and native."""
     torch.manual_seed(seed)
     kind = ContinuousPolicy if gaussian else DiscretePolicy
     policy = kind(obs_dim, n_outputs, hidden, activation)
@@ -93,7 +93,7 @@ def test_gradients_equal_pytorchs(shape, n, clip_vf, normalize, max_grad_norm):
     assert explained == pytest.approx(float(batch.explained_variance()), rel=1e-4, abs=1e-4)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     rounded = [p.grad.clone() for p in policy.parameters()]
-    # In double precision: where terms of about 1 cancel, PyTorch's float32 is off as far as ours, to the other side.
+    # In double precision: where terms of about 1 cancel, float32 errors of PyTorch are as large as those of the kernel.
     torch_ppo(exact, FlatOptimizer(exact.parameters(), 3e-4), doubled(batch), Rng(3), 1, n, clip_vf, normalize, None)
     assert_equal_gradients(native.gradient, [p.grad for p in exact.parameters()], rounded=rounded)
 
@@ -118,7 +118,7 @@ def test_twenty_updates_stay_together(gaussian, optimizer, hidden, activation):
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(129, 64), (65, 64), (128, 127), (3, 2), (7, 1)])
-def test_a_row_left_over_is_shared_out_as_in_the_batch(n, batch_size):
+def test_a_single_remaining_row_joins_another_minibatch(n, batch_size):
     policy, flat, native = make(False, 5, 3, (16, 16), "tanh", 0, "adam")
     batch = rollout(policy, False, n, 5, 3, 1)
     expected = torch_ppo(policy, flat, batch, Rng(9), 2, batch_size, None, True, 0.5)
@@ -147,15 +147,15 @@ def test_a2c_is_the_same_update_without_a_ratio(gaussian):
 
 
 def test_saturated_units_are_exactly_one():
-    """Of the derivative's last bits Adam would make whole steps."""
+    """Otherwise Adam would make full steps of rounding errors in the derivative."""
     native = NativeActorCritic(np.float32([0, 1, 0, 1, 0, 1, 0, 1, 0]), 1, 1, [1], "tanh", True)
     x = np.linspace(-20, 20, 100_001, dtype=np.float32)[:, None]
-    # The bound gemm.h states; without FMA, at the baseline level, 3.6e-7 is reached.
+    # The bound in gemm.h; without FMA, at the baseline level, errors reach 3.6e-7.
     np.testing.assert_allclose(native.values(x), np.tanh(x[:, 0]), rtol=0, atol=5e-7)
     assert (np.abs(native.values(x[np.abs(x[:, 0]) > 8.4])) == 1).all()
 
 
-def test_moments_go_out_and_in():
+def test_moments_can_be_saved_and_restored():
     make_one = lambda: make(False, 4, 2, (8,), "tanh", 0)[2]  # noqa: E731
     first, second = make_one(), make_one()
     first.gradient[:] = np.linspace(-1, 1, len(first.gradient))
@@ -206,7 +206,7 @@ def test_wrong_arguments_are_named(kind, change, message):
     np.testing.assert_array_equal(native.parameters, before)
 
 
-def test_what_cannot_be_built_is_refused():
+def test_errors_of_construction():
     block = np.zeros(n_parameters(4, 2, [8]), np.float32)
     NativeActorCritic(block, 4, 2, [8])
     with pytest.raises(ValueError, match="at most 8 widths, got 9"):
@@ -221,7 +221,7 @@ def test_what_cannot_be_built_is_refused():
         NativeActorCritic(block, 0, 2, [8])
 
 
-def test_strides_are_copied():
+def test_strided_arrays_are_copied():
     native = make(False, 4, 2, (8,), "tanh", 0)[2]
     obs = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
     np.testing.assert_array_equal(native.values(obs[::2, ::2]), native.values(obs[::2, ::2].copy()))
@@ -240,7 +240,7 @@ def test_values_of_further_observations_come_with_log_probs(gaussian, rows, furt
     np.testing.assert_array_equal(np.concatenate([values, later]), native.values(obs))
 
 
-def test_nan_is_seen_in_the_metrics():
+def test_nan_appears_in_the_metrics():
     native = make(False, 4, 2, (8,), "tanh", 0)[2]
     column = np.zeros(8, np.float32)
     bad = np.full(8, np.nan, np.float32)

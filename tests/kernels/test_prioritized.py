@@ -1,4 +1,4 @@
-"""PrioritizedReplayBuffer against a list of priorities, and its draw against the proportions it promises."""
+"""PrioritizedReplayBuffer against a list of priorities, and its draws against the documented proportions."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ FULL = os.environ.get("RLOX_HYPOTHESIS") == "full"
 
 
 def make(priorities, capacity=None, **options):
-    """A buffer whose transition i has reward i and the given priority."""
+    """A buffer in which transition i has reward i and the given priority."""
     n = len(priorities)
     buffer = rlox.PrioritizedReplayBuffer(capacity or n, 1, 1, **options)
     numbers = np.arange(n, dtype=np.float32)
@@ -33,7 +33,7 @@ def probabilities(priorities, alpha):
 
 
 def pvalue(counts, expected):
-    """Chi-square over runs of neighbouring cells that expect at least ten together."""
+    """Chi-square test; neighbouring cells are merged until at least ten counts are expected."""
     cells, count, expects = [], 0, 0.0
     for c, e in zip(counts.tolist(), expected.tolist(), strict=True):
         count, expects = count + c, expects + e
@@ -183,7 +183,7 @@ def test_all_zero_cannot_be_sampled():
     assert set(buffer.sample(20, 0).weights.tolist()) == {1.0}
 
 
-def test_a_priority_of_zero_loses_no_transition():
+def test_transitions_of_priority_zero_are_still_drawn():
     buffer = make([1.0, 2.0, 3.0, 4.0], alpha=1.0, beta=1.0)
     assert buffer.eps == 1e-6
     buffer.update_priorities(np.arange(4), np.zeros(4))
@@ -193,13 +193,13 @@ def test_a_priority_of_zero_loses_no_transition():
         buffer.push([0.0], 0, 0, False, False, priority=priority)
     buffer.push_batch([0.0], None, [0.0], [0.0], [False], [False], [0.0])
     np.testing.assert_allclose(buffer.get_state()["leaves"], [0.2, 0.2, 1.0, 0.2], rtol=1e-6)
-    # Those above it stay exactly what they are.
+    # Priorities above eps are stored exactly.
     p = 10.0 ** RNG.uniform(-5, 5, 300)
     np.testing.assert_array_equal(make(p, alpha=1.0, eps=1e-6).get_state()["leaves"], p.astype(np.float32))
 
 
 @pytest.mark.parametrize("norm", ["memory", "batch", "none"])
-def test_what_weights_are_divided_by(norm):
+def test_weight_norm(norm):
     p = np.r_[10.0 ** RNG.uniform(-2, 2, 1000), 1e-5]
     buffer = make(p, beta=0.7, weight_norm=norm)
     q = probabilities(p, 0.6)
@@ -218,20 +218,20 @@ def test_a_pickle_that_names_the_former_module_loads():
     assert pickle.loads(former).sample(32, 1).indices.tolist() == buffer.sample(32, 1).indices.tolist()
 
 
-def test_memories_of_before_eps_go_on():
-    """A state of rlox 0.6.0 names neither eps nor weight_norm, and may hold zeros, which are drawn again."""
+def test_states_from_before_eps_are_accepted():
+    """A state of rlox 0.6.0 has neither eps nor weight_norm, and may contain zeros, which are raised to eps."""
     now = make([1.0, 2.0, 3.0, 4.0], alpha=1.0, eps=0.5, weight_norm="batch")
     state = now.get_state()
     config = {k: v for k, v in eval(state["config"]).items() if k not in ("eps", "weight_norm")}
     now.set_state({**state, "config": repr(config), "leaves": np.float32([0, 2, 0.1, 4])})
     np.testing.assert_array_equal(now.get_state()["leaves"], np.float32([0.5, 2, 0.5, 4]))
     assert set(now.sample(100, 0).indices.tolist()) == {0, 1, 2, 3}
-    with pytest.raises(ValueError, match="state must come from a buffer made with"):
+    with pytest.raises(ValueError, match="state must come from a buffer created with"):
         make([1.0], capacity=4, alpha=1.0, eps=0.1).set_state(state)
 
 
 @pytest.mark.parametrize("value", [1e-320, 1e-300, 1e-40, 1e38, 1e300, 1.7e308])
-def test_what_float32_cannot_hold_is_clamped(value):
+def test_priorities_outside_float32_are_clamped(value):
     buffer = make([value, value], alpha=1.0, eps=0.0)
     assert set(buffer.sample(50, 0).indices.tolist()) == {0, 1}
     assert np.isfinite(buffer.sample(50, 0).weights).all()
@@ -281,7 +281,7 @@ def test_errors_name_the_argument():
 
 
 class Machine(RuleBasedStateMachine):
-    """Any sequence of operations, beside lists of numbers and priorities (alpha = 1, exact in float32)."""
+    """Any sequence of operations, compared with lists of numbers and priorities (alpha = 1, exact in float32)."""
 
     priority = st.one_of(st.none(), st.integers(0, 1000).map(lambda k: k / 8))
 

@@ -1,6 +1,6 @@
-"""Threads, fork and spawn. What holds: an object that several threads share is safe for memory whatever they do; what
-each thread gets is defined when they do not write to it at once. A forked or spawned copy goes on by itself, as the
-original would have."""
+"""Threads, fork and spawn. The guarantees: objects shared by several threads are always memory-safe, and results are
+defined as long as threads do not write at the same time. A forked or spawned copy continues independently in the same
+way as the original."""
 
 import concurrent.futures
 import multiprocessing
@@ -59,8 +59,8 @@ def test_a_pickled_copy_continues_as_the_original(name):
     assert digest(copy) == digest(thing)
 
 
-# How a thing is sent does not depend on who starts the process that gets it: each goes to a forked one (by memory) and
-# to a spawned one (by pickle), and one to a server's.
+# Sending an object does not depend on what starts the receiving process: each object is sent to a forked process (by
+# memory) and to a spawned one (by pickle), and one of them to a process of a fork server.
 WAYS = [*((name, method) for name in ALL for method in ("fork", "spawn")), ("VecEnv", "forkserver")]
 WAYS += [pytest.param(name, "forkserver", marks=pytest.mark.exhaustive) for name in ALL if name != "VecEnv"]
 
@@ -78,7 +78,7 @@ def test_another_process_continues_as_the_original(name, method):
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n != "Rng"])
-def test_threads_with_objects_of_their_own(name):
+def test_threads_with_separate_objects(name):
     expected = digest(make(name))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for result in pool.map(lambda _: digest(make(name)), range(8)):
@@ -95,7 +95,7 @@ def test_threads_that_sample_from_one_buffer(name):
 
 
 def hammer(*jobs, seconds=1.0):
-    """Run every job over and over in a thread of its own; the errors they met, by type."""
+    """Run every job repeatedly in its own thread, and return the errors by type."""
     stop, errors = threading.Event(), []
 
     def run(job):
@@ -143,7 +143,7 @@ def test_closing_a_mapped_buffer_while_others_sample(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_environment_stepped_by_two_threads_is_refused_or_in_turn():
+def test_two_threads_on_one_environment_raise_or_take_turns():
     env = rlox.VecEnv(4096)
     env.reset_all()
     actions = np.zeros(4096, np.int64)

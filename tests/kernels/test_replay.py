@@ -1,4 +1,4 @@
-"""ReplayBuffer against a list of transitions, and every form that its documentation shows."""
+"""ReplayBuffer against a list of transitions, and all documented forms of its arguments."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from rlox.kernels.rng import _philox_block
 MASK = 2**64 - 1
 DOMAIN_REPLAY = int.from_bytes(b"REPL", "big")
 FULL = os.environ.get("RLOX_HYPOTHESIS") == "full"
-# 40 operations in an example: 2,000 in all, or 12,000.
+# 40 operations per example: 2,000 in all, or 12,000.
 MACHINE = settings(
     max_examples=300 if FULL else 50,
     stateful_step_count=40,
@@ -206,7 +206,7 @@ def test_n_step_by_hand():
     assert batch.terminated.tolist() == [True, True, True, False, False, False, False]
     assert batch.truncated.tolist() == [False, False, False, True, True, False, False]
     assert batch.obs[:, 0].tolist() == list(range(7))
-    # Three more: the ring wraps, and what was the newest goes on.
+    # Three more: the ring wraps, and the sequence of the newest transition continues.
     for i in (7, 8, 9):
         buffer.push([i], 0, 2.0**i, False, False, [i + 0.5])
     batch = buffer.gather([6, 7, 0, 1])  # transitions 6, 7, 8, 9
@@ -295,7 +295,7 @@ def test_bytes_are_stored_as_bytes(shape):
 
 
 def episodes(rng, n, k, shape, padding, values=256):
-    """Transitions of stacked frames over several episodes, with the padding that environments differ in."""
+    """Transitions of stacked frames over several episodes, with the different paddings of environments."""
     out = []
     while len(out) < n:
         frames = [rng.integers(0, values, shape).astype(np.uint8) for _ in range(int(rng.integers(2, 12)))]
@@ -328,10 +328,10 @@ def test_frame_stacks_come_back_exactly(padding, dtype, has_next, values):
             assert batch.rewards.min() >= i - 49
 
 
-def test_when_frames_run_out_the_oldest_leave():
+def test_when_frames_run_out_the_oldest_are_removed():
     rng = np.random.default_rng(2)
     buffer = rlox.ReplayBuffer(500, None, 1, obs_shape=(4, 3, 3), obs_dtype=np.uint8, n_stacked=4)
-    stacks = rng.integers(0, 256, (1500, 4, 3, 3), np.uint8)  # nothing in common: eight new frames a push
+    stacks = rng.integers(0, 256, (1500, 4, 3, 3), np.uint8)  # no common frames: eight new frames a push
     for i in range(0, 1498):
         buffer.push(stacks[i], 0, i, False, False, stacks[i + 1])
     assert 0 < len(buffer) < 500
@@ -352,7 +352,7 @@ def test_when_frames_run_out_the_oldest_leave():
 def test_a_stack_costs_one_frame():
     capacity, frame = 20_000, 32 * 32
     buffer = rlox.ReplayBuffer(capacity, None, 1, obs_shape=(4, 32, 32), obs_dtype=np.uint8, n_stacked=4)
-    assert buffer.nbytes < 1.20 * capacity * frame  # 96 bytes of numbers a record, which weigh less at 84 x 84
+    assert buffer.nbytes < 1.20 * capacity * frame  # 96 bytes of numbers per record, a smaller share at 84 x 84
     atari = rlox.ReplayBuffer(100_000, None, 1, obs_shape=(4, 84, 84), obs_dtype=np.uint8, n_stacked=4)
     assert atari.nbytes < 1.07 * 100_000 * 84 * 84
     rng = np.random.default_rng(0)
@@ -361,7 +361,7 @@ def test_a_stack_costs_one_frame():
     for step in range(150):
         obs, next_obs, term, trunc = map(np.array, zip(*[s[step] for s in streams], strict=True))
         small.push_batch(obs, next_obs, np.zeros(4), np.arange(4) + 4.0 * step, term, trunc)
-    assert len(small) == 300  # all of them fit, with the streams of four environments kept apart
+    assert len(small) == 300  # all fit, though the frames of four environments are separate
     batch = small.sample(100, 0)
     for row in range(100):
         step, env = divmod(int(batch.rewards[row]), 4)
@@ -390,7 +390,7 @@ def test_neighbouring_seeds_are_independent():
     assert 0.001 < chisquare(table.ravel()).pvalue < 0.999
 
 
-def test_a_smaller_batch_begins_a_larger_one():
+def test_a_smaller_batch_is_a_prefix_of_a_larger_one():
     buffer = fill(rlox.ReplayBuffer(10, 3, 2), range(10))
     large = buffer.sample_indices(2000, 4)
     for n in (1, 4, 15, 16, 17, 33, 512, 513, 1500):
@@ -548,7 +548,7 @@ def test_import_needs_no_torch():
 
 
 class Machine(RuleBasedStateMachine):
-    """Any sequence of operations, beside a list of (number, transition, extra)."""
+    """Any sequence of operations, compared with a list of (number, transition, extra)."""
 
     def make(self, **options):
         return rlox.ReplayBuffer(self.capacity, 3, 2, **options)
@@ -601,7 +601,7 @@ class Machine(RuleBasedStateMachine):
         self.pushed(numbers)
 
     def slot(self, number):
-        """Where a transition lies: the ring restarts at clear()."""
+        """The slot of a transition: the ring restarts at clear()."""
         return (number - self.base) % self.capacity
 
     base = 0

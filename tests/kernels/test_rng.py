@@ -37,7 +37,7 @@ def philox(key, counter, domain=0):
 
 
 def words(key, n, position=0):
-    """The first n 32-bit words from a position on."""
+    """The first n 32-bit words after a position."""
     blocks = [philox(key, (position + i) & MASK) for i in range(-(-n // 4))]
     return [word for block in blocks for word in block][:n]
 
@@ -78,7 +78,7 @@ def test_the_key_and_the_words_are_as_specified(seed, stream, position):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 33])
-def test_every_distribution_is_its_formula(n):
+def test_every_distribution_follows_its_formula(n):
     def fresh():
         return Rng(9, 4)
 
@@ -140,7 +140,7 @@ def test_whole_blocks_are_consumed(name):
 
 
 def ks_distance(sample, cdf):
-    """Largest distance of the empirical from the true distribution, in units of 1 / sqrt(n)."""
+    """The largest distance between the empirical and the true distribution, in units of 1 / sqrt(n)."""
     expected = cdf(np.sort(sample.astype(np.float64)))
     n = len(sample)
     grid = np.arange(n + 1) / n
@@ -155,7 +155,7 @@ def gumbel_cdf(x):
     return np.exp(-np.exp(-x))
 
 
-# Kolmogorov's law puts 1 - 1e-4 below 2.23; the seed is fixed, so this either always passes or never.
+# Under Kolmogorov's law, 2.23 is exceeded with probability 1e-4; the seed is fixed, so the result never changes.
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
 def test_distributions(seed):
     rng = Rng(seed)
@@ -192,7 +192,7 @@ def test_permutation_is_uniform_over_all_orders():
 
 
 @given(n=st.integers(0, 500), seed=st.integers(0, MASK))
-def test_permutation_holds_every_index_once(n, seed):
+def test_permutation_contains_every_index_once(n, seed):
     order = Rng(seed).permutation(n)
     assert order.dtype == np.int64
     np.testing.assert_array_equal(np.sort(order), np.arange(n))
@@ -282,7 +282,7 @@ def test_errors(call, error, message):
         call()
 
 
-def test_a_refused_call_draws_nothing():
+def test_a_call_that_fails_draws_nothing():
     rng = Rng(0)
     for bad in (
         lambda: rng.uniform(-1),

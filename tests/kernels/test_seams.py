@@ -1,4 +1,4 @@
-"""`cut`: no n-step return reaches across the place where environments started afresh, in any memory."""
+"""`cut`: in no memory does an n-step return cross a point where environments were restarted."""
 
 import pickle
 
@@ -22,7 +22,7 @@ def make(kind, n_envs, folder, capacity=60):
 
 
 class Pusher:
-    """Steps of environments whose observation is (steps since the seam, number of the seam); rewards are 1."""
+    """Pushes steps whose observation is (steps since the seam, number of the seam); rewards are 1."""
 
     def __init__(self, buffer, n_envs):
         self.buffer, self.n_envs, self.seam, self.t = buffer, n_envs, 0, 0
@@ -44,7 +44,7 @@ class Pusher:
 
 
 def windows(buffer, lengths):
-    """Checks 500 draws against the lengths of the stretches between the seams; returns which stretches they are of."""
+    """Check 500 draws against the lengths of the segments between seams, and return the segments of the draws."""
     batch = buffer.sample(500, 1)
     obs, after = (np.asarray(batch[name], float).reshape(500, 2) for name in ("obs", "next_obs"))
     steps = -np.log2(batch["discounts"])  # GAMMA is 1/2
@@ -58,20 +58,20 @@ def windows(buffer, lengths):
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_return_reaches_across(kind, n_envs, tmp_path):
+def test_no_return_crosses_a_seam(kind, n_envs, tmp_path):
     buffer = make(kind, n_envs, tmp_path)
     pusher = Pusher(buffer, n_envs)
-    buffer.cut()  # of an empty memory: nothing
+    buffer.cut()  # has no effect on an empty memory
     assert len(buffer.seams) == 0
     lengths = [5, 1, 4]
     for n in lengths:
         pusher.steps(n)
         pusher.restart()
-        buffer.cut()  # again: the same seam
+        buffer.cut()  # cutting again adds no seam
     assert windows(buffer, lengths) == {0, 1, 2}
     assert buffer.n_pushed == 10 * n_envs
     np.testing.assert_array_equal(buffer.seams, np.cumsum(lengths) * n_envs)
-    # They survive a saved state, are kept apart from what comes after, and leave with their transitions.
+    # Seams are part of the saved state, also separate later transitions, and are removed with their transitions.
     state = buffer.get_state()
     if kind.startswith("mmap"):
         again = make(kind, n_envs, tmp_path)
@@ -93,7 +93,7 @@ def test_no_return_reaches_across(kind, n_envs, tmp_path):
             again.set_state({**state, "seams": bad})
 
 
-def test_packed_rows_and_gathered_ones_stop_there_too(tmp_path):
+def test_packed_and_gathered_rows_respect_seams(tmp_path):
     buffer = make("uniform", 2, tmp_path)
     pusher = Pusher(buffer, 2)
     pusher.steps(2)
@@ -107,8 +107,8 @@ def test_packed_rows_and_gathered_ones_stop_there_too(tmp_path):
     )
 
 
-def test_a_state_without_seams_is_taken(tmp_path):
-    """As rlox 0.6.0 wrote them."""
+def test_a_state_without_seams_is_accepted(tmp_path):
+    """As written by rlox 0.6.0."""
     for kind in KINDS:
         buffer = make(kind, 1, tmp_path)
         Pusher(buffer, 1).steps(7)
@@ -123,7 +123,7 @@ def test_a_state_without_seams_is_taken(tmp_path):
         assert windows(buffer, [10]) == {0}
 
 
-def test_sequences_begin_there():
+def test_sequences_start_at_seams():
     buffer = rlox.SequenceReplayBuffer(40, 1, n_envs=2)
     push = lambda t: buffer.push_batch(np.full((2, 1), t), None, np.zeros((2, 1)), [t, t], [False] * 2, [False] * 2)  # noqa: E731
     for t in range(8):

@@ -1,4 +1,4 @@
-"""SequenceReplayBuffer against one Python deque of steps per environment."""
+"""SequenceReplayBuffer against a Python deque of steps for each environment."""
 
 import os
 import pickle
@@ -35,7 +35,7 @@ class Machine(RuleBasedStateMachine):
         self.starting, self.with_next, self.count = [True] * n_envs, with_next, 0
 
     def step(self, env, terminated, truncated, is_first):
-        """One step whose contents show where it comes from."""
+        """One step whose values identify it."""
         self.count += 1
         c = self.count % 120
         obs = (np.arange(np.prod(self.kind["obs_shape"])) + c).reshape(self.kind["obs_shape"])
@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def refused(self):
-        """A push that fails half-way leaves the oldest step alone."""
+        """A push that fails halfway does not remove the oldest step."""
         with pytest.raises((ValueError, TypeError)):
             self.buffer.push(np.zeros(self.kind["obs_shape"], self.kind["obs_dtype"]), [9, 9], np.nan, False, False)
 
@@ -160,7 +160,7 @@ TestMachine.settings = settings(max_examples=250 if FULL else 50, stateful_step_
 
 
 def filled(steps=(20, 20), capacity=32, ends=(6, 13)):
-    """Two environments; reward 100 * env + step; both wrap where there are more steps than 16."""
+    """Two environments; reward 100 * env + step; both wrap around after 16 steps."""
     buffer = SequenceReplayBuffer(capacity, 1, 1, n_envs=len(steps))
     for env, n in enumerate(steps):
         for t in range(n):
@@ -172,7 +172,7 @@ def test_starts_are_uniform():
     for seed in (1, 2):
         first = filled().sample(40_000, 5, seed)["rewards"][:, 0].astype(int)
         names, counts = np.unique(first, return_counts=True)
-        assert names.tolist() == [*range(4, 16), *range(104, 116)]  # 16 steps held, 12 starts of 5 steps
+        assert names.tolist() == [*range(4, 16), *range(104, 116)]  # 16 stored steps, 12 starts of sequences of 5
         assert chisquare(counts).pvalue > 1e-4
         first = filled((20, 3)).sample(40_000, 5, seed, cross_episodes=False)["rewards"][:, 0].astype(int)
         names, counts = np.unique(first, return_counts=True)
@@ -186,7 +186,7 @@ def test_neighbours_in_a_batch_are_independent():
     assert chisquare(pairs).pvalue > 1e-4
 
 
-def test_a_smaller_batch_is_the_beginning_of_a_larger_one():
+def test_a_smaller_batch_is_a_prefix_of_a_larger_one():
     buffer = filled()
     large = buffer.sample(2000, 4, 9)
     for b in (1, 31, 32, 33, 511, 513):
@@ -274,7 +274,7 @@ ROW = {"obs": [1, 2], "action": 0, "reward": 0.0, "terminated": False, "truncate
         (lambda b: b.sample(1, 1, -1), ValueError, "sample: seed must be at least 0"),
         (lambda b: b.sample(1, 1), TypeError, "sample: seed must be an integer, got NoneType"),
         (lambda b: b.sample(1, seed=1), TypeError, "sample: seq_len must be given"),
-        (lambda b: b.sample(1, 4, 1), ValueError, r"sample: seq_len must be at most .* \(2 held\), got 4"),
+        (lambda b: b.sample(1, 4, 1), ValueError, r"sample: seq_len must be at most .* \(2 stored\), got 4"),
         (lambda b: b.sample(2**39, 2**39, 1, cross_episodes=False), ValueError, "batch_size \\* seq_len must be"),
         (lambda b: b.sample(1, 1, 1, cross_episodes="no"), TypeError, "cross_episodes must be True or False"),
         (lambda b: b.set_state({}), ValueError, "set_state: state must have the keys"),
@@ -296,7 +296,7 @@ def test_errors_name_the_argument_and_change_nothing(call, error, message):
         np.testing.assert_array_equal(before[k], after[k])
 
 
-def test_images_take_only_bytes_and_empty_buffers_say_so():
+def test_images_must_be_bytes_and_sampling_an_empty_buffer_is_an_error():
     buffer = SequenceReplayBuffer(10, obs_shape=(2, 2), obs_dtype=np.uint8, state_dim=3)
     with pytest.raises(ValueError, match="the buffer must hold steps to sample, got none"):
         buffer.sample(1, 1, 1)
@@ -312,7 +312,7 @@ def test_images_take_only_bytes_and_empty_buffers_say_so():
 
 
 def counted(steps, capacity=32, ends=(), **kind):
-    """Two environments of `steps` rows; obs and state hold the number of the step, plus 100 in the second."""
+    """Two environments of `steps` rows; obs and state are the number of the step, plus 100 in the second."""
     buffer = SequenceReplayBuffer(capacity, 1, 1, n_envs=2, state_dim=1, **kind)
     for t in range(steps):
         rows = np.float32([t, 100 + t])
@@ -323,7 +323,7 @@ def counted(steps, capacity=32, ends=(), **kind):
 def test_new_steps_come_first_once_each_without_overlap():
     buffer = counted(10)
     batch = buffer.sample(5, 4, 1, online=True, with_indices=True)
-    # Both environments have two whole stretches; the fifth is drawn.
+    # Both environments have two complete new sequences; the fifth is drawn at random.
     assert batch["obs"][:4, :, 0].tolist() == [
         [0, 1, 2, 3], [100, 101, 102, 103], [4, 5, 6, 7], [104, 105, 106, 107],
     ]  # fmt: skip
@@ -331,7 +331,7 @@ def test_new_steps_come_first_once_each_without_overlap():
     uniform = buffer.sample(1, 4, 1, with_indices=True)
     for name in uniform:
         np.testing.assert_array_equal(batch[name][4:], uniform[name])
-    # Nothing new: all are drawn, as without the queue.
+    # Nothing is new: all are drawn at random, as without the queue.
     again, plain = buffer.sample(3, 4, 2, online=True), buffer.sample(3, 4, 2)
     assert set(again) == set(plain) == {*KEYS[:6], "state"}
     np.testing.assert_array_equal(again["obs"], plain["obs"])
@@ -340,13 +340,13 @@ def test_new_steps_come_first_once_each_without_overlap():
     assert buffer.sample(1, 4, 3, online=True)["obs"][0, :, 0].tolist() == [8, 9, 10, 11]
 
 
-def test_steps_that_were_replaced_before_their_turn_are_lost():
-    buffer = counted(25, capacity=20)  # 10 held of each
+def test_steps_replaced_before_they_were_sampled_are_skipped():
+    buffer = counted(25, capacity=20)  # 10 stored steps of each
     batch = buffer.sample(4, 5, 0, online=True)
     assert batch["obs"][:, 0, 0].tolist() == [15, 115, 20, 120]
 
 
-def test_the_queue_is_in_the_state():
+def test_the_state_includes_the_queue():
     buffer = counted(21)
     buffer.sample(3, 4, 0, online=True)
     other = SequenceReplayBuffer(32, 1, 1, n_envs=2, state_dim=1)
@@ -360,16 +360,16 @@ def test_the_queue_is_in_the_state():
                 np.testing.assert_array_equal(found[name], expected[name])
     old = buffer.get_state()
     del old["pushed"], old["queued"]
-    other.set_state(old)  # as an older version wrote it: nothing is new
+    other.set_state(old)  # state of an older version: nothing is new
     assert len(other) == 32
     np.testing.assert_array_equal(other.sample(3, 4, 7, online=True)["obs"], other.sample(3, 4, 7)["obs"])
 
 
 @pytest.mark.parametrize("steps", [9, 40])
-def test_states_are_written_behind_their_step(steps):
+def test_states_are_written_to_the_next_step(steps):
     buffer = counted(steps, ends=(4,) if steps == 9 else (34,))
     batch = buffer.sample(64, 4, 3, with_indices=True)
-    fresh = 1000 + batch["obs"] + 1  # before the step behind each
+    fresh = 1000 + batch["obs"] + 1  # the states before the next step
     buffer.update_states(batch["indices"], fresh)
     kept = buffer.get_state()
     number, state, first = kept["obs"][..., 0], kept["state"][..., 0], kept["is_first"]
@@ -382,12 +382,12 @@ def test_states_are_written_behind_their_step(steps):
     assert before == held - (rows - begins)
 
 
-def test_states_of_rows_that_are_gone_or_to_come_are_left_out():
+def test_states_of_missing_rows_are_ignored():
     buffer = counted(16)
     early = buffer.sample(1, 4, 0, online=True, with_indices=True)["indices"]  # number 0
     for t in range(16, 19):
         buffer.push(**ROW | {"obs": [t]}, state=[t])
-    buffer.update_states(early, np.float32([[[91], [92], [93], [94]]]))  # 0 to 2 are replaced by now
+    buffer.update_states(early, np.float32([[[91], [92], [93], [94]]]))  # 0 to 2 have been replaced
     state = buffer.get_state()["state"][0, :, 0]
     assert state.tolist() == [93, 94, *range(5, 19)]
     buffer.update_states(np.array([18 * 2]), np.float32([[[7], [8]]]))
@@ -442,5 +442,5 @@ def test_errors_of_the_queue_and_of_states(call, error, message):
     after = buffer.get_state()
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
-    with pytest.raises(ValueError, match="update_states: the buffer must be made with a state_dim"):
+    with pytest.raises(ValueError, match="update_states: the buffer must be created with a state_dim"):
         filled().update_states([0], np.zeros((1, 1, 1)))

@@ -1,4 +1,4 @@
-"""Running statistics against NumPy over everything seen, and far from zero."""
+"""Running statistics against NumPy over all data, also far from zero."""
 
 import pickle
 
@@ -16,7 +16,7 @@ from rlox.kernels.stats import RunningStats, RunningStatsVec
     sizes=st.lists(st.integers(0, 300), max_size=6),
     offset=st.sampled_from([0.0, 1e6, -1e9]),
 )
-def test_parts_in_any_form_are_the_whole(seed, sizes, offset):
+def test_updates_in_parts_equal_one_update(seed, sizes, offset):
     rng = np.random.default_rng(seed)
     parts = [offset + rng.normal(size=(n, 3)) for n in sizes]
     whole = np.concatenate([np.zeros((0, 3)), *parts])
@@ -36,7 +36,7 @@ def test_parts_in_any_form_are_the_whole(seed, sizes, offset):
     if len(whole) == 0:
         assert (one.mean(), one.var(), one.std(), one.normalize(3.0)) == (0.0, 0.0, 0.0, 0.0)
         return
-    shifted = whole - offset  # exact enough: what NumPy itself loses far from zero is not ours to match
+    shifted = whole - offset  # shifted, since NumPy itself loses precision far from zero
     for stats in (vec, merged):
         np.testing.assert_allclose(stats.mean(), whole.mean(axis=0), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(stats.var(), shifted.var(axis=0), rtol=1e-6, atol=1e-12)
@@ -71,7 +71,7 @@ def test_normalisation():
     np.testing.assert_allclose(one.normalize(x[7, 0]), expected[7, 0], rtol=1e-10)
 
 
-def test_a_constant_divides_by_nothing_small():
+def test_a_constant_column_is_not_divided_by_a_tiny_number():
     stats = RunningStatsVec(1)
     stats.update([1.0])
     np.testing.assert_allclose(stats.normalize([1.5]), 5e7)
@@ -89,7 +89,7 @@ def test_recorded_values():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e200])
-def test_what_would_spoil_them_is_refused(bad):
+def test_values_that_are_not_finite_or_too_large_are_errors(bad):
     one, vec = RunningStats(), RunningStatsVec(2)
     one.batch_update([1.0, 3.0])
     vec.batch_update([[1.0, 2.0], [3.0, 2.0]])

@@ -17,7 +17,7 @@ D, A = 3, 2
 
 
 def make_rows(first, n):
-    """Rows that show where they come from."""
+    """Rows whose values identify them."""
     at = np.arange(first, first + n, dtype=np.float32)
     return {
         "obs": at[:, None] + np.arange(D, dtype=np.float32) / 8,
@@ -142,7 +142,7 @@ GOOD = {"obs": [0, 1], "action": 1.0, "reward": 0.0, "terminated": False, "trunc
         ({"obs": "ab"}, TypeError, "obs must be numbers"),
         ({"obs": [1, [2, 3]]}, ValueError, "obs must be an array of numbers"),
         ({"obs": [1, 2j]}, TypeError, "obs must be an array of numbers, got dtype complex"),
-        ({"obs": np.array([1, np.nan], "f4")}, ValueError, "obs must be finite float32 numbers, got nan at place 1"),
+        ({"obs": np.array([1, np.nan], "f4")}, ValueError, "obs must be finite float32 numbers, got nan at index 1"),
         ({"obs": [1, 1e300]}, ValueError, "obs must be finite float32 numbers, got inf"),
         ({"next_obs": [np.inf, 0]}, ValueError, "next_obs must be finite"),
         ({"next_obs": None}, ValueError, "next_obs must be given for every row"),

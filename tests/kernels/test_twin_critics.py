@@ -1,4 +1,4 @@
-"""The native updates of SAC and TD3 against autograd and torch.optim.Adam; all of them at every CPU level."""
+"""The native updates of SAC and TD3 against autograd and torch.optim.Adam, at every CPU level."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ TD3 = {"learning_rate": 3e-4, "tau": 0.005, "target_noise": 0.2, "noise_clip": 0
 
 
 class Twins(nn.Module):
-    """Two critics with weights (2, n_in, n_out) of all layers, and then biases (2, 1, n_out)."""
+    """Two critics: first the weights (2, n_in, n_out) of all layers, then the biases (2, 1, n_out)."""
 
     def __init__(self, widths, activation):
         super().__init__()
@@ -78,7 +78,7 @@ class Reference:
         self.optimizers = {}
 
     def exact(self):
-        """Itself, in double precision from now on: float32 rounds PyTorch's gradients as much as the kernel's."""
+        """Convert to double precision: float32 rounds PyTorch's gradients as much as the kernel's."""
         for module in (self.policy, self.critics, self.target, self.target_policy):
             module.double()
         self.log_alpha.data = self.log_alpha.data.double()
@@ -144,7 +144,7 @@ class Reference:
         return {name: value.item() for name, value in metrics.items()}, errors.abs().mean(0).detach().numpy()
 
     def state(self):
-        """Every block as it is to be."""
+        """The expected values of all blocks."""
         parts = {**self.parts, "target": self.target, "target_policy": self.target_policy}
         return {name: flat(parts[name].parameters()) for name in self.blocks}
 
@@ -171,7 +171,7 @@ def transitions(sac, n, obs_dim, act_dim, seed, weighted=False):
 
 def assert_gradients_equal(reference, errors):
     for name, expected in reference.gradients.items():
-        # The temperature's is a sum over the components of an action, of either sign.
+        # The temperature's gradient is a sum of terms of both signs over the components of an action.
         apart = 1e-7 * (1 + reference.native.act_dim if name == "log_alpha" else 1)
         assert_equal_gradients(
             reference.native.gradients[name], expected, name, apart, errors=errors if name == "critics" else None
@@ -187,7 +187,7 @@ shapes = st.fixed_dictionaries({**PERCEPTRONS, "act_dim": st.integers(1, 20)})
 def test_gradients_of_sac_equal_pytorchs(shape, n, weighted, target_entropy):
     reference = Reference(True, **shape).exact()
     batch = transitions(True, n, shape["obs_dim"], shape["act_dim"], shape["seed"], weighted)
-    # No step, of which Adam would make a whole one where a gradient is 0 but for rounding.
+    # A learning rate of 0, since Adam makes full steps of gradients that are 0 up to rounding.
     options = {"learning_rate": 0.0, "tau": 0.3, "target_entropy": target_entropy}
     with NearestKink() as kink:
         expected, errors = reference.update([x.astype(np.float64) for x in batch], **options)
@@ -249,7 +249,7 @@ def test_the_gradient_of_equal_values_is_shared():
 @pytest.mark.parametrize("mean", [0.0, 1e-4, 4.0, -40.0, 1e4])
 def test_densities_are_exact_where_tanh_saturates(mean, log_std):
     native = sac_of([])
-    native.parameters["policy"][:] = [0, 0, mean, log_std]  # weights, then what comes out
+    native.parameters["policy"][:] = [0, 0, mean, log_std]  # weights of 0; the biases are the outputs
     noise = np.float32([-1.7, -0.2, 0.0, 0.9, 2.5])
     obs, column = np.zeros((5, 1), np.float32), np.zeros(5, np.float32)
     std = np.exp(np.float64(np.clip(log_std, -20, 2)))
@@ -270,7 +270,7 @@ def sac_of(hidden, obs_dim=1, act_dim=1):
 
 
 @pytest.mark.parametrize("sac", [True, False])
-def test_actions_are_pytorchs(sac):
+def test_actions_equal_pytorchs(sac):
     reference = Reference(sac, 3, 2, [32, 16], "relu", 0)
     obs, noise = np.random.default_rng(0).standard_normal((2, 600, 3)).astype(np.float32)
     noise = np.ascontiguousarray(noise[:, :2])
@@ -325,7 +325,7 @@ for obs_dim, act_dim, hidden, n in ((3, 1, [256, 256], 64), (17, 6, [40, 7], 300
 
 @pytest.mark.slow
 def test_every_cpu_level_gives_the_same():
-    """Panels are as wide as the level's vectors, and so is what is padded."""
+    """The width of panels and of padding depends on the vectors of the level."""
     here = {}
     exec(LEVEL, here)
     for level in "234":
@@ -390,7 +390,7 @@ def test_wrong_options_are_named():
         td3.act(batch[0], batch[0], 0.1)
 
 
-def test_what_cannot_be_built_is_refused():
+def test_errors_of_construction():
     policy, critics = (np.zeros(n, np.float32) for n in n_parameters(4, 2, [8], True))
     target, log_alpha = critics.copy(), np.zeros(1, np.float32)
     NativeSAC(policy, critics, target, log_alpha, 4, 2, [8])
@@ -415,19 +415,19 @@ def test_what_cannot_be_built_is_refused():
 @pytest.mark.parametrize("sac", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("which", range(7))
-def test_nan_is_seen_in_the_metrics(sac, activation, which):
+def test_nan_appears_in_the_metrics(sac, activation, which):
     reference = Reference(sac, 4, 2, [8, 8], activation, 0)
     batch = transitions(sac, 8, 4, 2, 0, True)
     batch[4][:] = 0.9
     batch[which].reshape(-1)[-1] = np.nan
     metrics, td_errors = reference.native.update(*batch, **(SAC if sac else TD3))
     assert np.isnan(metrics["q_loss"])
-    assert np.isnan(metrics["policy_loss"])  # what the critics have become
+    assert np.isnan(metrics["policy_loss"])  # computed with the updated critics
     assert np.isnan(td_errors).sum() == (0 if ROWS[which] == "weights" else 1)
 
 
 @pytest.mark.parametrize("sac", [True, False])
-def test_moments_go_out_and_in(sac):
+def test_moments_can_be_saved_and_restored(sac):
     first, second = (Reference(sac, 4, 2, [8], "relu", 0) for _ in range(2))
     options = SAC if sac else TD3
     first.native.update(*transitions(sac, 8, 4, 2, 0), **options)
@@ -455,7 +455,7 @@ COUNTS = {"train_freq": 5, "gradient_steps": 2, "batch_size": 20, "env_steps": 0
 @pytest.mark.parametrize("sac", [True, False])
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
+def test_rounds_equal_the_loop_in_python(sac, n_envs, n_step):
     def parts():
         env = VecEnv(n_envs, 1, "Pendulum-v1")
         obs = env.reset_all().copy()
@@ -467,7 +467,7 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
     fast, slow = (Reference(sac, 3, 1, [16, 16], "relu", 0) for _ in range(2))
     env, obs, memory, acting, drawing = parts()
     n_steps, done, left = 0, [], 130 // n_envs
-    while left:  # how they are cut into calls changes nothing
+    while left:  # the division into calls must not matter
         n_rounds = min(left, 11)
         counts = {**COUNTS, "env_steps": n_steps} | (more and {"updates": sum(len(part[0]) for part in done)})
         n, table, _, *episodes = fast.native.rounds(
@@ -527,7 +527,7 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
 
 @pytest.mark.parametrize("sac", [True, False])
 def test_rounds_end_where_weights_become_nan(sac):
-    """What is NaN must not act, nor its actions be remembered."""
+    """Weights of NaN must not act, and their actions must not be stored."""
     reference = Reference(sac, 3, 1, [8], "relu", 0)
     env, memory = VecEnv(1, 1, "Pendulum-v1"), ReplayBuffer(500, 3, 1)
     obs = env.reset_all().copy()
@@ -544,7 +544,7 @@ def test_rounds_end_where_weights_become_nan(sac):
     assert np.isfinite(memory.sample(60, 0)["actions"]).all()
 
 
-def test_rounds_refuse_what_does_not_fit():
+def test_rounds_reject_arguments_that_do_not_fit():
     native = sac_of([8], 3, 1)
     env = VecEnv(2, 1, "Pendulum-v1")
     obs = env.reset_all().copy()

@@ -88,7 +88,7 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=200 if FULL else 40, stateful_step_count=60, deadline=None)
 
 
-def test_everything_comes_back_after_growth():
+def test_all_sequences_survive_growth():
     rng = np.random.default_rng(0)
     seqs = [rng.integers(0, 2**32, size=n, dtype=np.uint32) for n in rng.integers(0, 5000, size=2000)]
     store = VarLenStore()
@@ -99,7 +99,7 @@ def test_everything_comes_back_after_growth():
     assert store[-1].dtype == np.uint32
 
 
-def test_what_is_pushed_and_got_is_a_copy():
+def test_push_and_get_copy():
     store, seq = VarLenStore(), np.arange(4, dtype=np.uint32)
     store.push(seq)
     seq[:] = 0
@@ -119,7 +119,7 @@ def test_dtypes(dtype):
     assert again.padded([])[0].shape == (0, 0)
 
 
-def test_float_stores_take_every_float():
+def test_float_stores_accept_every_float():
     store = VarLenStore("float32")
     store.push([1, 0.5, np.nan, np.inf])
     np.testing.assert_array_equal(store.get(0), np.float32([1, 0.5, np.nan, np.inf]))

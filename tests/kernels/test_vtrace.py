@@ -1,4 +1,4 @@
-"""V-trace against recorded values, a NumPy oracle, and the cases where the answer is known."""
+"""V-trace against recorded values, a NumPy oracle, and cases with a known result."""
 
 import json
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_large_ratios_are_clipped():
 @pytest.mark.parametrize("n", [1, 7, 16, 40])
 def test_ratios_beyond_what_exp_can_hold(dtype, n):
     ones = np.ones(n, dtype)
-    # exp(1000) is inf, clipped to 1: as on policy. exp(-1000) is 0: the targets are the values.
+    # exp(1000) is inf and clipped to 1, as on-policy. exp(-1000) is 0, so the targets are the values.
     vs, pg = compute_vtrace(1000 * ones, ones, 0 * ones, 0 * ones, 0.0, 0.5)
     np.testing.assert_allclose(vs, 2 * (1 - 0.5 ** np.arange(n, 0, -1)), rtol=1e-5)
     np.testing.assert_allclose(pg, vs, rtol=1e-5)
@@ -137,7 +137,7 @@ def test_exp_is_accurate_from_end_to_end_of_its_range(dtype):
     assert vs[0] > 0
 
 
-def test_what_must_not_count_is_not_read():
+def test_irrelevant_values_are_not_read():
     for n in (1, 5, 8, 16, 17):
         nan = np.full(n, np.nan)
         done = np.zeros(n, bool)
@@ -173,7 +173,7 @@ def test_out_is_written_and_returned():
         np.testing.assert_array_equal(out, compute_vtrace(log_rho.astype(dtype), r, v, done, last, 0.9))
 
 
-def test_inputs_are_left_alone_and_may_be_lists():
+def test_inputs_are_not_changed_and_may_be_lists():
     arrays = rollout(3, 21, 2)
     copies = [x.copy() for x in arrays]
     log_rho, r, v, done, cut, after, last = arrays

@@ -1,4 +1,4 @@
-"""Models of Llama's shape, with what their configurations let vary."""
+"""Models of Llama's shape, with the options of their configurations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ KINDS = {
 
 
 def made(kind="qwen2", **changed):
-    """A model whose weights are large enough for what a token says to depend on those before it."""
+    """A model with weights so large that the logits of a token depend on the tokens before it."""
     config, own = KINDS[kind]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = AutoModelForCausalLM.from_config(config(**{**SHAPE, **own, **changed}), attn_implementation="sdpa")
         with torch.no_grad():
             for name, p in module.named_parameters():
-                # Norms and biases, which begin as ones and zeros, count too.
+                # Norms and biases, which start as ones and zeros, must have an effect too.
                 p.copy_(torch.rand_like(p) + 0.5 if "norm" in name else 0.3 * torch.randn_like(p))
     return module

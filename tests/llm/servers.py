@@ -1,5 +1,5 @@
-"""Servers that speak as vLLM, SGLang and TGI do, refuse what those refuse, and answer from a model of some thousand
-weights. What they refuse is written from the sources of vLLM 0.32, SGLang 0.5.23 and TGI 3.3."""
+"""Servers with the protocols of vLLM, SGLang and TGI that answer with a model of a few thousand weights. They reject
+the same requests as the real servers, according to the sources of vLLM 0.32, SGLang 0.5.23 and TGI 3.3."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
             status = 200
         except Refused as e:
             status, said = e.status, e.said
-        if said is fake.SILENT:  # until the client has gone
+        if said is fake.SILENT:  # until the client disconnects
             self.connection.recv(1)
             self.close_connection = True
             return
@@ -89,9 +89,9 @@ class _Listener(ThreadingHTTPServer):
 
 
 class Fake:
-    """A server of `module`'s, which is copied.
+    """A server with a copy of `module`.
 
-    `before(method, path, body)` may raise `Refused`, or return what is answered; `mangle(answer)` changes completions.
+    `before(method, path, body)` may raise `Refused` or return an answer; `mangle(answer)` changes completions.
     """
 
     SILENT = object()
@@ -100,7 +100,7 @@ class Fake:
     def __init__(self, module, token=None, context=64, mangle=None, before=None, stale=()):
         self.start_weights = module
         self.token, self.context, self.mangle, self.before, self.stale = token, context, mangle, before, stale
-        self.broken_off = 0  # bytes that answers lack
+        self.broken_off = 0  # bytes that are missing from answers
         self.seen, self.n_loads, self._lock = [], 0, threading.Lock()
         self._load(copy.deepcopy(module))
         self.listener, self.port = None, 0
@@ -111,7 +111,7 @@ class Fake:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self):
-        """Listen, with the weights that the server was started with."""
+        """Listen, with the initial weights of the server."""
         self._load(copy.deepcopy(self.start_weights))
         self.reset()
         self.listener = _Listener(self, self.port)
@@ -122,7 +122,7 @@ class Fake:
         pass
 
     def kill(self):
-        """As by SIGKILL: nothing listens, and every connection is gone."""
+        """As after SIGKILL: stop listening and drop all connections."""
         if self.listener is None:
             return
         listener, self.listener = self.listener, None
@@ -142,7 +142,7 @@ class Fake:
         self.model = LanguageModel(module, None, toy.EOS)
 
     def load(self, folder):
-        """Take over the weights in `folder`, but for those that stay stale."""
+        """Load the weights in `folder`, except those that stay stale."""
         found = load_file(Path(folder) / "model.safetensors")
         assert (Path(folder) / "config.json").exists()
         made = copy.deepcopy(self.model.module)
@@ -180,7 +180,7 @@ class Fake:
 
     @torch.no_grad()
     def log_probs(self, prompt, completions, temperature=1.0):
-        """Of the tokens of `completions`, by one pass with padding on the right, where no earlier column looks."""
+        """Log-probabilities of the tokens of `completions`; padding on the right has no effect on them."""
         longest = max(map(len, completions))
         ids = torch.tensor([[*prompt, *row, *[0] * (longest - len(row))] for row in completions])
         logits = self.model.module(ids).logits[:, len(prompt) - 1 : -1].double() / temperature
@@ -188,7 +188,7 @@ class Fake:
         return [row[: len(own)].tolist() for row, own in zip(found, completions, strict=True)]
 
     def said_of(self, ids):
-        """Log-probabilities of all tokens but the first."""
+        """Log-probabilities of all tokens except the first."""
         return self.log_probs(ids[:1], [ids[1:]])[0] if len(ids) > 1 else []
 
 
@@ -198,7 +198,7 @@ def require(holds, status, said):
 
 
 class VLLM(Fake):
-    """`dev`: started with VLLM_SERVER_DEV_MODE=1. Unknown fields are ignored, as there."""
+    """`dev`: started with VLLM_SERVER_DEV_MODE=1. Unknown fields are ignored, as in vLLM."""
 
     posts = ("/v1/completions",)
 
@@ -247,7 +247,7 @@ class VLLM(Fake):
             self.load(body["kwargs"]["weights_path"])
         except OSError as e:
             raise Refused(500, {"error": {"message": str(e), "code": 500}}) from e
-        self.cached = before  # answers that begin with what the cache holds are of the weights of before
+        self.cached = before  # cached prefixes are still answered with the old weights
         return {"results": [None]}
 
     def post_v1_load_lora_adapter(self, body):
@@ -265,7 +265,7 @@ class VLLM(Fake):
         return b"Success: LoRA adapter removed successfully."
 
     def _adapted(self, name):
-        """The adapter's files are read when it is asked for; without them the engine dies."""
+        """The adapter's files are read on demand; without them the engine dies."""
         from peft import PeftModel
 
         path = self.adapters[name]
@@ -365,7 +365,7 @@ class SGLang(Fake):
             float(asked.get("min_p", 0.0)), tuple(asked.get("stop_token_ids") or ()),
         )  # fmt: skip
         answers = []
-        # No seed: the random numbers are the server's own, here the same whichever request comes first.
+        # There is no seed: the server has its own random numbers, which here do not depend on the order of requests.
         self.drawn[tuple(ids)] += 1
         for drawn, said, ended in self.draw(ids, n, settings, 1000 * self.drawn[tuple(ids)] + sum(ids)):
             reason = {"type": "stop", "matched": drawn[-1]} if ended else {"type": "length", "length": len(drawn)}
@@ -381,7 +381,7 @@ class SGLang(Fake):
 
 
 class TGI(Fake):
-    """Unknown parameters are ignored, as there. `prefix`: ids that its tokenizer puts before every text."""
+    """Unknown parameters are ignored, as in TGI. `prefix`: ids that its tokenizer puts before every text."""
 
     posts = ("/generate",)
 

@@ -1,4 +1,4 @@
-"""Inference backends, against servers of our own that are as strict as the real ones, and by one's own model."""
+"""Inference backends, with test servers that are as strict as the real ones, and with the local sampler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _no_waiting(monkeypatch):
 
 
 def bound(fake, kind, **settings):
-    """A backend of the server `fake`, for a model with its weights."""
+    """A backend of the server `fake`, for a model with the same weights."""
     made = create_backend(kind, url=fake.url, **QUICK, **settings)
     made.bind(LanguageModel(fake.start_weights, toy.tokenizer()))
     return made
@@ -53,7 +53,7 @@ def prefers(completions, prompts):
 
 
 def trained(sampler, n_updates=0, module=None, **settings):
-    """GRPO by a `sampler` (None: the model's own), and the metrics of each update."""
+    """GRPO with a `sampler` (None: the local one), and the metrics of each update."""
     rows = []
 
     class Keep(Callback):
@@ -75,11 +75,11 @@ def trained(sampler, n_updates=0, module=None, **settings):
     return made, rows
 
 
-# ---- what comes back
+# ---- answers
 
 
 @pytest.mark.parametrize("kind", FAKES)
-def test_completions_are_the_servers_and_their_log_probabilities_the_models(kind):
+def test_log_probabilities_of_the_servers_completions_equal_the_models(kind):
     module = toy.model()
     with FAKES[kind](module) as fake:
         backend = bound(fake, kind)
@@ -100,7 +100,7 @@ def test_completions_are_the_servers_and_their_log_probabilities_the_models(kind
 
 
 @pytest.mark.parametrize("kind", ["vllm", "tgi"])
-def test_a_seed_decides_completions_and_equal_prompts_have_different_ones(kind):
+def test_a_seed_reproduces_completions_and_equal_prompts_differ(kind):
     with FAKES[kind](toy.model(scale=1.0)) as fake:
         backend = bound(fake, kind)
         one, again, other = (backend.complete([PROMPTS[0]] * 2, 2, Settings(8), seed).ids for seed in (5, 5, 6))
@@ -109,7 +109,7 @@ def test_a_seed_decides_completions_and_equal_prompts_have_different_ones(kind):
 
 
 @pytest.mark.parametrize("kind", FAKES)
-def test_the_likeliest_tokens_are_those_of_the_local_sampler(kind):
+def test_the_most_likely_tokens_equal_those_of_the_local_sampler(kind):
     module = toy.model()
     with FAKES[kind](module) as fake:
         found = bound(fake, kind).complete(PROMPTS, 1, Settings(6, temperature=0.0), 0)
@@ -131,7 +131,7 @@ def test_every_setting_is_sent_as_the_server_takes_it(kind):
     assert all((row[:-1] != 9).all() for row in found.ids)
 
 
-def test_hf_is_the_local_sampler_and_takes_weights():
+def test_hf_equals_the_local_sampler_and_accepts_weights():
     module, other = toy.model(), LanguageModel(toy.model(seed=1))
     backend = create_backend("hf", model=module)
     before = backend.score(PROMPTS[2:])[0]
@@ -144,7 +144,7 @@ def test_hf_is_the_local_sampler_and_takes_weights():
         backend.sync(LanguageModel(toy.model(hidden=32)))
 
 
-def test_big_answers_are_read_whole():
+def test_large_answers_are_read_completely():
     def large(answer):
         return {**answer, "padding": "x" * (9 << 20)}
 
@@ -153,12 +153,12 @@ def test_big_answers_are_read_whole():
         assert len(found) == 12
 
 
-# ---- training by each
+# ---- training with each server
 
 
 @pytest.mark.slow
-def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
-    """Rewards of the first and the last third of 24 updates; every update's weights are the trainer's."""
+def test_grpo_learns_with_each_server_as_with_the_local_sampler():
+    """Rewards of the first and the last third of 24 updates; each update samples with the trainer's weights."""
     thirds = {}
     for kind in (None, *SYNCED):
         module = toy.model(scale=2.0)
@@ -180,11 +180,11 @@ def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
         thirds[kind] = np.mean(rewards[:8]), np.mean(rewards[16:])
     for first, last in thirds.values():
         assert last > first + 0.2
-    # Of seeds 1 to 3 the local sampler's own are 0.82 to 0.94.
+    # With seeds 1 to 3 the local sampler reaches 0.82 to 0.94.
     assert np.ptp([last for _, last in thirds.values()]) < 0.15
 
 
-def test_online_dpo_samples_by_a_server_too():
+def test_online_dpo_samples_with_a_server():
     with servers.VLLM(toy.model(scale=2.0)) as fake:
         algorithm = OnlineDPO(
             toy.model(scale=2.0), reward_fn=prefers, sampler=create_backend("vllm", url=fake.url), batch_size=3,
@@ -195,7 +195,7 @@ def test_online_dpo_samples_by_a_server_too():
         algorithm.close()
 
 
-def test_weights_are_sent_once_for_all_that_is_sampled_by_them(tmp_path):
+def test_weights_are_sent_once_until_they_change(tmp_path):
     with servers.VLLM(toy.model(seed=3)) as fake:
         algorithm, _ = trained(create_backend("vllm", url=fake.url), tokenizer=toy.tokenizer())
         first = algorithm.evaluate(temperature=0.0)
@@ -233,7 +233,7 @@ def test_adapters_are_sent_merged_or_alone(alone):
         assert not fake.adapters
 
 
-def test_best_of_n_samples_by_a_server_that_has_the_model():
+def test_best_of_n_samples_with_a_server():
     module = toy.model(scale=1.0)
     with servers.TGI(module) as fake:
         best = BestOfN(
@@ -254,7 +254,7 @@ def test_best_of_n_samples_by_a_server_that_has_the_model():
 
 
 @pytest.mark.parametrize("kind", SYNCED)
-def test_stale_embeddings_are_found_though_the_server_says_that_all_is_well(kind):
+def test_stale_embeddings_are_detected_if_the_server_reports_success(kind):
     with FAKES[kind](toy.model(scale=2.0), stale=("embed_tokens",)) as fake:
         sampler = create_backend(kind, url=fake.url, **QUICK)
         with pytest.raises(ValueError, match="must have the model's new weights, got log-probabilities that differ"):
@@ -282,7 +282,7 @@ def test_log_probabilities_before_the_temperature_are_found():
 
 
 @pytest.mark.parametrize("kind", SYNCED)
-def test_log_probabilities_before_top_k_are_refused_where_they_weigh(kind):
+def test_log_probabilities_before_top_k_are_an_error_if_they_are_used(kind):
     with FAKES[kind](toy.model(scale=2.0), **({"raw": True} if kind == "vllm" else {})) as fake:
         trained(create_backend(kind, url=fake.url), 1, top_k=4)
         with pytest.raises(ValueError, match="with top_k=1 they must be 0"):
@@ -296,15 +296,15 @@ def test_another_trainings_weights_are_found():
         algorithm, _ = trained(create_backend("sglang", url=fake.url), 1)
         algorithm.evaluate()
         fake.version = "somebody-else"
-        with pytest.raises(ValueError, match="another training gives it weights as well"):
+        with pytest.raises(ValueError, match="another training sends it weights as well"):
             algorithm.evaluate()
 
 
-# ---- what servers leave out
+# ---- invalid answers
 
 
 def choices(change):
-    """`change` of every choice of an answer of vLLM's."""
+    """Apply `change` to every choice of an answer of vLLM."""
 
     def mangle(answer):
         for choice in answer["choices"]:
@@ -323,8 +323,8 @@ BAD_VLLM = {
     "too many": (lambda a: {**a, "choices": a["choices"] * 2}, "must answer with n=2 completions, got 4"),
     "another order": (lambda a: {**a, "choices": a["choices"][::-1]}, "must number its completions from 0 to 1"),
     "no choices": (lambda a: {"object": "error"}, "must have choices"),
-    "a list": (lambda a: [a], "in place of an object"),
-    "no ids": (without("token_ids"), "must have token_ids, got None: the server leaves out what it is asked for"),
+    "a list": (lambda a: [a], "instead of an object"),
+    "no ids": (without("token_ids"), "must have token_ids, got None: the server omits requested values"),
     "no prompt": (without("prompt_token_ids"), "must have prompt_token_ids"),
     "no log-probabilities": (choices(lambda c: c.update(logprobs=None)), "must have logprobs, got None"),
     "fewer": (choices(lambda c: c["logprobs"]["token_logprobs"].pop()), "as many log-probabilities as tokens"),
@@ -341,16 +341,18 @@ BAD_VLLM = {
     "aborted": (choices(lambda c: c.update(finish_reason="abort")), "must have finish_reason stop or length"),
     "empty": (choices(lambda c: c.update(token_ids=[])), "must have 1 to max_new_tokens=6 tokens, got 0"),
     "cut off": (choices(lambda c: c.update(token_ids=[5], finish_reason="length")), "start it with a larger context"),
-    "another end": (choices(lambda c: c.update(token_ids=[5], finish_reason="stop")), "has another end of sequence"),
+    "another end": (
+        choices(lambda c: c.update(token_ids=[5], finish_reason="stop")), "has a different end of sequence",
+    ),
     "end ignored": (
-        choices(lambda c: c.update(token_ids=[1, 5, 5, 5, 5, 5], finish_reason="length")), "goes on behind it",
+        choices(lambda c: c.update(token_ids=[1, 5, 5, 5, 5, 5], finish_reason="length")), "continues after it",
     ),
     "no JSON": (lambda a: b"<html>", "must answer JSON, got b'<html>'"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_VLLM)
-def test_an_answer_that_is_not_what_was_asked_for_is_refused_by_name(name):
+def test_an_invalid_answer_is_an_error_that_names_the_field(name):
     mangle, said = BAD_VLLM[name]
     with servers.VLLM(toy.model(), mangle=mangle) as fake:
         with pytest.raises(ValueError, match=said) as caught:
@@ -359,7 +361,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused_by_name(name):
 
 
 def of_meta(**changed):
-    """Other values in every ``meta_info`` of an answer of SGLang's."""
+    """Change values in every ``meta_info`` of an answer of SGLang."""
     return lambda answer: [{**one, "meta_info": {**one["meta_info"], **changed}} for one in answer]
 
 
@@ -368,13 +370,13 @@ BAD_SGLANG = {
     "no log-probabilities": (of_meta(output_token_logprobs=None), "must have output_token_logprobs"),
     "other ids": (lambda a: [{**x, "output_ids": [4] * 7} for x in a], "must have log-probabilities of its"),
     "no meta": (lambda a: [{"text": "15"}, {"text": "15"}], "must have meta_info"),
-    "texts": (lambda a: ["1", "5"], "in place of an object"),
+    "texts": (lambda a: ["1", "5"], "instead of an object"),
     "aborted": (of_meta(finish_reason={"type": "abort"}), "must have finish_reason"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_SGLANG)
-def test_an_answer_of_sglangs_that_is_not_what_was_asked_for_is_refused(name):
+def test_an_invalid_answer_of_sglang_is_an_error(name):
     mangle, said = BAD_SGLANG[name]
     with servers.SGLang(toy.model(), mangle=mangle) as fake, pytest.raises(ValueError, match=said):
         bound(fake, "sglang").complete(PROMPTS[:1], 2, Settings(6), 0)
@@ -393,7 +395,7 @@ def test_sglang_may_leave_the_end_out_of_its_ids():
         assert all(ids[-1] == toy.EOS for ids, ended in zip(found.ids, found.ended, strict=True) if ended)
 
 
-def test_a_prompt_that_tgi_reads_otherwise_is_refused():
+def test_a_prompt_that_tgi_changes_is_an_error():
     with servers.TGI(toy.model(), prefix=(2,)) as fake, pytest.raises(ValueError, match="puts a token before it"):
         bound(fake, "tgi").complete(PROMPTS, 1, Settings(2), 0)
     said = "must have details, got None"
@@ -401,10 +403,10 @@ def test_a_prompt_that_tgi_reads_otherwise_is_refused():
         bound(fake, "tgi").complete(PROMPTS, 1, Settings(2), 0)
 
 
-# ---- what is refused before anything is sampled
+# ---- errors before anything is sampled
 
 
-def test_tgi_is_refused_for_training_and_evaluates():
+def test_tgi_evaluates_but_cannot_train():
     module = toy.model(scale=2.0)
     with servers.TGI(module) as fake:
         sampler = create_backend("tgi", url=fake.url)
@@ -424,20 +426,20 @@ def test_tgi_is_refused_for_training_and_evaluates():
     ("fake_settings", "settings", "said"),
     [
         ({"dev": False}, {}, "has no such path; start it with VLLM_SERVER_DEV_MODE=1"),
-        ({"names": ("toy", "other")}, {}, "model must be chosen, for the server has toy, other"),
+        ({"names": ("toy", "other")}, {}, "model must be chosen, since the server has toy, other"),
         ({}, {"model": "tiy"}, "model must be one of the server's, got 'tiy'; did you mean 'toy'"),
         ({"context": 5}, {}, "context must hold 6 tokens for a completion, got 5; raise --max-model-len"),
         ({}, {"lora": True}, "start it with --enable-lora"),
     ],
 )
-def test_what_a_server_of_vllms_lacks_is_said_at_the_start(fake_settings, settings, said):
+def test_missing_features_of_a_vllm_server_are_reported_at_the_start(fake_settings, settings, said):
     with servers.VLLM(toy.model(scale=2.0), **fake_settings) as fake:
         with pytest.raises(ValueError, match=said):
             trained(create_backend("vllm", url=fake.url, **settings), 1)
         assert not fake.n_loads
 
 
-def test_algorithms_that_sample_nothing_take_no_sampler():
+def test_algorithms_without_sampling_reject_a_sampler():
     sampler = create_backend("vllm", url="http://127.0.0.1:1")
     for cls in (SFT, DPO):
         with pytest.raises(TypeError, match="sampler must be left out"):
@@ -446,7 +448,7 @@ def test_algorithms_that_sample_nothing_take_no_sampler():
         GRPO(toy.model(), sampler="vllm")
 
 
-def test_a_module_of_ones_own_cannot_be_sent():
+def test_a_custom_module_cannot_be_sent():
     with servers.VLLM(toy.model()) as fake, pytest.raises(ValueError, match="must be one of Hugging Face's"):
         trained(create_backend("vllm", url=fake.url), 1, toy.model("bare"))
 
@@ -459,7 +461,7 @@ def test_a_module_of_ones_own_cannot_be_sent():
         ("hf", {}, TypeError, "hf needs model"),
         ("vllm", {"url": "127.0.0.1:8000"}, ValueError, "url must be such as"),
         ("vllm", {"url": "http://a:b"}, ValueError, "url must be such as"),
-        ("vllm", {"url": "http://me:secret@a"}, ValueError, "url must be without a user and a password, got one"),
+        ("vllm", {"url": "http://me:secret@a"}, ValueError, "url must not contain a user name or password"),
         ("vllm", {"url": "http://a", "token": "a b"}, ValueError, "token must be a text of ASCII characters"),
         ("vllm", {"url": "http://a", "timeout": 0}, ValueError, "timeout must be a number of seconds"),
         ("vllm", {"url": "http://a", "concurrency": 0}, ValueError, "concurrency must be"),
@@ -474,7 +476,7 @@ def test_settings_are_checked(kind, settings, error, said):
         create_backend(kind, **settings)
 
 
-def test_vllm_in_this_process_says_what_to_install():
+def test_vllm_in_this_process_names_the_package_to_install():
     pytest.importorskip("transformers")
     try:
         import vllm  # noqa: F401
@@ -483,7 +485,7 @@ def test_vllm_in_this_process_says_what_to_install():
             create_backend("vllm-local")
 
 
-def test_what_each_backend_can_do_is_declared():
+def test_each_backend_declares_its_capabilities():
     def can(kind, **settings):
         found = create_backend(kind, **settings).capabilities
         return found.n, found.token_ids, found.scoring, found.weight_sync, found.lora
@@ -495,11 +497,11 @@ def test_what_each_backend_can_do_is_declared():
     assert can("tgi", **url) == (False, False, True, False, False)
 
 
-# ---- a server that is busy, or goes away
+# ---- servers that are busy or stop
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_busy_server_is_asked_again(status):
+def test_requests_to_a_busy_server_are_repeated(status):
     left = [2]
 
     def busy(method, path, body):
@@ -514,7 +516,7 @@ def test_a_busy_server_is_asked_again(status):
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 424, 500])
-def test_what_is_refused_is_not_asked_again(status):
+def test_rejected_requests_are_not_repeated(status):
     def refuses(method, path, body):
         raise servers.Refused(status, {"error": {"message": "the reason", "code": status}})
 
@@ -533,7 +535,7 @@ def test_a_token_is_needed_and_sent():
         trained(create_backend("vllm", url=fake.url, token="secret"), 1)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_for_ever():
+def test_a_server_that_does_not_answer_times_out():
     with servers.VLLM(toy.model(), before=lambda *_: servers.Fake.SILENT) as fake:
         backend = create_backend("vllm", url=fake.url, timeout=0.05, retries=1, pause=0.0)
         with pytest.raises(ServerLost, match=r"must answer within 0.05 s, got timed out 2 times"):
@@ -541,7 +543,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever():
         assert len(fake.seen) == 2
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again():
+def test_requests_with_incomplete_answers_are_repeated():
     with servers.VLLM(toy.model()) as fake:
         backend = bound(fake, "vllm")
         backend.check()
@@ -592,7 +594,7 @@ def test_a_server_that_dies_stops_the_training_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("kind", SYNCED)
-def test_a_server_that_dies_is_waited_for_and_gets_its_weights_again(kind, monkeypatch):
+def test_training_waits_for_a_server_that_restarts_and_sends_the_weights_again(kind, monkeypatch):
     with FAKES[kind](toy.model(scale=2.0)) as fake:
 
         def kill(method, path, body):
@@ -608,14 +610,14 @@ def test_a_server_that_dies_is_waited_for_and_gets_its_weights_again(kind, monke
         def is_up():
             looked.append(look())
             if len(looked) == 2:
-                fake.start()  # with the weights of the beginning
+                fake.start()  # with its initial weights
             return looked[-1]
 
         monkeypatch.setattr(sampler, "is_up", is_up)
         with pytest.warns(RuntimeWarning, match="waiting up to 60 s until it is back"):
             _, rows = trained(sampler, 6)
         assert looked == [False, False, True]
-        assert fake.n_loads == 7  # the third update's weights twice
+        assert fake.n_loads == 7  # those of the third update twice
         assert max(row["sampler_gap"] for row in rows) < 1e-5
         assert len(rows) == 6
 
@@ -629,7 +631,7 @@ def test_a_server_that_does_not_come_back_stops_the_training():
             algorithm.train(n_updates=1)
 
 
-def test_a_server_that_was_started_anew_between_two_requests_gets_its_weights_again():
+def test_a_server_that_was_restarted_between_requests_gets_the_weights_again():
     with servers.VLLM(toy.model(seed=5, scale=2.0)) as fake:
         algorithm, _ = trained(create_backend("vllm", url=fake.url, **QUICK), 2)
         before = algorithm.evaluate(temperature=0.0)
@@ -652,7 +654,7 @@ def test_a_folder_that_the_server_cannot_read_is_named(kind, monkeypatch):
         assert kind != "vllm" or not fake.paused
 
 
-def test_weights_go_by_the_folder_that_is_given(tmp_path):
+def test_weights_are_sent_through_the_given_folder(tmp_path):
     with servers.SGLang(toy.model(scale=2.0)) as fake:
         trained(create_backend("sglang", url=fake.url, folder=tmp_path), 1)
         sent = [body["model_path"] for method, _, body in fake.seen if method == "POST" and "model_path" in body]
@@ -660,7 +662,7 @@ def test_weights_go_by_the_folder_that_is_given(tmp_path):
         assert not [*tmp_path.iterdir()]
 
 
-def test_a_backend_of_ones_own_is_one():
+def test_a_custom_backend_is_accepted():
     class Constant(Backend):
         kind = "constant"
         capabilities = create_backend("hf", model=toy.model()).capabilities
@@ -707,7 +709,7 @@ URL = {"sampler_url": "http://127.0.0.1:1"}
         (
             GRPOConfig(),
             {"sampler": "tgi", **URL},
-            "sampler must be one to train by, got tgi, which takes no new weights",
+            "sampler must be able to train, got tgi, which takes no new weights",
         ),
         (GRPOConfig(), {"sampler": "vllm-local", **URL}, "sampler_url must be null with sampler=vllm-local"),
         (
@@ -726,11 +728,11 @@ URL = {"sampler_url": "http://127.0.0.1:1"}
         (
             SFTConfig(),
             {"sampler": "vllm", **URL},
-            "sampler must be null with algo=sft, which learns from its rows alone",
+            "sampler must be null with algo=sft, which learns only from its rows",
         ),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(algo, keys, said):
+def test_invalid_configurations_are_errors(algo, keys, said):
     reward = {"reward": "rlox.llm.toy:copy_reward"} if isinstance(algo, GRPOConfig) else {}
     rows = DatasetConfig(source="rlox.llm.toy:copy_rows")
 
@@ -742,7 +744,7 @@ def test_a_configuration_that_cannot_be_is_refused(algo, keys, said):
         checked()
 
 
-def test_the_command_line_refuses_what_cannot_be(command):
+def test_the_command_line_rejects_invalid_configurations(command):
     said = "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000"
     assert said in refused(command, *COPY, "sampler=vllm")
     url = "sampler_url=http://127.0.0.1:1"
@@ -750,7 +752,7 @@ def test_the_command_line_refuses_what_cannot_be(command):
 
 
 @pytest.mark.slow
-def test_a_run_by_a_server_from_the_command_line(command, monkeypatch):
+def test_a_run_with_a_server_from_the_command_line(command, monkeypatch):
     monkeypatch.setenv("RLOX_SAMPLER_TOKEN", "secret")
     with servers.VLLM(rlox.llm.toy.make_model()[0], token="secret") as fake:
         code, out, err = command("train", *COPY, "sampler=vllm", f"sampler_url={fake.url}", "hydra.run.dir=run")
@@ -763,10 +765,10 @@ def test_a_run_by_a_server_from_the_command_line(command, monkeypatch):
         asked = len(fake.seen)
         code, _, err = command("eval", "run")
         assert not code, err
-        assert len(fake.seen) == asked  # what is evaluated later needs no server
+        assert len(fake.seen) == asked  # later evaluations need no server
 
 
-def test_a_server_that_dies_in_an_evaluation_leaves_a_run_that_goes_on(command, monkeypatch):
+def test_a_run_whose_server_died_in_an_evaluation_can_be_resumed(command, monkeypatch):
     with servers.VLLM(rlox.llm.toy.make_model()[0]) as fake:
 
         def kill(method, path, body):
@@ -789,7 +791,7 @@ def test_a_server_that_dies_in_an_evaluation_leaves_a_run_that_goes_on(command, 
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_its_server_and_ends_as_if_nothing_had_happened(command):
+def test_a_run_waits_for_its_server_and_ends_with_the_same_result(command):
     with servers.VLLM(rlox.llm.toy.make_model()[0]) as fake:
         words = [*COPY, "sampler=vllm", f"sampler_url={fake.url}", "algo.sampler_correction=token_truncate"]
         assert not command("train", *words, "hydra.run.dir=whole")[0]
@@ -806,9 +808,9 @@ def test_a_run_waits_for_its_server_and_ends_as_if_nothing_had_happened(command)
             while "waiting up to 600 s until it is back" not in " ".join(Path("err").read_text().split()):
                 assert child.poll() is None, Path("err").read_text()
                 time.sleep(0.05)
-            fake.start()  # with the weights of the beginning
+            fake.start()  # with its initial weights
             assert child.wait(60) == 0, Path("err").read_text()
-        assert fake.n_loads == 7  # the second update's weights twice
+        assert fake.n_loads == 7  # those of the second update twice
     whole, waited = (load_checkpoint(f"{run}/checkpoints/last.safetensors").tensors for run in ("whole", "waited"))
     for section in ("policy", "optimizer"):
         assert all(np.array_equal(whole[section][name], waited[section][name]) for name in whole[section])
@@ -818,7 +820,7 @@ def test_a_run_waits_for_its_server_and_ends_as_if_nothing_had_happened(command)
 
 
 class InProcess:
-    """The module ``vllm``, with an engine of that of `servers.VLLM`'s model."""
+    """The module ``vllm``, with an engine that runs the model of `servers.VLLM`."""
 
     made: ClassVar[list] = []
 
@@ -865,7 +867,7 @@ class InProcess:
             return SimpleNamespace(outputs=[one(choice) for choice in choices], prompt_logprobs=told)
 
 
-def test_training_by_vllm_in_this_process(monkeypatch):
+def test_training_with_vllm_in_this_process(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", InProcess)
     InProcess.made.clear()
     algorithm, rows = trained(

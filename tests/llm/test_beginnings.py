@@ -1,4 +1,4 @@
-"""Rows that begin alike, and caches with room: nothing but the time may show them."""
+"""Rows with a common prefix and caches with spare room affect only speed, not results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def completions():
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_beginning_read_once_gives_the_same_scores_and_gradient(kind, monkeypatch):
+def test_sharing_a_prefix_gives_the_same_scores_and_gradient(kind, monkeypatch):
     model = LanguageModel(toy.model(kind))
     sequences = Sequences([p for p in PROMPTS for _ in range(3)], completions())
     found, read = [], []
@@ -40,7 +40,7 @@ def test_a_beginning_read_once_gives_the_same_scores_and_gradient(kind, monkeypa
     assert (gradient - alike).abs().max() < 1e-5 * gradient.abs().max()
 
 
-def test_rows_that_begin_differently_are_read_as_they_are(monkeypatch):
+def test_rows_without_a_common_prefix_are_read_separately(monkeypatch):
     monkeypatch.setattr(models, "_WORTH", 1)
     model = LanguageModel(toy.model("qwen2"))
     layout = model.layout(Sequences([[2, 3], [3, 3], [4, 3]], [[5], [6], [7]]))
@@ -55,7 +55,7 @@ def test_a_cache_with_room_draws_the_same_completions(kind, monkeypatch):
         monkeypatch.setattr(sampling, "_LONG", long)
         drawn.append(sampling.sample(model, PROMPTS, sampling.Settings(max_new_tokens=20), n=6, seed=3))
     with_room, copied = drawn
-    assert min(map(len, with_room.ids)) < 15  # rows have left
+    assert min(map(len, with_room.ids)) < 15  # some rows ended early
     for a, b, p, q in zip(with_room.ids, copied.ids, with_room.log_probs, copied.log_probs, strict=True):
         assert a.tolist() == b.tolist()
         assert np.abs(p - q).max() < 1e-5

@@ -1,4 +1,4 @@
-"""Best-of-N: of N completions the one that earns most."""
+"""Best-of-N: of N completions, the one with the highest reward."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_more_samples_are_never_worse():
     assert means[0] < means[1] < means[2]
 
 
-def test_ids_stand_with_padding_behind_them():
+def test_ids_are_padded_on_the_right():
     chooser = made()
     ids, scores = chooser.generate(PROMPTS, return_scores=True)
     again = made().best(PROMPTS)
@@ -55,7 +55,7 @@ def test_ids_stand_with_padding_behind_them():
     assert torch.equal(made().generate(PROMPTS), ids)
 
 
-def test_every_call_draws_others_and_a_seed_draws_the_same():
+def test_every_call_draws_new_samples_and_a_seed_reproduces_them():
     one, other = made(), made()
     first = one.best(PROMPTS).all_scores
     assert not np.array_equal(first, one.best(PROMPTS).all_scores)
@@ -80,7 +80,7 @@ def test_a_module_of_the_users_own_and_a_reward_of_ids():
     assert prompts.tolist() == [[2, 3]] * 4 + [[4, 5]] * 4
 
 
-def test_settings_are_those_of_the_sampler():
+def test_settings_are_passed_to_the_sampler():
     chooser = made(temperature=0.0, n=2)
     scores = chooser.best(PROMPTS).all_scores
     assert np.array_equal(scores[:, 0], scores[:, 1])
@@ -102,11 +102,11 @@ def test_settings_are_those_of_the_sampler():
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
-def test_what_is_wrong_is_said(more, error, said):
+def test_errors_name_the_setting(more, error, said):
     with pytest.raises(error, match=said):
         made(**more).best(PROMPTS)
 
 
-def test_a_reward_of_nothing_is_refused():
+def test_a_missing_reward_is_an_error():
     with pytest.raises(TypeError, match=r"BestOfN: a reward must be a function .*got None"):
         BestOfN(toy.model(), None)

@@ -1,4 +1,4 @@
-"""``rlox train``, ``eval``, ``generate`` and ``plot`` of language models, as they are typed."""
+"""``rlox train``, ``eval``, ``generate`` and ``plot`` for language models."""
 
 import json
 import os
@@ -40,24 +40,24 @@ def once(completions, prompts, seen=[]):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with rows and rewards of the user's."""
+    """A folder with the user's rows and rewards."""
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     rows = [{**row, "chosen": row["answer"], "rejected": "9"} for row in rlox.llm.toy.sum_rows()[::7]]
     (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # from another test
     return tmp_path
 
 
 def done(command, *words):
-    """What a command prints that does its work."""
+    """The output of a command, after checking that it succeeded."""
     code, out, err = command(*words)
     assert not code, err
     return out + err
 
 
 def refused(command, *words):
-    """The paragraph that `rlox train` ends with."""
+    """The error that `rlox train` prints."""
     code, _, err = command("train", *words)
     assert code
     return " ".join(err.split())
@@ -68,7 +68,7 @@ def record(folder):
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_evaluated_continued_and_asked(command, tmp_path):
+def test_a_run_is_trained_evaluated_resumed_and_used_to_generate(command, tmp_path):
     _, out, err = command("train", *COPY, "total_timesteps=6", "hydra.run.dir=run")
     assert "grpo copy_rows seed 0: 6 updates" in err + out
     rows = record("run")
@@ -103,7 +103,7 @@ def test_a_run_is_trained_evaluated_continued_and_asked(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(command, here):
+def test_a_killed_run_resumes_bit_for_bit(command, here):
     words = [*COPY, "total_timesteps=12", "algo.lora_rank=4", "algo.kl_coef=0.1", "algo.n_epochs=2"]
     command("train", *words, "hydra.run.dir=whole")
     child = os.fork()
@@ -120,12 +120,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(command, here):
     whole, cut = (weights(Path(name) / "checkpoints/last.safetensors") for name in ("whole", "cut"))
     assert whole.keys() == cut.keys()
     assert all(np.array_equal(whole[name], cut[name]) for name in whole)
-    # Adapters alone: the model is made again by its function.
+    # Only adapters are saved: the model is created again by its function.
     assert all("lora" in name for name in load_checkpoint("cut/checkpoints/last.safetensors").tensors["policy"])
 
 
 @pytest.mark.slow
-def test_a_run_of_adapters_goes_on_with_its_own_model_alone(command, here):
+def test_a_run_of_adapters_resumes_only_with_its_own_model(command, here):
     (model, tok), (other, _) = (rlox.llm.toy.make_model(seed, hidden=16, layers=1) for seed in (0, 1))
     for part in (model, tok):
         part.save_pretrained("base")
@@ -154,18 +154,18 @@ def test_four_commands_make_one_pipeline(command, here):
     for name in ("sft", "judge", "grpo", "dpo", "online"):
         imports = ["--import", "my_rewards"] if name == "online" else []
         assert "reproduced exactly" in done(command, "eval", name, *imports), name
-    # Training went on from what was there: the start of GRPO is the model that SFT made.
+    # Training continued from the earlier stages: GRPO starts from the model that SFT trained.
     assert load_checkpoint("grpo/checkpoints/last.safetensors").header["model"]["source"].endswith("best.safetensors")
 
 
-def test_check_says_what_a_run_takes_and_trains_nothing(command, here):
+def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
     _, out, err = command("train", *COPY, "--check")
     said = out + err
     for name in ("model", "rows", "reward", "memory", "plan", "disk", "time"):
         assert f"  {name:<12} " in said, said
     assert "85,696 parameters" in said
     assert ", decoder " in said
-    assert "evaluated on the rows that are learned from" in said
+    assert "the model is evaluated on its training rows" in said
     assert not Path("outputs").exists()
     words = [word for word in COPY if not word.startswith("reward=")]
     _, out, err = command("train", *words, "reward=my_rewards:short", "--import", "my_rewards", "dataset=sums.jsonl",
@@ -181,14 +181,14 @@ def test_check_says_what_a_run_takes_and_trains_nothing(command, here):
         ([*COPY, "reward=null"], "reward must be given for algo=grpo, got null"),
         ([*COPY, "reward=my_rewards:short"], "add --import my_rewards"),
         ([*COPY, "reward=my_rewards:shrt", "--import", "my_rewards"], "did you mean 'short'?"),
-        ([*COPY, "reward=nothing/here"], "reward=nothing/here must be module:FUNCTION, a URL, or the run of"),
+        ([*COPY, "reward=nothing/here"], "reward=nothing/here must be module:FUNCTION, a URL, or an existing run of"),
         ([*COPY, "dataset=sum.jsonl"], "did you mean 'sums.jsonl'?"),
         ([*COPY, "env.workers=2", "env.n_envs=2"], "env.workers must be 0 with algo=grpo"),
         ([*COPY, "compile=true"], "compile must be false with algo=grpo"),
         ([*COPY, "algo.loss_type=drgrpo"], "loss_type must be one of grpo, bnpo, dr_grpo, dapo"),
         ([*COPY, "algo.group_size=1"], "group_size must be >= 2"),
         ([*COPY, "algo.temperature=0"], "temperature must be > 0"),
-        ([*COPY, "reward_weights=[1.0,2.0]"], "reward_weights must hold a number for each reward"),
+        ([*COPY, "reward_weights=[1.0,2.0]"], "reward_weights must contain a number for each reward"),
         ([*COPY, "model=./nowhere"], "model=./nowhere"),
         (["algo=ppo", "model=gpt2"], "model must be null with algo=ppo, which trains no language model"),
         (["algo=dpo", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:copy_rows", *SMALL], "'chosen'"),
@@ -198,11 +198,11 @@ def test_check_says_what_a_run_takes_and_trains_nothing(command, here):
         ([*COPY, "algo.lora_rank=2", "algo.lora_targets=[nothing]"], "lora_targets must name modules of the model"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_paragraph(command, here, words, said):
+def test_errors_are_one_paragraph(command, here, words, said):
     assert said in refused(command, *words)
 
 
-def test_what_was_learned_before_a_reward_failed_is_kept(command, here):
+def test_updates_before_a_reward_failed_are_saved(command, here):
     own = ["reward=my_rewards:once", "--import", "my_rewards", "eval.n_points=0"]
     refused(command, *COPY, *own, "total_timesteps=9", "hydra.run.dir=run")
     kept = load_checkpoint("run/checkpoints/last.safetensors").header

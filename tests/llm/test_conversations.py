@@ -24,7 +24,7 @@ GRID = {"environment": shipped.TextGridWorld, "max_turns": 6, "max_new_tokens": 
 
 
 class Echo:
-    """Says what it was told, until it has heard three turns."""
+    """Repeats the turns of the model, three times."""
 
     def reset(self, prompt):
         self.heard = []
@@ -36,7 +36,7 @@ class Echo:
 
 
 def scripted(words):
-    """Draws that write `words`, one for each conversation and turn."""
+    """A sampler that writes `words`, one for each conversation and turn."""
     turn = iter(words)
 
     def draw(contexts, keys, step, settings):
@@ -58,7 +58,7 @@ def talk(environment, words, prompts=("1=",), n=1, chat=False, turns=9):
     return converse(model, ids, texts, rows, n, 7, Settings(4), turns, environment, draw), drawn
 
 
-def test_what_the_model_wrote_stays_as_it_was_sampled_and_answers_come_behind_it():
+def test_sampled_tokens_are_kept_and_answers_are_appended():
     found, drawn = talk(Echo, [["2"], ["34"], ["5"]])
     assert tokenizer().decode(found.ids[0]) == "+22=3434=5"
     assert found.written[0].tolist() == [False, True, False, False, True, True, False, False, False, True]
@@ -66,11 +66,11 @@ def test_what_the_model_wrote_stays_as_it_was_sampled_and_answers_come_behind_it
     assert (found.rewards[0], found.ended[0], found.turns[0]) == (1.5, True, 3)
     contexts = [tokenizer().decode(c) for (c,), _, _ in drawn]
     assert contexts == ["1=+", "1=+22=", "1=+22=3434="]
-    # Every turn, sample and prompt has random numbers of its own.
+    # Every turn, sample and prompt has its own random numbers.
     assert len({(key, step) for _, keys, step in drawn for key in keys}) == 3
 
 
-def test_conversations_that_are_over_are_not_asked_again():
+def test_conversations_that_ended_are_not_continued():
     class Short(Echo):
         def step(self, text):
             return "", 1.0, text == "9"
@@ -82,22 +82,22 @@ def test_conversations_that_are_over_are_not_asked_again():
     assert len({key for key in drawn[0][1]}) == 4
 
 
-def test_turns_and_the_models_context_end_a_conversation():
+def test_the_limits_of_turns_and_context_end_a_conversation():
     class Endless(Echo):
         def step(self, text):
             return "1" * 20, 0.0, False
 
     found, _ = talk(Endless, [["2"]] * 9, turns=2)
     assert (found.turns[0], found.ended[0]) == (2, False)
-    # 64 tokens: what is left after two answers is less than a third.
+    # With a context of 64 tokens, the space after two answers is too small for a third.
     found, drawn = talk(Endless, [["2"]] * 9)
     assert found.turns[0] == len(drawn) == 3
     assert not found.ended[0]
-    # Positions behind the context are unknown to the model: what does not fit is left out.
+    # The model has no positions beyond its context, so tokens that do not fit are dropped.
     assert len("1=") + len(found.ids[0]) == 64
 
 
-def test_a_chat_template_sets_the_answers():
+def test_a_chat_template_formats_the_answers():
     tok = tokenizer()
     kept = tok.chat_template
     tok.chat_template = CHAT
@@ -105,7 +105,7 @@ def test_a_chat_template_sets_the_answers():
         found, _ = talk(Echo, [["2"], ["3"], ["4"]], chat=True)
     finally:
         tok.chat_template = kept
-    # "u" is no token of this alphabet, and padding stands for it; "a" begins the model's turn.
+    # "u" is not in this vocabulary, so padding replaces it; "a" starts the model's turn.
     assert tok.convert_ids_to_tokens(found.ids[0].tolist()) == [
         *("<pad>", "+", "a", "2", "<pad>", "2", "=", "a", "3", "<pad>", "3", "=", "a", "4"),
     ]
@@ -122,7 +122,7 @@ def test_a_chat_template_sets_the_answers():
         (lambda self, text: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
 )
-def test_an_environment_that_answers_otherwise_is_named(step, error, said):
+def test_wrong_answers_of_an_environment_are_errors(step, error, said):
     with pytest.raises(error, match=said):
         talk(type("Wrong", (Echo,), {"step": step}), [["2"]])
 
@@ -134,11 +134,11 @@ def grid(**more):
     return GRPO(model, tokenizer=tok, dataset=shipped.grid_rows(), **settings)
 
 
-def test_only_what_the_model_wrote_is_learned():
+def test_only_tokens_of_the_model_are_learned():
     algorithm = grid(learning_rate=1e-9, max_new_tokens=2)
     batch = algorithm.sample()
     assert batch.sequences.n_scored.sum() == len(batch.sampler_log_probs)
-    # The same numbers from a pass over each whole conversation.
+    # A pass over each complete conversation gives the same numbers.
     found = algorithm.log_probs(batch.sequences)
     np.testing.assert_allclose(found.numpy(), batch.sampler_log_probs, atol=2e-6)
     assert all(len(ids) > n for ids, n in zip(batch.ids, batch.sequences.n_scored, strict=True) if n > 2)
@@ -156,10 +156,10 @@ def test_a_server_samples_conversations_up_to_its_own_context(kind):
         batch = algorithm.sample()
         assert max(len(ids) + 3 for ids in batch.ids) == 12
         np.testing.assert_allclose(algorithm.log_probs(batch.sequences).numpy(), batch.sampler_log_probs, atol=2e-6)
-        assert sum(path == "/v1/models" for _, path, _ in fake.seen) == 1  # asked once, however long it gets
+        assert sum(path == "/v1/models" for _, path, _ in fake.seen) == 1  # requested once, whatever the length
 
 
-def test_a_run_goes_on_to_the_bit(tmp_path):
+def test_a_run_resumes_bit_for_bit(tmp_path):
     whole, cut = grid(), grid()
     whole.train(4)
     cut.plan(4)

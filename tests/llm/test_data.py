@@ -1,5 +1,5 @@
-"""Datasets of text: every source gives the same rows, what is wrong is named by its line or row, and ids are those of
-the tokenizer."""
+"""Datasets of text: all sources give the same rows, errors name the line or row, and ids come from the
+tokenizer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EOS = 2
 
 
 class HuggingFace:
-    """What is used of a datasets.Dataset."""
+    """The part of datasets.Dataset that rlox uses."""
 
     column_names = tuple(TABLE)
 
     def __getitem__(self, name):
-        return iter(TABLE[name])  # as the Column of datasets, it is no list
+        return iter(TABLE[name])  # like a Column of datasets, this is not a list
 
 
 def write(path, text):
@@ -40,7 +40,7 @@ def written(folder, suffix):
     if suffix == ".jsonl":
         return write(path, "".join(f"{json.dumps(row)}\n\n" for row in OBJECTS))
     if suffix == ".json":
-        return write(path, b"\xef\xbb\xbf" + json.dumps(OBJECTS).encode())  # with a byte-order mark, as Windows writes
+        return write(path, b"\xef\xbb\xbf" + json.dumps(OBJECTS).encode())  # with a byte-order mark, as on Windows
     if suffix == ".csv":
         return write(path, 'prompt,answer\r\n1+1=,2\r\n"say ""a, b""\nplease","a, b"\r\n')
     pa = pytest.importorskip("pyarrow")
@@ -70,7 +70,7 @@ def test_every_object_gives_the_same_rows(source):
     assert read_rows(source).columns == TABLE
 
 
-def test_rows_are_taken_as_they_are_and_texts_become_prompts():
+def test_rows_are_returned_unchanged_and_texts_become_prompts():
     rows = read_rows(["a", "b"])
     assert rows.columns == {"prompt": ["a", "b"]}
     assert read_rows(rows) is rows
@@ -85,17 +85,17 @@ def test_a_long_field_of_a_csv_file_is_read(tmp_path):
     assert csv.field_size_limit() == limit
 
 
-def test_json_lines_may_hold_other_line_ends_in_their_texts(tmp_path):
+def test_texts_in_json_lines_may_contain_other_line_ends(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"prompt": "a\u2028b"}\n')
     assert read_rows(path).columns == {"prompt": ["a\u2028b"]}
 
 
-def test_rows_select_in_the_order_that_is_asked_for():
+def test_rows_select_in_the_given_order():
     rows = read_rows(TABLE)
     assert rows.select(np.array([1, 0, 1])) == {name: [b, a, b] for name, (a, b) in TABLE.items()}
 
 
-def test_the_fingerprint_is_that_of_all_values_and_of_their_order():
+def test_the_fingerprint_depends_on_all_values_and_their_order():
     same = Rows({"answer": TABLE["answer"], "prompt": TABLE["prompt"]}, "elsewhere")
     mark = read_rows(TABLE).fingerprint()
     assert len(mark) == 64
@@ -109,7 +109,7 @@ def test_the_fingerprint_is_that_of_all_values_and_of_their_order():
     ]
     assert len({mark, *(rows.fingerprint() for rows in others)}) == 6
     assert Rows({"x": [np.arange(3), b"a"]}).fingerprint() == Rows({"x": [[0, 1, 2], "61"]}).fingerprint()
-    with pytest.raises(TypeError, match=r"row 1: x must be a value that JSON has, got <object"):
+    with pytest.raises(TypeError, match=r"row 1: x must be a value that JSON supports, got <object"):
         Rows({"x": [1, object()]}).fingerprint()
 
 
@@ -140,12 +140,12 @@ def test_the_fingerprint_is_that_of_all_values_and_of_their_order():
         ("a.csv", 'prompt\n"a\n', "must be CSV, got unexpected end of data"),
         ("a.csv", "prompt\n", "must hold at least one row, got none"),
         ("a.csv", "", "must hold at least one row, got none"),
-        ("a.parquet", "no", "must be a .parquet file, and is none"),
-        ("a.arrow", "no", "must be a .arrow file, and is none"),
+        ("a.parquet", "no", "must be a .parquet file, and is not"),
+        ("a.arrow", "no", "must be a .arrow file, and is not"),
         ("a.txt", "no", "must end in one of .jsonl, .json, .csv, .parquet, .arrow, got 'a.txt'"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_by_its_line(tmp_path, name, text, said):
+def test_errors_in_a_file_name_the_line(tmp_path, name, text, said):
     if name.endswith(("parquet", "arrow")):
         pytest.importorskip("pyarrow")
     path = write(tmp_path / name, text)
@@ -154,7 +154,7 @@ def test_what_is_wrong_in_a_file_is_named_by_its_line(tmp_path, name, text, said
     assert str(info.value).startswith(f"dataset {path}: ")
 
 
-def test_a_missing_file_is_answered_by_the_nearest(tmp_path):
+def test_a_missing_file_is_an_error_with_a_suggestion(tmp_path):
     write(tmp_path / "train.jsonl", "")
     with pytest.raises(FileNotFoundError, match=r"no such file; did you mean 'train.jsonl'\?"):
         read_rows(tmp_path / "trian.jsonl")
@@ -168,13 +168,13 @@ def test_a_missing_file_is_answered_by_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        (5, TypeError, r"source must be a path, a list of dicts .*, got 5; a streamed dataset"),
+        (5, TypeError, r"source must be a path, a list of dicts .*, got 5; pass a streamed dataset"),
         ([], ValueError, "at least one row"),
         ({}, ValueError, "at least one row"),
         ({"prompt": "abc"}, ValueError, "column prompt must be a list, got 'abc'"),
         ({"prompt": ["a"], "answer": []}, ValueError, "column answer must have 1 rows, as column prompt has, got 0"),
         ({3: ["a"]}, TypeError, "names of columns must be texts, got 3"),
-        (["a", {"prompt": "b"}], ValueError, "row 1 must be a text, as others are"),
+        (["a", {"prompt": "b"}], ValueError, "row 1 must be a text, as other rows are"),
         ([{"prompt": "a"}, {"promt": "b"}], ValueError, r"row 1 must have column 'prompt'.*did you mean 'promt'\?"),
         ([{"prompt": "a"}, 5], ValueError, "row 1 must be an object"),
         (
@@ -184,7 +184,7 @@ def test_a_missing_file_is_answered_by_the_nearest(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_with_an_object_is_named_by_its_row(source, error, said):
+def test_errors_in_an_object_name_the_row(source, error, said):
     with pytest.raises(error, match=said):
         read_rows(source)
 
@@ -210,7 +210,7 @@ def test_pairs():
     assert (pairs.columns, len(pairs)) == ({"source": ["x", "y"]}, 2)
 
 
-def test_the_prompt_of_two_chats_is_what_both_begin_with():
+def test_the_prompt_of_two_chats_is_their_common_prefix():
     system, worse = {"role": "system", "content": "be brief"}, {"role": "assistant", "content": "no"}
     columns = {
         "chosen": [[USER, ASSISTANT], [system, USER, ASSISTANT], [USER, ASSISTANT]],
@@ -220,7 +220,7 @@ def test_the_prompt_of_two_chats_is_what_both_begin_with():
     assert pairs.prompts == [[USER], [system, USER], [USER]]
     assert pairs.chosen == [[ASSISTANT], [ASSISTANT], [ASSISTANT]]
     assert pairs.rejected == [[worse], [worse, USER, worse], [ASSISTANT]]
-    assert columns["chosen"][0] == [USER, ASSISTANT]  # what was given is left alone
+    assert columns["chosen"][0] == [USER, ASSISTANT]  # the input is not changed
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_demonstrations(columns, prompts, completions, rest):
         (text_rows, {"text": [[USER]]}, "row 0: text must be a text, got .*; name it 'messages'"),
     ],
 )
-def test_what_a_task_lacks_is_named_by_row_and_column(view, columns, said):
+def test_missing_values_of_a_task_are_named_by_row_and_column(view, columns, said):
     with pytest.raises(ValueError, match=said) as info:
         view(read_rows(columns))
     assert str(info.value).startswith(f"{view.__name__}: dataset <dict>: ")
@@ -298,7 +298,7 @@ def test_a_prompt_has_the_tokenizers_special_tokens_and_no_eos(bos, appends_eos)
     assert prompt == [1] * bos + ids_of(tokenizer, "ab")
     assert completion == [*ids_of(tokenizer, "cd"), EOS]
     assert encode(tokenizer, "ab") == (prompt, [])
-    # An EOS that stands in the text is the user's.
+    # An EOS in the text itself is kept.
     assert encode(tokenizer, "ab</s>", "")[0] == [*prompt, EOS]
 
 
@@ -333,11 +333,11 @@ def test_a_bos_that_is_also_the_eos_stays():
     assert encode(tokenizer, "<s>")[0] == [1, 1]
 
 
-def test_a_chat_is_rendered_by_the_template_and_its_completion_goes_on_from_there():
+def test_a_chat_is_rendered_by_the_template_and_the_completion_continues_it():
     tokenizer = character_tokenizer(template=CHATML)
     prompt, completion = encode(tokenizer, [USER], [ASSISTANT])
     assert tokenizer.decode(prompt) == "@user\nhi</s>\n@assistant\n"
-    assert completion == [*ids_of(tokenizer, "hello"), EOS]  # without the newline that the template puts behind
+    assert completion == [*ids_of(tokenizer, "hello"), EOS]  # without the newline that the template adds
     assert encode(tokenizer, [USER], "hello") == (prompt, completion)
     assert encode(tokenizer, [USER]) == (prompt, [])
     several = encode(tokenizer, [USER], [ASSISTANT, USER, ASSISTANT])[1]
@@ -345,14 +345,14 @@ def test_a_chat_is_rendered_by_the_template_and_its_completion_goes_on_from_ther
     assert tokenizer.decode(encode(tokenizer, [USER], "hello", add_eos=False)[1]) == "hello</s>\n"
 
 
-def test_where_a_template_ends_without_eos_one_is_added():
+def test_eos_is_added_if_a_template_ends_without_it():
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     tokenizer = character_tokenizer(template=f"{plain}{{% if add_generation_prompt %}}assistant: {{% endif %}}")
     prompt, completion = encode(tokenizer, [USER], [ASSISTANT])
     assert tokenizer.decode([*prompt, *completion]) == "user: hi\nassistant: hello\n</s>"
 
 
-def test_where_a_template_rewrites_the_prompt_the_answers_content_is_the_completion():
+def test_the_completion_is_the_answer_alone_if_a_template_rewrites_the_prompt():
     counting = "{{ messages | length }}{% for m in messages %}|{{ m.content }}{% endfor %}"
     tokenizer = character_tokenizer(template=counting)
     prompt, completion = encode(tokenizer, [USER], [ASSISTANT])
@@ -362,7 +362,7 @@ def test_where_a_template_rewrites_the_prompt_the_answers_content_is_the_complet
         encode(tokenizer, [USER], [ASSISTANT, USER, ASSISTANT])
 
 
-def test_a_tokenizer_that_answers_with_a_dict_of_ids_serves_too():
+def test_a_tokenizer_that_returns_a_dict_of_ids_is_accepted():
     class Older:
         eos_token_id, chat_template = 9, "{{ messages }}"
 
@@ -380,26 +380,26 @@ def test_a_tokenizer_that_answers_with_a_dict_of_ids_serves_too():
     ("options", "prompt", "completion", "error", "said"),
     [
         ({}, "", "a", ValueError, "encode: row 3: prompt must have at least one token, got ''"),
-        ({}, [USER], "a", ValueError, "row 3: tokenizer must have a chat template where a prompt is a chat, got None"),
+        ({}, [USER], "a", ValueError, "row 3: tokenizer must have a chat template if a prompt is a chat, got None"),
         ({"eos": None}, "a", "b", ValueError, "row 3: tokenizer must have an EOS, which ends completions, got None"),
         ({}, "a", [ASSISTANT], ValueError, "row 3: completion must be a text, as prompt is, got"),
         ({}, 5, "a", ValueError, "row 3: prompt must be a text, or a chat such as .*, got 5"),
         ({}, "a", 5, ValueError, "row 3: completion must be a text, or a chat such as .*, got 5"),
     ],
 )
-def test_what_cannot_be_encoded_is_named_by_its_row(options, prompt, completion, error, said):
+def test_errors_of_encoding_name_the_row(options, prompt, completion, error, said):
     with pytest.raises(error, match=said):
         encode(character_tokenizer(**options), prompt, completion, row=3)
 
 
-def test_a_bare_tokenizer_of_tokenizers_is_refused_with_the_remedy():
+def test_a_bare_tokenizer_of_tokenizers_is_an_error_with_a_remedy():
     with pytest.raises(
         TypeError, match=r"tokenizer must be one of transformers.*PreTrainedTokenizerFast\(tokenizer_obj"
     ):
         encode(character_tokenizer().backend_tokenizer, "a")
 
 
-def test_what_a_template_raises_says_where():
+def test_errors_of_a_template_name_the_row():
     tokenizer = character_tokenizer(template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(Exception, match="roles must alternate") as info:
         encode(tokenizer, [USER], row=3)

@@ -1,4 +1,4 @@
-"""The native decoder: the logits of each model it knows, and the models that it leaves to themselves."""
+"""The native decoder: the logits of each supported model, and models that decode with their own module."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def drawn(model, **settings):
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_logits_are_the_modules(kind):
-    """After prompts of unequal lengths, while rows leave."""
+def test_logits_equal_those_of_the_module(kind):
+    """After prompts of unequal lengths, while rows are removed."""
     model = LanguageModel(made(kind), None, toy.EOS)
     n, room = 2, 20
     assert decodes(model, 6 + room)
@@ -53,7 +53,7 @@ def test_logits_are_the_modules(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_completions_are_those_of_the_module(kind):
+def test_completions_equal_those_of_the_module(kind):
     model = LanguageModel(made(kind), None, toy.EOS)
     natively = drawn(model)
     model.native = False
@@ -104,8 +104,8 @@ CHANGES = [hooked, hooked_before, replaced, rescaled, other_eps, other_part, dou
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_changed_model_decodes_by_itself(change):
-    """Without a word, and as it was changed."""
+def test_a_changed_model_decodes_with_its_module(change):
+    """Without a warning, and with the change."""
     module = made()
     change(module)
     model = LanguageModel(module, None, toy.EOS)
@@ -122,7 +122,7 @@ def test_a_changed_model_decodes_by_itself(change):
 
 
 class Inherited(Qwen2ForCausalLM):
-    """A class of the user's own."""
+    """A custom class."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ class Inherited(Qwen2ForCausalLM):
     ],
     ids=["window", "window of mistral", "angles of the length", "wide", "gelu", "class", "gpt2", "bare"],
 )
-def test_a_model_of_another_shape_decodes_by_itself(module):
+def test_an_unsupported_model_decodes_with_its_module(module):
     assert not decodes(LanguageModel(module(), None, toy.EOS), 9)
 
 
@@ -153,11 +153,11 @@ def test_a_window_that_no_row_reaches_has_no_effect():
 
 
 @pytest.mark.slow
-def test_adapters_leave_it_to_the_module():
+def test_models_with_adapters_decode_with_their_module():
     assert not decodes(with_adapters(LanguageModel(made()), 2, 4.0, None, 0), 9)
 
 
-def test_threads_autocast_and_global_hooks_leave_it_to_the_module():
+def test_with_threads_autocast_or_global_hooks_the_module_decodes():
     model = LanguageModel(made(), None, toy.EOS)
     assert decodes(model, 9)
     torch.set_num_threads(2)
@@ -172,7 +172,7 @@ def test_threads_autocast_and_global_hooks_leave_it_to_the_module():
 
 
 def test_a_class_that_was_changed_is_noticed_once(monkeypatch):
-    """The comparison of logits finds it; the instance itself looks unchanged."""
+    """Only the comparison of logits finds the change; the instance itself looks unchanged."""
     model = LanguageModel(made(), None, toy.EOS, "GRPO")
     forward = Qwen2MLP.forward
     monkeypatch.setattr(Qwen2MLP, "forward", lambda part, x: 1.01 * forward(part, x))
@@ -185,7 +185,7 @@ def test_a_class_that_was_changed_is_noticed_once(monkeypatch):
     assert [ids.tolist() for ids in found.ids] == [ids.tolist() for ids in again.ids]
 
 
-def test_weights_that_have_moved_are_read_anew():
+def test_changed_weights_are_read_again():
     model = LanguageModel(made(), None, toy.EOS)
     drawn(model)
     with torch.no_grad():

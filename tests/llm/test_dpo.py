@@ -1,4 +1,4 @@
-"""DPO against its formulas: every completion alone, in double precision, without padding, packing or parts."""
+"""DPO against its formulas: each completion by itself, in double precision, without padding, packing or parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sigmoid(x):
 
 
 def expected(policy, reference, c):
-    """The mean loss, to be differentiated by `policy`, and metrics."""
+    """The mean loss, differentiable in `policy`, and metrics."""
     losses, metrics = [], {name: [] for name in ("accuracy", "margin", "chosen_reward", "rejected_reward")}
     for prompt, *sides in zip(PROMPTS, CHOSEN, REJECTED, strict=True):
         gains, means = [], []
@@ -61,7 +61,7 @@ def expected(policy, reference, c):
 
 
 def near(module, seed=1):
-    """A model that is a little another one."""
+    """A copy of the model with slightly different weights."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         for p in module.parameters():
@@ -100,7 +100,7 @@ def test_packed_as_padded(kind, settings):
 
 
 @pytest.mark.parametrize("settings", LOSSES[:1] + LOSSES[3:], ids=str)
-def test_a_policy_that_is_its_reference_has_the_loss_of_a_coin(settings):
+def test_a_policy_equal_to_its_reference_has_the_loss_of_random_choice(settings):
     algorithm = DPO(toy.model(), batch_size=5, **settings)
     metrics = algorithm.update(pairs())
     c = algorithm.config
@@ -109,7 +109,7 @@ def test_a_policy_that_is_its_reference_has_the_loss_of_a_coin(settings):
     assert float(metrics["margin"]) == 0.0
 
 
-def test_its_own_reference_is_the_model_as_it_was():
+def test_the_default_reference_is_the_initial_model():
     module = toy.model()
     start = toy.copied(module)
     algorithm = DPO(module, tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=5, learning_rate=1e-2)
@@ -120,7 +120,7 @@ def test_its_own_reference_is_the_model_as_it_was():
     assert abs(float(found["margin"])) > 1e-3
 
 
-def test_a_loss_by_hand_is_the_updates_own():
+def test_compute_loss_equals_the_loss_of_an_update():
     module, other = toy.model("bare"), near(toy.model("bare"))
     algorithm = DPO(module, other)
     policy = toy.differentiable(module)
@@ -135,8 +135,8 @@ def test_a_loss_by_hand_is_the_updates_own():
     assert metrics["chosen_reward"] == pytest.approx(means["chosen_reward"], rel=2e-5, abs=2e-6)
 
 
-def test_a_tokenizers_padding_is_left_out():
-    """As a tensor of pairs has it: before prompts, behind completions."""
+def test_padding_is_ignored():
+    """In tensors of pairs, padding precedes prompts and follows completions."""
     width = 6
     padded = [
         torch.tensor([[0] * (width - len(row)) + row for row in PROMPTS]),
@@ -148,7 +148,7 @@ def test_a_tokenizers_padding_is_left_out():
     assert loss.item() == algorithm.compute_loss(PROMPTS, CHOSEN, REJECTED)[0].item()
 
 
-def test_where_the_padding_ends_sequences_too_one_end_stays():
+def test_one_end_is_kept_if_it_is_also_the_padding():
     tokenizer = toy.copy.deepcopy(toy.tokenizer())
     tokenizer.pad_token = "<eos>"
     algorithm = DPO(toy.model(), near(toy.model()), tokenizer=tokenizer)
@@ -177,7 +177,7 @@ def test_a_reference_that_moves_is_read_again():
     assert algorithm.train(1)["loss"] == pytest.approx(math.log(2), rel=1e-6)
 
 
-def test_a_reference_moves_by_its_share():
+def test_a_reference_moves_by_ref_sync_share():
     module, other = toy.model(), near(toy.model())
     algorithm = DPO(module, other, batch_size=5, ref_sync_every=3, ref_sync_share=0.25, learning_rate=1e-2)
     before = {name: p.clone() for name, p in other.named_parameters()}
@@ -190,8 +190,8 @@ def test_a_reference_moves_by_its_share():
         assert torch.allclose(p, 0.75 * before[name] + 0.25 * ours[name], atol=1e-6)
 
 
-def test_evaluation_does_not_change_what_is_learned():
-    """Nor in the last bits, which batches of another size would have."""
+def test_evaluation_does_not_change_training():
+    """Not even in the last bits, which depend on the batch size."""
     found = []
     for looks in (False, True):
         algorithm = DPO(toy.model(), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=3, learning_rate=1e-2)
@@ -232,7 +232,7 @@ def test_the_snippet_of_the_introduction_runs_as_printed():
 
 
 class Generates(toy.Recurrent):
-    """With its own `generate`, which returns prompts and completions together."""
+    """A module whose `generate` returns prompts and completions together."""
 
     def generate(self, prompts, max_new_tokens):
         tokens = prompts

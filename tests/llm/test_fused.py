@@ -1,4 +1,4 @@
-"""Norms and gates by kernels: the scores and gradients of PyTorch, and a model that is as before."""
+"""Norms and gates computed by kernels: scores and gradients equal PyTorch's, and the model is left unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEQUENCES = Sequences([[5, 6], [3], [7, 8, 9, 4, 2], [2, 2]], [[4, 5, 1], [6, 1,
 
 
 def replaced(module):
-    """Which parts of `module` are replaced during a pass, by class."""
+    """The classes of the parts of `module` that are replaced during a pass."""
     with fused(module, module.config):
         return sorted(type(part).__name__ for part in module.modules() if "forward" in part.__dict__)
 
@@ -32,7 +32,7 @@ def scored(module, weights):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_and_gradients_are_pytorchs_in_float64(kind):
+def test_scores_and_gradients_equal_pytorchs_in_float64(kind):
     module = made(kind)
     double = toy.differentiable(module)
     weights = torch.from_numpy(toy.randoms(0, int(SEQUENCES.n_scored.sum())))
@@ -42,10 +42,10 @@ def test_scores_and_gradients_are_pytorchs_in_float64(kind):
     names, prefix = replaced(module), type(module).__name__.removesuffix("ForCausalLM")
     assert set(names) == {f"{prefix}RMSNorm", f"{prefix}MLP"}
     assert len(names) == (11 if prefix == "Qwen3" else 7)
-    assert replaced(double) == [f"{prefix}MLP"] * 2  # what they are given decides
+    assert replaced(double) == [f"{prefix}MLP"] * 2  # whether the kernel runs depends on the input
 
 
-def test_a_model_is_as_before_also_after_an_error():
+def test_a_model_is_restored_also_after_an_error():
     module = made()
     with pytest.raises(RuntimeError, match="stop"), fused(module, module.config):
         raise RuntimeError("stop")
@@ -53,7 +53,7 @@ def test_a_model_is_as_before_also_after_an_error():
 
 
 @pytest.mark.parametrize("where", ["hook", "forward", "class", "activation"])
-def test_what_was_changed_is_left_alone(where, monkeypatch):
+def test_changed_parts_are_not_replaced(where, monkeypatch):
     module = made()
     norm, mlp = module.model.norm, module.model.layers[0].mlp
     if where == "hook":
@@ -74,11 +74,11 @@ def test_what_was_changed_is_left_alone(where, monkeypatch):
     with torch.no_grad():
         found = model.score(model.layout(SEQUENCES)).log_probs
         model.native = False
-        model.checkpointed = True  # nothing stands in
+        model.checkpointed = True  # no part is replaced
         assert (found - model.score(model.layout(SEQUENCES)).log_probs).abs().max() < 2e-5
 
 
-def test_a_second_thread_and_autocast_leave_all_to_pytorch():
+def test_nothing_is_replaced_in_a_second_thread_or_with_autocast():
     module = made()
     torch.set_num_threads(2)
     assert replaced(module) == []
@@ -90,7 +90,7 @@ def test_a_second_thread_and_autocast_leave_all_to_pytorch():
 
 
 @pytest.mark.slow
-def test_adapters_learn_by_the_same_gradient():
+def test_adapters_get_the_same_gradient():
     model = with_adapters(LanguageModel(made()), 2, 4.0, None, 0)
     with torch.no_grad():
         for p in model.module.parameters():

@@ -1,4 +1,4 @@
-"""GRPO against its formulas: every completion alone, in double precision, without padding, packing or parts."""
+"""GRPO against its formulas: each completion by itself, in double precision, without padding, packing or parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlox.algorithms.grpo import Groups
 from rlox.llm.sampling import Settings, sample
 from rlox.llm.tokens import Sequences
 
-# Of three prompts three completions each: ended, with an end in the middle, cut off, empty, an end alone.
+# Three completions for each of three prompts: ended, end in the middle, truncated, empty, only the end token.
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2]]
 COMPLETIONS = [
     [[4, 5, 1], [6, 1, 7, 8], [2, 3, 4, 5]],
@@ -28,7 +28,7 @@ LONGEST = 4
 
 
 def groups(temperature=1.0, policy=None, size=3):
-    """The first `size` completions of each prompt; what their sampler said is near what `policy` says."""
+    """The first `size` completions of each prompt; the sampler's log-probabilities are close to those of `policy`."""
     columns = zip(PROMPTS, COMPLETIONS, ENDED, REWARDS, strict=True)
     rows = [(p, c[k], e[k], r[k]) for p, c, e, r in columns for k in range(size)]
     said = [toy.token_log_probs(policy, p, c, temperature)[0].detach().numpy() for p, c, _, _ in rows]
@@ -54,7 +54,7 @@ def advantages(rewards, size, scale, baseline):
 
 
 def expected(batch, rows, parts, policy, before, reference, c):
-    """The loss of the completions `rows`, to be differentiated by `policy`, and the means of its metrics."""
+    """The loss of the completions `rows`, differentiable in `policy`, and the means of its metrics."""
     gains = advantages(batch.rewards, c.group_size, c.scale_rewards, c.baseline)
     ids, ends = batch.sequences.ids, np.cumsum(batch.sequences.lengths)
     starts = ends - batch.sequences.lengths
@@ -106,7 +106,7 @@ def expected(batch, rows, parts, policy, before, reference, c):
 
 
 def compare(kind="qwen2", size=3, tolerance=2e-6, **settings):
-    """One update, each step of it against `expected`; returns the metrics and the gradients of its steps."""
+    """Run one update and compare each step with `expected`; return the metrics and the gradients of the steps."""
     module, other = toy.model(kind), toy.model(kind, seed=1)
     with torch.no_grad():
         for p, q in zip(other.parameters(), module.parameters(), strict=True):
@@ -209,7 +209,7 @@ def test_each_kind_of_model(kind, size, accumulation):
 @pytest.mark.parametrize("kind", ["qwen2-eager", "qwen2-sdpa", "llama"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_packed_as_padded(kind, accumulation):
-    """Against the formula, and against the padded update itself."""
+    """Compared with the formula and with the padded update."""
     several = {"n_epochs": 2, "learning_rate": 1e-3, "accumulation": accumulation}
     packed, gradients = compare(kind, packing=True, **several)
     padded, others = compare(kind, **several)
@@ -243,7 +243,7 @@ def test_tied_embeddings_have_one_gradient():
     assert toy.apart(steps.gradients[0], toy.gradient(policy)) < 2e-6
 
 
-def test_equal_rewards_move_nothing_without_kl():
+def test_equal_rewards_change_no_weights_without_kl():
     algorithm = GRPO(toy.model(), kl_coef=0.0, group_size=3, batch_size=3, max_new_tokens=LONGEST)
     batch = groups(1.0, toy.copied(algorithm.policy))
     equal = replace(batch, rewards=np.full(9, 0.1))
@@ -254,7 +254,7 @@ def test_equal_rewards_move_nothing_without_kl():
     assert torch.equal(before, algorithm.optimizer.flat)
 
 
-def test_nothing_is_learned_where_all_was_cut_off_and_is_masked():
+def test_a_batch_of_masked_truncated_completions_changes_nothing():
     algorithm = GRPO(toy.model(), kl_coef=0.1, group_size=3, batch_size=3, mask_truncated=True, max_new_tokens=LONGEST)
     batch = groups(1.0, toy.copied(algorithm.policy))
     cut = replace(batch, ended=np.zeros(9, bool))
@@ -264,7 +264,7 @@ def test_nothing_is_learned_where_all_was_cut_off_and_is_masked():
     assert torch.equal(before, algorithm.optimizer.flat)
 
 
-def test_empty_completions_alone_are_learned_from_without_harm():
+def test_a_batch_of_empty_completions_causes_no_error():
     algorithm = GRPO(toy.model(), group_size=2, batch_size=1, max_new_tokens=LONGEST)
     empty = np.empty(0, np.int64)
     batch = Groups(
@@ -281,14 +281,14 @@ def test_the_gradient_is_clipped_to_its_norm():
     for most in (None, 1e-2):
         algorithm = GRPO(toy.model(), group_size=3, batch_size=3, max_grad_norm=most, max_new_tokens=LONGEST)
         metrics = algorithm.update(groups(1.0, toy.copied(algorithm.policy)))
-        # Adam's first moment is a tenth of the gradient it was given.
+        # Adam's first moment is a tenth of the gradient.
         moment = torch.from_numpy(algorithm.optimizer.state()["exp_avg"]).norm() * 10
         found[most] = float(metrics["grad_norm"]), float(moment)
     assert found[None][0] == found[1e-2][0] == pytest.approx(found[None][1], rel=1e-5)
     assert found[1e-2][1] == pytest.approx(1e-2, rel=1e-3)
 
 
-def test_a_batch_is_the_completions_of_its_prompts_and_their_rewards():
+def test_a_batch_contains_the_completions_and_rewards_of_its_prompts():
     seen = {}
 
     def reward(prompts, completions, extra):
@@ -325,8 +325,8 @@ def test_every_row_comes_once_in_a_pass_and_passes_differ():
     assert not np.array_equal(np.concatenate([again.numbers(u) for u in range(4)]), passes[0])
 
 
-def test_a_second_call_of_train_passes_over_its_own_rows_from_their_beginning():
-    """Three rows in updates of two: a pass is two updates, whatever came before."""
+def test_a_second_call_of_train_starts_a_new_pass_over_its_rows():
+    """Three rows in batches of two: a pass takes two updates, whatever was trained before."""
     seen = []
 
     def reward(completions, prompts):
@@ -341,7 +341,7 @@ def test_a_second_call_of_train_passes_over_its_own_rows_from_their_beginning():
         assert set.union(*seen) == {2, 3, 4}
 
 
-def test_the_reward_of_evaluation_is_that_of_likeliest_completions():
+def test_evaluation_scores_the_most_likely_completions():
     algorithm = GRPO(
         toy.model(), reward_fn=lambda prompts, completions: [float(len(c)) for c in completions],
         tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=5,
@@ -410,7 +410,7 @@ def test_the_custom_rewards_example_decodes_and_steps():
 
 
 def copied(prompts, completions):
-    """Half for the digit, half for stopping there."""
+    """Half the reward for the digit, half for stopping after it."""
     return [
         0.5 * (c[:1] == p[0]) + 0.5 * (1 - min(3, len(c) - 1) / 3) * (len(c) > 0)
         for p, c in zip(prompts, completions, strict=True)

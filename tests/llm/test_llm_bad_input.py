@@ -1,4 +1,4 @@
-"""What is wrong is said in one paragraph, with the remedy, before anything is learned from it."""
+"""Bad input raises an error of one paragraph with the remedy, before anything is learned."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def encoder_decoder():
 
 
 class Returns(nn.Module):
-    """Whatever it is told to return."""
+    """Always returns the given result."""
 
     def __init__(self, found):
         super().__init__()
@@ -66,20 +66,20 @@ CASES = {
     ),
     "a reward of texts without a tokenizer": (
         lambda: grpo(tokenizer=None, dataset=IDS).train(1), ValueError,
-        "GRPO: a reward of texts needs a tokenizer, got none; pass tokenizer=…",
+        "GRPO: a reward that takes texts needs a tokenizer, got none; pass tokenizer=…",
     ),
     "a preference without a tokenizer": (
         lambda: online(tokenizer=None, dataset=IDS, preference_fn=zeros).train(1), ValueError,
         "preference_fn reads texts and needs a tokenizer, got none; pass tokenizer=…",
     ),
-    "a tokenizer that is none": (
+    "an invalid tokenizer": (
         lambda: SFT(toy.model(), tokenizer="gpt2"), TypeError, "tokenizer must be one of Hugging Face's, got 'gpt2'",
     ),
     "no end of sequence": (
         lambda: SFT(**endless(), dataset=toy.ROWS), ValueError,
         "must have an end of sequence .eos_token.*got none; set tokenizer.eos_token, or pass eos_token_id=…",
     ),
-    "an end of sequence that is no id": (
+    "an invalid end of sequence": (
         lambda: SFT(toy.model(), eos_token_id="</s>"), TypeError, "eos_token_id must be a token id",
     ),
     "a prompt longer than the context": (
@@ -97,11 +97,11 @@ CASES = {
         lambda: DPO(toy.model(), tokenizer=TOKENIZER, dataset=[{"prompt": "1", "choosen": "2", "rejected": "3"}]),
         ValueError, "must have column 'chosen', got none; did you mean 'choosen'",
     ),
-    "a column that a reward asks for": (
+    "a missing column of a reward": (
         lambda: grpo(reward_fn=lambda prompts, completions, answer: zeros(prompts, completions)).train(1), ValueError,
         "must find a column for its parameter 'answer', got none",
     ),
-    "a margin that is no number": (
+    "an invalid margin": (
         lambda: RewardModel(
             toy.model(), tokenizer=TOKENIZER, dataset=[{**row, "margin": "far"} for row in toy.PAIRS]
         ).train(1),
@@ -119,7 +119,7 @@ CASES = {
         lambda: SFT(toy.model()).scored(), ValueError,
         "SFT: there must be rows to evaluate on; pass them, or dataset=…",
     ),
-    "a score of no rows": (
+    "scoring without rows": (
         lambda: SFT(toy.model(), tokenizer=TOKENIZER, dataset=toy.ROWS).scored(0), ValueError,
         "SFT.scored: n_episodes must be >= 1, got 0",
     ),
@@ -129,41 +129,41 @@ CASES = {
     ),
     "ids outside the vocabulary": (
         lambda: grpo(dataset=torch.tensor([[2, 24]])), ValueError,
-        r"ids must be of the model's vocabulary, \[0, 24\), got 24 in row 0",
+        r"ids must be in the model's vocabulary, \[0, 24\), got 24 in row 0",
     ),
     "a tokenizer of another model": (
         lambda: SFT(toy.model(vocabulary=10), tokenizer=TOKENIZER, dataset=toy.ROWS), ValueError,
-        r"vocabulary, \[0, 10\), got 13 in row 0; is the tokenizer the model's\?",
+        r"vocabulary, \[0, 10\), got 13 in row 0; does the tokenizer belong to the model\?",
     ),
     "negative ids": (
         lambda: grpo(dataset=torch.tensor([[2, -1]])), ValueError, "must hold ids of at least 0, got -1 in row 0",
     ),
-    "ids outside the vocabulary of a module of one's own": (
+    "ids outside the vocabulary of a custom module": (
         lambda: SFT(toy.model("bare")).train_step([[2, 24]], [[3]]), ValueError,
-        "SFT: model must know token ids up to 24, and raised: index out of range",
+        "SFT: model must accept token ids up to 24, but raised: index out of range",
     ),
-    "ids that are no integers": (
+    "ids that are not integers": (
         lambda: grpo(dataset=torch.rand(2, 3)), TypeError, "must hold rows of integer token ids",
     ),
     "ids of one dimension": (
         lambda: grpo(dataset=torch.tensor([2, 3])), ValueError, r"must have shape \(N, length\), got \(2,\)",
     ),
-    "a prompt of no ids": (
+    "an empty prompt of ids": (
         lambda: grpo(dataset=[[2], []]), ValueError, "prompts must have at least one token each",
     ),
-    "other numbers of pairs": (
+    "unequal numbers of pairs": (
         lambda: DPO(toy.model()).train_step(IDS, IDS, IDS[:1]), ValueError,
         r"as many prompts as chosen as rejected, got \[2, 2, 1\]",
     ),
     "ids of one kind where there must be three": (
         lambda: DPO(toy.model(), dataset=IDS), TypeError,
-        r"must come as \(prompts, chosen, rejected\), got 1 of them",
+        r"must be passed as \(prompts, chosen, rejected\), got 1 of them",
     ),
     # models
     "no module": (lambda: SFT("gpt2"), TypeError, "model must be a torch.nn.Module, got 'gpt2'"),
     "an encoder and decoder": (
         lambda: SFT(encoder_decoder()), ValueError,
-        "model must be a causal one, got the encoder and decoder T5ForConditionalGeneration",
+        "model must be a causal one, got the encoder-decoder T5ForConditionalGeneration",
     ),
     "nothing to train": (
         lambda: SFT(toy.model().requires_grad_(False)), ValueError,
@@ -188,10 +188,10 @@ CASES = {
     ),
     "a reference that is trained": (
         lambda: (lambda m: DPO(m, m))(toy.model()), ValueError,
-        "ref_model must not be the model itself, which is trained; leave it out, or copy",
+        "ref_model must not be the model itself, which is trained; leave it out, or pass a copy",
     ),
     "a reference of an algorithm without one": (
-        lambda: SFT(toy.model(), toy.model()), TypeError, "ref_model must be left out, for sft has no reference",
+        lambda: SFT(toy.model(), toy.model()), TypeError, "ref_model must be left out, because sft has no reference",
     ),
     "a reference that moves and is the model without adapters": (
         lambda: DPO(
@@ -199,7 +199,7 @@ CASES = {
         ).train(1),
         ValueError, "ref_sync_every must be null with adapters",
     ),
-    "adapters on a module of one's own": (
+    "adapters on a custom module": (
         lambda: SFT(toy.model("bare"), lora_rank=2), ValueError,
         "lora_rank must be null for a module of your own, got 2",
     ),
@@ -211,11 +211,11 @@ CASES = {
         lambda: SFT(toy.model(), lora_rank=2, lora_targets=["nowhere"]), ValueError,
         r"lora_targets must name modules of the model, got \['nowhere'\]",
     ),
-    "packing for a module of one's own": (
+    "packing for a custom module": (
         lambda: SFT(toy.model("bare"), packing=True).train_step(IDS, IDS), ValueError,
         "packing must be false for a module of your own, whose forward takes no positions",
     ),
-    "checkpointing of a module of one's own": (
+    "checkpointing of a custom module": (
         lambda: SFT(toy.model("bare"), gradient_checkpointing=True), ValueError,
         "gradient_checkpointing must be false for a module of your own, got true",
     ),
@@ -235,7 +235,7 @@ CASES = {
     "a group of one": (
         lambda: grpo(group_size=1), ValueError, "group_size must be >= 2: one completion alone has no advantage",
     ),
-    "a temperature of 0 to learn at": (
+    "a temperature of 0 in training": (
         lambda: grpo(temperature=0.0), ValueError,
         "temperature must be > 0 and finite: at 0 all completions would be equal, got 0.0",
     ),
@@ -258,7 +258,7 @@ CASES = {
         "packing must be false: a reward is read at the end of its row",
     ),
     "targets without adapters": (
-        lambda: SFT(toy.model(), lora_targets=["q_proj"]), ValueError, "lora_targets must be null where lora_rank is",
+        lambda: SFT(toy.model(), lora_targets=["q_proj"]), ValueError, "lora_targets must be null if lora_rank is null",
     ),
     "no updates": (
         lambda: grpo().train(0), ValueError, "n_updates must be >= 1, got 0",
@@ -269,9 +269,9 @@ CASES = {
     # completions
     "a stop of two tokens": (
         lambda: grpo(stop=["12"]).train(1), ValueError,
-        "stop must hold texts of one token each, got '12', which has 2",
+        "stop must contain texts of one token each, got '12', which has 2",
     ),
-    "a stop that is no list": (
+    "a stop that is not a list": (
         lambda: grpo().generate("1", stop="7"), TypeError, r"stop must be a list, got '7'; write \['7'\]",
     ),
     "a stop of text without a tokenizer": (
@@ -295,12 +295,13 @@ CASES = {
     ),
     # rewards and preferences
     "no reward": (
-        lambda: grpo(reward_fn=None).train(1), ValueError, "there must be a reward_fn to learn from.*pass reward_fn=…",
+        lambda: grpo(reward_fn=None).train(1), ValueError,
+        "there must be a reward_fn or an environment to learn from.*pass reward_fn=…",
     ),
-    "a reward that is none": (
+    "an invalid reward": (
         lambda: grpo(reward_fn=lambda x, y: 0), TypeError, "must take texts, .* or token ids, .*name its first two",
     ),
-    "rewards of another number": (
+    "a wrong number of rewards": (
         lambda: grpo(reward_fn=lambda prompts, completions: [1.0]).train(1), ValueError,
         "must return 32 numbers, one for each completion, got 1 .prompt ",
     ),
@@ -308,18 +309,18 @@ CASES = {
         lambda: grpo(reward_fn=lambda prompts, completions: [float("nan")] * len(prompts)).train(1), ValueError,
         "must return finite numbers, got nan .prompt .*return None where it does not apply",
     ),
-    "weights of another number": (
+    "a wrong number of weights": (
         lambda: grpo(reward_weights=[1.0, 2.0]), ValueError, r"weights must be one finite number for each of zeros",
     ),
-    "neither judge": (
+    "no judge": (
         lambda: online().train(1), ValueError,
         "there must be a preference_fn or a reward_fn to learn from, got neither",
     ),
     "both judges": (
         lambda: online(preference_fn=zeros, reward_fn=zeros), TypeError,
-        "preference_fn must not stand beside reward_fn; pass one of them",
+        "preference_fn must not be combined with reward_fn; pass one of them",
     ),
-    "a judge that is none": (
+    "an invalid judge": (
         lambda: online(preference_fn=3), TypeError, "preference_fn must be a function .*, got 3",
     ),
     "a third choice": (
@@ -338,7 +339,7 @@ CASES = {
         lambda: online(preference_fn=lambda prompts, completions: 0).train(1), TypeError,
         "preference_fn must return a list, got 0",
     ),
-    "prompts and completions of other numbers": (
+    "unequal numbers of prompts and completions": (
         lambda: RewardModel(toy.model(), tokenizer=TOKENIZER).score_batch(["1"], ["2", "3"]), ValueError,
         "one prompt for each completion, got 1 and 2",
     ),
@@ -346,7 +347,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_said(name):
+def test_bad_input_is_an_error(name):
     act, error, said = CASES[name]
     with pytest.raises(error, match=said) as caught:
         act()
@@ -356,7 +357,7 @@ def test_it_is_said(name):
 
 
 @pytest.mark.parametrize("name", ["grpo", "online"])
-def test_what_a_function_raises_is_raised_as_it_is_with_a_note(name):
+def test_exceptions_of_a_function_are_raised_unchanged_with_a_note(name):
     class Strange(Exception):
         pass
 
@@ -371,7 +372,7 @@ def test_what_a_function_raises_is_raised_as_it_is_with_a_note(name):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["bare", "qwen2"])
-def test_logits_that_are_no_numbers_draw_nothing(kind, temperature):
+def test_logits_that_are_not_finite_are_an_error(kind, temperature):
     module = toy.model(kind)
     head = module.head if kind == "bare" else module.lm_head
     with torch.no_grad():
@@ -381,11 +382,11 @@ def test_logits_that_are_no_numbers_draw_nothing(kind, temperature):
 
 
 @pytest.mark.parametrize("cls", [SFT, DPO, GRPO])
-def test_a_loss_that_is_no_number_ends_the_training(cls):
+def test_a_loss_that_is_not_finite_ends_the_training(cls):
     module = toy.model("bare")
     with torch.no_grad():
         module.head.bias[3] = torch.nan
-    said = "logits must be finite" if cls is GRPO else "loss became nan at update 1; training cannot go on"
+    said = "logits must be finite" if cls is GRPO else "loss became nan at update 1; training cannot continue"
     data = (IDS, IDS, IDS + 1) if cls is DPO else (IDS, IDS) if cls is SFT else IDS
     more = {}
     if cls is GRPO:
@@ -394,7 +395,7 @@ def test_a_loss_that_is_no_number_ends_the_training(cls):
         cls(module, **more).train(data)
 
 
-def test_nothing_of_a_refused_algorithm_stays_on_the_model():
+def test_a_rejected_algorithm_does_not_change_the_model():
     module = toy.model()
     before = {name: p.clone() for name, p in module.state_dict().items()}
     for bad in ({"group_size": 1}, {"dataset": [{"text": "1"}]}):

@@ -1,4 +1,4 @@
-"""Online DPO: who judges which pairs, and that its step is DPO's on them."""
+"""Online DPO: the judging of pairs, and that its step equals that of DPO on the same pairs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def made(**more):
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("settings", LOSSES, ids=str)
 @pytest.mark.parametrize("packing", [False, True])
-def test_its_step_is_that_of_dpo_on_the_same_pairs(settings, packing, accumulation):
-    """Which `test_dpo` holds against the formulas."""
+def test_its_step_equals_that_of_dpo_on_the_same_pairs(settings, packing, accumulation):
+    """The step of DPO is compared with the formulas in `test_dpo`."""
     common = {"max_grad_norm": None, "batch_size": 5, "accumulation": accumulation, "packing": packing, **settings}
     sequences = Sequences(PROMPTS * 2, BETTER + WORSE)
     online = OnlineDPO(toy.model(scale=2.0), toy.model(seed=2, scale=2.0), max_new_tokens=4, **common)
@@ -43,7 +43,7 @@ def test_its_step_is_that_of_dpo_on_the_same_pairs(settings, packing, accumulati
     assert toy.apart(steps.gradients[0], others.gradients[0]) < 2e-6
 
 
-def test_a_function_judges_texts_and_the_preferred_ones_come_first():
+def test_a_function_judges_texts_and_the_preferred_come_first():
     seen = {}
 
     def judge(prompts, completions):
@@ -91,7 +91,7 @@ def test_without_a_decision_nothing_is_learned():
     assert torch.equal(before, algorithm.optimizer.flat)
 
 
-def test_a_row_scores_whether_it_is_preferred_to_the_references():
+def test_the_score_of_a_row_is_whether_it_is_preferred_to_the_reference():
     algorithm = made(preference_fn=lambda prompts, completions: [None if a == b else 0 for a, b in completions])
     assert algorithm.scored(20).returns.tolist() == [0.5] * 20
     own = algorithm.model

@@ -27,7 +27,7 @@ def test_four_commands_train_the_models_of_the_script(command, tmp_path, monkeyp
             assert 0 <= value <= (40 * 8 if name == "rows" else 1)
             assert (f"{value} rows" if name == "rows" else f"{name} {value:.3f}") in line
 
-    # The script's own settings, so that the commands cannot drift from it.
+    # The commands use the settings of the script, so that they cannot diverge from it.
     monkeypatch.syspath_prepend(EXAMPLE.parent)
     import post_training_pipeline as pipeline
 

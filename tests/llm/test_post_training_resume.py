@@ -1,4 +1,4 @@
-"""Training that stops, is saved and goes on from the file is the training that never stopped, bit for bit."""
+"""Training that is saved and resumed equals training that was never stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TIMES = ("time/",)
 
 
 class Record(Callback):
-    """Every metric of every update; stops after `last`."""
+    """Records all metrics of all updates; stops training after update `last`."""
 
     def __init__(self, last=None):
         self.rows, self.last = [], last
@@ -98,14 +98,14 @@ def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), **
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_the_half(kind, lora, tmp_path):
+def test_resume_halfway(kind, lora, tmp_path):
     resumed_as_never_stopped(kind, tmp_path, lora_rank=lora)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "grpo", "online_dpo"])
 @pytest.mark.parametrize("given", [False, True], ids=["own reference", "given reference"])
-def test_with_a_reference_that_moves(kind, given, tmp_path):
-    """Whose it is makes no difference: what moves is in the file."""
+def test_resume_with_a_reference_that_moves(kind, given, tmp_path):
+    """Given or not, a reference that moves is stored in the file."""
     ref_model = (lambda: toy.model(seed=3)) if given else None
     one, other = resumed_as_never_stopped(kind, tmp_path, ref_model=ref_model, ref_sync_every=2, ref_sync_share=0.5)
     sequences = Sequences([[2, 3]], [[4, 5]])
@@ -115,7 +115,7 @@ def test_with_a_reference_that_moves(kind, given, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
-def test_with_a_reference_that_was_given(kind, lora, tmp_path):
+def test_resume_with_a_given_reference(kind, lora, tmp_path):
     resumed_as_never_stopped(
         kind, tmp_path, ref_model=lambda: toy.model(seed=3), resumed_with=["ref_model"], lora_rank=lora
     )
@@ -124,12 +124,12 @@ def test_with_a_reference_that_was_given(kind, lora, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"packing": True, "accumulation": 3}, {"gradient_checkpointing": True}], ids=str)
 @pytest.mark.parametrize("kind", ["grpo", pytest.param("dpo", marks=pytest.mark.exhaustive)])
-def test_with_other_passes(kind, settings, tmp_path):
+def test_resume_with_packing_or_checkpointing(kind, settings, tmp_path):
     resumed_as_never_stopped(kind, tmp_path, **settings)
 
 
 @pytest.mark.parametrize("lora", [None, 2])
-def test_a_lost_reference_is_asked_for_when_training_goes_on(lora, tmp_path):
+def test_training_without_the_given_reference_is_an_error(lora, tmp_path):
     algorithm = DPO(
         toy.model(), toy.model(seed=3), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=4, lora_rank=lora
     )
@@ -143,8 +143,8 @@ def test_a_lost_reference_is_asked_for_when_training_goes_on(lora, tmp_path):
             train()
 
 
-def test_in_the_second_dataset_of_a_training(tmp_path):
-    """A pass over rows begins where they were given."""
+def test_resume_in_the_second_dataset_of_a_training(tmp_path):
+    """A pass over rows starts when they are passed to `train`."""
     record, other = Record(), Record()
     algorithm = SFT(toy.model(), tokenizer=toy.tokenizer(), callbacks=[record], batch_size=3, learning_rate=1e-2)
     algorithm.train(toy.ROWS[:7])
@@ -159,7 +159,7 @@ def test_in_the_second_dataset_of_a_training(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "online_dpo"])
-def test_after_an_exception_in_a_function_of_the_users(kind, tmp_path):
+def test_resume_after_an_exception_in_a_custom_function(kind, tmp_path):
     cls, data, functions = KINDS[kind]
     calls = []
     ((name, function),) = functions.items()
@@ -189,15 +189,15 @@ def test_after_an_exception_in_a_function_of_the_users(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_rows_are_refused(kind, tmp_path):
+def test_other_rows_are_an_error(kind, tmp_path):
     cls, data, functions = KINDS[kind]
     algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **data, **functions)
     algorithm.save(tmp_path / "c.safetensors")
-    with pytest.raises(ValueError, match=r"must hold the 20 rows.*got 20 others.*init_from"):
+    with pytest.raises(ValueError, match=r"must contain the 20 rows.*got 20 others.*init_from"):
         cls.from_checkpoint(tmp_path / "c.safetensors", dataset=data["dataset"][::-1], **functions)
 
 
-def test_rows_whose_rewards_read_something_else_are_refused(tmp_path):
+def test_rows_with_other_reward_columns_are_an_error(tmp_path):
     rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate(toy.PROMPTS)]
     algorithm = GRPO(toy.model(), tokenizer=toy.tokenizer(), dataset=rows, max_new_tokens=4)
     algorithm.save(tmp_path / "c.safetensors")
@@ -206,13 +206,13 @@ def test_rows_whose_rewards_read_something_else_are_refused(tmp_path):
         GRPO.from_checkpoint(tmp_path / "c.safetensors", dataset=rows)
 
 
-def test_another_algorithms_checkpoint_is_refused(tmp_path):
+def test_a_checkpoint_of_another_algorithm_is_an_error(tmp_path):
     SFT(toy.model()).save(tmp_path / "s.safetensors")
-    with pytest.raises(ValueError, match=r"DPO.from_checkpoint: .*must hold dpo, got sft"):
+    with pytest.raises(ValueError, match=r"DPO.from_checkpoint: .*must contain dpo, got sft"):
         DPO.from_checkpoint(tmp_path / "s.safetensors")
 
 
-def test_another_model_is_refused(tmp_path):
+def test_another_model_is_an_error(tmp_path):
     SFT(toy.model()).save(tmp_path / "s.safetensors")
     with pytest.raises(ValueError, match=r"shape \(24, 16\), as in the checkpoint, got \(24, 32\)"):
         SFT.from_checkpoint(tmp_path / "s.safetensors", model=toy.model(hidden=32))
@@ -220,19 +220,19 @@ def test_another_model_is_refused(tmp_path):
         SFT.from_checkpoint(tmp_path / "s.safetensors", model=toy.model("gpt2"))
 
 
-def test_a_module_of_the_users_own_and_adapters_without_their_model_are_asked_for(tmp_path):
+def test_custom_modules_and_models_of_adapters_must_be_passed(tmp_path):
     SFT(toy.model("bare")).save(tmp_path / "b.safetensors")
     with pytest.raises(ValueError, match=r"a module of your own; pass model=Recurrent\(...\)"):
         SFT.from_checkpoint(tmp_path / "b.safetensors")
     again = SFT.from_checkpoint(tmp_path / "b.safetensors", model=toy.model("bare", seed=5))
     assert torch.equal(again.optimizer.flat, torch.cat([p.reshape(-1) for p in toy.model("bare").parameters()]))
     SFT(toy.model(), lora_rank=2).save(tmp_path / "l.safetensors")
-    with pytest.raises(ValueError, match="adapters alone, and their model None is not here; pass model=…"):
+    with pytest.raises(ValueError, match="contains only adapters, and their model None is not here; pass model=…"):
         SFT.from_checkpoint(tmp_path / "l.safetensors")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_alone_completes_or_rewards_and_runs_no_pickle(kind, tmp_path, monkeypatch):
+def test_the_file_alone_is_enough_to_generate_and_contains_no_pickle(kind, tmp_path, monkeypatch):
     cls, data, functions = KINDS[kind]
     algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **{**data, **functions, "learning_rate": 1e-2})
     algorithm.train(2)
@@ -265,7 +265,7 @@ def test_a_checkpoint_is_a_safetensors_file_with_a_header_of_json(tmp_path):
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("tied", [False, True])
-def test_what_is_saved_for_transformers_gives_the_same_logits(kind, lora, tied, tmp_path):
+def test_models_saved_for_transformers_give_the_same_logits(kind, lora, tied, tmp_path):
     algorithm = SFT(
         toy.model(kind, scale=1.0, tied=tied), tokenizer=toy.tokenizer(), dataset=toy.ROWS, lora_rank=lora,
         learning_rate=1e-2,
@@ -280,13 +280,13 @@ def test_what_is_saved_for_transformers_gives_the_same_logits(kind, lora, tied, 
     assert (ours - found).abs().max() < (1e-5 if lora else 1e-7)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     assert tokenizer("1+2=")["input_ids"] == toy.tokenizer()("1+2=")["input_ids"]
-    # Training goes on with the adapters as they were.
+    # Training continues with unchanged adapters.
     assert torch.equal(before, algorithm.optimizer.flat)
     algorithm.train(1)
     assert not torch.equal(before, algorithm.optimizer.flat)
 
 
-def test_adapters_find_the_folder_that_their_model_came_from(tmp_path):
+def test_adapters_load_their_model_from_its_folder(tmp_path):
     toy.model().save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     algorithm = SFT(
@@ -304,13 +304,13 @@ def test_adapters_find_the_folder_that_their_model_came_from(tmp_path):
     assert (SFT(merged).log_probs(sequences) - algorithm.log_probs(sequences)).abs().max() < 1e-5
 
 
-def test_adapters_go_on_with_the_model_that_they_were_trained_on_alone(tmp_path):
+def test_adapters_resume_only_with_the_model_they_were_trained_on(tmp_path):
     (tmp_path / "base").mkdir()
     toy.model(scale=1.0).save_pretrained(tmp_path / "base")
     file = tmp_path / "l.safetensors"
     first = SFT(toy.model(scale=1.0), source=str(tmp_path / "base"), lora_rank=2)
     first.save(file)
-    for cast in (torch.float32, torch.bfloat16):  # stored otherwise it is the same model
+    for cast in (torch.float32, torch.bfloat16):  # another dtype is still the same model
         SFT.from_checkpoint(file, model=toy.model(scale=1.0).to(cast))
     load_model(str(file))
     other = toy.model(scale=1.0)
@@ -322,9 +322,9 @@ def test_adapters_go_on_with_the_model_that_they_were_trained_on_alone(tmp_path)
         SFT.from_checkpoint(file)
     with pytest.raises(ValueError, match=f"^load_model: {said}"):
         load_model(str(file))
-    SFT(other, lora_rank=2).init_from(file)  # as the message says
+    SFT(other, lora_rank=2).init_from(file)  # the remedy of the message
     earlier = load_checkpoint(file)
-    assert earlier.header["model"].pop("base")  # as of a file from before it was written
+    assert earlier.header["model"].pop("base")  # as in files of versions that did not store it
     save_checkpoint(file, earlier)
     SFT.from_checkpoint(file)
 
@@ -339,8 +339,8 @@ def test_weights_alone_start_another_training(tmp_path):
     assert second.counters.updates == 0
 
 
-def test_looking_on_changes_nothing(tmp_path):
-    """Completions, scores and evaluations in between leave the training as it is."""
+def test_sampling_and_evaluation_do_not_change_training(tmp_path):
+    """Completions, scores and evaluations between updates do not change the training."""
     found = []
     for looks in (False, True):
         algorithm = GRPO(
@@ -359,13 +359,13 @@ def test_looking_on_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_is_the_same_training_and_another_is_not(kind):
+def test_a_seed_reproduces_training_and_another_seed_differs(kind):
     cls, data, functions = KINDS[kind]
     found = []
     for seed in (1, 1, 2):
         settings = {**SCHEDULED, **data, "batch_size": 5, "seed": seed}
         algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **functions, **settings)
-        torch.manual_seed(len(found))  # of which nothing depends
+        torch.manual_seed(len(found))  # must have no effect
         algorithm.train(2)
         found.append(algorithm.optimizer.flat.clone())
     assert torch.equal(found[0], found[1])

@@ -1,4 +1,4 @@
-"""Reward models against the formula: every completion alone, in double precision."""
+"""Reward models against the formula: each completion by itself, in double precision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARGINS = np.array([0.5, 0.0, 1.0, -0.3, 2.0], np.float32)
 
 
 class Judge(nn.Module):
-    """A module of the user's own: ids (B, T) -> rewards (B,)."""
+    """A custom module: ids (B, T) -> rewards (B,)."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ def judge():
 
 
 def reward(policy, prompt, completion):
-    """Of one row: what the head makes of its last token, or what the module says."""
+    """The reward of one row: the head's output for its last token, or the output of a custom module."""
     ids = torch.tensor([[*prompt, *completion]])
     if policy.head is None:
         return policy.model(ids)[0]
@@ -81,7 +81,7 @@ def test_margins_are_a_column_of_the_rows():
     assert batch.numbers.tolist() == numbers.tolist()
 
 
-def test_a_row_of_a_tensor_may_be_rewarded_as_a_column():
+def test_rewards_may_be_returned_as_a_column():
     class Column(Judge):
         def forward(self, ids):
             return super().forward(ids)[:, None]
@@ -92,7 +92,7 @@ def test_a_row_of_a_tensor_may_be_rewarded_as_a_column():
     assert torch.equal(RewardModel(ours).rewards(sequences), RewardModel(theirs).rewards(sequences))
 
 
-def test_a_reward_is_the_same_alone_and_among_others():
+def test_a_reward_does_not_depend_on_the_batch():
     algorithm = RewardModel(toy.model(), tokenizer=toy.tokenizer(), batch_size=3)
     prompts, completions = [row["prompt"] for row in toy.PAIRS], [row["chosen"] for row in toy.PAIRS]
     together = algorithm.score_batch(prompts, completions)
@@ -103,7 +103,7 @@ def test_a_reward_is_the_same_alone_and_among_others():
     assert algorithm.score_batch([], []).shape == (0,)
 
 
-def test_it_learns_and_then_rewards_for_grpo():
+def test_a_trained_model_rewards_grpo():
     algorithm = RewardModel(
         toy.model(scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=20, learning_rate=1e-2
     )

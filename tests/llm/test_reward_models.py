@@ -1,4 +1,4 @@
-"""Rewards that models give: they read the text, a batch changes no score, and HTTP changes nothing but the process."""
+"""Rewards by models: they read the text, scores do not depend on the batch, and are the same over HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlox.llm.rewards.models import EnsembleRewardModel, MultiObjectiveReward, R
 PROMPTS = ["What is 1+1?", "Hi", "Say a lot", "", "Hi"]
 COMPLETIONS = ["2", "hello there", "x" * 40, "only this", "hello theme"]
 
-# Servers without a tokenizer warn, which has its own test.
+# Servers without a tokenizer warn; a test below checks this.
 pytestmark = pytest.mark.filterwarnings("ignore:.*without a tokenizer:RuntimeWarning")
 
 
@@ -43,7 +43,7 @@ def safe(prompts, completions):
 
 
 def test_objectives_are_summed_by_weight():
-    """As the seeds' example: the longer the better, unless a word is blocked."""
+    """Longer is better, unless a word is blocked."""
     reward = MultiObjectiveReward(
         objectives={"helpfulness": helpful, "safety": safe}, weights={"safety": 0.4, "helpfulness": 0.6}
     )
@@ -72,7 +72,7 @@ def test_objectives_are_summed_by_weight():
         ({"safety": 5}, None, TypeError, r"objective 'safety' must be a function of \(prompts, completions\).*got 5"),
     ],
 )
-def test_wrong_objectives_are_refused(objectives, weights, error, said):
+def test_wrong_objectives_are_errors(objectives, weights, error, said):
     with pytest.raises(error, match=f"^MultiObjectiveReward: .*{said}"):
         MultiObjectiveReward(objectives, weights)
 
@@ -84,7 +84,7 @@ def test_an_objective_returns_one_finite_number_for_each(result):
         reward.score_batch(["a", "b"], ["c", "d"])
 
 
-def test_what_an_objective_raises_is_raised_with_its_name():
+def test_exceptions_of_an_objective_name_it():
     def broken(prompts, completions):
         raise KeyError("answer")
 
@@ -117,7 +117,7 @@ def test_every_reward_takes_lists_of_equal_length(prompts, completions, error, s
 
 
 class Pooled(nn.Module):
-    """As the seeds': the mean of embeddings, padding included, through a small network."""
+    """The mean of embeddings, including padding, through a small network."""
 
     def __init__(self, vocabulary=256, seed=0):
         super().__init__()
@@ -133,7 +133,7 @@ class Pooled(nn.Module):
 
 
 class Masked(Pooled):
-    """The same, with a mask: padding counts for nothing."""
+    """The same with a mask, so that padding has no effect."""
 
     def forward(self, input_ids, attention_mask):
         self.shapes.append(tuple(input_ids.shape))
@@ -142,7 +142,7 @@ class Masked(Pooled):
 
 
 class Constant(nn.Module):
-    """Returns what it is told, whatever it reads."""
+    """Always returns the given result."""
 
     def __init__(self, found):
         super().__init__()
@@ -152,7 +152,7 @@ class Constant(nn.Module):
         return self.found(input_ids) if callable(self.found) else self.found
 
 
-# Importing a model of transformers takes seconds.
+# Importing a model of transformers takes several seconds.
 slow = pytest.mark.slow
 WIDE = {"initializer_range": 0.5}  # so that every token counts
 
@@ -203,7 +203,7 @@ def ids_of(tokenizer, prompt, completion):
         pytest.param(bert, id="bert", marks=slow),
     ],
 )
-def test_a_score_is_the_same_in_a_batch_and_alone(make, batch_size):
+def test_a_score_does_not_depend_on_the_batch(make, batch_size):
     model, tokenizer = make(), character_tokenizer()
     server = RewardModelServer(model, batch_size=batch_size, tokenizer=tokenizer)
     found = server.score_batch(prompts=PROMPTS, completions=COMPLETIONS)
@@ -215,18 +215,18 @@ def test_a_score_is_the_same_in_a_batch_and_alone(make, batch_size):
             alone = model(ids, torch.ones_like(ids)) if isinstance(model, Masked) else model(ids)
             alone = getattr(alone, "logits", alone)
             assert score == pytest.approx(alone.item(), abs=1e-5)
-    assert len({round(score, 6) for score in found}) == 5  # one letter more or less counts
+    assert len({round(score, 6) for score in found}) == 5  # one letter more or less changes the score
     np.testing.assert_allclose(server.score_batch(PROMPTS[::-1], COMPLETIONS[::-1])[::-1], found, atol=1e-5)
 
 
 @slow
-def test_the_config_of_a_model_is_as_it_was():
+def test_the_config_of_a_model_is_not_changed():
     model = llama()
     RewardModelServer(model, tokenizer=character_tokenizer()).score_batch(PROMPTS, COMPLETIONS)
     assert model.config.pad_token_id is None
 
 
-def test_rows_are_padded_where_there_is_a_mask_and_grouped_by_length_where_there_is_none():
+def test_rows_are_padded_with_a_mask_and_grouped_by_length_without():
     prompts, completions = ["a"] * 7, ["b", "bbb", "b", "bbb", "b", "bb", "bbb"]
     bare, masked = Pooled(), Masked()
     RewardModelServer(bare, batch_size=2).score_batch(prompts, completions)
@@ -235,7 +235,7 @@ def test_rows_are_padded_where_there_is_a_mask_and_grouped_by_length_where_there
     assert masked.shapes == [(4, 3), (3, 4)]
 
 
-def test_without_a_tokenizer_bytes_are_read_and_one_warning_says_so():
+def test_without_a_tokenizer_bytes_are_read_with_one_warning():
     seen = []
     model = Constant(lambda ids: seen.append(ids.tolist()) or torch.zeros(len(ids)))
     server = RewardModelServer(model, batch_size=64)
@@ -269,17 +269,17 @@ def test_chats_are_read_by_the_template():
     chat = [{"role": "user", "content": "hi"}]
     RewardModelServer(model, tokenizer=tokenizer).score_batch([chat], ["hello"])
     assert tokenizer.decode(seen[0]) == "@user\nhi</s>\n@assistant\nhello</s>"
-    with pytest.raises(ValueError, match="row 0: prompt must be a text where there is no tokenizer, got"):
+    with pytest.raises(ValueError, match="row 0: prompt must be a text if there is no tokenizer, got"):
         RewardModelServer(model).score_batch([chat], ["hello"])
 
 
-def test_a_tokenizer_without_eos_serves():
+def test_a_tokenizer_without_eos_is_accepted():
     model = Pooled()
     RewardModelServer(model, tokenizer=character_tokenizer(eos=None)).score_batch(["ab"], ["c"])
     assert model.shapes == [(1, 3)]
 
 
-def test_scoring_leaves_every_part_in_the_mode_it_was_in():
+def test_scoring_restores_the_mode_of_every_module():
     model = Pooled()
     model.train()
     model.embed.eval()
@@ -303,18 +303,18 @@ def test_scoring_leaves_every_part_in_the_mode_it_was_in():
             ValueError,
             r"finite numbers, got nan \(prompt 'b', completion 'd'\)",
         ),
-        (Constant(torch.zeros(2, 2)), ValueError, r"one score a row, \(2,\) or .logits \(2, 1\), got \(2, 2\)"),
-        (Constant(torch.zeros(())), ValueError, r"one score a row, \(2,\) or .logits \(2, 1\), got \(\)"),
-        (Constant(3.0), ValueError, "one score a row, .*got float"),
+        (Constant(torch.zeros(2, 2)), ValueError, r"one score per row, \(2,\) or .logits \(2, 1\), got \(2, 2\)"),
+        (Constant(torch.zeros(())), ValueError, r"one score per row, \(2,\) or .logits \(2, 1\), got \(\)"),
+        (Constant(3.0), ValueError, "one score per row, .*got float"),
     ],
 )
-def test_what_a_model_returns_is_checked(model, error, said):
+def test_results_of_a_model_are_checked(model, error, said):
     with pytest.raises(error, match=f"^RewardModelServer: reward model Constant must return {said}"):
         RewardModelServer(model).score_batch(["a", "b"], ["c", "d"])
 
 
 @slow
-def test_a_classifier_of_two_labels_is_refused_with_the_remedy():
+def test_a_classifier_of_two_labels_is_an_error_with_a_remedy():
     with pytest.raises(ValueError, match=r"got \(1, 2\); load it with num_labels=1"):
         RewardModelServer(llama(num_labels=2)).score_batch(["a"], ["b"])
 
@@ -327,20 +327,20 @@ def test_a_classifier_of_two_labels_is_refused_with_the_remedy():
         ({"max_length": 0}, ValueError, "max_length must be >= 1, got 0"),
     ],
 )
-def test_wrong_arguments_of_a_server_are_refused(options, error, said):
+def test_wrong_arguments_of_a_server_are_errors(options, error, said):
     with pytest.raises(error, match=f"RewardModelServer: {said}"):
         RewardModelServer(**{"reward_model": Pooled(), **options})
 
 
-def test_no_text_at_all_is_refused_and_no_rows_are_no_scores():
+def test_empty_texts_are_an_error_and_no_rows_give_no_scores():
     server = RewardModelServer(Pooled())
     with pytest.raises(ValueError, match="row 1: prompt and completion must not both be empty"):
         server.score_batch(["a", ""], ["", ""])
     assert server.score_batch([], []).shape == (0,)
 
 
-def test_a_model_that_learned_pairs_prefers_as_it_was_taught():
-    """The seeds' sketch: Bradley and Terry's loss on pairs, then a server, which used to ignore the text."""
+def test_a_model_trained_on_pairs_prefers_the_chosen_texts():
+    """Bradley and Terry's loss on pairs, then a server with that model."""
     tokenizer, model = character_tokenizer(), Pooled(128)
     model.net[2].p = 0.0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -363,7 +363,7 @@ def test_a_model_that_learned_pairs_prefers_as_it_was_taught():
 # --- ensembles -------------------------------------------------------------------------------------------------------
 
 
-def test_an_ensemble_is_a_weighted_sum_and_knows_where_its_models_disagree():
+def test_an_ensemble_is_a_weighted_sum_and_reports_disagreement():
     models = [Pooled(seed=0), Masked(seed=1), MultiObjectiveReward({"length": helpful})]
     tokenizer = character_tokenizer()
     each = np.array(
@@ -392,7 +392,7 @@ def test_an_ensemble_is_a_weighted_sum_and_knows_where_its_models_disagree():
     ],
     ids=["empty", "module", "function", "weights", "infinite"],
 )
-def test_wrong_ensembles_are_refused(models, weights, error, said):
+def test_wrong_ensembles_are_errors(models, weights, error, said):
     with pytest.raises(error, match=f"^EnsembleRewardModel: {said}"):
         EnsembleRewardModel(models, weights)
 
@@ -401,7 +401,7 @@ def test_wrong_ensembles_are_refused(models, weights, error, said):
 
 
 class Lengths:
-    """A reward that needs no model; as slow and as broken as it is told to be."""
+    """A reward without a model, which is slow, and raises `error` if one is given."""
 
     def __init__(self, error=None):
         self.error, self.inside, self.most_inside = error, 0, 0
@@ -417,7 +417,7 @@ class Lengths:
 
 
 def ask(url, body=b"", method="POST", path="/score", headers=()):
-    """(status, answer) of one request, made by hand."""
+    """Return (status, answer) of one request, without the client."""
     host = url.removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=10)
     connection.request(method, path, body, dict(headers))
@@ -462,7 +462,7 @@ def test_a_model_in_another_process_gives_the_same_scores():
         wanted = [weights[list((p + c).encode())].mean() for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
         np.testing.assert_allclose(found, wanted, atol=1e-6)
         np.testing.assert_array_equal(Rewards(reward).scores(None, None, PROMPTS, COMPLETIONS), [found])
-        with pytest.raises(RuntimeError, match=r"got 401 \(.*; pass token=, that of the server"):
+        with pytest.raises(RuntimeError, match=r"got 401 \(.*; pass token= with the server's token"):
             RemoteReward(reward.url, token="other").score_batch(["a"], ["b"])
         child.stdin.close()
     assert child.returncode == 0
@@ -472,7 +472,7 @@ def test_a_model_in_another_process_gives_the_same_scores():
         RemoteReward(reward.url, token="s3cret", retries=1, pause=0).score_batch(["a"], ["b"])
 
 
-def test_texts_of_every_kind_arrive_as_they_are():
+def test_all_texts_are_transmitted_unchanged():
     seen = []
 
     class Keeps(Lengths):
@@ -489,7 +489,7 @@ def test_texts_of_every_kind_arrive_as_they_are():
     assert seen[0] == (prompts, completions)
 
 
-def test_the_model_is_asked_by_one_thread_at_a_time():
+def test_the_model_is_called_by_one_thread_at_a_time():
     reward = Lengths()
     with RewardHTTPServer(reward) as server:
         remote, found = RemoteReward(server.url), []
@@ -524,24 +524,24 @@ GOOD = b'{"prompts": ["a"], "completions": ["b"]}'
         ({"headers": [("Content-Length", "9" * 30)]}, 413, "at most 1,000 bytes, got 9999"),
         ({"headers": [("Content-Length", "-1")]}, 411, "Content-Length"),
         ({"headers": [("Transfer-Encoding", "chunked")]}, 411, "Content-Length"),
-        ({"body": GOOD, "path": "/scores"}, 404, "ask POST /score"),
+        ({"body": GOOD, "path": "/scores"}, 404, "use POST /score"),
         ({"body": GOOD, "path": "/health"}, 405, "GET /health"),
         ({"method": "GET"}, 405, "POST /score"),
-        ({"method": "GET", "path": "/"}, 404, "ask GET /health"),
+        ({"method": "GET", "path": "/"}, 404, "use GET /health"),
     ],
     ids=str,
 )
-def test_wrong_requests_are_answered_by_what_is_wrong(monkeypatch, request_, status, said):
+def test_wrong_requests_are_answered_with_the_error(monkeypatch, request_, status, said):
     monkeypatch.setattr("rlox.llm.rewards.http.MOST_BYTES", 1000 if len(request_.get("body", b"")) < 2000 else 1 << 20)
     monkeypatch.setattr("rlox.llm.rewards.http.MOST_ROWS", 8)
     with RewardHTTPServer(Lengths()) as server:
         found, answer = ask(server.url, **request_)
         assert (found, list(answer)) == (status, ["error"])
         assert said in answer["error"]
-        assert ask(server.url, GOOD) == (200, {"scores": [1.0]})  # and the next one is served
+        assert ask(server.url, GOOD) == (200, {"scores": [1.0]})  # and the next request is served
 
 
-def test_a_request_that_ends_early_is_refused():
+def test_a_request_that_ends_early_is_an_error():
     with RewardHTTPServer(Lengths()) as server:
         host, _, port = server.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=10) as client:
@@ -549,10 +549,10 @@ def test_a_request_that_ends_early_is_refused():
             client.shutdown(socket.SHUT_WR)
             answer = client.makefile("rb").read().decode()
     assert answer.startswith("HTTP/1.0 400 ")
-    assert f"must have 100 bytes, as Content-Length says, got {len(GOOD)}" in answer
+    assert f"must have 100 bytes, its Content-Length, got {len(GOOD)}" in answer
 
 
-def test_who_sends_too_much_gets_the_answer_and_no_broken_connection(monkeypatch):
+def test_a_request_that_is_too_large_is_answered_before_the_connection_closes(monkeypatch):
     monkeypatch.setattr("rlox.llm.rewards.http.MOST_BYTES", 4 << 20)
     with (
         RewardHTTPServer(Lengths()) as server,
@@ -564,14 +564,14 @@ def test_who_sends_too_much_gets_the_answer_and_no_broken_connection(monkeypatch
 @pytest.mark.parametrize(
     "header", [None, "Bearer other", "Bearer", "Basic s3cret", "s3cret", "Bearer s3cre\xe9", "Bearer s3cret2"]
 )
-def test_who_has_no_token_is_refused(header):
+def test_requests_without_the_token_are_rejected(header):
     headers = [] if header is None else [("Authorization", header)]
     with RewardHTTPServer(Lengths(), token="s3cret") as server:
         assert ask(server.url, GOOD, headers=headers)[0] == 401
         assert ask(server.url, GOOD, headers=[("Authorization", "Bearer s3cret")]) == (200, {"scores": [1.0]})
 
 
-def test_what_a_reward_raises_is_one_line_for_the_client():
+def test_an_exception_of_a_reward_is_one_line_for_the_client():
     with RewardHTTPServer(Lengths(ValueError("bad\nweights"))) as server:
         remote = RemoteReward(server.url, pause=0)
         with pytest.raises(
@@ -589,7 +589,7 @@ def test_a_server_sends_no_wrong_scores(found):
         RemoteReward(server.url, pause=0).score_batch(["a", "b"], ["c", "d"])
 
 
-def test_a_client_that_goes_away_leaves_nothing_on_the_terminal(capfd):
+def test_a_client_that_disconnects_prints_nothing(capfd):
     with RewardHTTPServer(Lengths()) as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
         connection.request("POST", "/score", GOOD)
@@ -604,10 +604,10 @@ def test_a_client_that_goes_away_leaves_nothing_on_the_terminal(capfd):
         (
             {"host": "0.0.0.0"},
             ValueError,
-            "host must be this machine alone where there is no token, got '0.0.0.0'; pass",
+            "host must be a loopback address if there is no token, got '0.0.0.0'; pass",
         ),
-        ({"host": ""}, ValueError, "host must be this machine alone"),
-        ({"host": "example.com"}, ValueError, "host must be this machine alone"),
+        ({"host": ""}, ValueError, "host must be a loopback address"),
+        ({"host": "example.com"}, ValueError, "host must be a loopback address"),
         ({"host": 5}, TypeError, "host must be of type str, got 5"),
         ({"port": 65_536}, ValueError, "port must be at most 65535, got 65536"),
         ({"token": ""}, ValueError, "token must be a text of ASCII characters"),
@@ -615,7 +615,7 @@ def test_a_client_that_goes_away_leaves_nothing_on_the_terminal(capfd):
         ({"reward": safe}, TypeError, "reward must have score_batch"),
     ],
 )
-def test_wrong_arguments_of_an_http_server_are_refused(options, error, said):
+def test_wrong_arguments_of_an_http_server_are_errors(options, error, said):
     with pytest.raises(error, match=f"^RewardHTTPServer: {said}"):
         RewardHTTPServer(**{"reward": Lengths(), **options})
 
@@ -630,7 +630,7 @@ def test_with_a_token_other_machines_may_connect():
             RewardHTTPServer(Lengths(), port=port)
 
 
-def test_a_closed_server_ends_its_wait():
+def test_closing_a_server_ends_wait():
     server = RewardHTTPServer(Lengths())
     waiting = threading.Thread(target=server.wait)
     waiting.start()
@@ -642,7 +642,7 @@ def test_a_closed_server_ends_its_wait():
 
 
 class Scripted:
-    """A server that gives prepared answers, (status, body), one after another; the last again and again."""
+    """A server that returns prepared answers (status, body) one after another and repeats the last."""
 
     def __init__(self, *answers):
         owner = self
@@ -681,7 +681,7 @@ OK = (200, b'{"scores": [1.5]}')
 
 
 @pytest.mark.parametrize("first", [(504, b"no"), (None, b"")], ids=["busy", "hangs up"])
-def test_a_busy_server_is_asked_again(first):
+def test_requests_to_a_busy_server_are_repeated(first):
     with Scripted(first, first, OK) as server:
         assert RemoteReward(server.url, retries=2, pause=0).score_batch(["a"], ["b"]).tolist() == [1.5]
         assert len(server.headers) == 3
@@ -693,7 +693,7 @@ def test_a_busy_server_is_asked_again(first):
         RemoteReward(server.url, retries=2, pause=0).score_batch(["a"], ["b"])
 
 
-def test_each_pause_is_twice_the_last_and_none_is_endless(monkeypatch):
+def test_pauses_double_up_to_a_limit(monkeypatch):
     pauses = []
     monkeypatch.setattr("random.Random.random", lambda self: 1.0)
     monkeypatch.setattr("rlox.llm.client.time.sleep", pauses.append)
@@ -706,13 +706,13 @@ def test_each_pause_is_twice_the_last_and_none_is_endless(monkeypatch):
     ("answer", "said"),
     [
         ((400, b'{"error": "no such\\nthing"}'), r"got 400 \(no such thing\)$"),
-        ((404, b"<html>"), r"got 404 \(Not Found\); pass url=, that of RewardHTTPServer.url"),
+        ((404, b"<html>"), r"got 404 \(Not Found\); pass url= with the value of RewardHTTPServer.url"),
         ((413, b'{"error": "too much"}'), r"got 413 \(too much\); score fewer completions at a time"),
         ((500, b""), r"got 500 \(Internal Server Error\); the reward of the server has failed"),
-        ((302, b""), r"got 302 \(Found\)"),  # a token goes nowhere else
+        ((302, b""), r"got 302 \(Found\)"),  # the token must not be sent elsewhere
     ],
 )
-def test_a_refusal_is_not_asked_again(answer, said):
+def test_rejected_requests_are_not_repeated(answer, said):
     with Scripted(answer) as server:
         with pytest.raises(
             RuntimeError, match=f"^RemoteReward {server.url}/score: the server must accept the request, {said}"
@@ -734,7 +734,7 @@ def test_a_refusal_is_not_asked_again(answer, said):
         (b'{"scores": 1.5}', TypeError, "must return a list of 1 numbers, got 1.5"),
     ],
 )
-def test_what_a_server_answers_is_checked(answer, error, said):
+def test_answers_of_a_server_are_checked(answer, error, said):
     with (
         Scripted((200, answer)) as server,
         pytest.raises(error, match=f"^RemoteReward {server.url}: the server {said}"),
@@ -756,11 +756,11 @@ def test_what_a_server_answers_is_checked(answer, error, said):
         ({"token": "a\r\nX: y"}, ValueError, "token must be a text of ASCII characters"),
     ],
 )
-def test_wrong_arguments_of_a_client_are_refused(options, error, said):
+def test_wrong_arguments_of_a_client_are_errors(options, error, said):
     with pytest.raises(error, match=f"^RemoteReward: {said}"):
         RemoteReward(**{"url": "http://127.0.0.1:8000", **options})
 
 
-def test_what_is_no_text_is_refused_before_it_is_sent():
+def test_values_that_are_not_text_are_rejected_before_sending():
     with pytest.raises(TypeError, match="prompts and completions must be texts or chats"):
         RemoteReward("http://127.0.0.1:9").score_batch([b"a"], ["b"])

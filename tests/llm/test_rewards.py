@@ -1,4 +1,4 @@
-"""Reward functions of users: names tell the form, columns go where they are asked for, wrong results are named."""
+"""Custom reward functions: parameter names decide the form and the columns passed; wrong results are named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def until(condition, seconds=10.0):
 
 
 def test_a_function_of_token_ids_gets_tensors():
-    """As the seeds' rewards for GRPO: one that decodes, and scores what JSON has of the keys it must have."""
+    """A reward for GRPO that decodes ids, and scores how many of the required keys the JSON has."""
     texts = {1: '{"answer": 2, "reasoning": "so"}', 2: '{"answer": 2}', 4: "no JSON"}
 
     def json_format_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
@@ -86,7 +86,7 @@ def test_a_function_of_texts_gets_texts_and_the_columns_it_names():
     assert found.tolist() == [[1, 0, 0], [1, 2, 3], [1, 2, 3], [0.5, 0.5, 0.5]]
 
 
-def test_columns_that_are_called_as_the_texts_are_not_passed_twice():
+def test_columns_named_like_the_texts_are_not_passed_twice():
     def reward(prompts, completions, **columns):
         assert completions == COMPLETIONS
         return [float("completions" in columns)] * 3
@@ -120,7 +120,7 @@ def by_level(prompts, completions, level, factor):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_can_be_called_is_told_apart_by_its_parameters(function, name, wanted):
+def test_the_form_of_a_reward_follows_from_its_parameters(function, name, wanted):
     assert Rewards(function).names == [name]
     assert scores(function).tolist() == [wanted]
 
@@ -138,20 +138,20 @@ def test_names_are_unique():
 
 
 def takes_one(completions, **columns):
-    """TRL's form, which is called by keywords."""
+    """TRL's form, which is called with keyword arguments."""
 
 
 def wrong_names(texts, answers):
-    """Nothing says which is which."""
+    """The names do not tell prompts from completions."""
 
 
 def positional(prompts, completions, answer, /):
-    """Its column cannot be passed by name."""
+    """The column cannot be passed by name."""
 
 
 class Swapped:
     def score_batch(self, completions, prompts):
-        """Texts come in one order only."""
+        """The order of the texts is fixed."""
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,10 @@ class Swapped:
             takes_one,
             r"reward takes_one must take texts, \(prompts: .*, or token ids, \(completions: .*got \(completions, \*\*",
         ),
-        (wrong_names, r"reward wrong_names must take texts.*got \(texts, answers\); name its first two parameters so"),
+        (
+            wrong_names,
+            r"reward wrong_names must take texts.*got \(texts, answers\); name its first two parameters like",
+        ),
         (Swapped(), "reward Swapped must take texts"),
         (torch.nn.Linear(1, 1), r"reward Linear must take texts.*; wrap a model as RewardModelServer"),
         (Callable, "reward Callable must take texts"),
@@ -170,13 +173,13 @@ class Swapped:
         (dict, "reward dict must have a signature|reward dict must take texts"),
     ],
 )
-def test_any_other_form_is_refused_with_both_signatures(function, said):
+def test_other_forms_are_errors_that_show_both_signatures(function, said):
     with pytest.raises(TypeError, match=said) as info:
         Rewards(function, where="GRPO")
     assert str(info.value).startswith("GRPO: ")
 
 
-def test_a_parameter_that_no_column_serves_is_named_with_the_nearest():
+def test_a_parameter_without_a_column_is_named_with_a_suggestion():
     def reward(prompts, completions, answers):
         raise AssertionError("never called")
 
@@ -191,20 +194,20 @@ def test_a_parameter_that_no_column_serves_is_named_with_the_nearest():
     rewards.check_columns(["answers"])
 
 
-def test_what_a_function_needs_must_be_there_in_equal_number():
+def test_inputs_of_a_function_must_exist_and_have_equal_length():
     text, ids = Rewards(Model()), Rewards(lambda completions, prompts: [0.0])
-    with pytest.raises(ValueError, match="prompts must be given, which reward Model takes, got None"):
+    with pytest.raises(ValueError, match="prompts must be given, since reward Model takes them, got None"):
         text.scores(PROMPT_IDS, COMPLETION_IDS, None, None)
-    with pytest.raises(ValueError, match="completion_ids must be given, which reward lambda takes, got None"):
+    with pytest.raises(ValueError, match="completion_ids must be given, since reward lambda takes them, got None"):
         ids.scores(None, None, PROMPTS, COMPLETIONS)
-    with pytest.raises(ValueError, match="completions must have 3 rows, as prompts, got 2"):
+    with pytest.raises(ValueError, match="completions must have 3 rows, like prompts, got 2"):
         text.scores(None, None, PROMPTS, COMPLETIONS[:2])
-    with pytest.raises(ValueError, match="column level must have 3 rows, as prompts, got 1"):
+    with pytest.raises(ValueError, match="column level must have 3 rows, like prompts, got 1"):
         text.scores(None, None, PROMPTS, COMPLETIONS, {"level": [1]})
     assert text.scores(None, None, [], []).shape == (1, 0)
 
 
-def test_what_a_function_changes_is_its_own():
+def test_a_function_cannot_change_the_input_of_others():
     def vandal(completions, prompts, level):
         prompts.zero_()
         completions[0].zero_()
@@ -226,7 +229,7 @@ def test_what_a_function_changes_is_its_own():
 
 
 def meeting(n, wait=5.0):
-    """Functions of both forms that end only when all of them run at once."""
+    """Functions of both forms that return only if all of them run concurrently."""
     arrived = []
 
     async def together(value):
@@ -255,14 +258,14 @@ def test_asynchronous_functions_are_awaited_together_and_with_others():
     assert scores([first, Model(), second, third]).tolist() == [[1] * 3, [5, 5, 7], [2] * 3, [3] * 3]
 
 
-def test_asynchronous_functions_are_awaited_where_the_caller_runs_a_loop():
+def test_asynchronous_functions_are_awaited_inside_a_running_loop():
     async def caller():
         return scores(meeting(2))
 
     assert asyncio.run(caller()).tolist() == [[1] * 3, [2] * 3]
 
 
-def test_what_belongs_to_an_event_loop_lives_from_call_to_call():
+def test_all_calls_use_the_same_event_loop():
     loops = []
 
     async def reward(prompts, completions):
@@ -284,7 +287,7 @@ def test_what_belongs_to_an_event_loop_lives_from_call_to_call():
     until(loops[0].is_closed)
 
 
-def test_rewards_may_be_asked_from_several_threads():
+def test_rewards_may_be_called_from_several_threads():
     rewards, found = Rewards(meeting(1)), []
     threads = [
         threading.Thread(target=lambda: found.append(rewards.scores(None, None, PROMPTS, COMPLETIONS).tolist()))
@@ -301,7 +304,7 @@ def test_a_coroutine_that_is_not_awaited_leaves_no_warning():
     def broken(prompts, completions):
         raise KeyError("answer")
 
-    gc.collect()  # what earlier tests left behind may warn too
+    gc.collect()  # objects of earlier tests may warn too
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with pytest.raises(KeyError):
@@ -364,7 +367,7 @@ def test_wrong_results_are_named_with_function_prompt_and_completion(result, err
         assert f"(prompt {PROMPTS[row]!r}, completion {COMPLETIONS[row]!r})" in str(info.value)
 
 
-def test_a_long_text_is_shortened_in_messages_and_ids_serve_where_there_is_no_text():
+def test_messages_shorten_long_texts_and_show_ids_without_text():
     rewards = Rewards(lambda completions, prompts: [0.0, float("nan"), 0.0])
     with pytest.raises(ValueError, match=re.escape("(prompt [0, 3, 4], completion [2, 3])")):
         rewards.scores(PROMPT_IDS, COMPLETION_IDS, None, None)
@@ -409,7 +412,7 @@ def test_weights_are_one_finite_number_for_each_function(weights):
         Rewards([Model(), by_level], weights=weights, where="GRPO")
 
 
-def test_there_is_a_function():
+def test_at_least_one_function_is_required():
     with pytest.raises(ValueError, match="GRPO: there must be at least one reward function, got none"):
         Rewards([], where="GRPO")
 
@@ -457,7 +460,7 @@ def test_a_reward_does_not_end_the_process(function):
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["no loop", "inside a loop"])
-def test_ctrl_c_cancels_what_is_awaited(inside, caplog):
+def test_ctrl_c_cancels_awaited_functions(inside, caplog):
     started, ended, patience = threading.Event(), [], [60]
 
     async def slow(prompts, completions):
@@ -477,7 +480,7 @@ def test_ctrl_c_cancels_what_is_awaited(inside, caplog):
     async def caller():
         return rewards.scores(None, None, PROMPTS, COMPLETIONS)
 
-    # Not asyncio.run, whose own handler of Ctrl-C waits for whatever blocks its loop.
+    # Not asyncio.run, since its handler of Ctrl-C waits for whatever blocks the loop.
     loop, user = asyncio.new_event_loop(), threading.Thread(target=presses)
     user.start()
     start = time.monotonic()
@@ -488,7 +491,7 @@ def test_ctrl_c_cancels_what_is_awaited(inside, caplog):
     assert time.monotonic() - start < 30
     assert not caplog.records
     patience.clear()
-    assert rewards.scores(None, None, PROMPTS, COMPLETIONS).tolist() == [[0.0] * 3]  # and later calls are awaited again
+    assert rewards.scores(None, None, PROMPTS, COMPLETIONS).tolist() == [[0.0] * 3]  # and later calls work again
 
 
 async def cancelled(prompts, completions):
@@ -500,7 +503,7 @@ async def interrupted(prompts, completions):
 
 
 @pytest.mark.parametrize("function", [cancelled, interrupted])
-def test_whatever_an_asynchronous_function_raises_comes_out(function):
+def test_exceptions_of_asynchronous_functions_are_raised(function):
     rewards = Rewards([function, *meeting(1)])
     for _ in range(2):
         with pytest.raises((asyncio.CancelledError, KeyboardInterrupt)):
@@ -512,7 +515,7 @@ def test_a_forked_process_awaits_too():
     rewards = Rewards(meeting(1))
     rewards.scores(None, None, PROMPTS, COMPLETIONS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking while threads run
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking while threads run
         child = os.fork()
     if child == 0:
         signal.alarm(20)

@@ -1,4 +1,4 @@
-"""Completions: of the distribution that was asked for, each of its own numbers, whatever it is drawn beside."""
+"""Completions follow the requested distribution, each with its own random numbers, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = ["bare", "qwen2-sdpa", "qwen2-eager", "llama", "gpt2"]
 
 
 def processed(logits, settings):
-    """As transformers would have it."""
+    """Process logits as transformers does."""
     steps = [TemperatureLogitsWarper(float(settings.get("temperature", 1.0)))]
     for name, kind in (("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper), ("min_p", MinPLogitsWarper)):
         if name in settings:
@@ -42,7 +42,7 @@ def processed(logits, settings):
 
 
 @pytest.mark.parametrize("settings", RESTRICTIONS, ids=str)
-def test_restrictions_are_those_of_transformers(settings):
+def test_restrictions_equal_those_of_transformers(settings):
     logits = torch.from_numpy(3 * toy.randoms(0, 300, 24)).float()
     ours, theirs = restricted(logits, Settings(**settings)), processed(logits, settings)
     assert torch.equal(ours.isinf(), theirs.isinf())
@@ -64,7 +64,7 @@ def test_tokens_have_the_distribution(settings):
     assert np.allclose(said, np.log(probs[np.concatenate(drawn.ids)]), atol=2e-6)
 
 
-def test_a_token_does_not_foretell_the_next_or_the_next_sample():
+def test_tokens_are_independent_of_the_next_token_and_sample():
     model = LanguageModel(toy.Always(np.zeros(4)))
     ids = np.stack(sample(model, [[1]], Settings(2), n=4000, seed=1).ids)
     for one, other in ((ids[:, 0], ids[:, 1]), (ids[:-1, 0], ids[1:, 0])):
@@ -84,12 +84,12 @@ def test_numbers_are_above_0_and_differ_with_seed_step_prompt_and_sample():
     ]
     rows = np.concatenate([noise, *others])
     assert len({row.tobytes() for row in rows}) == len(rows)
-    # However many are asked for, and beside whatever.
+    # The numbers do not depend on how many are drawn, or on the other prompts.
     assert np.array_equal(completion_noise(1, 2, [4, 9], 3, 20)[:2], noise[2:, :20])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_completion_is_the_same_alone_and_among_others(kind):
+def test_a_completion_does_not_depend_on_the_batch(kind):
     model, settings = LanguageModel(toy.model(kind), None, toy.EOS), Settings(8, temperature=1.3)
     whole = sample(model, PROMPTS, settings, n=3, seed=5, step=2)
     lengths = {len(ids) for ids in whole.ids}
@@ -109,7 +109,7 @@ def test_a_completion_is_the_same_alone_and_among_others(kind):
 
 
 @pytest.mark.parametrize("changed", [{"seed": 6}, {"step": 3}, {"numbers": [7, 8, 9, 10, 11]}], ids=str)
-def test_seed_step_and_number_decide(changed):
+def test_seed_step_and_number_determine_a_completion(changed):
     model = LanguageModel(toy.model("bare"))
     one, other = (sample(model, PROMPTS, Settings(8), **{"seed": 5, "step": 2, **more}) for more in ({}, changed))
     assert all(not np.array_equal(a, b) for a, b in zip(one.ids, other.ids, strict=True))
@@ -117,7 +117,7 @@ def test_seed_step_and_number_decide(changed):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_log_probs_are_those_of_a_scoring_pass(kind, temperature):
+def test_log_probs_equal_those_of_a_scoring_pass(kind, temperature):
     model = LanguageModel(toy.model(kind), None, toy.EOS)
     drawn = sample(model, PROMPTS, Settings(8, temperature=temperature), n=3, seed=5)
     sequences = Sequences([p for p in PROMPTS for _ in range(3)], drawn.ids)
@@ -140,14 +140,14 @@ def test_a_completion_ends_with_the_first_token_that_ends_it(kind):
     assert 0 < drawn.ended.mean() < 1
 
 
-def test_without_an_end_every_completion_is_as_long_as_it_may_be():
+def test_without_an_end_completions_have_the_maximum_length():
     drawn = sample(LanguageModel(toy.model("bare")), PROMPTS, Settings(6))
     assert [len(ids) for ids in drawn.ids] == [6] * 5
     assert not drawn.ended.any()
 
 
 @pytest.mark.parametrize("kind", ["bare", "qwen2"])
-def test_what_has_ended_leaves_the_batch(kind):
+def test_ended_completions_leave_the_batch(kind):
     module, rows = toy.model(kind, scale=1.0), []
     forward = module.forward
 
@@ -160,7 +160,7 @@ def test_what_has_ended_leaves_the_batch(kind):
     module.forward = watched
     drawn = sample(model, PROMPTS, Settings(12), n=8, seed=0)
     longest = max(map(len, drawn.ids))
-    # The first pass reads prompts, once each where there is a cache.
+    # The first pass reads the prompts; with a cache, each of them once.
     going = [sum(len(ids) > t for ids in drawn.ids) for t in range(longest)]
     assert len(rows) == longest
     assert rows[-1] < 20
@@ -168,7 +168,7 @@ def test_what_has_ended_leaves_the_batch(kind):
 
 
 @pytest.mark.parametrize("kind", ["qwen2-sdpa", "qwen2-eager", "llama", "gpt2"])
-def test_at_temperature_0_it_is_what_transformers_generates(kind):
+def test_temperature_0_equals_generate_of_transformers(kind):
     module = toy.model(kind)
     model = LanguageModel(module, toy.tokenizer())
     drawn = sample(model, PROMPTS, Settings(8, temperature=0.0), n=2)
@@ -178,7 +178,7 @@ def test_at_temperature_0_it_is_what_transformers_generates(kind):
         assert drawn.ids[2 * i + 1].tolist() == drawn.ids[2 * i].tolist()
 
 
-def test_a_module_of_the_users_own_takes_the_likeliest_token_at_temperature_0():
+def test_a_custom_module_takes_the_most_likely_token_at_temperature_0():
     module = toy.model("bare")
     drawn = sample(LanguageModel(module), PROMPTS, Settings(6, temperature=0.0))
     for prompt, ids in zip(PROMPTS, drawn.ids, strict=True):
@@ -188,8 +188,8 @@ def test_a_module_of_the_users_own_takes_the_likeliest_token_at_temperature_0():
             row.append(int(token))
 
 
-def test_the_last_bit_of_a_sum_draws_nothing_that_has_no_probability():
-    """Numbers of exactly 1, the largest there are."""
+def test_rounding_of_sums_never_selects_a_token_of_probability_0():
+    """With random numbers of exactly 1, the largest possible."""
     from rlox.llm.sampling import pick
 
     logits = torch.full((5, 7), -torch.inf)
@@ -199,7 +199,7 @@ def test_the_last_bit_of_a_sum_draws_nothing_that_has_no_probability():
         assert set(tokens.tolist()) == {2 if number < 0.5 else 3}
 
 
-def test_a_models_state_is_as_before():
+def test_sampling_does_not_change_the_state_of_a_model():
     module = toy.model("qwen2")
     before = {name: x.clone() for name, x in module.state_dict().items()}
     state = torch.get_rng_state()

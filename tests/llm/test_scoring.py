@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens, however sequences lie in rows, against each sequence alone."""
+"""Log-probabilities and entropies of tokens in every layout of rows, against each sequence by itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_sequences(seed, n=12):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("longest", [None, 1, 12, 40], ids=lambda n: "padded" if n is None else f"packed-{n}")
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_each_layout_says_what_each_sequence_alone_says(kind, longest, temperature):
+def test_each_layout_gives_the_scores_of_single_sequences(kind, longest, temperature):
     module = toy.model(kind)
     model, double = LanguageModel(module), toy.copied(module)
     layout = model.layout(Sequences(PROMPTS, COMPLETIONS), longest)
@@ -42,7 +42,7 @@ def test_each_layout_says_what_each_sequence_alone_says(kind, longest, temperatu
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_packed_and_padded_differ_by_rounding_alone(kind):
+def test_packed_and_padded_differ_only_by_rounding(kind):
     model = LanguageModel(toy.model(kind, scale=2.0))
     for seed in range(3):
         sequences = Sequences(*random_sequences(seed))
@@ -53,7 +53,7 @@ def test_packed_and_padded_differ_by_rounding_alone(kind):
 
 
 @pytest.mark.parametrize("kind", ["bare", "qwen2"])
-def test_any_part_of_the_sequences_scores_as_it_does_among_all(kind):
+def test_scores_of_a_subset_equal_those_among_all_sequences(kind):
     model, whole = LanguageModel(toy.model(kind)), Sequences(*random_sequences(4))
     with torch.no_grad():
         expected = model.score(model.layout(whole)).log_probs
@@ -75,7 +75,7 @@ def test_sequences_of_a_single_token_have_nothing_to_score(longest):
 
 
 @pytest.mark.parametrize("longest", [None, 40])
-def test_only_what_is_marked_is_scored(longest):
+def test_only_marked_tokens_are_scored(longest):
     model = LanguageModel(toy.model())
     marks = [[True, False, True], [], [False, False, True, True, False, False, True], [False], [True, True]]
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_constant_log_probs_come_in_the_order_of_the_sequences(accumulation):
 
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-def test_activations_computed_twice_give_the_same_gradient(kind, lora):
+def test_gradient_checkpointing_gives_the_same_gradient(kind, lora):
     gradients = []
     for twice in (False, True):
         module = toy.model(kind, scale=2.0)
@@ -126,7 +126,7 @@ def test_dropout_is_off_in_all_passes():
     assert (first - algorithm.log_probs(sequences)).abs().max() < 2e-6
 
 
-def test_half_precision_is_near_and_leaves_weights_in_full():
+def test_half_precision_is_close_and_keeps_weights_in_float32():
     algorithm = SFT(toy.model(scale=1.0), precision="bfloat16", batch_size=5)
     plain = SFT(toy.model(scale=1.0), batch_size=5)
     sequences = Sequences(PROMPTS, COMPLETIONS)
@@ -137,7 +137,7 @@ def test_half_precision_is_near_and_leaves_weights_in_full():
     assert {p.dtype for p in algorithm.policy.parameters()} == {torch.float32}
 
 
-def test_a_model_in_half_precision_is_trained_in_full():
+def test_a_model_in_half_precision_is_trained_in_float32():
     algorithm = SFT(toy.model().to(torch.bfloat16), batch_size=5)
     assert {p.dtype for p in algorithm.policy.parameters()} == {torch.float32}
     before = algorithm.optimizer.flat.clone()
@@ -145,7 +145,7 @@ def test_a_model_in_half_precision_is_trained_in_full():
     assert not torch.equal(before, algorithm.optimizer.flat)
 
 
-def test_adapters_on_a_model_in_half_precision_are_trained_in_full():
+def test_adapters_on_a_model_in_half_precision_are_trained_in_float32():
     module = toy.model().to(torch.bfloat16)
     algorithm = SFT(module, batch_size=5, lora_rank=2)
     assert {p.dtype for p in algorithm.policy.parameters() if p.requires_grad} == {torch.float32}
@@ -154,7 +154,7 @@ def test_adapters_on_a_model_in_half_precision_are_trained_in_full():
     assert algorithm.generate([[2, 3]], max_new_tokens=2)
 
 
-def test_a_token_of_no_probability_is_minus_infinity_and_entropy_stays_a_number():
+def test_a_token_of_probability_0_has_log_probability_minus_infinity_and_finite_entropy():
     logits = np.zeros(24)
     logits[5] = -np.inf
     model = LanguageModel(toy.Always(logits))
@@ -163,7 +163,7 @@ def test_a_token_of_no_probability_is_minus_infinity_and_entropy_stays_a_number(
     assert scores.entropies.tolist() == pytest.approx([np.log(23)] * 2)
 
 
-def test_adapters_are_switched_off_in_the_reference_alone():
+def test_adapters_are_disabled_only_for_the_reference():
     from rlox.algorithms import DPO
 
     plain = toy.model(scale=1.0)
@@ -178,9 +178,9 @@ def test_adapters_are_switched_off_in_the_reference_alone():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("longest", [None, 12])
-def test_the_kernels_scores_and_their_gradient_are_pytorchs(longest, temperature):
-    """In float32 the kernel scores, in float64 and where the entropy is derived too PyTorch does; also beside tokens
-    that are read and not scored."""
+def test_the_kernels_scores_and_gradients_equal_pytorchs(longest, temperature):
+    """The kernel scores in float32; PyTorch scores in float64 and when the entropy is differentiated. Some tokens are
+    read and not scored."""
     marks = [[True, False, True], [], [False, False, True, True, False, False, True], [False], [True, True]]
     module = toy.model("qwen2")
     double = toy.differentiable(module)

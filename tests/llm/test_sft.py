@@ -1,4 +1,4 @@
-"""Supervised fine-tuning against the mean over a batch's tokens, each row alone, in double precision."""
+"""Supervised fine-tuning against the mean over a batch's tokens, each row by itself, in double precision."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_learning_rate_rises_and_falls():
     assert update is not watched
 
 
-def test_rows_without_a_token_to_learn_are_no_trouble():
+def test_rows_without_a_token_to_learn_are_accepted():
     algorithm = SFT(toy.model(), batch_size=2)
     before = algorithm.optimizer.flat.clone()
     assert algorithm.train_step([[2, 3], [4]], [[], []])["loss"] == 0.0

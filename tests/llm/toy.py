@@ -1,4 +1,4 @@
-"""Language models of some thousand weights, a tokenizer of single characters, and rows to learn from."""
+"""Language models of a few thousand weights, a tokenizer of single characters, and rows to learn from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenizer():
 
 
 class Recurrent(nn.Module):
-    """A module of the user's own: ids (B, T) -> logits (B, T, V), causal, and it remembers."""
+    """A custom module: ids (B, T) -> logits (B, T, V), causal and recurrent."""
 
     def __init__(self, vocabulary=VOCABULARY, width=12):
         super().__init__()
@@ -51,7 +51,7 @@ class Recurrent(nn.Module):
 
 
 class Always(nn.Module):
-    """The same logits (V,) after any token."""
+    """Returns the same logits (V,) after any token."""
 
     def __init__(self, logits):
         super().__init__()
@@ -90,9 +90,9 @@ def _model(kind, seed, hidden, layers, vocabulary, scale, tied):
 
 
 def model(kind="qwen2", seed=0, hidden=16, layers=2, vocabulary=VOCABULARY, scale=4.0, tied=False):
-    """A model that is the caller's own: ``bare``, or a family and the attention, as in ``qwen2-eager``.
+    """A new model: ``bare``, or a family and an attention such as ``qwen2-eager``.
 
-    Fresh weights are `scale` times as large as usual, so that what a token says depends on those before it.
+    Initial weights are `scale` times as large as usual, so that logits depend on all earlier tokens.
     """
     return copy.deepcopy(_model(kind, seed, hidden, layers, vocabulary, scale, tied))
 
@@ -103,7 +103,7 @@ def copied(module):
 
 
 def differentiable(module):
-    """A copy in double precision whose gradients are those of what `module` trains."""
+    """A copy in double precision in which the same parameters are trainable as in `module`."""
     trained = [p.requires_grad for p in module.parameters()]
     double = copy.deepcopy(module).double()
     for p, wanted in zip(double.parameters(), trained, strict=True):
@@ -113,13 +113,13 @@ def differentiable(module):
 
 
 def gradient(module):
-    """What `module` has accumulated, as one vector."""
+    """The accumulated gradient of `module` as one vector."""
     wanted = [p for p in module.parameters() if p.requires_grad]
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in wanted])
 
 
 def set_weights(module, flat):
-    """Put the vector `flat` into the trained parameters of `module`."""
+    """Copy the vector `flat` into the trained parameters of `module`."""
     offset = 0
     for p in module.parameters():
         if p.requires_grad:
@@ -141,7 +141,7 @@ def token_log_probs(module, prompt, completion, temperature=1.0):
 
 
 class Steps:
-    """Weights and gradient, before clipping, of each step that `algorithm`'s optimiser takes."""
+    """Records weights and gradients (before clipping) of each step of the optimiser of `algorithm`."""
 
     def __init__(self, algorithm):
         self.weights, self.gradients = [], []
@@ -156,7 +156,7 @@ class Steps:
 
 
 def apart(found, expected):
-    """How far two vectors are from each other, in lengths of the second."""
+    """The distance of two vectors, relative to the length of the second."""
     found, expected = torch.as_tensor(found).double(), torch.as_tensor(expected).double()
     return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 

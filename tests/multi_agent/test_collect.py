@@ -1,4 +1,4 @@
-"""Datasets of several agents: what is written is what each agent lived through, and what learns from it works."""
+"""Datasets of several agents: each agent's rows are what it experienced, and offline algorithms learn from them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ QUICK = ["total_timesteps=20", "logger=none", "eval.n_points=1", "eval.n_episode
 
 
 class ComesBack(ParallelEnv):
-    """`one` acts in all six steps; `two` in the first two and the fifth, and leaves without a word each time; `none`
-    never does."""
+    """`one` acts in all six steps. `two` acts in the first two and the fifth, and leaves without a flag each time.
+    `none` never acts."""
 
     metadata: ClassVar = {"name": "comes_back_v0"}
     days: ClassVar = ("one two", "one two", "one", "one", "one two", "one", "")
@@ -87,7 +87,7 @@ def gathered(path, env_id, n_steps, *, seed=0, n_envs=1, agents=None, algorithm=
 
 
 def episodes_of(data):
-    """Of each episode the agent and its rows."""
+    """The agent and the rows of each episode."""
     state = data.get_state()
     ends = np.flatnonzero(state["terminated"] | state["truncated"]) + 1
     assert ends[-1] == len(data)
@@ -101,13 +101,13 @@ def episodes_of(data):
 
 
 def rows_of(data, agent):
-    """All rows of one agent, in the order in which they happened."""
+    """All rows of one agent in the order of time."""
     parts = [rows for name, rows in episodes_of(data) if name == agent]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def raw(env_id, seed, **kwargs):
-    """The environment that a collection with one copy plays, without rlox's arrays, and its seed."""
+    """The PettingZoo environment that a collection with one copy plays, and its seed."""
     own = int(Rng(seed, Stream.FOREIGN_ENVS).integers(2**62, 1)[0])
     if env_id == PURSUIT:
         return parallel_env(PURSUIT, **kwargs), own
@@ -124,14 +124,14 @@ def raw(env_id, seed, **kwargs):
         (PURSUIT, {"max_cycles": 9}, None),
     ],
 )
-def test_rows_are_what_the_environment_did(tmp_path, env_id, kwargs, agents):
+def test_rows_equal_the_steps_of_the_environment(tmp_path, env_id, kwargs, agents):
     data = gathered(tmp_path / "a.arrow", env_id, 60, seed=3, agents=agents, **kwargs)
     assert len(data) == 60
     names = data.metadata["agents"]
     env, seed = raw(env_id, 3, **kwargs)
     others = [agent for agent in env.possible_agents if agent not in names]
     if others:
-        # Those that were not recorded acted at random too; their actions are drawn again.
+        # Agents that were not recorded also acted at random; collect the same actions again.
         pytest.importorskip("mpe2")
         whole = gathered(tmp_path / "b.arrow", env_id, 20, seed=3, agents=others, **kwargs)
         rows = {agent: rows_of(whole, agent) for agent in others}
@@ -155,7 +155,7 @@ def test_rows_are_what_the_environment_did(tmp_path, env_id, kwargs, agents):
         obs = after if env.agents else env.reset()[0]
 
 
-def test_a_seed_decides_and_copies_side_by_side_differ(tmp_path):
+def test_a_seed_reproduces_the_data_and_copies_differ(tmp_path):
     same = [gathered(tmp_path / f"{i}.arrow", PURSUIT, 500, seed=2, n_envs=4).get_state() for i in range(2)]
     other = gathered(tmp_path / "c.arrow", PURSUIT, 500, seed=5, n_envs=4).get_state()
     for name, column in same[0].items():
@@ -183,11 +183,11 @@ def test_a_time_limit_of_one_agent_is_no_termination(tmp_path):
     for agent, rows in episodes_of(data):
         cut = agent == "cut"
         assert (rows["terminated"][-1], rows["truncated"][-1]) == (not cut, cut)
-        # What the last step led to is what the agent saw, not the next episode's start.
+        # The last next_obs is of the episode itself, not the start of the next one.
         assert rows["next_obs"][-1].argmax() == (0 if cut else 8)
 
 
-def test_one_who_comes_back_begins_another_episode(tmp_path):
+def test_an_agent_that_comes_back_begins_another_episode(tmp_path):
     data = gathered(tmp_path / "a.arrow", f"pettingzoo:{__name__}:ComesBack", 18)
     found = [(agent, rows["obs"][:, 1].tolist(), bool(rows["terminated"][-1])) for agent, rows in episodes_of(data)]
     one, two = ("one", [0, 1, 2, 3, 4, 5], False), [("two", [0, 1], True), ("two", [4], True)]
@@ -198,14 +198,14 @@ def test_one_who_comes_back_begins_another_episode(tmp_path):
         np.testing.assert_array_equal(known[:, 1], rows["obs"][: len(known), 1] + 1)
 
 
-def test_who_never_acts_is_said(tmp_path, monkeypatch):
+def test_agents_that_never_act_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("rlox.offline.agents._PATIENCE", 200)
     with pytest.raises(ValueError, match="agents must act in the environment, got none, of which none did in 200 st"):
         gathered(tmp_path / "a.arrow", f"pettingzoo:{__name__}:ComesBack", 18, agents=["none"])
     assert not list(tmp_path.iterdir())
 
 
-def test_the_number_of_rows_is_exact_and_what_still_runs_is_cut(tmp_path):
+def test_the_number_of_rows_is_exact_and_running_episodes_are_truncated(tmp_path):
     data = gathered(tmp_path / "a.arrow", "pettingzoo:zoo_probes:DiesHalfway", 5)
     found = {agent: rows for agent, rows in episodes_of(data)}
     assert {agent: len(rows["rewards"]) for agent, rows in found.items()} == {"short": 3, "long": 2}
@@ -215,7 +215,7 @@ def test_the_number_of_rows_is_exact_and_what_still_runs_is_cut(tmp_path):
     assert data.metadata["policies"][0]["n_episodes"] == 0
 
 
-def test_unequal_agents_are_chosen(tmp_path):
+def test_agents_can_be_selected(tmp_path):
     zoo = "pettingzoo:zoo_probes:Zoo"
     flyer = gathered(tmp_path / "a.arrow", zoo, 12, agents=["flyer"])
     assert (flyer.obs_dim, flyer.act_dim, flyer.n_actions) == (5, 2, None)
@@ -237,14 +237,14 @@ def test_unequal_agents_are_chosen(tmp_path):
         (["walkers"], "got 'walkers'; did you mean 'walker'"),
     ],
 )
-def test_agents_of_several_groups_are_refused(tmp_path, agents, said):
+def test_agents_of_several_groups_are_an_error(tmp_path, agents, said):
     with pytest.raises(ValueError, match=said):
         gathered(tmp_path / "a.arrow", "pettingzoo:zoo_probes:Zoo", 12, agents=agents)
     assert not list(tmp_path.iterdir())
 
 
 def test_random_actions_are_legal(tmp_path):
-    data = gathered(tmp_path / "a.arrow", "pettingzoo:zoo_probes:Masked", 18, n_envs=2)  # it asserts that they are
+    data = gathered(tmp_path / "a.arrow", "pettingzoo:zoo_probes:Masked", 18, n_envs=2)  # Masked asserts this
     for agent, rows in episodes_of(data):
         first = ("one", "two").index(agent)
         assert rows["actions"][:, 0].tolist() == [(t + first) % 3 for t in range(len(rows["actions"]))]
@@ -278,7 +278,7 @@ def test_a_policy_acts_as_it_was_trained(tmp_path, trained, name):
 
 
 @pytest.mark.slow
-def test_each_format_keeps_whose_episode_it_is(tmp_path, monkeypatch):
+def test_each_format_keeps_the_agent_of_an_episode(tmp_path, monkeypatch):
     pytest.importorskip("h5py")
     from rlox.offline.export import export
 
@@ -295,14 +295,14 @@ def test_each_format_keeps_whose_episode_it_is(tmp_path, monkeypatch):
     assert few.metadata["episode_agents"] == data.metadata["episode_agents"][: few.n_episodes()]
 
 
-def test_a_file_with_another_agent_than_it_names_is_refused(tmp_path):
+def test_a_file_with_an_unnamed_agent_is_an_error(tmp_path):
     rows, column = np.zeros((4, 2), np.float32), np.zeros(4, np.float32)
     flags = np.array([0, 1, 0, 1], np.uint8)
     with ArrowWriter(tmp_path / "a.arrow") as writer:
         block = {"obs": rows, "next_obs": rows, "actions": rows, "rewards": column, "terminated": flags}
         writer.write({**block, "truncated": 0 * flags, "agent": np.array([0, 0, 7, 7], np.int32)})
         writer.finish({"agents": ["one", "two"], "obs_shape": [2], "n_dropped": 0})
-    with pytest.raises(ValueError, match="column agent must hold places in the list of 2 agents, got 7 in row 2"):
+    with pytest.raises(ValueError, match="column agent must hold indices in the list of 2 agents, got 7 in row 2"):
         rlox.open_dataset(tmp_path / "a.arrow")
 
 
@@ -315,7 +315,7 @@ def test_a_clone_plays_all_agents(tmp_path):
     env = __import__("mpe2.simple_spread_v3", fromlist=["x"]).parallel_env(**kwargs)
     for episode in range(2):
         if episode:
-            env.reset()  # the restart at the end of the first one, which nobody plays
+            env.reset()  # the unused restart at the end of the first episode
         obs, _ = env.reset() if episode else env.reset(seed=zoo_seeds(4, 1)[0])
         returns = dict.fromkeys(env.possible_agents, 0.0)
         while env.agents:
@@ -327,7 +327,7 @@ def test_a_clone_plays_all_agents(tmp_path):
     # In another process the numbers are the same.
     apart = play(make_job(agent.evaluation_arguments(2, 4), 1))
     np.testing.assert_array_equal(apart.agent_returns, found.agent_returns)
-    # What it plays can be recorded again.
+    # Its episodes can be recorded again.
     again = gathered(tmp_path / "b.arrow", SPREAD, 18, algorithm=agent, deterministic=True, **kwargs)
     assert (agent.predict(again.get_state()["obs"]) == again.get_state()["actions"][:, 0]).all()
 
@@ -401,7 +401,7 @@ def test_continuous_actions_are_learned_from(command, tmp_path, algo):
 
 
 @pytest.mark.slow
-def test_a_chase_is_recorded_group_by_group(command):
+def test_environments_with_several_groups_are_recorded_group_by_group(command):
     words = ["collect", "--env", TAG, "--steps", "600", "--out", "a.arrow"]
     code, _, err = command(*words)
     assert code
@@ -409,7 +409,7 @@ def test_a_chase_is_recorded_group_by_group(command):
     assert not command(*words, "--agents", "adversary_0, adversary_1")[0]
     code, out, err = command("train", "algo=bc", "dataset=a.arrow", *QUICK, "output_dir=run")
     assert not code, err
-    said = "evaluations play adversary_0, adversary_1, adversary_2 by what is learned, and agent_0, whose spaces"
+    said = "the learned policy acts for adversary_0, adversary_1, adversary_2; the actions of agent_0 are"
     assert said in out + err
     code, out, _ = command("eval", "run", "--json")
     found = json.loads(out)
@@ -436,7 +436,7 @@ def test_a_dataset_may_not_choose_a_module(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_records_and_learns(tmp_path):
+def test_real_processes_record_and_learn(tmp_path):
     collected = forked.run("collect", "--env", SPREAD, "--steps", "300", "--out", "a.arrow", cwd=tmp_path)
     assert collected.returncode == 0, collected.stdout + collected.stderr
     trained = forked.run("train", "algo=bc", "dataset=a.arrow", *QUICK, cwd=tmp_path)
@@ -448,12 +448,12 @@ def test_a_process_of_its_own_records_and_learns(tmp_path):
     ("words", "said"),
     [
         (["--env", "CartPole-v1", "--agents", "agent_0"], "agents must be left out for CartPole-v1, which has one"),
-        (["ppo.safetensors", "--env", PURSUIT], "a policy must act for several agents in GridPursuit-v0, and ppo acts"),
+        (["ppo.safetensors", "--env", PURSUIT], "a policy must act for several agents in GridPursuit-v0, but ppo acts"),
         (["pursuit.safetensors", "--env", "CartPole-v1"], "env must have several agents for mappo"),
         (["pursuit.safetensors", "--env", SPREAD], "env must have the agents that mappo was trained for, agents (pur"),
     ],
 )
-def test_what_cannot_be_recorded_is_said(command, trained, words, said):
+def test_errors_of_collect(command, trained, words, said):
     words = [str(trained / word) if word.endswith("tensors") else word for word in words]
     code, _, err = command("collect", *words, "--steps", "10", "--out", "a.arrow")
     assert code
@@ -461,7 +461,7 @@ def test_what_cannot_be_recorded_is_said(command, trained, words, said):
     assert "Traceback" not in err
 
 
-def test_agents_are_of_no_replay_memory(command):
+def test_agents_cannot_be_given_with_a_replay_memory(command):
     code, _, err = command("collect", "--replay", "run", "--agents", "agent_0", "--out", "a.arrow")
     assert code
-    assert "--replay must stand alone" in err
+    assert "--replay must be used alone" in err

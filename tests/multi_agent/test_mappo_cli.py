@@ -51,11 +51,11 @@ def test_it_trains_on_pettingzoo_and_scores_each_agent(command, tmp_path):
     assert found["mean_return"] == pytest.approx(found["return/agent_0"] + found["return/agent_1"])
     code, _, err = command("eval", str(run), "--video", str(tmp_path / "scene.gif"))
     assert not code
-    assert "filmed in" in err
+    assert "recorded in" in err
     assert (tmp_path / "scene.gif").stat().st_size > 1000
 
 
-def test_a_stopped_run_goes_on_to_the_bit(command, tmp_path):
+def test_a_stopped_run_resumes_bit_for_bit(command, tmp_path):
     same = ["algo=mappo", PURSUIT, *SHORT, "checkpoint.every_steps=64"]
     assert not command("train", *same, "total_timesteps=128", f"output_dir={tmp_path / 'whole'}")[0]
     assert not command("train", *same, "total_timesteps=64", f"output_dir={tmp_path / 'part'}")[0]
@@ -71,7 +71,7 @@ def test_a_stopped_run_goes_on_to_the_bit(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [SPREAD, PURSUIT])
-def test_check_says_who_acts(command, env):
+def test_check_describes_the_agents(command, env):
     code, out, _ = command("train", "algo=mappo", env, "total_timesteps=64", *SHORT, "--check")
     assert not code
     assert "3 agents; observations of" in out
@@ -88,7 +88,7 @@ def test_a_sweep_trains_every_job(command, tmp_path):
     assert len(list((tmp_path / "sweep").glob("*/checkpoints/last.safetensors"))) == 2
 
 
-def test_bench_learn_judges_it(command, tmp_path):
+def test_bench_learn(command, tmp_path):
     code, out, err = command(
         "bench", "learn", "algo=mappo", PURSUIT, "total_timesteps=64",
         *(word for word in SHORT if not word.startswith("logger")), "--seeds", "2", "--runs", str(tmp_path / "runs"),
@@ -98,10 +98,10 @@ def test_bench_learn_judges_it(command, tmp_path):
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "appo"])
-def test_another_algorithm_is_refused(command, algo):
+def test_algorithms_for_one_agent_are_an_error(command, algo):
     code, _, err = command("train", f"algo={algo}", SPREAD)
     assert code
-    assert f"has several agents, and algo={algo} learns for one; try algo=mappo" in err
+    assert f"has several agents, but algo={algo} trains only one; try algo=mappo" in err
 
 
 def test_a_missing_package_is_named_with_its_remedy(command, monkeypatch):

@@ -1,4 +1,4 @@
-"""GridPursuit-v0 against a slow game in plain Python, and the C interface for environments with several agents."""
+"""GridPursuit-v0 against a game in plain Python, and the C interface for environments with several agents."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def words(key, counter, domain, block):
 
 
 class Game:
-    """One environment, as the docstring of kernels/envs/pursuit.pxd says."""
+    """One environment, as described in kernels/envs/pursuit.pxd."""
 
     def __init__(self, key, size=8, n_pursuers=3, n_catchers=2, max_cycles=50, randomness=0.2):
         self.key, self.size, self.n, self.need = key, size, n_pursuers, n_catchers
@@ -116,7 +116,7 @@ class Game:
         (4, {"size": 2, "n_pursuers": 1, "n_catchers": 1, "max_cycles": 6, "randomness": 1}, 60),
     ],
 )
-def test_the_dynamics_are_those_of_a_slow_game(n, kwargs, steps):
+def test_the_dynamics_equal_those_of_a_python_game(n, kwargs, steps):
     env = make_multi_agent_env(ID, n, 11, kwargs)
     games = [Game(key_of(11, i), **kwargs) for i in range(n)]
     for game in games:
@@ -131,7 +131,7 @@ def test_the_dynamics_are_those_of_a_slow_game(n, kwargs, steps):
     for _ in range(steps):
         np.testing.assert_allclose(step.obs[0], [game.observe() for game in games], atol=1e-6)
         np.testing.assert_allclose(step.state, [game.central() for game in games], atol=1e-6)
-        # Some chase the prey, so that it is caught now and then.
+        # Some of the actions chase the prey, so that it is caught sometimes.
         down, right = np.moveaxis(step.obs[0][..., 2:4], -1, 0)
         chase = np.where(np.abs(down) > np.abs(right), np.where(down > 0, 3, 1), np.where(right > 0, 2, 4))
         actions = np.where(rng.random((n, agents)) < 0.3, chase, rng.integers(5, size=(n, agents)))
@@ -154,12 +154,12 @@ def test_the_dynamics_are_those_of_a_slow_game(n, kwargs, steps):
                 assert step.episode_lengths[i] == 0
         assert all(alive.all() for alive in step.alive)
     assert caught > 3
-    assert cut > 3 or kwargs.get("size") in (2, 5)  # where nobody gets away for long
+    assert cut > 3 or kwargs.get("size") in (2, 5)  # on these boards the prey is caught soon
     by_chance = sum(game.by_chance for game in games) / (n * steps - caught)
     assert by_chance == pytest.approx(kwargs.get("randomness", 0.2), abs=0.1)
 
 
-def test_one_alone_catches_nothing():
+def test_a_single_pursuer_rarely_catches_the_prey():
     env = make_multi_agent_env(ID, 64, 0, {"n_pursuers": 2, "size": 4})
     step = env.reset_all()
     caught = {True: 0, False: 0}
@@ -187,7 +187,7 @@ def same(x: MultiAgentStep, y: MultiAgentStep):
             np.testing.assert_array_equal(a, b, err_msg=key)
 
 
-def test_a_seed_decides_and_other_copies_do_not():
+def test_a_seed_reproduces_episodes_whatever_the_number_of_copies():
     few, many = (make_multi_agent_env(ID, n, 5, {"max_cycles": 7}) for n in (2, 290))
     few.reset_all(), many.reset_all()
     rng = np.random.default_rng(0)
@@ -201,7 +201,7 @@ def test_a_seed_decides_and_other_copies_do_not():
     assert few.reset_all(6).obs[0].tolist() != first.tolist()
 
 
-def test_a_state_goes_on_exactly():
+def test_a_restored_state_continues_exactly():
     one, other = (make_multi_agent_env(ID, 270, seed, {"max_cycles": 11}) for seed in (1, 2))
     assert one.why_not is None
     assert one.get_state() is None  # before there is an episode
@@ -246,7 +246,7 @@ def test_the_state_may_be_the_observations():
 
 @pytest.mark.parametrize("n", [3, 300])
 def test_a_kernel_collects_with_agents_as_rows(n):
-    """What NativeActorCritic gathers through the stepper is what `step_all` gives for the same actions."""
+    """A rollout of NativeActorCritic equals what `step_all` returns for the same actions."""
     env, again = (make_multi_agent_env(ID, n, 4, {"max_cycles": 8, "size": 4}) for _ in range(2))
     first, _ = env.reset_all(), again.reset_all()
     rows, steps, d = 3 * n, 40, 8
@@ -316,7 +316,7 @@ def test_the_parallel_environment_plays_the_native_one():
             assert env.agents == []
             obs, infos = env.reset()
     with pytest.raises(
-        ValueError, match=r"NativeParallelEnv.step: actions must hold every agent, got none of 'pursuer_1'"
+        ValueError, match=r"NativeParallelEnv.step: actions must have every agent, got none for 'pursuer_1'"
     ):
         env.step({"pursuer_0": 0})
     with pytest.raises(ValueError, match=r"actions must be in \[0, 5\), got 9 of agent 1 in environment 0"):
@@ -328,7 +328,7 @@ def test_the_parallel_environment_plays_the_native_one():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pettingzoo_may_play_it(workers):
+def test_it_can_be_run_through_pettingzoo(workers):
     with (
         make_multi_agent_env(ID, 2, 3, {"max_cycles": 6}, workers, backend="pettingzoo") as env,
         make_multi_agent_env(ID, 2, 4, {"max_cycles": 6}, backend="pettingzoo") as other,
@@ -345,7 +345,7 @@ def test_pettingzoo_may_play_it(workers):
         assert any(step.ended.any() for step in expected)
 
 
-def test_the_picture_shows_who_is_where():
+def test_the_picture_shows_the_positions():
     env = make_multi_agent_env(ID, 2, 0, {"render_mode": "rgb_array", "size": 6, "n_pursuers": 4})
     env.reset_all()
     seen = set()
@@ -393,12 +393,12 @@ def test_arguments_are_checked(kwargs, kind, says):
         parallel_env(ID, **kwargs)
 
 
-def test_what_has_one_agent_refuses_it():
+def test_single_agent_classes_reject_it():
     assert ID not in native_ids()
     assert native_multi_agent_ids() == (ID,)
     assert is_multi_agent(ID)
     assert not is_native(ID)
-    says = r"env_id must be an environment with one agent, got 'GridPursuit-v0'; .*make_multi_agent_env plays it"
+    says = r"env_id must be an environment with one agent, got 'GridPursuit-v0'; use .*make_multi_agent_env"
     with pytest.raises(ValueError, match=f"VecEnv: {says}"):
         VecEnv(2, 0, ID)
     with pytest.raises(ValueError, match=f"Env: {says}"):
@@ -445,7 +445,7 @@ AGENTS = 4
 
 
 def tug(central=False, **change):
-    """Four agents pull at x, each by its two numbers; the reward of agent a is x + a; it ends where |x| exceeds 3.
+    """Four agents each add their two actions to x; the reward of agent a is x + a; episodes end when |x| exceeds 3.
 
     Agent a sees [x, a, the number of its episode].
     """
@@ -500,7 +500,7 @@ def tug(central=False, **change):
 
 @pytest.mark.parametrize("central", [False, True])
 @pytest.mark.parametrize("n", [2, 300])
-def test_a_package_outside_may_add_one(n, central):
+def test_another_package_can_add_an_environment(n, central):
     assert rlox.register_env(tug(central)) == "Tug-v0"
     assert is_native_multi_agent("Tug-v0")
     assert is_multi_agent("Tug-v0")
@@ -544,21 +544,21 @@ def test_a_package_outside_may_add_one(n, central):
     gc.collect()
 
 
-def test_it_is_no_environment_for_one():
+def test_it_is_not_a_single_agent_environment():
     rlox.register_env(tug())
     with pytest.raises(
         ValueError, match="VecEnv: env_id must be an environment with one agent, got 'Tug-v0', which has 4"
     ):
         VecEnv(1, 0, "Tug-v0")
     with pytest.raises(
-        ValueError, match="NativeMultiAgentVecEnv: state must be observations where the environment has no"
+        ValueError, match="NativeMultiAgentVecEnv: state must be observations if the environment has no"
     ):
         make_multi_agent_env("Tug-v0", 1, 0, state="environment")
     with pytest.raises(ValueError, match=r"params must be empty for Tug-v0, got {'size': 3}"):
         make_multi_agent_env("Tug-v0", 1, 0, {"size": 3})
     env = parallel_env("Tug-v0")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PettingZoo warns of boxes without bounds
+        warnings.simplefilter("ignore")  # PettingZoo warns about boxes without bounds
         parallel_api_test(env, 50)
     with pytest.raises(ValueError, match="render_mode must be None for Tug-v0, got 'rgb_array'"):
         parallel_env("Tug-v0", render_mode="rgb_array")
@@ -569,11 +569,11 @@ def test_it_is_no_environment_for_one():
     [
         ({"n_agents": 0}, r"Tug-v0: n_agents must be at least 1 and at most 2\*\*20, got 0"),
         ({"central_dim": -1}, "central_dim must be at least 0"),
-        ({"central_dim": 2}, "central_n must be a function where central_dim is not 0, got NULL"),
-        ({"central_n": OBSERVE(lambda *_: None)}, "central_n must be NULL where central_dim is 0, got a function"),
+        ({"central_dim": 2}, "central_n must be a function if central_dim is not 0, got NULL"),
+        ({"central_n": OBSERVE(lambda *_: None)}, "central_n must be NULL if central_dim is 0, got a function"),
         ({"struct_size": 104}, r"struct_size must be at least 128, got 104; set it to sizeof\(rlox_env_v1\)"),
         ({"flags": 3}, r"flags must be 0 or RLOX_ENV_AGENTS \(1\), got 3"),
-        ({"env_id": ID.encode()}, "env_id must not be that of a built-in environment"),
+        ({"env_id": ID.encode()}, "env_id must not be the id of a built-in environment"),
     ],
 )
 def test_the_fields_are_checked(change, says):
@@ -582,8 +582,8 @@ def test_the_fields_are_checked(change, says):
             call(tug(**change))
 
 
-def test_a_struct_of_before_has_one_agent():
-    """What lies behind a struct that was built before, or without the flag, is not read."""
+def test_a_struct_of_an_earlier_version_has_one_agent():
+    """The new fields of a struct of an earlier version, or of one without the flag, are not read."""
     with pytest.raises(ValueError, match="must be an environment with several agents, got 'Tug-v0'"):
         AgentVecEnv(1, 0, tug(flags=0, n_agents=-7, central_dim=9))
     assert VecEnv(1, 0, tug(flags=0, n_agents=-7, struct_size=104)).obs_dim == 3

@@ -1,4 +1,4 @@
-"""PettingZoo environments as arrays: what they say arrives, whoever dies or comes back, in one process or several."""
+"""PettingZoo environments as arrays, also when agents die or come back, in one process or several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAG = "pettingzoo:mpe2.simple_tag_v3"
 
 
 class Script(ParallelEnv):
-    """Plays `days`: who is listed after the reset and after each step, and who ends how.
+    """Plays `days`: the agents that are listed after the reset and after each step, with marks for those that end.
 
     An observation is [number of the agent, number of the step, last action]; a reward is 10 * agent + step.
     """
@@ -55,7 +55,7 @@ class Script(ParallelEnv):
         return {agent: self.look(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def listed(self, t):
-        """Names of a day, of which `!` marks who has terminated and `~` who was truncated: those are not listed."""
+        """Names of a day without those that end: `!` marks a termination and `~` a truncation."""
         return [name for name in self.days[t] if name[-1] not in "!~"]
 
     def step(self, actions):
@@ -63,7 +63,7 @@ class Script(ParallelEnv):
         self.t += 1
         day = self.days[self.t]
         acted, self.agents = self.agents, self.listed(self.t)
-        listed = [name.rstrip("!~") for name in day]  # one who is not on the day has left without a word
+        listed = [name.rstrip("!~") for name in day]  # agents that the day does not name left without a flag
         return (
             {agent: self.look(agent, actions.get(agent, 0)) for agent in listed},
             {agent: float(10 * self.possible_agents.index(agent) + self.t) for agent in listed if agent in acted},
@@ -106,7 +106,7 @@ def play(env, steps, rng):
 
 @pytest.mark.parametrize("name", ["simple_spread_v3", "simple_tag_v3", "simple_speaker_listener_v4"])
 @pytest.mark.parametrize("continuous", [False, True])
-def test_the_arrays_are_what_the_environments_say(name, continuous):
+def test_the_arrays_equal_the_results_of_the_environments(name, continuous):
     kwargs = {"max_cycles": 6, "continuous_actions": continuous}
     n, rng = 3, Rng(4)
     env = make_multi_agent_env(f"pettingzoo:mpe2.{name}", n, 7, kwargs)
@@ -177,18 +177,18 @@ def test_an_agent_may_die_alone():
     assert died.terminated[a].tolist() == [[True, False]]
     assert died.truncated[a].tolist() == [[False, False]]
     assert died.rewards[a].tolist() == [[1.0, 11.0]]
-    assert died.final_obs[a].tolist() == [[[0, 1, 2], [1, 1, 2]]]  # what it saw last is there ...
-    assert died.obs[a].tolist() == [[[0, 0, 0], [1, 1, 2]]]  # ... and not acted on
+    assert died.final_obs[a].tolist() == [[[0, 1, 2], [1, 1, 2]]]  # its last observation is there ...
+    assert died.obs[a].tolist() == [[[0, 0, 0], [1, 1, 2]]]  # ... and is not acted on
     assert died.alive[a].tolist() == [[False, True]]
     assert died.state.tolist() == [[0, 0, 0, 1, 1, 2, 2, 1, 2]]
     assert died.final_state.tolist() == died.state.tolist()
     assert died.ended.tolist() == [False]
     cut = env.step_all(acts(env, 1))
-    assert cut.rewards[a].tolist() == [[0.0, 12.0]]  # the dead gets nothing
+    assert cut.rewards[a].tolist() == [[0.0, 12.0]]  # a dead agent gets no reward
     assert cut.terminated[a].tolist() == [[False, False]]
     assert cut.truncated[a].tolist() == [[False, True]]
     assert cut.final_obs[a].tolist() == [[[0, 0, 0], [1, 2, 1]]]
-    assert cut.final_state.tolist() == [[0, 0, 0, 1, 2, 1, 2, 2, 1]]  # what its value is taken of
+    assert cut.final_state.tolist() == [[0, 0, 0, 1, 2, 1, 2, 2, 1]]  # the state from which it bootstraps
     assert cut.state.tolist() == [[0, 0, 0, 0, 0, 0, 2, 2, 1]]
     assert cut.alive[a].tolist() == [[False, False]]
     last = env.step_all(acts(env, 0))
@@ -226,7 +226,7 @@ def test_an_agent_that_vanishes_has_terminated_and_may_come_back():
 
 
 class Keeps(Script):
-    """Goes on listing agents that have ended, as some environments do."""
+    """Continues to list agents that have ended, as some environments do."""
 
     def listed(self, t):
         return [name.rstrip("!~") for name in self.days[t]]
@@ -236,7 +236,7 @@ class Keeps(Script):
         return super().step(actions)
 
 
-def test_who_has_a_flag_is_dead_though_it_is_listed():
+def test_an_agent_with_a_flag_is_dead_even_if_listed():
     days = ("a_0 a_1 b_0", "a_0! a_1 b_0", "a_0 a_1 b_0", "a_0! a_1! b_0~")
     env = make_multi_agent_env(functools.partial(Keeps, days), 1, 0)
     env.reset_all()
@@ -247,7 +247,7 @@ def test_who_has_a_flag_is_dead_though_it_is_listed():
     assert found[2].episode_returns.tolist() == [[1.0, 36.0, 66.0]]
 
 
-def test_an_order_of_the_list_changes_nothing():
+def test_the_order_of_agents_does_not_matter():
     env = script("b_0 a_1 a_0", "a_1 b_0 a_0", "b_0! a_0! a_1!")
     env.reset_all()
     step = env.step_all([np.array([[3, 2]]), np.array([[1]])])
@@ -255,7 +255,7 @@ def test_an_order_of_the_list_changes_nothing():
     assert step.obs[1].tolist() == [[[2, 1, 1]]]
 
 
-def test_rows_of_the_dead_are_not_looked_at():
+def test_actions_of_dead_agents_are_ignored():
     env = script("a_0 b_0", "a_0 b_0", "a_0! b_0!")
     env.reset_all()
     env.step_all([np.array([[1, -7]]), np.array([[2]])])
@@ -264,7 +264,7 @@ def test_rows_of_the_dead_are_not_looked_at():
 
 
 class Masked(Script):
-    """Allows action t % 3 alone; the mask comes with the observation or the info."""
+    """Allows only action t % 3; the mask comes with the observation or the info."""
 
     where = "observation"
 
@@ -296,7 +296,7 @@ class Masked(Script):
 
 
 @pytest.mark.parametrize("where", ["observation", "info"])
-def test_masks_say_what_is_legal(where):
+def test_masks_are_the_legal_actions(where):
     days = ("a_0 a_1 b_0", "a_0! a_1 b_0", "a_1! b_0!")
     env = make_multi_agent_env(functools.partial(Masked, days, where=where), 2, 0)
     assert env.spec.masked == (True, False)
@@ -305,14 +305,14 @@ def test_masks_say_what_is_legal(where):
     assert first.masks[1] is None
     assert first.masks[0].tolist() == [[[True, False, False, False]] * 2] * 2
     died = env.step_all(acts(env))
-    assert died.masks[0].tolist() == [[[True] * 4, [False, True, False, False]]] * 2  # all, for the dead
+    assert died.masks[0].tolist() == [[[True] * 4, [False, True, False, False]]] * 2  # all actions for a dead agent
     assert died.obs[0][0].tolist() == [[0, 0, 0], [1, 1, 1]]
     again = env.step_all(acts(env))
     assert again.ended.all()
     assert again.masks[0].tolist() == first.masks[0].tolist()
 
 
-def test_who_joins_later_has_masks_too():
+def test_agents_that_join_later_have_masks():
     days = ("a_1 b_0", "a_0 a_1 b_0", "a_0! a_1! b_0!")
     env = make_multi_agent_env(functools.partial(Masked, days, where="info"), 1, 0)
     assert [(group.name, group.agents) for group in env.spec.groups] == [("a", ("a_0", "a_1")), ("b_0", ("b_0",))]
@@ -320,7 +320,7 @@ def test_who_joins_later_has_masks_too():
     assert env.step_all(acts(env)).masks[0].tolist() == [[[False, True, False, False]] * 2]
 
 
-def test_the_state_is_the_environments_or_the_observations():
+def test_the_state_is_of_the_environment_or_the_observations():
     class Own(Script):
         def state(self):
             return np.array([[self.t, 7], [8, 9]])
@@ -334,7 +334,7 @@ def test_the_state_is_the_environments_or_the_observations():
     assert (last.final_state[0, 0], last.state[0, 0]) == (2, 0)
     joined = make_multi_agent_env(Own, 1, 0, state="observations")
     assert (joined.spec.state_dim, joined.spec.state_source) == (9, "observations")
-    with pytest.raises(ValueError, match="state must be observations where the environment has no state"):
+    with pytest.raises(ValueError, match="state must be observations if the environment has no state"):
         make_multi_agent_env(Script, 1, 0, state="environment")
     with pytest.raises(ValueError, match="state must be one of auto, environment, observations, got 'all'"):
         make_multi_agent_env(Script, 1, 0, state="all")
@@ -357,7 +357,7 @@ def test_arrays_are_new_unless_given():
     same(out, step)
 
 
-def test_a_seed_decides_and_later_resets_go_on():
+def test_a_seed_reproduces_episodes_and_later_resets_differ():
     def firsts(seed):
         env = make_multi_agent_env(SPREAD, 2, seed)
         return [env.reset_all().obs[0], env.reset_all().obs[0], env.reset_all(seed).obs[0]]
@@ -396,7 +396,7 @@ def test_names_may_be_numbers():
     env = make_multi_agent_env(Numbers, 1, 0)
     assert env.spec.agents == ("0", "1")
     env.reset_all()
-    assert env.step_all([[[0, 1]]]).obs[0].tolist() == [[[0, 1, 5], [1, 1, 6]]]  # actions count from 0 here
+    assert env.step_all([[[0, 1]]]).obs[0].tolist() == [[[0, 1, 5], [1, 1, 6]]]  # rlox counts actions from 0
 
 
 class Turns(AECEnv):
@@ -420,7 +420,7 @@ def test_aec_environments_are_converted():
         make_multi_agent_env(Turns, 1, 0)
 
 
-def test_the_first_environment_is_drawn():
+def test_the_first_environment_is_rendered():
     env = script(*["a_0"] * 3, n=2, render_mode="rgb_array")
     env.reset_all()
     env.step_all(acts(env))
@@ -436,7 +436,7 @@ def test_the_first_environment_is_drawn():
 
 
 class Saves(Script):
-    """Draws what it shows, and can be saved."""
+    """Returns random observations, and can be saved."""
 
     def reset(self, seed=None, options=None):
         if seed is not None:
@@ -457,7 +457,7 @@ class Saves(Script):
 
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)])
 @pytest.mark.parametrize("env", ["simple_tag_v3", "saves"])
-def test_a_state_goes_on_exactly(env, workers):
+def test_a_restored_state_continues_exactly(env, workers):
     days = ("a_0 a_1 b_0", "a_1 b_0", "a_0 a_1 b_0", "a_0! a_1 b_0", "a_1~ b_0~")
     env = functools.partial(Saves, days) if env == "saves" else f"pettingzoo:mpe2.{env}"
     kwargs = {"max_cycles": 7} if isinstance(env, str) else None
@@ -478,7 +478,7 @@ def test_a_state_goes_on_exactly(env, workers):
         assert any(step.ended.any() for step in expected)
 
 
-def test_what_cannot_be_saved_says_why():
+def test_environments_that_cannot_be_saved_have_a_reason():
     env = script("a_0", "a_0")
     env.reset_all()
     assert env.why_not == "Script has no get_state() and set_state(state)"
@@ -487,7 +487,7 @@ def test_what_cannot_be_saved_says_why():
         env.set_state({})
 
 
-def test_a_state_of_others_is_refused():
+def test_a_state_of_other_environments_is_an_error():
     tag = make_multi_agent_env(TAG, 1, 0)
     tag.reset_all()
     spread = make_multi_agent_env(SPREAD, 1, 0)
@@ -496,7 +496,7 @@ def test_a_state_of_others_is_refused():
         spread.set_state(tag.get_state())
     four = make_multi_agent_env(SPREAD, 1, 0, {"N": 4})
     four.reset_all()
-    with pytest.raises(ValueError, match=r"PettingZooVecEnv: .*: (a state must hold|the state of)"):
+    with pytest.raises(ValueError, match=r"PettingZooVecEnv: .*: (a state must contain|the state of)"):
         spread.set_state(four.get_state())
 
 
@@ -519,7 +519,7 @@ def test_workers_give_the_same_arrays(env):
 
 
 class Odd(Script):
-    """Does what the action of a_0 says: 1 raises, 2 leaves, 3 sleeps."""
+    """Behaves as the action of a_0 selects: 1 raises, 2 exits, 3 sleeps."""
 
     def step(self, actions):
         if actions["a_0"] == 1:
@@ -577,7 +577,7 @@ def test_a_worker_that_dies_while_it_saves_is_named():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_environments_own_exception_arrives(workers):
+def test_exceptions_of_the_environment_are_passed_on(workers):
     with odd(workers=workers) as env:
         pids = [worker.process.pid for worker in getattr(env, "_workers", [])]
         env.reset_all()
@@ -594,18 +594,18 @@ def test_the_environments_own_exception_arrives(workers):
 
 
 @pytest.mark.slow
-def test_what_workers_cannot_do_is_said():
+def test_errors_of_workers():
     with pytest.raises(ValueError, match=r"workers must be between 0 and n_envs \(2\), got 3"):
         make_multi_agent_env(SPREAD, 2, 0, workers=3)
-    # The remedy of the worker's own message arrives.
+    # The remedy in the worker's message is passed on.
     with pytest.raises(ImportError, match=r"did you mean pettingzoo:mpe2\.simple_spread_v3"):
         make_multi_agent_env("pettingzoo:simple_spread_v3", 2, 0, workers=1)
     lock = __import__("threading").Lock()
-    with pytest.raises(TypeError, match="must be such that cloudpickle can send them"):
+    with pytest.raises(TypeError, match="must be picklable by cloudpickle"):
         make_multi_agent_env(lambda: lock, 2, 0, workers=1)
 
 
-# ---- what is wrong with an environment, one thing each
+# ---- environments that break one rule each
 
 
 class Later(Script):
@@ -680,14 +680,14 @@ class States(Later):
 LATER = {
     "missing obs": (
         ValueError,
-        "observations must hold every agent that goes on or was truncated, got none of 'a_1' b",
+        "observations must have every agent that continues or was truncated, got none for 'a_1', only",
     ),
     "missing reward": (
         ValueError,
-        r"rewards must hold every agent that acted, got none of 'a_1' beside \['a_0', 'b_0'\]",
+        r"rewards must have every agent that acted, got none for 'a_1', only \['a_0', 'b_0'\]",
     ),
-    "missing termination": (ValueError, "terminations must hold every agent that acted, got none of 'a_1' beside"),
-    "missing truncation": (ValueError, "truncations must hold every agent that acted, got none of 'a_1' beside"),
+    "missing termination": (ValueError, "terminations must have every agent that acted, got none for 'a_1', only"),
+    "missing truncation": (ValueError, "truncations must have every agent that acted, got none for 'a_1', only"),
     "shape": (ValueError, r"observations of agent 'a_1' must have the shape of observation_space, \(3,\), got \(4,\)"),
     "text": (ValueError, "the reward of agent 'a_1' must be a number, got str"),
     "none": (ValueError, "terminations of agent 'a_1' must be a bool, got NoneType"),
@@ -699,7 +699,7 @@ LATER = {
     "infinite": (FloatingPointError, "rewards of agent 'b_0' must be finite, got -inf from environment 0 at step 2"),
     "unknown": (
         ValueError,
-        r"agents must be among possible_agents, \['a_0', 'a_1', 'b_0'\], got 'c_0'; list there all",
+        r"agents must be among possible_agents, \['a_0', 'a_1', 'b_0'\], got 'c_0'; list all agents there",
     ),
     "twice": (ValueError, "agents must name each agent once, got 'a_1' more than once in"),
     "four": (
@@ -707,15 +707,15 @@ LATER = {
         r"step must return \(observations, rewards, terminations, truncations, infos\), got a tuple of 4",
     ),
     "list": (ValueError, "step must return observations as a dict by agent, got list"),
-    "space": (ValueError, r"the observation space of agent 'a_1' must stay what it was, Box.*\(3,\).*got Box.*\(4,\)"),
-    "choices": (ValueError, r"the action space of agent 'b_0' must stay what it was, Discrete\(4\), got Discrete\(5\)"),
-    "state": (ValueError, r"state\(\) must keep its shape, 4 numbers, got 5; pad it, or take state=observations"),
+    "space": (ValueError, r"the observation space of agent 'a_1' must stay unchanged, Box.*\(3,\).*got Box.*\(4,\)"),
+    "choices": (ValueError, r"the action space of agent 'b_0' must stay unchanged, Discrete\(4\), got Discrete\(5\)"),
+    "state": (ValueError, r"state\(\) must keep its shape, 4 numbers, got 5; pad it, or use state=observations"),
     "nan state": (FloatingPointError, r"state\(\) must be finite, got nan in number 0 from environment 0 at step 2"),
 }
 
 
 @pytest.mark.parametrize("broken", LATER)
-def test_an_environment_that_breaks_a_rule_later_is_refused(broken):
+def test_an_environment_that_breaks_a_rule_later_is_an_error(broken):
     kind, says = LATER[broken]
     made = States if "state" in broken else Later
     env = make_multi_agent_env(functools.partial(made, broken), 2, 0)
@@ -735,17 +735,17 @@ def test_an_environment_that_breaks_a_rule_later_is_refused(broken):
 FIRST = {
     "nobody": "reset must leave at least one agent in agents, got none",
     "reset": r"reset must return \(observations, infos\), got dict",
-    "reset obs": "observations must hold every agent that goes on or was truncated, got none of 'b_0' beside",
+    "reset obs": "observations must have every agent that continues or was truncated, got none for 'b_0', only",
 }
 
 
 @pytest.mark.parametrize("broken", FIRST)
-def test_a_reset_that_breaks_a_rule_is_refused(broken):
+def test_a_reset_that_breaks_a_rule_is_an_error(broken):
     with pytest.raises(ValueError, match=FIRST[broken]):
         make_multi_agent_env(functools.partial(Later, broken), 1, 0).reset_all()
 
 
-def test_agents_must_be_there_and_differ():
+def test_possible_agents_must_exist_and_be_unique():
     def made(names):
         return lambda: Script(possible_agents=names)
 
@@ -764,7 +764,7 @@ def test_agents_must_be_there_and_differ():
         make_multi_agent_env(other, 2, 0)
 
 
-def test_a_mask_that_says_nothing_is_refused():
+def test_invalid_masks_are_errors():
     def made(mask, where="observation"):
         env = make_multi_agent_env(functools.partial(Masked, ("a_0", "a_0"), where=where, mask=mask), 1, 0)
         env.reset_all()
@@ -804,8 +804,8 @@ def test_a_mask_that_says_nothing_is_refused():
         make_multi_agent_env(Moves, 1, 0)
 
 
-def test_a_state_in_words_is_refused():
-    with pytest.raises(ValueError, match=r"state\(\) must return an array of numbers, got str; or take state=obs"):
+def test_a_state_of_text_is_an_error():
+    with pytest.raises(ValueError, match=r"state\(\) must return an array of numbers, got str; or use state=obs"):
         make_multi_agent_env(functools.partial(States, "words"), 1, 0)
 
 
@@ -824,7 +824,7 @@ def test_actions_are_checked():
     ("env", "kind", "says"),
     [
         ("pettingzoo:simple_spread_v3", ImportError, "did you mean pettingzoo:mpe2.simple_spread_v3?"),
-        ("pettingzoo:no_such_place", ImportError, r'pip install "rlox-cli\[multi-agent\]" brings pettingzoo and mpe2'),
+        ("pettingzoo:no_such_place", ImportError, r'pip install "rlox-cli\[multi-agent\]" installs pettingzoo'),
         ("pettingzoo:json", ValueError, "must name a module with a function parallel_env or env that returns"),
         ("json:nothing", ValueError, "must name a module with a function nothing that returns"),
         ("pettingzoo:", ValueError, "env must be pettingzoo:package.module, package.module:factory or a native id"),
@@ -837,12 +837,12 @@ def test_actions_are_checked():
         ),
     ],
 )
-def test_what_is_no_environment_is_refused(env, kind, says):
+def test_invalid_environments_are_errors(env, kind, says):
     with pytest.raises(kind, match=says):
         make_multi_agent_env(env, 1, 0)
 
 
-def test_arguments_that_it_does_not_take_are_named():
+def test_unknown_arguments_are_named():
     with pytest.raises(
         ValueError, match=r"simple_spread_v3 does not take kwargs {'colour': 'red'}: .*unexpected keyword"
     ):
@@ -853,7 +853,7 @@ def test_arguments_that_it_does_not_take_are_named():
         make_multi_agent_env(SPREAD, 1, 0, backend="native")
 
 
-def test_ids_of_several_agents_are_known():
+def test_multi_agent_ids_are_recognised():
     assert is_multi_agent(SPREAD)
     assert is_multi_agent("GridPursuit-v0")
     assert not is_multi_agent("CartPole-v1")
@@ -863,7 +863,7 @@ def test_ids_of_several_agents_are_known():
             make_vec_env(env, 1, 0)
 
 
-def test_images_are_images():
+def test_images_are_supported():
     class Pictures(Script):
         def observation_space(self, agent):
             return spaces.Box(0, 255, (8, 6, 3), np.uint8)

@@ -31,10 +31,10 @@ def rows_of(state, env):
 
 
 @pytest.mark.parametrize("limit", [True, False])
-def test_rows_are_what_happened(limit):
+def test_rows_equal_the_steps_of_the_environment(limit):
     state, ended, _ = collected(SequenceCollector(lambda: probes.Countdown(3, limit), n_envs=2, seed=0), 7)
     rows = rows_of(state, 1)
-    # Observations count the steps; the last one of each episode, 3, is a row of its own.
+    # Observations count the steps; the last observation of each episode, 3, has its own row.
     assert rows["obs"][:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert rows["rewards"].tolist() == [0, 1, 1, 1, 0, 1, 1, 1, 0]
     assert rows["is_first"].tolist() == [True, False, False, False] * 2 + [True]
@@ -43,7 +43,7 @@ def test_rows_are_what_happened(limit):
     assert rows["terminated"].tolist() == ([False] * 9 if limit else over)
     assert not rows["actions"][over].any()
     assert rows["actions"][~np.array(over)].any(1).all()
-    # The state before a row: steps, the observation before, the action before; zeros before an episode.
+    # The state before a row: steps, previous observation, previous action; zeros at the start of an episode.
     assert rows["state"][:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert rows["state"][:, 1].tolist() == [0, 0, 1, 2, 0, 0, 1, 2, 0]
     first = rows["is_first"][1:]
@@ -94,7 +94,7 @@ def test_images_stay_bytes():
 
 
 @pytest.mark.parametrize("options", [{}, {"env_backend": "gymnasium"}])
-def test_it_goes_on_exactly(options):
+def test_a_restored_collector_continues_exactly(options):
     def made():
         return SequenceCollector("CartPole-v1", n_envs=2, seed=3, **options)
 
@@ -117,7 +117,7 @@ def test_it_goes_on_exactly(options):
         np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_an_episode_that_does_not_go_on_is_truncated():
+def test_an_interrupted_episode_is_truncated():
     first, agent = SequenceCollector(lambda: probes.Countdown(9, True), n_envs=1, seed=0), None
     agent, memory = Counting(first.spec), memory_for(first)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_an_episode_that_does_not_go_on_is_truncated():
     assert not rows["terminated"].any()
     assert rows["rewards"].tolist() == [0, 1, 1, 0, 1]
     assert not rows["state"][3].any()
-    # The memory is lost, and the environments go on: their next row begins an episode as any other does.
+    # If the memory is lost and the environments continue, the next row starts an episode.
     other = memory_for(second)
     second.step(agent, other)
     rows = rows_of(other.get_state(), 0)
@@ -141,7 +141,7 @@ def test_an_episode_that_does_not_go_on_is_truncated():
     assert not rows["state"].any()
 
 
-def test_a_damaged_state_is_refused():
+def test_a_damaged_state_is_an_error():
     collector = SequenceCollector("CartPole-v1", n_envs=2, seed=0)
     agent, memory = Counting(collector.spec), memory_for(collector)
     collector.step(agent, memory)
@@ -158,7 +158,7 @@ def test_a_damaged_state_is_refused():
 
 
 @pytest.mark.parametrize("options", [{}, {"wrappers": ["RecordEpisodeStatistics"]}])
-def test_evaluation_keeps_the_state_and_begins_anew(options):
+def test_evaluation_carries_the_state_and_resets_it_per_episode(options):
     agent = Counting(SequenceCollector("CartPole-v1").spec)
     played = evaluate(agent, "CartPole-v1", 4, seed=0, deterministic=False, **options)
     n = len(agent.seen[0][0])

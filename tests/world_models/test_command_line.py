@@ -1,4 +1,4 @@
-"""DreamerV3 by the command line: what it costs, training, going on, predictions, sweeps, refusals."""
+"""DreamerV3 from the command line: resources, training, resuming, predictions, sweeps, errors."""
 
 import json
 import shutil
@@ -26,13 +26,13 @@ def typed(*words, cwd):
 
 
 @pytest.mark.slow
-def test_it_trains_goes_on_and_pictures_what_it_foresees(tmp_path):
+def test_it_trains_resumes_and_plots_predictions(tmp_path):
     def train(name, *more):
         code, said = typed("train", *SMALL, "env=CartPole-v1", f"output_dir={name}", *more, cwd=tmp_path)
         assert code == 0, said
 
     train("whole", "total_timesteps=200")
-    # The schedules of both end together.
+    # The schedules of both runs end at the same step.
     train("part", "total_timesteps=120", "schedule_timesteps=200")
     code, said = typed("train", "resume=part", "total_timesteps=200", cwd=tmp_path)
     assert code == 0, said
@@ -66,7 +66,7 @@ def test_it_learns_from_recorded_episodes_before_its_first_step(tmp_path):
     code, said = typed("train", *SMALL, *words, "total_timesteps=40", "output_dir=a", cwd=tmp_path)
     assert code == 0, said
     rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss/reconstruction_loss" in row][:3] == [0, 0, 8]  # eight copies a step
+    assert [row["step"] for row in rows if "loss/reconstruction_loss" in row][:3] == [0, 0, 8]  # eight environments
     assert load_checkpoint(tmp_path / "a" / "checkpoints" / "last.safetensors").header["counters"]["updates"] > 130
 
 
@@ -81,12 +81,12 @@ def test_its_seeds_are_judged(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_it_will_cost(tmp_path):
+def test_check_estimates_the_resources(tmp_path):
     code, said = typed("train", *SMALL, "env=CartPole-v1", "total_timesteps=3000", "--check", cwd=tmp_path)
     assert code == 0, said
     assert "an update of 2 sequences of 4 steps for every 8; 2 evaluations of 2 episodes" in said
-    assert "s of CPU an update" in said
-    # (4 + 2 + 16 + 2 + 2) numbers and three flags a row
+    assert "s of CPU per update" in said
+    # (4 + 2 + 16 + 2 + 2) numbers and three flags per row
     assert "the replay memory takes 0.2 MiB" in said or "the replay memory takes 0.3 MiB" in said
     code, said = typed("train", *SMALL, "env=CartPole-v1", "buffer.size=100_000_000_000", "--check", cwd=tmp_path)
     assert code != 0
@@ -96,7 +96,7 @@ def test_what_it_will_cost(tmp_path):
 
 
 @pytest.mark.slow
-def test_large_numbers_are_scaled_by_the_model_itself(tmp_path):
+def test_the_model_scales_large_numbers(tmp_path):
     shutil.copy(camera_world.__file__, tmp_path)
     words = ("--check", "env=Heights-v0", "imports=[camera_world]", "total_timesteps=60", "output_dir=a")
     code, said = typed("train", *SMALL, *words, cwd=tmp_path)
@@ -113,7 +113,7 @@ def test_images_are_filmed(tmp_path):
         assert film.n_frames > 1
     code, said = typed("eval", "a", "--predictions", "b.gif", cwd=tmp_path)
     assert code == 0, said
-    assert "4 steps after 5 drawn in b.gif" in said  # an episode is nine steps
+    assert "4 steps after 5 drawn in b.gif" in said  # an episode has nine steps
     assert "open loop mean squared error" in said
 
 
@@ -135,10 +135,10 @@ def test_other_algorithms_have_no_model(tmp_path):
         (["algo=sac", "buffer=sequence"], "buffer must hold transitions for algo=sac, got sequence; try buffer=u"),
         (["algo=dreamer", "buffer.size=20", "algo.seq_len=21"],
          r"buffer.size must be at least algo.seq_len times env.n_envs \(21\), got 20"),
-        (["algo=dreamer", "buffer.n_step=3"], "n_step must be 1, since sequences hold single steps, got 3"),
+        (["algo=dreamer", "buffer.n_step=3"], "n_step must be 1, since sequences contain single steps, got 3"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused_at_once(words, message):
+def test_invalid_combinations_are_errors_at_once(words, message):
     with pytest.raises((UsageError, ValueError), match=message):
         compose_jobs([], [*words, "env=Pendulum-v1", "tuned=off"])
 

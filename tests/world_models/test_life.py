@@ -1,4 +1,4 @@
-"""One life for algorithms that learn from sequences: memory, updates due, saving, resuming, acting."""
+"""The life cycle of algorithms that learn from sequences: memory, updates, saving, resuming, acting."""
 
 import numpy as np
 import probes
@@ -17,20 +17,20 @@ def same(a, b):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-def test_updates_come_as_the_replay_ratio_says():
+def test_updates_follow_the_replay_ratio():
     tiny = Tiny("CartPole-v1", n_envs=1, seed=0, buffer_size=1000)
     tiny.train(100)
-    # 3 replayed steps for each step, 8 an update: after steps 3, 6, 8 of those that count.
+    # 3 replayed steps per step, 8 per update: updates after steps 3, 6, 8, counted from learning_starts.
     assert tiny.updated[:6] == [20 + 3 - 1, 20 + 6 - 1, 20 + 8 - 1, 20 + 11 - 1, 20 + 14 - 1, 20 + 16 - 1]
     assert tiny.counters.updates == 81 * 3 // 8
     assert isinstance(tiny.actor, RecurrentActor)
     tiny = Tiny("CartPole-v1", n_envs=4, seed=0, replay_ratio=8.0, learning_starts=0)
     tiny.train(40)
-    # Four steps a round and four updates with it, once an environment has four steps.
+    # Rounds of four steps and four updates, as soon as an environment has four steps.
     assert tiny.updated[:5] == [16] * 4 + [20]
 
 
-def test_a_batch_is_stretches_of_the_memory():
+def test_a_batch_contains_sequences_of_the_memory():
     tiny = Tiny("CartPole-v1", n_envs=2, seed=0, learning_starts=30)
     tiny.train(60)
     first = tiny.batches[0]
@@ -39,13 +39,13 @@ def test_a_batch_is_stretches_of_the_memory():
     assert first.state.shape == (2, 4)
     assert first.is_first.dtype == torch.bool
     assert len(first) == 2
-    # The newest steps come first: none is in two batches' first rows until all were.
+    # The newest steps come first: no step is replayed first twice before all were.
     places = np.concatenate([batch.indices for batch in tiny.batches[:3]])
     assert len(set(places.tolist())) == 6
     image = Tiny("CartPole-v1", n_envs=1, learning_starts=1)
     image.train(8)
     state = image.buffer.get_state()["state"][0, :, 0]
-    assert (state != np.arange(len(state))).any()  # refreshed by the updates
+    assert (state != np.arange(len(state))).any()  # the updates have refreshed states
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
@@ -71,7 +71,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, env, online):
     assert straight._owed == resumed._owed
 
 
-def test_without_its_memory_it_begins_episodes(tmp_path):
+def test_without_the_memory_a_resumed_run_starts_new_episodes(tmp_path):
     tiny = Tiny("CartPole-v1", n_envs=2, seed=5)
     tiny.train(61)
     tiny.save(tmp_path / "a.safetensors")
@@ -80,12 +80,12 @@ def test_without_its_memory_it_begins_episodes(tmp_path):
     state = again.buffer.get_state()
     assert state["is_first"][:, 0].all()
     assert not state["rewards"][:, 0].any()
-    assert again.updated[0] > 62 + 20 - 2  # filled again first
+    assert again.updated[0] > 62 + 20 - 2  # the memory is filled again first
 
 
-def test_a_foreign_environment_that_cannot_be_restored_is_cut(tmp_path):
+def test_the_episode_of_an_environment_that_cannot_be_restored_is_truncated(tmp_path):
     def env():
-        return probes.Countdown(7, True)  # which has no get_state
+        return probes.Countdown(7, True)  # it has no get_state
 
     tiny = Tiny(env, n_envs=1, seed=5)
     tiny.train(60)
@@ -109,14 +109,14 @@ def test_acting_outside_training(tmp_path):
     assert tiny.evaluate(3, deterministic=False).returns.mean() > tiny.evaluate(3).returns.mean()
 
 
-def test_what_does_not_fit_is_one_paragraph():
+def test_errors_are_one_paragraph():
     with pytest.raises(ValueError, match="Tiny: buffer must hold sequences, got 'uniform'; try sequence"):
         Tiny("CartPole-v1", buffer="uniform")
     with pytest.raises(ValueError, match="DQN: buffer must hold transitions, got 'sequence'; try uniform"):
         DQN("CartPole-v1", buffer="sequence")
     with pytest.raises(ValueError, match=r"size must be at least seq_len \(50\) for each of the 3 environments, 150"):
         Tiny("CartPole-v1", n_envs=3, seq_len=50, buffer_size=149)
-    with pytest.raises(ValueError, match="n_step must be 1, since sequences hold single steps, got 3"):
+    with pytest.raises(ValueError, match="n_step must be 1, since sequences contain single steps, got 3"):
         Tiny("CartPole-v1", n_step=3)
     with pytest.raises(ValueError, match=r"buffer must be a SequenceReplayBuffer of obs_dim.* 4, 2, 1, 4, got Seq"):
         Tiny("CartPole-v1", buffer=SequenceReplayBuffer(100, 4, 2, state_dim=5))
@@ -133,11 +133,11 @@ def test_what_does_not_fit_is_one_paragraph():
 def test_a_sequence_may_be_longer_than_every_episode():
     tiny = Tiny("CartPole-v1", n_envs=1, seq_len=4, batch_size=2, learning_starts=64)
     tiny.train(64)
-    batch = tiny.buffer.sample(3, 40, 0)  # through the ends of random play's episodes
+    batch = tiny.buffer.sample(3, 40, 0)  # across the ends of episodes of random actions
     assert batch["is_first"][:, 1:].any(1).all()
 
 
-def test_half_precision_is_near_and_leaves_weights_and_states_in_full():
+def test_half_precision_is_close_and_keeps_weights_and_states_in_float32():
     sizes = {"deter_dim": 32, "hidden_dim": 16, "stoch_dim": 4, "stoch_classes": 4, "batch_size": 4, "seq_len": 8}
 
     def made(precision):
@@ -152,7 +152,7 @@ def test_half_precision_is_near_and_leaves_weights_and_states_in_full():
         grads.append(one.optimizer.grad.clone())
         assert {p.dtype for p in (*one.policy.parameters(), *one.heads.parameters())} == {torch.float32}
         assert np.isfinite(one.buffer.get_state()["state"]).all()
-    assert torch.equal(grads[2], grads[0])  # on a CPU auto is float32
+    assert torch.equal(grads[2], grads[0])  # auto is float32 on a CPU
     assert not torch.equal(grads[1], grads[0])
     assert torch.cosine_similarity(grads[1], grads[0], 0) > 0.98
     for name in ("reconstruction_loss", "reward_loss", "continue_loss", "dynamics_loss", "entropy"):

@@ -1,4 +1,4 @@
-"""Observations of an image and numbers: one vector in the memory, two networks in the model."""
+"""Observations with an image and numbers: one vector in the memory, two networks in the model."""
 
 import shutil
 
@@ -60,7 +60,7 @@ def test_a_film_shows_the_image(tmp_path):
     said = " ".join(refused.stderr.split())
     assert "must not mix images with other parts, got camera (an image), speed (2 numbers)" in said
     assert "or take DREAMER" in said
-    # Nor do those take it for a vector that learn from a dataset.
+    # Offline algorithms reject such observations too.
     done = forked.run(
         "collect", "--env", "CameraWorld-v0", "--import", "camera_world", "--steps", "50", "--out", "a.arrow",
         cwd=tmp_path,
@@ -71,7 +71,7 @@ def test_a_film_shows_the_image(tmp_path):
     assert "env=CameraWorld-v0: the observation space must not mix images" in " ".join(refused.stderr.split())
 
 
-def test_a_nan_beside_an_image_is_named():
+def test_nan_in_a_mixed_observation_is_named():
     class Broken(camera_world.CameraWorld):
         def seen(self):
             found = super().seen()

@@ -1,4 +1,4 @@
-"""Open-loop predictions beside the truth: their errors, films and plots."""
+"""Open-loop predictions compared with the truth: errors, films and plots."""
 
 from types import SimpleNamespace
 
@@ -30,8 +30,8 @@ def algorithm(env, agent=Foreseeing):
     return SimpleNamespace(name="fake", actor=actor, spec=spec, evaluation_arguments=arguments, counters=counters)
 
 
-def test_what_is_exact_has_no_error_and_stretches_do_not_cross_episodes():
-    # Observations of Countdown rise by 1 a step, as the agent predicts.
+def test_exact_predictions_have_no_error_and_sequences_do_not_cross_episodes():
+    # Observations of Countdown increase by 1 per step, as the agent predicts.
     found = open_loop(algorithm(lambda: probes.Countdown(9, True)), 4, context=2, horizon=4)
     assert (found.context, found.horizon) == (2, 4)
     assert found.truth.shape == (4, 6, 1)
@@ -41,15 +41,15 @@ def test_what_is_exact_has_no_error_and_stretches_do_not_cross_episodes():
     assert found.summary() == {"open_loop_mse": 0.0, "open_loop_share": 0.0, "open_loop_last_share": 0.0}
     agent = algorithm(lambda: probes.Countdown(13, True))
     found = open_loop(agent, 4, context=2, horizon=4)
-    # The state goes on where it was: after as many steps of the episode as the observation says.
+    # The agent's state matches the position in the episode: its step count equals the observation.
     assert agent.actor.carried[:, 0].tolist() == found.truth[:, 0, 0].tolist() == [0, 6] * 4
-    # No episode is as long as was asked for: the horizon is what there is.
+    # No episode is as long as requested, so the horizon is limited to what is available.
     assert open_loop(algorithm(lambda: probes.Countdown(9, True)), 2, context=5, horizon=15).horizon == 4
     with pytest.raises(ValueError, match="context must be less than the 3 steps of the longest episode, got 3"):
         open_loop(algorithm(lambda: probes.Countdown(3, True)), 2, context=3)
 
 
-def test_futures_go_on_from_the_agents_state():
+def test_predictions_start_from_the_agents_state():
     agent = rlox.DreamerV3(
         "CartPole-v1", deter_dim=16, hidden_dim=8, stoch_dim=2, stoch_classes=4, learning_starts=8, unimix=0.0
     )
@@ -66,7 +66,7 @@ def test_futures_go_on_from_the_agents_state():
     np.testing.assert_allclose(
         actor.open_loop(start, obs, actions, 4, Rng(1), n_futures=3), np.mean(each, 0), atol=1e-6
     )
-    # With latents that are certain, acting through the first steps and being shown them are the same.
+    # With deterministic latents, acting through the first steps and observing them are the same.
     with torch.no_grad():
         for head in (agent.policy.rssm.post_out, agent.policy.rssm.prior.out):
             head.weight *= 1e5
@@ -90,13 +90,13 @@ def test_errors_against_numpy():
     assert found.summary()["open_loop_last_share"] == pytest.approx(expected[-1] / variance)
 
 
-def test_native_episodes_side_by_side():
+def test_parallel_native_episodes():
     found = open_loop(algorithm("CartPole-v1"), 8, deterministic=False, horizon=3, n_stretches=5)
     assert found.truth.shape == (5, 8, 4)
     assert (found.errors() > 0).all()
 
 
-def test_an_agent_without_a_model_is_refused():
+def test_an_agent_without_a_model_is_an_error():
     with pytest.raises(ValueError, match="open_loop: the algorithm must have a model of the world, got fake"):
         open_loop(algorithm("CartPole-v1", Counting))
 
@@ -125,7 +125,7 @@ def test_a_film_shows_truth_prediction_and_error(predictions, tmp_path):
     assert error[10, 10].tolist() == [50, 50, 50]
     assert error[60, 10].tolist() == [0, 0, 0]
     assert np.array_equal(seeing[inside, side + 8 : side + 104], seeing[inside, 8:104])
-    assert seeing[6, side + 6].tolist() != later[6, side + 6].tolist()  # the edge says whether the model still sees
+    assert seeing[6, side + 6].tolist() != later[6, side + 6].tolist()  # the border shows if the model still observes
     save(predictions, tmp_path / "a.gif")
     with Image.open(tmp_path / "a.gif") as film:
         assert (film.n_frames, film.size) == (6, (3 * side, 2 * side))
@@ -144,28 +144,28 @@ def test_a_plot_of_vectors(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "image"), [("a.png", True), ("a.gif", False), ("a.txt", False), ("a", True)])
-def test_the_ending_must_fit(name, image, tmp_path):
+def test_the_file_ending_must_fit(name, image, tmp_path):
     with pytest.raises(ValueError, match=rf"predictions: the file must end in .* for {'images' if image else 'vec'}"):
         require_kind(tmp_path / name, image)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("env", "file"), [("CartPole-v1", "predictions.png"), (probes.BrightSide, None)])
-def test_the_callback_pictures_each_evaluation_once(env, file, tmp_path):
+def test_the_callback_plots_each_evaluation_once(env, file, tmp_path):
     logged, written = [], []
     callback = PredictionsCallback(
         tmp_path, lambda step, values: logged.append((step, values)), lambda step, name: written.append((step, name)), 2
     )
     found = SimpleNamespace(seed=3, deterministic=False)
     if file is None:
-        with pytest.warns(RuntimeWarning, match="no predictions are pictured: open_loop: context must be less than th"):
+        with pytest.warns(RuntimeWarning, match="no predictions are drawn: open_loop: context must be less than th"):
             callback.on_evaluation(step=10, evaluation=found, algorithm=algorithm(env))
         callback.on_evaluation(step=20, evaluation=found, algorithm=algorithm(env))
         assert written == logged == [*tmp_path.iterdir()] == []
         return
     for step in (10, 10, 20):
         callback.on_evaluation(step=step, evaluation=found, algorithm=algorithm(env))
-    # Of an evaluation that comes late, the model is that of the present step.
+    # If an evaluation arrives late, the predictions are of the model at the current step.
     late = algorithm(env)
     late.counters.steps = 35
     callback.on_evaluation(step=30, evaluation=found, algorithm=late)

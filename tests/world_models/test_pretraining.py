@@ -1,4 +1,4 @@
-"""A dataset's episodes in the memory before the first step."""
+"""Filling the memory with the episodes of a dataset before the first step."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from rlox.world_models.collector import SequenceCollector
 
 
 def played(env, n_steps, seed=0):
-    """Transitions of one environment under random actions, and the rows that a collector makes of the same steps."""
+    """Transitions of one environment with random actions, and the rows that a collector stores for the same steps."""
     collector = SequenceCollector(env, n_envs=1, seed=seed)
     spec = collector.spec
     memory = SequenceReplayBuffer(10_000, spec.obs_dim, spec.model_width, state_dim=2 + spec.model_width)
@@ -35,8 +35,8 @@ def played(env, n_steps, seed=0):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_its_rows_are_those_that_collecting_makes(env, monkeypatch):
-    monkeypatch.setattr(pretraining, "_AT_ONCE", 16)  # episodes in several pieces
+def test_rows_equal_those_of_a_collector(env, monkeypatch):
+    monkeypatch.setattr(pretraining, "_AT_ONCE", 16)  # copy episodes in several pieces
     spec, dataset, memory = played(env, 450)
     filled = SequenceReplayBuffer(10_000, spec.obs_dim, spec.model_width, state_dim=2 + spec.model_width)
     pretraining.fill(filled, dataset, spec)
@@ -46,10 +46,10 @@ def test_its_rows_are_those_that_collecting_makes(env, monkeypatch):
     assert last == pretraining.n_rows(dataset)
     for name in ("obs", "actions", "rewards", "is_first", "state", "terminated"):
         np.testing.assert_allclose(found[name][0, :n], expected[name][0, :n], rtol=1e-6, err_msg=name)
-    # What the data leaves open is truncated.
+    # An episode without an end in the data is truncated.
     assert found["truncated"][0, last - 1] or found["terminated"][0, last - 1]
     batch, plain = filled.sample(4, 8, 1, online=True), filled.sample(4, 8, 1)
-    np.testing.assert_array_equal(batch["obs"], plain["obs"])  # none of them is new
+    np.testing.assert_array_equal(batch["obs"], plain["obs"])  # none of the rows is new
 
 
 def test_episodes_are_spread_over_environments():
@@ -62,7 +62,7 @@ def test_episodes_are_spread_over_environments():
     assert state["is_first"].sum() == dataset.n_episodes()
 
 
-def test_updates_from_it_come_first_and_a_resume_does_those_that_are_left(tmp_path):
+def test_pretraining_comes_first_and_a_resume_continues_it(tmp_path):
     _, dataset, _ = played("CartPole-v1", 300)
     arguments = {"env_id": "CartPole-v1", "n_envs": 1, "seed": 1, "pretrain_updates": 250, "learning_starts": 0}
 
@@ -86,12 +86,12 @@ def test_updates_from_it_come_first_and_a_resume_does_those_that_are_left(tmp_pa
     expected, found = tiny.buffer.get_state(), again.buffer.get_state()
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-    # Once it acts, the memory is all that is needed.
+    # After the first step, the memory is enough to resume, without the dataset.
     tiny.save(tmp_path / "b.safetensors", memory=True)
     Tiny.from_checkpoint(tmp_path / "b.safetensors").train(10)
 
 
-def test_a_dataset_that_does_not_fit_is_refused():
+def test_a_dataset_that_does_not_fit_is_an_error():
     _, dataset, _ = played("CartPole-v1", 300)
     with pytest.raises(
         ValueError, match=r"Tiny: the buffer's size must be at least \d+ for the dataset's 3\d\d obs.* 200"
@@ -105,6 +105,6 @@ def test_a_dataset_that_does_not_fit_is_refused():
             return dataset.sample(batch_size, seed)
 
     with pytest.raises(
-        TypeError, match=r"Tiny: dataset must have get_state\(\) and n_episodes, as rlox\.Off.* Samples"
+        TypeError, match=r"Tiny: dataset must have get_state\(\) and n_episodes, like rlox\.Off.* Samples"
     ):
         Tiny("CartPole-v1", dataset=Samples())

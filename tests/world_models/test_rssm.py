@@ -1,4 +1,4 @@
-"""The world model's pieces against independent computations in float64, and the faults that ports of it had."""
+"""The parts of the world model against independent computations in float64, and known bugs of other ports."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def image(shape):
 def rssm(seed=0, n_tokens=12, n_actions=3, unimix=0.01):
     made = RSSM(SMALL.shape, n_tokens, n_actions, unimix, Rng(seed))
     with torch.no_grad():
-        for p in made.parameters():  # biases and scales start at 0 and 1, which would hide their place
+        for p in made.parameters():  # the initial biases of 0 and scales of 1 would hide mistakes
             p += 0.1 * torch.from_numpy(Rng(seed + 1).normal(tuple(p.shape)))
     return made
 
@@ -147,20 +147,20 @@ def test_a_reset_in_the_middle_of_a_sequence_stops_state_and_gradient():
     alone, _ = model.observe(
         tokens[3:, 1:2], actions[3:, 1:2] * 0, is_first[3:, 1:2] * False, model.initial(1), uniform[3:, 1:2]
     )
-    # The first step after the reset: as from the initial state, and the action before it does not matter.
+    # The first step after the reset starts from the initial state, and the previous action has no effect.
     torch.testing.assert_close(states.deter[3, 1], alone.deter[0, 0], rtol=0, atol=1e-12)
     grads = torch.autograd.grad(states.deter[3:, 1].sum() + states.stoch[3:, 1].sum(), (tokens, actions, *start))
     assert grads[0][:3].abs().max() == 0 == grads[1][:4, 1].abs().max()
     assert grads[2].abs().max() == 0
     assert grads[0][3, 1].abs().max() > 0 < grads[1][4, 1].abs().max()
-    # Sequences without one are reached from their start.
+    # Sequences without a reset depend on their start.
     (grad,) = torch.autograd.grad(
         model.observe(tokens, actions, is_first, start, uniform)[0].deter[5, 0].sum(), start[0]
     )
     assert grad[0].abs().max() > 0 == grad[1:].abs().max()
 
 
-def test_a_state_depends_on_the_action_before_it_and_on_nothing_later():
+def test_a_state_depends_on_the_previous_action_and_on_nothing_later():
     model = rssm().double()
     tokens, actions, is_first, start, uniform = sequence()
     for x in (tokens, actions):
@@ -174,7 +174,7 @@ def test_a_state_depends_on_the_action_before_it_and_on_nothing_later():
     assert by_tokens[2].abs().max() > 0 == by_tokens[3:].abs().max()
 
 
-def test_observing_goes_on_from_a_carry_as_it_would_have_without_a_break():
+def test_observing_in_two_parts_equals_observing_at_once():
     model = rssm().double()
     tokens, actions, is_first, start, uniform = sequence()
     whole, logits = model.observe(tokens, actions, is_first, start, uniform)
@@ -186,7 +186,7 @@ def test_observing_goes_on_from_a_carry_as_it_would_have_without_a_break():
     torch.testing.assert_close(again, logits[4:], rtol=0, atol=1e-12)
 
 
-def test_latents_are_one_hot_and_drawn_by_their_probabilities():
+def test_latents_are_one_hot_and_follow_their_probabilities():
     model = rssm().double()
     logits = torch.tensor([[0.0, 1, 2, 3, 5, 0, 0, 0, -1, 0, 1, 0]]).double().expand(40000, -1)
     uniform = torch.from_numpy(Rng(9).uniform((40000, 3), dtype=np.float64))
@@ -197,7 +197,7 @@ def test_latents_are_one_hot_and_drawn_by_their_probabilities():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_gradient_of_a_draw_is_that_of_the_probabilities(dtype):
+def test_the_gradient_of_a_sample_is_that_of_its_probabilities(dtype):
     rng = Rng(2)
     logits = torch.from_numpy(rng.normal((5, 12), dtype=np.float64)).to(dtype).requires_grad_()
     upstream = torch.from_numpy(rng.normal((5, 12), dtype=np.float64)).to(dtype)
@@ -220,13 +220,13 @@ def test_the_balanced_kl_with_free_nats_and_stopped_gradients():
     q = 0.99 * softmax(prior_logits.detach().numpy().reshape(7, 3, 4)) + 0.01 / 4
     p = 0.99 * softmax(post_logits.detach().numpy().reshape(7, 3, 4)) + 0.01 / 4
     divergence = (p * np.log(p / q)).sum((-2, -1))
-    free = float(np.median(divergence))  # half of them are below
+    free = float(np.median(divergence))  # half of the values are below
     dyn, rep, prior_entropy, post_entropy = model.kl(deter, post_logits, free)
-    for found in (dyn, rep):  # summed over latents first, then not below the free nats
+    for found in (dyn, rep):  # summed over latents, then clipped below at the free nats
         np.testing.assert_allclose(found.detach().numpy(), np.maximum(divergence, free), atol=1e-12)
     np.testing.assert_allclose(prior_entropy.numpy(), -(q * np.log(q)).sum((-2, -1)), atol=1e-12)
     np.testing.assert_allclose(post_entropy.numpy(), -(p * np.log(p)).sum((-2, -1)), atol=1e-12)
-    # dyn trains the prior alone, rep the posterior alone, and neither where it is below the free nats.
+    # dyn trains only the prior, rep only the posterior, and neither has a gradient below the free nats.
     by_deter, by_post = torch.autograd.grad(dyn.sum(), (deter, post_logits), retain_graph=True, allow_unused=True)
     assert by_post is None or by_post.abs().max() == 0
     above = divergence > free
@@ -260,7 +260,7 @@ def test_a_new_head_predicts_exactly_zero():
     assert made.mean(logits.double()).tolist() == [0.0] * 4
 
 
-def test_bins_mirror_each_other_and_are_even_in_symlog():
+def test_bins_are_symmetric_and_evenly_spaced_in_symlog():
     bins = head().bins
     assert len(bins) == 255
     assert bins[127] == 0
@@ -273,7 +273,7 @@ def test_bins_mirror_each_other_and_are_even_in_symlog():
 def test_two_hot_targets_losses_and_means(dtype):
     made, rng = head(), Rng(2)
     logits = torch.from_numpy(rng.normal((9, 255), dtype=np.float64)).to(dtype).requires_grad_()
-    values = [0.0, 1.0, -3.7, 250.0, 1e4, -1e-3, 1e12, -1e12, 0.05]  # two lie beyond the last bins
+    values = [0.0, 1.0, -3.7, 250.0, 1e4, -1e-3, 1e12, -1e12, 0.05]  # two are beyond the last bins
     bins, encoded = made.bins.double().numpy(), np.zeros((9, 255))
     for row, value in zip(encoded, np.clip(values, bins[0], bins[-1]), strict=True):
         above = min(max(int(np.searchsorted(bins, value)), 1), 254)
@@ -298,12 +298,12 @@ def test_lambda_returns_with_continues():
     r, c, v = (rng.uniform((t + 1, n), dtype=np.float64) for _ in range(3))
     expected = np.empty((t + 1, n))
     expected[t] = v[t]
-    for i in reversed(range(t)):  # the reward and the continue of arriving in i + 1
+    for i in reversed(range(t)):  # the reward and the continuation of arriving in i + 1
         expected[i] = r[i + 1] + c[i + 1] * ((1 - lam) * v[i + 1] + lam * expected[i + 1])
     tensors = [torch.from_numpy(x[1:]) for x in (r, c, v)]
     found = lambda_returns(*tensors, lam, torch.from_numpy(v[t]))
     np.testing.assert_allclose(found.numpy(), expected[:t], atol=1e-12)
-    # Without traces the next value alone counts; with all of them, nothing but the last.
+    # With lambda = 0 only the next value counts; with lambda = 1 only the last.
     one = lambda_returns(*tensors, 0.0, torch.from_numpy(v[t]))
     np.testing.assert_allclose(one.numpy(), r[1:] + c[1:] * v[1:], atol=1e-12)
 
@@ -317,14 +317,14 @@ def test_the_scale_of_returns():
         low += 0.01 * (np.quantile(returns, 0.05) - low)
         high += 0.01 * (np.quantile(returns, 0.95) - high)
         assert float(scale) == pytest.approx(max(1.0, high - low), abs=1e-9)
-    assert high - low > 1  # the last one was not the lower bound
+    assert high - low > 1  # the lower bound of the scale was not reached
     assert float(Returns().scale(torch.ones(15, 40), 0.01)) == 1.0
 
 
 # ---- layers
 
 
-def test_initial_weights_are_cut_off_at_two_deviations():
+def test_initial_weights_are_truncated_at_two_deviations():
     weights = truncated_normal((400, 300), 300, Rng(0)).detach().numpy()
     uncut = 1.1368472 / np.sqrt(300)
     assert np.abs(weights).max() <= 2 * uncut < 1.001 * np.abs(weights).max()
@@ -332,7 +332,7 @@ def test_initial_weights_are_cut_off_at_two_deviations():
     assert abs(weights.mean()) < 1e-3
 
 
-def test_the_blocks_start_by_the_fan_in_of_all_of_them():
+def test_initial_weights_of_blocks_use_the_fan_in_of_all_blocks():
     model = RSSM(SIZES["1m"], 64, 2, 0.01, Rng(0))
     whole = 8 * 3 * 64 + 512
     for weight, fan_in in ((model.shared.weight, whole), (model.own, whole), (model.gate_weight, 512)):
@@ -343,7 +343,7 @@ def test_the_norm_has_no_additive_term_and_its_own_epsilon():
     norm = Norm(8)
     assert [name for name, _ in norm.named_parameters()] == ["scale"]
     assert norm(torch.zeros(1, 8)).abs().max() == 0
-    x = torch.full((1, 8), 0.01)  # as large as the root of epsilon
+    x = torch.full((1, 8), 0.01)  # as large as the square root of epsilon
     expected = silu_norm(x.double().numpy(), np.ones(8))
     np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-5)
 
@@ -355,7 +355,7 @@ def test_reward_and_value_start_at_zero_and_the_actor_near_it():
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 64, 64), (1, 10, 14), (2, 5, 5)])
-def test_images_come_back_in_their_own_shape(shape):
+def test_images_are_decoded_in_their_own_shape(shape):
     encoder = Encoder(image(shape), 32, Rng(0))
     decoder = Decoder(image(shape), 20, 32, Rng(1))
     obs = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
@@ -373,7 +373,7 @@ def test_images_come_back_in_their_own_shape(shape):
     assert isinstance(encoder.convs[0].layers[0], Conv)
 
 
-def test_two_images_may_be_all_there_is():
+def test_observations_may_consist_of_two_images():
     spec = EnvSpec((25 + 36,), n_actions=3, images=((0, 1, 5, 5), (25, 1, 6, 6)))
     encoder, decoder = Encoder(spec, 32, Rng(0)), Decoder(spec, 20, 32, Rng(1))
     obs, feat = 255 * torch.rand(4, 3, 61), torch.randn(4, 3, 20)
@@ -385,8 +385,8 @@ def test_two_images_may_be_all_there_is():
     assert (numbers == 0).all()
 
 
-def test_images_and_numbers_of_one_vector_are_told_apart():
-    """Two images with numbers before, between and behind them: as an image, an image and a vector by themselves."""
+def test_images_and_numbers_of_one_vector_are_separated():
+    """Two images with numbers before, between and after them: equal to two separate images and a vector."""
     spec = EnvSpec((2 + 75 + 1 + 36 + 1,), n_actions=3, images=((2, 3, 5, 5), (78, 1, 6, 6)))
     encoder, decoder = Encoder(spec, 32, Rng(0)), Decoder(spec, 20, 32, Rng(1))
     g = np.random.default_rng(0)
@@ -424,13 +424,13 @@ def test_images_and_numbers_of_one_vector_are_told_apart():
 def test_vectors_are_compared_in_symlog_and_summed():
     encoder, decoder, g = Encoder(vector(5), 12, Rng(0)), Decoder(vector(5), 20, 12, Rng(1)), Rng(2)
     feat, obs = torch.from_numpy(g.normal((4, 20))), 100 * torch.from_numpy(g.normal((4, 5)))
-    expected = (decoder(feat) - symlog(obs)).square().sum(-1)  # nothing was seen yet
+    expected = (decoder(feat) - symlog(obs)).square().sum(-1)  # no statistics yet
     numbers, pixels = decoder.errors(feat, encoder.scaled(obs))
     torch.testing.assert_close(numbers, expected)
     assert pixels == 0
 
 
-def test_vectors_are_scaled_by_what_was_seen():
+def test_vectors_are_scaled_by_running_statistics():
     encoder, g = Encoder(vector(3), 12, Rng(0)), Rng(3)
     batches = [
         np.float32([0, 1e-2, 5]) * g.normal((4, 6, 3), dtype=np.float32) + np.float32([7, 0, -1]) for _ in range(30)
@@ -439,7 +439,7 @@ def test_vectors_are_scaled_by_what_was_seen():
         encoder.see(torch.from_numpy(batch))
     rows = np.concatenate(batches).reshape(-1, 3).astype(np.float64)
     np.testing.assert_allclose(encoder.mean.numpy(), rows.mean(0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(encoder.deviation.numpy(), [1.0, *rows.std(0)[1:]], rtol=1e-4)  # one does not vary
+    np.testing.assert_allclose(encoder.deviation.numpy(), [1.0, *rows.std(0)[1:]], rtol=1e-4)  # one is constant
     obs = torch.from_numpy(batches[0])
     expected = symlog((obs - encoder.mean) / encoder.deviation)
     torch.testing.assert_close(encoder.scaled(obs), expected)
@@ -450,11 +450,11 @@ def test_vectors_are_scaled_by_what_was_seen():
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (5, 7), (2, 3, 64), (4, 512)])
-def test_the_kernels_compute_what_the_formulas_say(shape):
+def test_the_kernels_equal_the_formulas(shape):
     rng = Rng(11)
     x, scale, d = (torch.from_numpy(rng.normal(s, dtype=np.float64)) for s in (shape, shape[-1:], shape))
     found = []
-    for dtype in (torch.float32, torch.float64):  # by the kernel, by the formula
+    for dtype in (torch.float32, torch.float64):  # computed by the kernel and by the formula
         leaves = [t.to(dtype).requires_grad_() for t in (3 * x, scale)]
         out = cells.norm_silu(*leaves, 1e-4)
         found.append([out, *torch.autograd.grad(out, leaves, d.to(dtype))])
@@ -463,7 +463,7 @@ def test_the_kernels_compute_what_the_formulas_say(shape):
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 40])
-def test_the_gates_kernel_computes_what_the_formula_says(width):
+def test_the_kernel_of_the_gates_equals_the_formula(width):
     rng, found = Rng(12), []
     x, h, d = (rng.normal(s, dtype=np.float64) for s in ((8, 6, 3 * width), (6, 8 * width), (6, 8 * width)))
     for dtype in (torch.float32, torch.float64):
@@ -474,7 +474,7 @@ def test_the_gates_kernel_computes_what_the_formula_says(width):
         np.testing.assert_allclose(kernel.detach().numpy(), formula.detach().numpy(), rtol=2e-5, atol=2e-5)
 
 
-def test_a_nan_stays_one():
+def test_nan_stays_nan():
     x = torch.ones(2, 32)
     x[0, 3] = torch.nan
     assert cells.norm_silu(x, torch.ones(32), 1e-4)[0].isnan().all()
@@ -525,7 +525,7 @@ def test_the_optimiser_clips_each_tensor_and_divides_before_the_momentum():
         ),
     ],
 )
-def test_actions_as_the_model_sees_them(spec, actions, seen):
+def test_encoding_of_actions_for_the_model(spec, actions, seen):
     found = spec.to_model(np.asarray(actions))
     assert found.dtype == np.float32
     assert found.tolist() == seen
@@ -569,8 +569,8 @@ def test_log_probability_and_entropy_of_continuous_actions():
 # ---- acting
 
 
-def test_acting_is_what_training_sees():
-    """Step by step through the actor: the same states as `observe` from the same numbers, an episode's start in it."""
+def test_acting_equals_observing_in_training():
+    """Acting step by step gives the states of `observe` with the same random numbers, also across episode starts."""
     policy = DreamerPolicy(DISCRETE, SMALL, Rng(0))
     actor, rng = WorldModelActor(policy, Decoder(vector(5), policy.n_features, 12, Rng(0))), Rng(1)
     obs, is_first = rng.normal((6, 2, 5)), np.zeros((6, 2), bool)
@@ -598,7 +598,7 @@ def test_acting_is_what_training_sees():
     assert torch.equal(actions, taken[2])
 
 
-def test_acting_follows_the_weights_of_training_and_the_present_observation():
+def test_acting_uses_current_weights_and_the_current_observation():
     policy = DreamerPolicy(DISCRETE, SMALL, Rng(0))
     actor, first = WorldModelActor(policy, Decoder(vector(5), policy.n_features, 12, Rng(0))), np.zeros(1, bool)
     carry, obs = np.ones((1, 22), np.float32), np.ones((1, 5), np.float32)
@@ -609,4 +609,4 @@ def test_acting_follows_the_weights_of_training_and_the_present_observation():
     _, _, after = actor.act(carry, obs, first, None, deterministic=True)
     assert not np.array_equal(before, after)
     outputs = {tuple(actor.act(carry, 50 * x * obs, first, None, True)[2][0, 16:19]) for x in np.linspace(-1, 1, 21)}
-    assert len(outputs) > 1  # latents of the same step see the observation
+    assert len(outputs) > 1  # the latents depend on the observation of the same step

@@ -1,4 +1,4 @@
-"""A drawn ball to catch, and pendulums without velocities."""
+"""The tasks DrawnCatch, with image observations, and CartPole and Pendulum without velocities."""
 
 import subprocess
 import sys
@@ -18,26 +18,26 @@ from rlox.world_models.tasks import DrawnCatch, KeepNumbers
 
 
 def where(image):
-    """Row and column of the ball, and the paddle's middle."""
+    """Row and column of the ball, and the columns of the paddle."""
     row, column = np.argwhere(image[..., 0] == 255)[0]
     paddle = np.flatnonzero(image[-1, :, 0] > 0)
     return int(row), int(column), paddle
 
 
 def below(image):
-    """The columns of the paddle; the ball hides one of them where it is caught."""
+    """The columns of the paddle; a caught ball hides one of them."""
     return {int(column) for column in np.flatnonzero(image[-1, :, 0] == 120)} | (
         {where(image)[1]} if where(image)[0] == image.shape[0] - 1 and hidden(image) else set()
     )
 
 
 def hidden(image):
-    """Whether the ball lies on the paddle."""
+    """Whether the ball is on the paddle."""
     return int((image[-1] == 120).sum()) < 3
 
 
 def cells(obs):
-    """A pixel for each cell of the grid; its others are the same."""
+    """One pixel for each cell of the grid, after checking that the other pixels of a cell are equal."""
     assert (obs == obs[::3, ::3].repeat(3, 0).repeat(3, 1)).all()
     return obs[::3, ::3]
 
@@ -54,7 +54,7 @@ def played(env, seed, policy):
 
 
 def seer(images):
-    """Goes below where the ball will land, as its last two images say."""
+    """A policy that moves to where the ball will land, computed from the last two images."""
     size = images[-1].shape[0]
     row, column, paddle = where(images[-1])
     drift = column - where(images[-2])[1] if len(images) > 1 else 0
@@ -77,7 +77,7 @@ def test_a_ball_falls_a_row_a_step_and_can_be_caught(seed, size):
     assert len(set(np.abs(np.diff(columns)))) == 1 or 0 in np.abs(np.diff(columns))
 
 
-def test_dense_rewards_say_at_every_step_whether_the_paddle_is_below():
+def test_dense_rewards_depend_on_whether_the_paddle_is_below_the_ball():
     images, rewards = played(DrawnCatch(8, dense=True), 3, lambda seen: len(seen) % 3)
     expected = []
     for image in images[1:]:
@@ -101,7 +101,7 @@ def test_paddles_stay_on_the_board():
         assert (row[:3] if action == 0 else row[-3:]).tolist() == [120] * 3
 
 
-def test_it_goes_on_from_a_state():
+def test_it_continues_from_a_state():
     env, other = DrawnCatch(), DrawnCatch()
     env.reset(seed=4)
     other.reset(seed=9)
@@ -120,7 +120,7 @@ def test_it_goes_on_from_a_state():
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_ids_work_wherever_one_is_taken(env_id):
+def test_ids_work_in_all_functions(env_id):
     vec = make_vec_env(env_id, 2, 0)
     spec = spec_of(vec)
     assert vec.why_not is None
@@ -163,7 +163,7 @@ def test_velocities_are_hidden():
         KeepNumbers(DrawnCatch(), [0])
 
 
-def test_bytes_of_images_come_as_they_are_drawn():
+def test_images_are_unscaled_bytes():
     vec = make_vec_env("rlox/DrawnCatch-v0", 1, 0)
     obs = vec.reset_all()
     assert obs.dtype == np.uint8

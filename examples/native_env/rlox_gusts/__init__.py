@@ -1,1 +1,1 @@
-"""Joins rlox from outside: `env` (native environments), `reward` (a native reward), `buffer` (a replay buffer)."""
+"""Extensions of rlox: `env` (native environments), `reward` (a native reward), `buffer` (a replay buffer)."""

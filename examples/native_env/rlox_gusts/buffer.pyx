@@ -1,4 +1,4 @@
-"""A replay memory that prefers what is recent: the i-th newest of n transitions is sampled in proportion to decay**i."""
+"""A replay memory that prefers recent transitions: the i-th newest of n is sampled in proportion to decay**i."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ cdef extern from "rlox_native.h":
     void rlox_random(uint64_t key, uint64_t counter, uint32_t domain, uint32_t block, uint32_t* out) noexcept nogil
 
 cdef enum:
-    DOMAIN = 0x52454345  # "RECE": numbers of our own, whatever else draws with the same seed
+    DOMAIN = 0x52454345  # "RECE": a separate stream of random numbers for the same seed
 
 
 cdef void choose(uint64_t seed, Py_ssize_t count, Py_ssize_t capacity, Py_ssize_t end, double decay, Py_ssize_t m,
                  int64_t* rows) noexcept nogil:
-    """Rows of `m` samples, where the newest transition lies before row `end`.
+    """Draw the rows of `m` samples, where the newest transition is in the row before `end`.
 
-    The age i of a sample is found from a uniform u by inverting the distribution: the i newest have
+    The age i of a sample follows from a uniform u by inverting the distribution: the i newest have
     (1 - decay**i) / (1 - decay**count) of the probability, so i = floor(log(1 - u (1 - decay**count)) / log(decay)).
     """
     cdef double rate = log(decay)
@@ -52,19 +52,19 @@ cdef void gather(const char* source, char* to, Py_ssize_t size, Py_ssize_t m, co
 
 
 cdef class RecencyBuffer:
-    """Keeps the last `capacity` transitions; recent ones are sampled more often.
+    """Store of the last `capacity` transitions that samples recent ones more often.
 
     Parameters
     ----------
     capacity
-        Transitions kept.
+        Number of transitions to keep.
     obs_dim, act_dim
         Lengths D and A.
     decay
         How much less likely each older transition is than the next newer one, in (0, 1).
     """
 
-    Config = RecencyBufferConfig  # what `rlox train buffer=recency` may set
+    Config = RecencyBufferConfig  # settings of `rlox train buffer=recency`
 
     cdef readonly Py_ssize_t capacity, obs_dim, act_dim
     cdef readonly double decay
@@ -98,17 +98,17 @@ cdef class RecencyBuffer:
         return self.count
 
     def push(self, obs, action, reward, terminated, truncated, next_obs=None) -> None:
-        """Add one transition; `next_obs` always or never."""
+        """Add one transition. Pass `next_obs` always or never."""
         after = None if next_obs is None else np.reshape(next_obs, (1, -1))
         self.push_batch(np.reshape(obs, (1, -1)), after, np.reshape(action, (1, -1)), [reward], [terminated], [truncated])
 
     def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated) -> None:
-        """Add N transitions, the oldest first: (N, D), (N, D), (N, A) and four times (N,); nothing is kept of them.
+        """Copy N transitions, the oldest first, into the buffer: (N, D), (N, D), (N, A) and three times (N,).
 
         Raises
         ------
         ValueError
-            For another shape, and `next_obs` given now and not before, or the other way round.
+            If a shape is wrong, or if `next_obs` is given now and was not given before, or the other way round.
         """
         given = {"obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
                  "terminated": terminated, "truncated": truncated}
@@ -134,9 +134,9 @@ cdef class RecencyBuffer:
         self.count = min(self.count + n, self.capacity)
 
     def sample(self, batch_size: int, seed: int) -> Batch:
-        """`batch_size` transitions with replacement: a function of contents and `seed` (0 <= seed < 2**64) alone."""
+        """Sample `batch_size` transitions with replacement; `seed` (0 <= seed < 2**64) and contents determine them."""
         if self.count == 0:
-            raise ValueError("RecencyBuffer.sample: the buffer must hold a transition, it is empty; push first")
+            raise ValueError("RecencyBuffer.sample: the buffer must contain a transition, got none; push first")
         if batch_size < 1:
             raise ValueError(f"RecencyBuffer.sample: batch_size must be at least 1, got {batch_size}")
         if not 0 <= seed < 1 << 64:
@@ -160,12 +160,12 @@ cdef class RecencyBuffer:
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Everything, as arrays and numbers."""
+        """Return the whole state as arrays and numbers."""
         state = {name: column[: self.count].copy() for name, column in self.columns.items()}
         return {**state, "end": self.end, "capacity": self.capacity, "decay": self.decay, "with_next": self.with_next}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly from what `get_state` returned, of a buffer of the same capacity and sizes."""
+        """Restore a state that `get_state` of a buffer with the same capacity and sizes returned."""
         if set(state) != set(self.get_state()):
             raise ValueError(f"RecencyBuffer.set_state: state must be what get_state returned, got {sorted(state)}")
         if state["capacity"] != self.capacity or state["decay"] != self.decay:

@@ -1,4 +1,4 @@
-"""What ``rlox train buffer=recency`` may set beside the size."""
+"""Settings of ``rlox train buffer=recency`` in addition to the size."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from rlox.config import BufferConfig
 
 @dataclass
 class RecencyBufferConfig(BufferConfig):
-    """Recent transitions are drawn more often: the i-th newest in proportion to decay**i."""
+    """Recent transitions are sampled more often: the i-th newest in proportion to decay**i."""
 
     name: str = "recency"  # which one; chosen by buffer=NAME
     decay: float = 0.9999  # how much less likely each older transition is than the next newer one, in (0, 1)

@@ -1,9 +1,9 @@
 """Gusts: fly to the pad at the origin through changing wind. Thrust in four directions, or in two continuous ones.
 
-Observation: position, velocity and wind, two numbers each. Reward: the way gained towards the pad, minus 0.01 a step
+Observation: position, velocity and wind, two numbers each. Reward: the progress towards the pad, minus 0.01 per step
 and 0.02 per unit of thrust; 10 for arriving slowly, -5 for leaving the square. The time limit is 200 steps.
 
-rlox calls the three functions at the end with whole batches, component s of environment i at ``state[s * n + i]``.
+rlox calls the three functions at the end with whole batches; component s of environment i is at ``state[s * n + i]``.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -99,7 +99,7 @@ cdef inline void fly(const rlox_batch_v1* batch, const int64_t* choices, const f
 
 
 cdef void draw_gusts(const rlox_batch_v1* batch) noexcept nogil:
-    """Every GUST_EVERY steps a new gust: a pure function of the environment's key, its episode and the step."""
+    """Draw a new gust every GUST_EVERY steps: a pure function of the environment's key, its episode and the step."""
     cdef Py_ssize_t i, n = batch.n
     cdef uint32_t[4] words
     for i in range(n):

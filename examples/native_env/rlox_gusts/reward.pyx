@@ -1,4 +1,4 @@
-"""A native reward: CartPole's own minus half the squared angle of the pole, one C call for the whole batch."""
+"""A native reward: CartPole's own minus half the squared angle of the pole, in one C call for the whole batch."""
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint32_t

@@ -1,6 +1,6 @@
-"""How does one process speak with another machine's? Messages, sessions, security, and environments behind them.
+"""Communication with processes on other machines: messages, sessions, security, and remote environments.
 
-Nothing here needs gRPC to be imported; a server and a connection import it when they are made.
+Importing this package does not import gRPC; servers and connections import it when they are created.
 """
 
 from rlox import lazy

@@ -22,12 +22,12 @@ from rlox.envs.remote.server import METHOD
 
 _HEARTBEAT_S = 10.0
 _LOOK_S = 0.1
-_CLOSE_S = 1.0  # in which a worker may end the session by itself
+_CLOSE_S = 1.0  # time for a worker to end the session by itself
 _HEARTBEAT, _CLOSE = encode("heartbeat"), encode("close")
 
 
 class WorkerLost(ConnectionError):
-    """A worker that cannot be reached, does not answer, or answers what is no answer; it may be back later.
+    """A worker cannot be reached, does not answer, or sends an invalid answer. It may be available again later.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class WorkerLost(ConnectionError):
 
 
 class WorkerRefused(ValueError):
-    """A worker that does not take this learner, or is not the one that is needed: another version, token, environment.
+    """A worker refuses this learner, or does not fit it: it has another version, token or environment.
 
     Attributes
     ----------
@@ -53,18 +53,18 @@ class WorkerRefused(ValueError):
 
 
 class WorkerFailed(RuntimeError):
-    """An exception of the environment's own code at the worker."""
+    """An exception raised by the environment's code at the worker."""
 
 
 class _Line:
-    """What the thread beside a connection needs of it."""
+    """The part of a connection that its background thread uses."""
 
     def __init__(self, channel: Any, call: Any, outbox: queue.SimpleQueue):
         self.channel, self.call, self.outbox = channel, call, outbox
         self.deadline = float("inf")
         self.late = False
         self.heartbeat_s = _HEARTBEAT_S
-        self.unread = 0  # answers that are due
+        self.unread = 0  # answers that have not been received yet
         self.sent_at = time.monotonic()
         self.ended = threading.Event()
 
@@ -91,7 +91,7 @@ class _Line:
 
 
 class Connection:
-    """One session at a worker. One thread uses it; sending to many and then receiving from all needs no more.
+    """One session at a worker, for use by one thread, which may send to many workers and then receive from all.
 
     Parameters
     ----------
@@ -102,25 +102,25 @@ class Connection:
     session : str
         The kind of session.
     fields, arrays : mapping, optional
-        What its hello carries.
+        Contents of its hello.
     limit : int
-        Bytes of a message, both ways.
+        Largest message in bytes, in both directions.
 
     Attributes
     ----------
     welcome : Message
-        What the worker answered to the hello.
+        The worker's answer to the hello.
 
     Raises
     ------
     WorkerLost
         If the worker cannot be reached, or does not answer in time.
     WorkerRefused
-        If it does not take this learner.
+        If it refuses this learner.
     ValueError
-        For files that are none, or plain text to another machine that was not asked for.
+        For invalid files, or an unencrypted connection to another machine without `remote.insecure`.
     ImportError
-        Where gRPC is not installed.
+        If gRPC is not installed.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Connection:
             ("grpc.max_receive_message_length", limit),
             ("grpc.keepalive_time_ms", 10_000),
             ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.use_local_subchannel_pool", 1),  # no waiting for what another connection found out
+            ("grpc.use_local_subchannel_pool", 1),  # do not share connection state and its back-off
             ("grpc.enable_retries", 0),
         ]
         metadata = []
@@ -167,7 +167,7 @@ class Connection:
                 self._line.heartbeat_s = min(_HEARTBEAT_S, idle / 3)
             theirs = self.welcome.fields.get("rlox"), self.welcome.fields.get("protocol")
             if theirs != (__version__, VERSION):
-                raise WorkerRefused(address, f"it runs rlox {str(theirs[0])[:40]}, and this learner {__version__}")
+                raise WorkerRefused(address, f"it runs rlox {str(theirs[0])[:40]}, but this learner runs {__version__}")
         except BaseException:
             self.close()
             raise
@@ -179,42 +179,42 @@ class Connection:
         arrays: Mapping[str, np.ndarray] | None = None,
         timeout: float | None = None,
     ) -> Message:
-        """`send`, then `receive`."""
+        """Send a message and return the answer."""
         self.send(kind, fields, arrays)
         return self.receive(timeout)
 
     def send(
         self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
     ) -> None:
-        """Send a message; answers that an interrupt left unread are thrown away first.
+        """Send a message. Answers that were left unread by an interrupt are discarded first.
 
         Raises
         ------
         WorkerLost
-            If the connection is closed, or such an answer does not come.
+            If the connection is closed, or an unread answer does not arrive.
         """
         while self._line.unread:
             self.receive()
         data = encode(kind, fields, arrays)
         if len(data) > self._limit:
-            raise ProtocolError(f"a message must be of at most {self._limit:,} bytes, got {len(data):,} for {kind}")
+            raise ProtocolError(f"a message must have at most {self._limit:,} bytes, got {len(data):,} for {kind}")
         if not self._finalizer.alive:
-            raise WorkerLost(self.address, "was left; its connection is closed")
+            raise WorkerLost(self.address, "is no longer connected; the connection was closed")
         self._line.unread += 1
         self._line.sent_at = time.monotonic()
         self._line.outbox.put(data)
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The answer to what was sent first of what is unanswered; at most `timeout` seconds (`remote.timeout_s`).
+        """Return the answer to the oldest unanswered message, within `timeout` seconds (`remote.timeout_s`).
 
         Raises
         ------
         WorkerLost
-            If none comes, or none that is a message. The connection is closed then.
+            If no answer arrives, or one that is not a message. The connection is then closed.
         WorkerRefused
-            If the worker says so.
+            If the worker refuses.
         WorkerFailed
-            If the environment's code raised there.
+            If the environment's code raised an exception.
         """
         timeout = self.timeout_s if timeout is None else timeout
         line = self._line
@@ -224,7 +224,7 @@ class Connection:
         except StopIteration:
             self._lose("ended the session")
         except ProtocolError as e:
-            self._lose(f"sent what is no message: {e}")
+            self._lose(f"sent an invalid message: {e}")
         except self._grpc.RpcError as e:
             self._lose(*self._reason(e, timeout))
         finally:
@@ -244,7 +244,7 @@ class Connection:
         return message
 
     def _reason(self, e: Any, timeout: float) -> tuple[str, bool]:
-        """Why a call broke, and whether that is a refusal."""
+        """Return why a call broke, and whether that is a refusal."""
         if self._line.late:
             return f"did not answer within {timeout:g} s", False
         codes, code, said = self._grpc.StatusCode, e.code(), " ".join(str(e.details()).split())[:500]
@@ -253,7 +253,7 @@ class Connection:
         if code is codes.UNAVAILABLE:
             hint = ""
             if self._plain and "Socket closed" in said:
-                hint = "; it may want TLS: set remote.ca, and where it asks for certificates remote.cert and key"
+                hint = "; it may require TLS: set remote.ca, and remote.cert and key if it requires certificates"
             elif "handshake" in said.lower() or "Socket closed" in said:
                 hint = "; compare remote.ca, cert and key with the worker's certificates"
             if "Connection refused" in said:
@@ -270,7 +270,7 @@ class Connection:
         raise (WorkerRefused if refused else WorkerLost)(self.address, reason) from None
 
     def _failure(self, fields: dict[str, Any]) -> WorkerFailed:
-        """The exception of the worker's environment, with its frames there."""
+        """Return the exception of the worker's environment, with its frames at the worker."""
         e = WorkerFailed(f"worker {self.address}: {str(fields.get('message', ''))[:4000]}")
         frames, what = fields.get("frames"), fields.get("what")
         found = failure_of(e)

@@ -1,4 +1,4 @@
-"""Messages as bytes: a small JSON head, then arrays as they lie in memory.
+"""Messages as bytes: a small JSON head, then the memory of arrays.
 
 ======== =========================================================================================
 bytes    content
@@ -8,11 +8,11 @@ bytes    content
 2        0
 4        length H of the head, little-endian
 H        the head: UTF-8 JSON ``{"kind": str, "fields": {…}, "arrays": [[name, dtype, [dims]], …]}``
-…        each array in turn, little-endian and in C order, begun at a multiple of 8
+…        each array in turn, little-endian and in C order, starting at a multiple of 8
 ======== =========================================================================================
 
-`decode` believes nothing: every size is checked against the bytes that are there before anything of that size is made,
-arrays are views of those bytes, and no byte of a message is ever run. What is wrong is a `ProtocolError`.
+`decode` does not trust its input: every size is checked against the number of bytes before memory of that size is
+allocated, arrays are views of the bytes, and no part of a message is ever executed. Errors are `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _START = struct.Struct("<4sHHI")
 _MOST_HEAD = 256 * 2**10  # bytes
 _MOST_ARRAYS = 4096
 _MOST_DIMS = 8
-_MOST_DEPTH = 16  # of lists and objects in the head
+_MOST_DEPTH = 16  # nesting of lists and objects in the head
 _LONGEST_NAME = 200
-_LARGEST_KEPT = 2048  # bytes of a head that is remembered
+_LARGEST_KEPT = 2048  # largest head in bytes that is cached
 _ZEROS = b"\0" * 8
 _DTYPES = {
     name: np.dtype(name).newbyteorder("<")
@@ -50,21 +50,21 @@ _BY_CODE = {kind.str: name for name, kind in _DTYPES.items()}
 
 
 class ProtocolError(ValueError):
-    """Bytes that are no message, or a message that is not the one that is due."""
+    """Bytes that are not a message, or a message that is not the expected one."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one side says to the other.
+    """A message from one side to the other.
 
     Attributes
     ----------
     kind : str
-        What it asks for, or answers.
+        The kind of request or answer.
     fields : dict
         JSON values by name.
     arrays : dict
-        Arrays by name; those of a decoded message are read-only views of its bytes.
+        Arrays by name; in a decoded message, read-only views of its bytes.
     """
 
     kind: str
@@ -73,13 +73,13 @@ class Message:
 
 
 def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
-    """The bytes of a message.
+    """Return the bytes of a message.
 
     Raises
     ------
     ProtocolError
-        For what no message can hold: a dtype that is none of the fixed-size numbers, too many dimensions or arrays, a
-        field that is no JSON.
+        For contents that a message cannot have: a dtype that is not a fixed-size number, too many dimensions or arrays,
+        or a field that is not JSON.
     """
     layout, parts, size = [], [], 0
     for name, array in (arrays or {}).items():
@@ -87,8 +87,8 @@ def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[s
         known = _BY_CODE.get(array.dtype.str)
         if known is None:
             if (known := array.dtype.name) not in _DTYPES:
-                raise ProtocolError(f"encode: {name} must be of one of the dtypes {', '.join(_DTYPES)}, got {known}")
-            array = array.astype(_DTYPES[known])  # of another byte order
+                raise ProtocolError(f"encode: {name} must have one of the dtypes {', '.join(_DTYPES)}, got {known}")
+            array = array.astype(_DTYPES[known])  # convert the byte order
         if array.ndim > _MOST_DIMS:
             raise ProtocolError(f"encode: {name} must have at most {_MOST_DIMS} dimensions, got {array.ndim}")
         layout.append((name, known, array.shape))
@@ -113,7 +113,7 @@ def _beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...], 
     head = f'{{"kind":{json.dumps(kind)},"fields":{fields},"arrays":{table}}}'.encode()
     if len(head) > _MOST_HEAD or len(layout) > _MOST_ARRAYS:
         raise ProtocolError(
-            f"encode: the head must be of at most {_MOST_HEAD:,} bytes and {_MOST_ARRAYS:,} arrays, got {len(head):,} "
+            f"encode: the head must have at most {_MOST_HEAD:,} bytes and {_MOST_ARRAYS:,} arrays, got {len(head):,} "
             f"and {len(layout):,}"
         )
     start = _START.size + len(head)
@@ -122,28 +122,28 @@ def _beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...], 
 
 @lru_cache(256)
 def _plain_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    """As `_beginning`, of a message without fields: steps are all alike."""
+    """Cached `_beginning` of a message without fields: all steps have the same one."""
     return _beginning(kind, layout, "{}")
 
 
 def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:
-    """The message in `data`, its arrays views of it.
+    """Return the message in `data`, with arrays that are views of `data`.
 
     Raises
     ------
     ProtocolError
-        For anything that `encode` would not have made, and for more than `limit` bytes.
+        For anything that `encode` does not produce, and for more than `limit` bytes.
     """
     if len(data) > limit:
-        raise ProtocolError(f"a message must be of at most {limit:,} bytes, got {len(data):,}")
+        raise ProtocolError(f"a message must have at most {limit:,} bytes, got {len(data):,}")
     if len(data) < _START.size or data[:4] != _MAGIC:
         raise ProtocolError(f"a message must begin with {_MAGIC!r}, got {bytes(data[:8])!r}")
     _, version, reserved, length = _START.unpack_from(data)
     if version != VERSION or reserved:
-        raise ProtocolError(f"a message must be of version {VERSION}, got {version}; install one rlox-cli on both ends")
+        raise ProtocolError(f"a message must have version {VERSION}, got {version}; install one rlox-cli on both ends")
     if length > min(_MOST_HEAD, len(data) - _START.size):
         raise ProtocolError(
-            f"the head must be of at most {min(_MOST_HEAD, len(data) - _START.size)} bytes, got {length}"
+            f"the head must have at most {min(_MOST_HEAD, len(data) - _START.size)} bytes, got {length}"
         )
     text = bytes(data[_START.size : _START.size + length])
     kind_of, fields, layout = _kept_head(text) if length <= _LARGEST_KEPT else _head(text)
@@ -160,7 +160,7 @@ def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:
 
 
 def _padded(data: bytes, at: int) -> int:
-    """The next multiple of 8; what lies between must be zeros, so that equal messages are equal bytes."""
+    """Return the next multiple of 8. The bytes before it must be zeros, so that equal messages have equal bytes."""
     if at % 8:
         after = at + -at % 8
         if after > len(data) or any(data[at:after]):
@@ -173,7 +173,7 @@ _Layout = tuple[tuple[str, np.dtype, tuple[int, ...], int], ...]
 
 
 def _head(text: bytes) -> tuple[str, str, _Layout]:
-    """The kind, the fields as JSON, and name, dtype, shape and bytes of each array."""
+    """Return the kind, the fields as JSON, and name, dtype, shape and size in bytes of each array."""
     if _depth(text) > _MOST_DEPTH:
         raise ProtocolError(f"the head must not be nested deeper than {_MOST_DEPTH}")
     try:
@@ -181,29 +181,29 @@ def _head(text: bytes) -> tuple[str, str, _Layout]:
     except (ValueError, RecursionError) as e:
         raise ProtocolError(f"the head must be JSON: {str(e)[:200]}") from e
     if not isinstance(head, dict) or set(head) != {"kind", "fields", "arrays"}:
-        raise ProtocolError("the head must hold kind, fields and arrays")
+        raise ProtocolError("the head must contain kind, fields and arrays")
     kind, fields, arrays = head["kind"], head["fields"], head["arrays"]
     if not isinstance(kind, str) or len(kind) > _LONGEST_NAME:
-        raise ProtocolError(f"kind must be a short text, got {str(kind)[:80]!r}")
+        raise ProtocolError(f"kind must be a short string, got {str(kind)[:80]!r}")
     if not isinstance(fields, dict) or not isinstance(arrays, list) or len(arrays) > _MOST_ARRAYS:
         raise ProtocolError(f"fields must be an object, and arrays a list of at most {_MOST_ARRAYS:,}")
     layout = tuple(map(_entry, arrays))
     if len({name for name, *_ in layout}) < len(layout):
-        raise ProtocolError("each array must have a name of its own")
+        raise ProtocolError("the names of arrays must differ")
     return kind, json.dumps(fields), layout
 
 
-_kept_head = lru_cache(256)(_head)  # steps are all alike; what is refused is not kept
+_kept_head = lru_cache(256)(_head)  # all steps have the same head; errors are not cached
 
 
 def _whole(digits: str) -> int:
     if len(digits) > 20:
-        raise ValueError("a whole number must have at most 20 digits")
+        raise ValueError("an integer must have at most 20 digits")
     return int(digits)
 
 
 def _depth(text: bytes) -> int:
-    """Brackets open at once, those inside strings counted too: at least as deep as the JSON is."""
+    """Return an upper bound of the depth of the JSON: brackets inside strings count too."""
     depth = deepest = 0
     if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
         return 0
@@ -221,11 +221,11 @@ def _entry(entry: Any) -> tuple[str, np.dtype, tuple[int, ...], int]:
         raise ProtocolError(f"an array must be given as name, dtype and shape, got {str(entry)[:80]}")
     name, dtype, dims = entry
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise ProtocolError(f"an array's name must be a short text, got {str(name)[:80]!r}")
+        raise ProtocolError(f"an array's name must be a short string, got {str(name)[:80]!r}")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ProtocolError(f"{name} must be of one of the dtypes {', '.join(_DTYPES)}, got {str(dtype)[:80]!r}")
+        raise ProtocolError(f"{name} must have one of the dtypes {', '.join(_DTYPES)}, got {str(dtype)[:80]!r}")
     if not isinstance(dims, list) or len(dims) > _MOST_DIMS or not all(type(d) is int and 0 <= d < 2**31 for d in dims):
-        raise ProtocolError(f"{name} must have a shape of at most {_MOST_DIMS} whole numbers, got {str(dims)[:80]}")
+        raise ProtocolError(f"{name} must have a shape of at most {_MOST_DIMS} integers, got {str(dims)[:80]}")
     kind = _DTYPES[dtype]
     return name, kind, tuple(dims), math.prod(dims) * kind.itemsize
 
@@ -236,7 +236,7 @@ def _array(data: bytes, at: int, kind: np.dtype, dims: tuple[int, ...], name: st
         if kind == np.bool_:
             raw = np.frombuffer(data, np.uint8, count, at)
             if count and raw.max() > 1:
-                raise ProtocolError(f"{name} must hold 0 and 1, got {raw.max()}")
+                raise ProtocolError(f"{name} must contain only 0 and 1, got {raw.max()}")
             return raw.view(np.bool_).reshape(dims)
         array = np.frombuffer(data, kind, count, at).reshape(dims) if count else np.zeros(dims, kind)
     except ValueError as e:

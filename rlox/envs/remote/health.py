@@ -1,4 +1,4 @@
-"""How a worker is: whether it can be reached, what it serves, how long it takes to answer, what its clock says."""
+"""Status of a worker: whether it can be reached, what it serves, its latency and its clock."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LATE_CLOCK_S = 1.0
 
 @dataclass(frozen=True)
 class Status:
-    """What `status_of` found."""
+    """Result of `status_of`."""
 
     address: str
-    problem: str | None = None  # why no session would begin there; None where one would
+    problem: str | None = None  # why a session could not start there; None if it could
     version: str = ""
     env: str = ""
     spaces: str = ""
@@ -32,19 +32,19 @@ class Status:
 
     @property
     def clock(self) -> str:
-        """In words."""
+        """The clock difference in words."""
         if abs(self.clock_s) < _LATE_CLOCK_S:
-            return "as here"
+            return "in sync"
         return f"{abs(self.clock_s):.1f} s {'ahead' if self.clock_s > 0 else 'behind'}"
 
 
 def status_of(address: str, remote: RemoteConfig) -> Status:
-    """Ask a worker how it is, without beginning a session of its environments.
+    """Query the status of a worker without starting a session of its environments.
 
     Raises
     ------
     ValueError, ImportError
-        For settings that no worker could be asked with.
+        For settings with which no worker can be reached.
     """
     try:
         line = Connection(address, remote, "look")

@@ -1,4 +1,4 @@
-"""Environments on other machines, with the arrays of every other vector environment."""
+"""Environments on other machines, with the same arrays as all other vector environments."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class _Share:
-    """The rows that one worker plays."""
+    """The rows of one worker's environments."""
 
     rows: slice
     line: Connection
-    home: str  # the address it began at
-    lost_at: float | None = None  # since when it has not answered
-    n_replaced: int = 0  # how often it has got another connection since then
+    home: str  # address of its first worker
+    lost_at: float | None = None  # time of the first missing answer
+    n_replaced: int = 0  # new connections since then
 
     @property
     def n(self) -> int:
@@ -42,25 +42,25 @@ class _Share:
 
 
 class RemoteEnvPool(ForeignVecEnv):
-    """N environments that workers (`rlox worker`) play; the same seed plays as in `VecEnv` or `GymVecEnv`.
+    """N environments on workers (`rlox worker`), with the same results for a seed as `VecEnv` or `GymVecEnv`.
 
-    Each worker has an equal share. A step is sent to all of them before the first answer is awaited. When a worker is
-    lost, its share begins fresh episodes at the same worker, as soon as that is back, or at another one of `addresses`;
-    for the step that was lost it says ``truncated``, with reward 0 and what was last observed as ``final_obs``, so that
-    a learner takes it for a time limit and not for a failure. A `RuntimeWarning` says so each time.
+    Each worker has an equal share. A step is sent to all workers before the first answer is awaited. When a worker is
+    lost, its share starts new episodes at the same worker once that is back, or at another one of `addresses`. The lost
+    step is reported as ``truncated``, with reward 0 and the last observation as ``final_obs``, so that a learner treats
+    it as a time limit and not as a failure. Each loss gives a `RuntimeWarning`.
 
     Parameters
     ----------
     addresses : sequence of str
-        host:port of each worker; in place of `remote.addresses`.
+        host:port of each worker; overrides `remote.addresses`.
     env_id : str, optional
-        What the workers must serve; None: whatever they do.
+        Environment that the workers must serve; None: any.
     n_envs, seed : int
-        Number of environments N, at least one for each worker, and what decides their randomness.
+        Number of environments N, at least one for each worker, and the seed of their randomness.
     remote : RemoteConfig, optional
-        Security, time limits and, where `addresses` is None, the addresses.
+        Security, time limits and, if `addresses` is None, the addresses.
     kwargs, wrappers
-        What the workers' environments must be made with, where `env_id` is given.
+        Arguments and wrappers that the workers' environments must have, if `env_id` is given.
 
     Attributes
     ----------
@@ -70,11 +70,11 @@ class RemoteEnvPool(ForeignVecEnv):
     Raises
     ------
     WorkerLost
-        If a worker cannot be reached at first, or a lost one is not replaced within `remote.reconnect_s`.
+        If a worker cannot be reached initially, or a lost worker is not replaced within `remote.reconnect_s`.
     WorkerRefused
-        If one refuses this learner, or is of another version or environment.
+        If a worker refuses this learner, or has another version or environment.
     WorkerFailed
-        If an environment raises, with its frames there.
+        If an environment raises an exception; it has the frames at the worker.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class RemoteEnvPool(ForeignVecEnv):
             self.close()
             raise
         native = first.welcome.fields.get("restorable") is True
-        self.why_not = None if native else "it is no native one, and on another machine"
+        self.why_not = None if native else "it is not native, and runs on another machine"
         self._stacks = [[f"native {self.env_id}"]] * n_envs
         self._last: np.ndarray = np.zeros((n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
         self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
@@ -142,10 +142,10 @@ class RemoteEnvPool(ForeignVecEnv):
             return read_spec(line.welcome)
         except ProtocolError as e:
             self.close()
-            raise WorkerRefused(line.address, f"it does not say what its environment is: {e}") from e
+            raise WorkerRefused(line.address, f"it does not describe its environment correctly: {e}") from e
 
     def _require_same(self, line: Connection) -> None:
-        """A WorkerRefused unless a worker serves what the others do, and what it did before."""
+        """Raise a WorkerRefused unless a worker serves the same environment as the others, and as before."""
         theirs = line.welcome.fields.get("env")
         try:
             same = theirs == self._served and read_spec(line.welcome) == self.spec
@@ -156,8 +156,8 @@ class RemoteEnvPool(ForeignVecEnv):
             name = theirs.get("id") if isinstance(theirs, dict) else theirs
             raise WorkerRefused(
                 line.address,
-                f"all workers must serve {self.env_id}, with the same arguments, wrappers and spaces, as long as the "
-                f"run lasts, got {str(name)[:80]}; start it again with --env {self.env_id}",
+                f"all workers must serve {self.env_id} during the whole run, with the same arguments, wrappers and "
+                f"spaces, got {str(name)[:80]}; restart it with --env {self.env_id}",
             )
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
@@ -192,7 +192,7 @@ class RemoteEnvPool(ForeignVecEnv):
             self._lengths[rows] = np.where(ended, 0, found["episode_length"])
 
     def _all(self, ask: Callable[[_Share], None], read: Callable[[_Share, Message], _T]) -> list[_T | WorkerLost]:
-        """Ask every worker, then read what each answers; in place of an answer the reason why there is none."""
+        """Send to every worker, then read all answers. A `WorkerLost` stands for each missing answer."""
         lost: dict[int, WorkerLost] = {}
         for i, share in enumerate(self._shares):
             try:
@@ -210,7 +210,7 @@ class RemoteEnvPool(ForeignVecEnv):
                     lost[i] = e
                 except ProtocolError as e:
                     share.line.close()
-                    lost[i] = WorkerLost(share.line.address, f"sent what is no answer: {e}")
+                    lost[i] = WorkerLost(share.line.address, f"sent an invalid answer: {e}")
             self._replace(share, lost[i])
             answers.append(lost[i])
         return answers
@@ -233,7 +233,7 @@ class RemoteEnvPool(ForeignVecEnv):
         return found
 
     def _cut(self, share: _Share) -> dict[str, np.ndarray]:
-        """A step that was lost with its worker: every episode of it is cut as by a time limit, and fresh ones begin."""
+        """Return the result of a step lost with its worker: all its episodes are truncated, and new ones start."""
         rows, n = share.rows, share.n
         reached, returns, lengths = self._last[rows].copy(), self._returns[rows].copy(), self._lengths[rows] + 1
         return {
@@ -247,7 +247,7 @@ class RemoteEnvPool(ForeignVecEnv):
         }
 
     def _begun(self, share: _Share) -> np.ndarray:
-        """Fresh episodes of a share whose worker was lost, with seeds of their own."""
+        """Start new episodes, with new seeds, in a share whose worker was lost; return the observations."""
         while True:
             seed = int(Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**62, self._n_losses + 1)[-1])
             seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs)[share.rows]
@@ -258,17 +258,17 @@ class RemoteEnvPool(ForeignVecEnv):
                 self._replace(share, e)
             except ProtocolError as e:
                 share.line.close()
-                self._replace(share, WorkerLost(share.line.address, f"sent what is no answer: {e}"))
+                self._replace(share, WorkerLost(share.line.address, f"sent an invalid answer: {e}"))
 
     def _replace(self, share: _Share, reason: WorkerLost) -> None:
-        """Give a share another connection: to the worker it had, or any other one.
+        """Connect a share again, to the worker that it had or to any other.
 
         Raises
         ------
         WorkerLost
-            If none is found within `reconnect_s` since it last answered.
+            If no worker is found within `reconnect_s` of the loss.
         WorkerRefused
-            If all that can be reached refuse.
+            If all workers refuse.
         """
         share.line.close()
         self._n_losses += 1
@@ -277,7 +277,7 @@ class RemoteEnvPool(ForeignVecEnv):
         end, wait = share.lost_at + self._remote.reconnect_s, 0.1
         candidates = [reason.address, *(a for a in dict.fromkeys(self._addresses) if a != reason.address)]
         if (again := share.n_replaced) > 0:
-            # One that takes the share and then fails it must not be asked at once, nor first.
+            # A worker that accepts the share and then fails must not be tried again immediately, nor first.
             candidates = [*candidates[1:], candidates[0]]
             time.sleep(min(0.1 * 2 ** min(again, 5), _LONGEST_WAIT, max(0.0, end - time.monotonic())))
         last: WorkerLost = reason
@@ -297,13 +297,13 @@ class RemoteEnvPool(ForeignVecEnv):
                 line.timeout_s = self._remote.timeout_s
                 share.line, share.n_replaced = line, share.n_replaced + 1
                 if share.n_replaced > 1:
-                    return  # it was said, and its episodes were counted
+                    return  # this loss has already been reported and counted
                 self.n_lost += share.n
                 first, final = share.rows.start, share.rows.stop - 1
                 refused = "".join(f"; {e}" for e in refusals)
                 warnings.warn(
-                    f"RemoteEnvPool: {reason}{refused}; environments {first} to {final} go on at {address} with fresh "
-                    f"episodes, those that ran are cut as truncated ({self.n_lost:,} so far)",
+                    f"RemoteEnvPool: {reason}{refused}; environments {first} to {final} continue at {address} with new "
+                    f"episodes, the running ones are truncated ({self.n_lost:,} so far)",
                     RuntimeWarning,
                     stacklevel=6,
                 )
@@ -320,7 +320,7 @@ class RemoteEnvPool(ForeignVecEnv):
 
     @property
     def _timeout(self) -> float:
-        """Seconds for the handshake with a worker that replaces another: one that hangs must not use up all time."""
+        """Timeout in seconds of the handshake with a replacement: a hanging worker must not use up all the time."""
         return min(self._remote.timeout_s, 5.0)
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
@@ -334,7 +334,7 @@ class RemoteEnvPool(ForeignVecEnv):
                 for i in range(share.n):
                     nodes.append(env_state.encode({name: array[..., i] for name, array in arrays.items()}, data))
         except (WorkerLost, ProtocolError, IndexError):
-            return None  # it is replaced with the next step
+            return None  # the lost worker is replaced in the next step
         return nodes, bytes(data)
 
     def _set_state(self, states: list[Any]) -> None:
@@ -345,13 +345,13 @@ class RemoteEnvPool(ForeignVecEnv):
                 arrays = {name: np.stack([np.asarray(state[name]) for state in own], -1) for name in own[0]}
                 share.line.call("set_state", None, arrays)
         except (AttributeError, KeyError, TypeError, ProtocolError) as e:
-            raise ValueError(f"RemoteEnvPool.set_state: it is no state of {self.env_id}: {e}") from e
+            raise ValueError(f"RemoteEnvPool.set_state: it is not a state of {self.env_id}: {e}") from e
         for i, state in enumerate(states):
             self._returns[i], self._lengths[i] = float(state["returns"]), int(state["steps"])
 
     def _require_open(self) -> None:
         if not self._open:
-            raise RuntimeError(f"RemoteEnvPool: {self.env_id} is closed; make another one")
+            raise RuntimeError(f"RemoteEnvPool: {self.env_id} is closed; create a new one")
 
     def _close(self) -> None:
         self._open = False

@@ -1,7 +1,7 @@
-"""Who may speak with a worker, and over what: TLS, the token, and a proof of it that nobody can use again.
+"""Security of connections to workers: TLS, the token, and a proof of the token that can be used only once.
 
-The token itself never travels. Every stream brings the time, a random number and their HMAC-SHA256 under the token; a
-worker takes each proof once, within `WINDOW_S` of its own clock, and none from before it started.
+The token itself is never sent. Every stream sends the time, a random number and their HMAC-SHA256 keyed by the token.
+A worker accepts each proof once, within `WINDOW_S` of its own clock, and no proof from before it started.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from typing import Any
 from rlox.config.remote import RemoteConfig
 
 WINDOW_S = 120.0  # how far the clocks of two machines may differ
-PROOF = "rlox-proof"  # the header that carries it
-_MOST_PROOFS = 100_000  # remembered at once; only who has the token can add one
+PROOF = "rlox-proof"  # metadata key of the proof
+_MOST_PROOFS = 100_000  # remembered proofs; adding one requires the token
 _MOST_TOKEN = 4096  # bytes
 _MOST_PEM = 2**20
 
 OPEN_TO_ALL = (
     "without TLS, anyone on the network between the two machines can read observations, actions and rewards, change "
-    "them unseen, and pose as either side"
+    "them unnoticed, and impersonate either side"
 )
 
 
 def grpc_module() -> Any:
-    """gRPC, with its own lines switched off where nobody has asked for them.
+    """Import gRPC, with its log output off unless GRPC_VERBOSITY is set.
 
     Raises
     ------
     ImportError
-        Where it is not installed.
+        If it is not installed.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import grpc
     except ImportError as e:
         raise ImportError(
-            'remote: other machines are reached by grpcio, which is not installed; pip install "rlox-cli[distributed]"'
+            'remote: connections need the package grpcio, which is not installed; pip install "rlox-cli[distributed]"'
         ) from e
     return grpc
 
@@ -67,7 +67,7 @@ def _read(where: str, name: str, path: str, most: int, secret: bool) -> bytes:
     except OSError as e:
         raise ValueError(f"{where}: {name} must be a file that can be read, got {path}: {e.strerror}") from e
     if not data.strip() or len(data) > most:
-        raise ValueError(f"{where}: {name} must hold between 1 and {most:,} bytes, got {len(data):,} in {path}")
+        raise ValueError(f"{where}: {name} must have between 1 and {most:,} bytes, got {len(data):,} in {path}")
     if secret and mode & 0o077:
         warnings.warn(
             f"{where}: {name} {path} can be read by other users of this machine; chmod 600 {path}",
@@ -78,23 +78,23 @@ def _read(where: str, name: str, path: str, most: int, secret: bool) -> bytes:
 
 
 def read_token(where: str, path: str) -> bytes:
-    """The token in a file, without the white space around it.
+    """Read the token in a file, without surrounding white space.
 
     Raises
     ------
     ValueError
-        For a file that cannot be read, or holds none.
+        If the file cannot be read, or has no token.
     """
     return _read(where, "token_file", path, _MOST_TOKEN, secret=True).strip()
 
 
 def read_pem(where: str, name: str, path: str) -> bytes:
-    """A certificate, or a private key, in PEM.
+    """Read a certificate or a private key in PEM form.
 
     Raises
     ------
     ValueError
-        For a file that cannot be read, or holds another thing.
+        If the file cannot be read, or is not in PEM form.
     """
     data = _read(where, name, path, _MOST_PEM, secret="key" in name)
     if b"-----BEGIN " not in data:
@@ -103,7 +103,7 @@ def read_pem(where: str, name: str, path: str) -> bytes:
 
 
 def make_proof(token: bytes) -> str:
-    """What shows once, and now, that one has the token."""
+    """Return a proof of the token that is valid once, for a short time."""
     said = f"{int(time.time() * 1000)}.{secrets.token_hex(16)}"
     return f"{said}.{_signature(token, said)}"
 
@@ -113,32 +113,32 @@ def _signature(token: bytes, said: str) -> str:
 
 
 class Proofs:
-    """The proofs that a worker has taken, of the token that it was started with.
+    """The proofs of its token that a worker has accepted.
 
     Parameters
     ----------
     token : bytes, optional
-        None: everyone may come in.
+        None: everyone is accepted.
     """
 
     def __init__(self, token: bytes | None):
         self._token = token
-        self._seen: dict[str, float] = {}  # what has been used, and until when it is remembered
+        self._seen: dict[str, float] = {}  # used proofs, and until when they are remembered
         self._lock = threading.Lock()
         self._started = time.time()
 
     def refusal(self, proof: str | None) -> tuple[bool, str] | None:
-        """Why `proof` does not let one in, and whether a new one may soon; None where it does, this once."""
+        """Accept `proof` once and return None, or return why not, and whether a new proof may soon be accepted."""
         if self._token is None:
             return None
         if proof is None:
-            return False, "a token is needed; set remote.token_file to a file that holds the worker's"
+            return False, "a token is needed; set remote.token_file to a file with the worker's token"
         said, _, signature = proof.rpartition(".")
         if not hmac.compare_digest(_signature(self._token, said).encode(), signature.encode()):
-            return False, "the token is not the worker's; compare the two token files"
-        at, now = int(said.partition(".")[0]) / 1000, time.time()  # whoever signed it has the token
+            return False, "the token differs from the worker's; compare the two token files"
+        at, now = int(said.partition(".")[0]) / 1000, time.time()  # safe to parse: the sender has the token
         if abs(now - at) > WINDOW_S:
-            return False, f"the clocks of the two machines differ by {abs(now - at):.0f} s; set them right"
+            return False, f"the clocks of the two machines differ by {abs(now - at):.0f} s; correct them"
         if at < self._started:
             return True, "the proof of the token is older than this worker"
         with self._lock:
@@ -153,12 +153,12 @@ class Proofs:
 
 
 def client_credentials(grpc: Any, remote: RemoteConfig) -> Any:
-    """gRPC's credentials of a learner; None for plain text.
+    """Return gRPC's credentials of a learner; None for unencrypted connections.
 
     Raises
     ------
     ValueError
-        For a file that is none, or plain text to another machine that was not asked for.
+        For an invalid file, or an unencrypted connection to another machine without `insecure`.
     """
     if remote.ca is None:
         for address in remote.addresses:
@@ -167,7 +167,7 @@ def client_credentials(grpc: Any, remote: RemoteConfig) -> Any:
             if not remote.insecure:
                 raise ValueError(
                     f"RemoteConfig: ca must be set for a worker on another machine, got null for {address}; name the "
-                    f"certificate of who signed the worker's, or set insecure=true: {OPEN_TO_ALL}"
+                    f"certificate that signed the worker's, or set insecure=true: {OPEN_TO_ALL}"
                 )
             warnings.warn(f"remote.insecure: {address}: {OPEN_TO_ALL}", RuntimeWarning, stacklevel=3)
         return None

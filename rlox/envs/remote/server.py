@@ -1,19 +1,19 @@
-"""The server of `rlox worker`: streams of messages, each a session of its own.
+"""The server of `rlox worker`: streams of messages, each with its own session.
 
-What a stream says (messages of `rlox.envs.remote.codec`, one service with one method, `METHOD`):
+The protocol of a stream (messages of `rlox.envs.remote.codec`, one service with one method, `METHOD`):
 
-1. The client's metadata carries a proof of the token, which is looked at before anything is read.
+1. The client's metadata contains a proof of the token, which is checked before any message is read.
 2. The client sends ``hello``: fields ``protocol``, ``rlox`` (its version), ``session`` (a kind of session, a key of the
-   server's table) and what that kind takes.
+   server's table) and the fields that this kind needs.
 3. The server answers ``welcome``: fields ``protocol``, ``rlox``, ``time`` (its clock, seconds since 1970), ``idle_s``
-   (seconds of silence that end the session), and what the session's own `Session.welcome` holds. Or ``refused`` with
-   the ``reason``, and whether that may change ``soon``, and ends the stream.
-4. The client sends a message of the session's, the server answers by one, and so on. ``heartbeat`` says that the
-   client is still there and ``close`` that it leaves; neither has an answer. ``failed`` (fields ``message what frames
-   trace``) answers in place of what the session could not do, and ends the stream; ``draining`` answers where the
-   server is being shut down.
+   (seconds of silence that end the session), and the fields of `Session.welcome`. Or it answers ``refused`` with the
+   ``reason``, and whether that may change ``soon``, and ends the stream.
+4. The client sends messages of the session, and the server answers each with one message. ``heartbeat`` tells that the
+   client still runs, and ``close`` that it leaves; neither is answered. If the session fails, the answer is ``failed``
+   (fields ``message what frames trace``) and the stream ends. If the server is shutting down, the answer is
+   ``draining``.
 
-Another kind of session joins by the table::
+Other kinds of sessions are added to the table::
 
     class Doubled:                                     # a Session
         def __init__(self, hello: Message): self.welcome = Message("welcome", {"base": 2})
@@ -24,8 +24,8 @@ Another kind of session joins by the table::
     line = Connection(f"127.0.0.1:{server.port}", RemoteConfig(), "double", {})
     line.call("x", {}, {"x": np.arange(3)}, timeout=1.0)
 
-A constructor that raises ValueError, TypeError or ImportError refuses the client with that message. All calls to one
-session come from one thread, and those to several from several.
+If a constructor raises ValueError, TypeError or ImportError, the client is refused with that message. All calls of one
+session come from one thread; different sessions have different threads.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from rlox.envs.remote.codec import LARGEST_MESSAGE, VERSION, Message, ProtocolEr
 from rlox.envs.remote.security import OPEN_TO_ALL, PROOF, Proofs, grpc_module, is_loopback, read_pem, read_token
 
 METHOD = "/rlox.Worker/Session"
-_SPARE = 8  # streams beyond the sessions: handshakes, and who only asks how a worker is
-_HELLO_S = 10.0  # that a client has for its first message
+_SPARE = 8  # streams in addition to sessions: handshakes, and status queries
+_HELLO_S = 10.0  # time for a client's first message
 _LOOK_S = 0.25
-_CALM_S = 10.0  # in which at most so many refusals are logged, each with its line
+_CALM_S = 10.0  # period in which at most `_MOST_LINES` refusals are logged
 _MOST_LINES = 20
-_LONGEST_TEXT = 4000  # of a message or traceback that is sent
+_LONGEST_TEXT = 4000  # characters of a message or traceback that is sent
 _MOST_FRAMES = 20
 
 
 class Session(Protocol):
-    """What answers one client, from its hello to its end."""
+    """Interface of a session, which answers one client from its hello to its end."""
 
-    welcome: Message  # whose fields and arrays the server's welcome carries
+    welcome: Message  # fields and arrays to add to the server's welcome
 
     def handle(self, message: Message) -> Message:
-        """The answer to a message; what it raises ends the session."""
+        """Return the answer to a message. Exceptions end the session."""
         ...
 
     def close(self) -> None:
-        """Let everything go; called once, whatever ended the session."""
+        """Release all resources; called once, whatever ended the session."""
         ...
 
 
@@ -72,12 +72,12 @@ class Session(Protocol):
 class _Stream:
     context: Any
     peer: str
-    expires: float  # when it is given up, unless something comes; infinite while the session works
-    waiting: bool = True  # for a message, not for the client to take one
+    expires: float  # time at which it ends unless something arrives; infinite while the session works
+    waiting: bool = True  # for a message, not for the client to receive one
     session: bool = False
-    welcome: bool = False  # whether it has been let in
-    opened: Any = None  # the session's object, once there is one
-    sending: bool = False  # whether an answer is with gRPC
+    welcome: bool = False  # whether the client was accepted
+    opened: Any = None  # the session object, once it exists
+    sending: bool = False  # whether gRPC is sending an answer
     broken: bool = False  # whether gRPC has ended it
     why: str = ""
 
@@ -88,34 +88,34 @@ class Server:
     Parameters
     ----------
     sessions : mapping
-        By kind what makes a `Session` of a client's hello.
+        Functions that create a `Session` from a client's hello, by kind.
     host : str
-        The address to listen at.
+        The address to listen on.
     port : int
-        0: one that is free.
+        0: any free port.
     token_file : str, optional
         The file with the token that clients need.
     tls_cert, tls_key : str, optional
         The server's certificate chain and private key, PEM.
     tls_ca : str, optional
-        The certificate of who must have signed the clients' own.
+        The certificate that must have signed the clients' certificates.
     insecure : bool
-        Whether it may be reached from other machines without TLS, or by everyone who reaches it.
+        Whether to allow connections from other machines without TLS, or from everyone.
     max_sessions : int
-        Sessions at a time.
+        Largest number of simultaneous sessions.
     max_message : int
-        Bytes of a message, both ways.
+        Largest message in bytes, in both directions.
     idle_s : float
-        Seconds without a message or a heartbeat, or in which a client does not take its answer, that end a session.
+        A session ends after this many seconds without a message or heartbeat, or with an answer not received.
     log : callable, optional
-        Given a line for everything that happens.
+        Called with a line for every event.
 
     Raises
     ------
     ValueError
-        For files that are none, an address that cannot be had, or one that is open to others without `insecure`.
+        For invalid files, an unavailable address, or one that is open to others without `insecure`.
     ImportError
-        Where gRPC is not installed.
+        If gRPC is not installed.
     """
 
     def __init__(
@@ -136,12 +136,18 @@ class Server:
     ):
         where = "Server"
         if (tls_cert is None) != (tls_key is None) or (tls_ca is not None and tls_cert is None):
-            raise ValueError(f"{where}: tls_cert, tls_key (and tls_ca) must stand together, got {tls_cert}, {tls_key}")
+            raise ValueError(
+                f"{where}: tls_cert, tls_key (and tls_ca) must be given together, got {tls_cert}, {tls_key}"
+            )
         open_to_all = tls_ca is None and token_file is None
         if not is_loopback(host) and not insecure and (tls_cert is None or open_to_all):
-            what = OPEN_TO_ALL if tls_cert is None else "without a token or tls_ca, whoever reaches the port is served"
+            what = (
+                OPEN_TO_ALL
+                if tls_cert is None
+                else "without a token or tls_ca, everyone who can reach the port is served"
+            )
             raise ValueError(
-                f"{where}: host must be this machine's own (127.0.0.1) without TLS and a token, got {host}: {what}; "
+                f"{where}: host must be local (127.0.0.1) without TLS and a token, got {host}: {what}; "
                 "give a certificate and a token, or insecure"
             )
         token = None if token_file is None else read_token(where, token_file)
@@ -153,7 +159,7 @@ class Server:
         self._kinds = dict(sessions)
         self._grpc = grpc = grpc_module()
         self._max_sessions, self._limit, self._idle_s = max_sessions, max_message, idle_s
-        # gRPC does not say which, and ends a stream without an error where it may; who leaves says so by `close`.
+        # gRPC does not tell which of the two, and may end a stream without an error. Clients that leave send `close`.
         self._why_broken = (
             f"the stream broke off: the other side is gone, or sent more than {max_message // 2**20} MiB at once"
         )
@@ -161,7 +167,7 @@ class Server:
         self._streams: set[_Stream] = set()
         self._lock = threading.Lock()
         self._draining, self._stopped = False, threading.Event()
-        self._refusals = (0.0, 0)  # since when, and how many
+        self._refusals = (0.0, 0)  # start of the period, and their number
         self.served = 0  # sessions so far
         n = max_sessions + _SPARE
         options = {
@@ -199,26 +205,26 @@ class Server:
         self._watcher = threading.Thread(target=self._watch, name="rlox-watch", daemon=True)
 
     def start(self) -> Server:
-        """Serve from now on."""
+        """Start serving."""
         self._server.start()
         self._watcher.start()
         return self
 
     @property
     def n_sessions(self) -> int:
-        """Sessions that are running."""
+        """Number of running sessions."""
         with self._lock:
             return sum(stream.session for stream in self._streams)
 
     def drain(self) -> None:
-        """Take no more sessions; those that run end with their next message, which is not answered any more."""
+        """Accept no more sessions. Running sessions end with their next message, which is no longer handled."""
         self._draining = True
         with self._lock:
             for stream in self._streams:
                 stream.expires = min(stream.expires, time.monotonic() + 5.0)
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End: drain, wait at most `grace_s` seconds for what is running, and let go of the port."""
+        """Stop: drain, wait at most `grace_s` seconds for running sessions, and release the port."""
         self.drain()
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and self._streams:
@@ -230,12 +236,12 @@ class Server:
             self._watcher.join()
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One stream, in a thread of its own."""
+        """Serve one stream, in its own thread."""
         stream = _Stream(context, context.peer(), time.monotonic() + _HELLO_S)
         self._admit(stream)
         with self._lock:
             self._streams.add(stream)
-        # gRPC drops this generator where the stream breaks while an answer is on its way, and never resumes it.
+        # If the stream breaks while an answer is being sent, gRPC drops this generator and never resumes it.
         if not context.add_callback(lambda: self._broke(stream)):
             stream.broken = True
         try:
@@ -278,12 +284,12 @@ class Server:
             stream.why = stream.why or self._why_broken
             raise
         except ProtocolError as e:
-            stream.why = f"what came is no message: {e}"
+            stream.why = f"the client sent an invalid message: {e}"
         finally:
             self._end(stream)
 
     def _broke(self, stream: _Stream) -> None:
-        """Called by gRPC at the end of a stream, in a thread of its own; the stream's own thread ends it otherwise."""
+        """Called by gRPC in another thread at the end of a stream. Ends it, if the stream's thread will not."""
         with self._lock:
             stream.broken, sending = True, stream.sending
         if sending:
@@ -291,7 +297,7 @@ class Server:
             self._end(stream)
 
     def _end(self, stream: _Stream) -> None:
-        """Let go of a stream and its session, once."""
+        """Close a stream and its session, once."""
         with self._lock:
             if stream not in self._streams:
                 return
@@ -305,7 +311,7 @@ class Server:
             self._refused(stream.peer, stream.why)
 
     def _next(self, stream: _Stream, session: Session, requests: Iterator[bytes]) -> tuple[bytes | None, bool]:
-        """The answer to the next message that wants one, and whether it is the last; None at the stream's end."""
+        """Return the answer to the next request, None at the stream's end, and whether it is the last answer."""
         while True:
             stream.waiting = True
             stream.expires = time.monotonic() + (min(5.0, self._idle_s) if self._draining else self._idle_s)
@@ -326,12 +332,12 @@ class Server:
         try:
             found = session.handle(message)
             return encode(found.kind, found.fields, found.arrays), False
-        except Exception as e:  # an environment's own code, or a message that does not fit
+        except Exception as e:  # from an environment's code, or a message that does not fit
             stream.why = f"failed with {type(e).__name__}: {str(e)[:500]}"
             return encode("failed", _failure(e)), True
 
     def _admit(self, stream: _Stream) -> None:
-        """Abort a stream that may not come in."""
+        """Abort a stream that is not accepted."""
         codes, context = self._grpc.StatusCode, stream.context
         proof = next((value for key, value in context.invocation_metadata() if key == PROOF), None)
         refusal = self._proofs.refusal(proof if isinstance(proof, str) else None)
@@ -343,14 +349,14 @@ class Server:
             context.abort(codes.UNAVAILABLE, "the worker is shutting down")
 
     def _made(self, hello: Message, stream: _Stream) -> Session:
-        """The session that a hello asks for."""
+        """Create the session that a hello requests."""
         fields = hello.fields
         if hello.kind != "hello":
             raise ProtocolError(f"the first message must be hello, got {hello.kind!r}")
         if (theirs := (fields.get("protocol"), fields.get("rlox"))) != (VERSION, __version__):
             raise ValueError(
-                f"both ends must run the same rlox, got {str(theirs[1])[:40]} (protocol {str(theirs[0])[:10]}) there "
-                f"and {__version__} (protocol {VERSION}) at the worker; install one version on both"
+                f"both ends must run the same rlox, got {str(theirs[1])[:40]} (protocol {str(theirs[0])[:10]}) at the "
+                f"learner and {__version__} (protocol {VERSION}) at the worker; install the same version on both"
             )
         kind = fields.get("session")
         if kind == "look":
@@ -372,7 +378,7 @@ class Server:
         return session
 
     def _refused(self, peer: str, why: str) -> None:
-        """Log a refusal, but of a flood only the first lines."""
+        """Log a refusal; of many refusals, only the first ones."""
         since, n = self._refusals
         if (now := time.monotonic()) - since > _CALM_S:
             if n > _MOST_LINES:
@@ -383,24 +389,24 @@ class Server:
             self._say(f"{peer}: refused: {why[:500]}")
 
     def _watch(self) -> None:
-        """End streams of whom nothing has been heard for too long."""
+        """End streams that have been silent for too long."""
         while not self._stopped.wait(_LOOK_S):
             now = time.monotonic()
             with self._lock:
                 late = [stream for stream in self._streams if stream.expires < now]
             for stream in late:
-                what = "sent nothing" if stream.waiting else "did not take its answer"
+                what = "sent nothing" if stream.waiting else "did not receive its answer"
                 stream.why = stream.why or ("the worker is shutting down" if self._draining else f"the client {what}")
                 stream.expires = float("inf")
                 stream.context.cancel()
 
 
 class FullError(ValueError):
-    """The worker has no place at the moment; the client may try again."""
+    """The worker is full at the moment; the client may try again."""
 
 
 class _Look:
-    """The session of `rlox doctor`: what is served, and an answer to every message."""
+    """The session of `rlox doctor`: tells what is served, and answers every message."""
 
     def __init__(self, server: Server):
         self.welcome = Message("welcome", {"sessions": server.n_sessions, "max_sessions": server._max_sessions})
@@ -418,7 +424,7 @@ class _Look:
 
 
 def _failure(e: Exception) -> dict[str, Any]:
-    """What is sent to a client about an exception: text, and nothing that could run there."""
+    """Describe an exception for a client as text, without anything that could be executed there."""
     frames = [[str(value)[:300] for value in frame] for frame in frames_of(e.__traceback__)[-_MOST_FRAMES:]]
     return {
         "message": f"{type(e).__name__}: {e}"[:_LONGEST_TEXT],
@@ -429,7 +435,7 @@ def _failure(e: Exception) -> dict[str, Any]:
 
 
 def _security(tls: bool, clients: bool, token: bool) -> str:
-    """In words."""
+    """Describe the security of a server in words."""
     if not tls:
         return f"plain text, {'with a token' if token else 'no token'}"
     who = [*(["clients' certificates"] if clients else []), *(["a token"] if token else [])]

@@ -1,24 +1,24 @@
-"""What a worker does with its environments: the session ``env``.
+"""The session ``env`` of a worker, which steps environments.
 
-Hello: fields ``n_envs`` and ``env`` (``{"id", "kwargs", "wrappers"}`` that the learner means, or null). Welcome: fields
-``env``, ``spec``, ``restorable`` and, for continuous actions, the arrays ``act_low`` and ``act_high``. Then:
+Hello: fields ``n_envs`` and ``env`` (the ``{"id", "kwargs", "wrappers"}`` that the learner expects, or null). Welcome:
+fields ``env``, ``spec``, ``restorable`` and, for continuous actions, the arrays ``act_low`` and ``act_high``. Then:
 
 ========= ========================================= ====================================================================
 message   with                                      answer
 ========= ========================================= ====================================================================
 reset     fields ``seed`` (int or null), ``first``  ``obs`` (n, …)
-          (how many environments of the learner's
-          stand before these), array ``seeds`` (n,)
+          (number of the learner's environments
+          before these), array ``seeds`` (n,)
           int64, -1 for none
 step      array ``actions`` (n, …)                  ``obs rewards terminated truncated episode_return episode_length``
-                                                    as `step_all` has them, and ``final_obs`` (k, …) of the k rows whose
+                                                    as in `step_all`, and ``final_obs`` (k, …) of the k rows whose
                                                     episode ended, in order
-get_state                                           the arrays of ``VecEnv.get_state``; of native environments
+get_state                                           the arrays of ``VecEnv.get_state``; only native environments
 set_state those arrays                              nothing
 ========= ========================================= ====================================================================
 
-A native environment takes its keys from ``seed`` and its place among all the learner's, a foreign one its own of
-``seeds``; so the trajectories are those that the same environments would have beside the learner.
+A native environment takes its keys from ``seed`` and its position among all environments of the learner; a foreign one
+takes its item of ``seeds``. The trajectories are therefore the same as with environments in the learner's process.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from rlox.envs.spec import spec_of
 
 
 class EnvSessions:
-    """Makes the sessions of a worker, each with environments of its own.
+    """Factory of the sessions of a worker, each with its own environments.
 
     Parameters
     ----------
     env, kwargs, wrappers, workers, backend
-        As `rlox.envs.make_vec_env` takes them.
+        Same as in `rlox.envs.make_vec_env`.
     most_envs : int
-        Environments of one session, at most.
+        Largest number of environments per session.
     limit : int
-        Bytes of a message.
+        Largest message in bytes.
 
     Attributes
     ----------
     about : Message
-        The fields and arrays that a welcome describes the environment by.
+        The fields and arrays that describe the environment in a welcome.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EnvSessions:
         self.about = Message("env", {"env": said, "spec": fields, "restorable": self.native}, bounds)
 
     def make(self, n: int, seed: int) -> Any:
-        """`n` environments."""
+        """Create `n` environments."""
         workers = min(self.workers, n)
         return make_vec_env(self.env, n, seed, self.kwargs, self.wrappers, workers, self.backend)
 
@@ -88,14 +88,16 @@ class EnvSessions:
         n = integer("hello", "n_envs", fields.get("n_envs"), 1, self._most_envs)
         if step_bytes(self.spec, n) > self._limit:
             most = self._limit // step_bytes(self.spec, 1)
-            raise ValueError(f"hello: n_envs must be such that a step fits a message, about {most}, got {n}")
+            raise ValueError(
+                f"hello: n_envs must be small enough for a step to fit into a message, about {most}, got {n}"
+            )
         self.require(fields.get("env"))
         return EnvSession(self, n)
 
     def require(self, asked: Any) -> None:
-        """A ValueError where a learner means another environment than this one."""
+        """Raise a ValueError if a learner expects another environment than this one."""
         if asked is not None and asked != (own := self.about.fields["env"]):
-            raise ValueError(f"the worker's environment is {_short(own)}, and {_short(asked)} is wanted")
+            raise ValueError(f"the worker's environment is {_short(own)}, but the learner expects {_short(asked)}")
 
 
 def _short(asked: Any) -> str:
@@ -114,7 +116,7 @@ class EnvSession:
         self._out: dict[str, np.ndarray] = {key: np.empty(*like) for key, like in step_arrays(made.spec, n).items()}
 
     def _rekey(self, seed: int, first: int) -> None:
-        """Take the keys of environments `first` to `first` + n of the learner's."""
+        """Set the keys of the learner's environments `first` to `first` + n."""
         from rlox.kernels.envs.vec_env import VecEnv
 
         fresh = VecEnv(first + self._n, seed, self._vec.env_id).get_state()

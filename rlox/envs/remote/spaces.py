@@ -1,4 +1,4 @@
-"""Environments in messages: what a welcome says of one, how a hello names one, and arrays that must be what is due."""
+"""Environments in messages: their description in a welcome, their name in a hello, and checks of received arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlox.envs.gym_vec_env import step_arrays
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.spec import EnvSpec
 
-MOST_ENVS = 2**20  # of a learner, over all its workers
-_MOST_NUMBERS = 2**24  # in one observation
+MOST_ENVS = 2**20  # environments of a learner, on all its workers
+_MOST_NUMBERS = 2**24  # numbers in one observation
 _LONGEST_NAME = 200
 _MOST_PARTS = 1000
 NO_SEED = -1
 
 
 def spec_message(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """An `EnvSpec` as fields and arrays of a message."""
+    """Convert an `EnvSpec` to fields and arrays of a message."""
     fields = {
         "obs_shape": list(spec.obs_shape),
         "obs_dtype": np.dtype(spec.obs_dtype).name,
@@ -37,12 +37,12 @@ def spec_message(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def read_spec(message: Message) -> EnvSpec:
-    """The `EnvSpec` that a welcome holds.
+    """Return the `EnvSpec` in a welcome.
 
     Raises
     ------
     ProtocolError
-        If it is none, or one of sizes that no environment has.
+        If it is invalid, or has implausible sizes.
     """
     fields = message.fields.get("spec")
     if not isinstance(fields, dict):
@@ -72,14 +72,14 @@ def read_spec(message: Message) -> EnvSpec:
     images = fields.get("images", [])
     if not isinstance(images, list) or len(images) > _MOST_PARTS:
         raise ProtocolError(f"images must be a list, got {str(images)[:80]}")
-    end = 0  # of the images before
+    end = 0  # of the previous images
     for image in images:
         sound = isinstance(image, list) and len(image) == 4 and all(type(v) is int and v >= 0 for v in image)
         if not sound or len(obs_shape) != 1 or image[0] < end or 0 in image[1:]:
             raise ProtocolError(f"images must be parts of the observation, one after the other, got {str(image)[:80]}")
         end = image[0] + math.prod(image[1:])
         if end > obs_shape[0]:
-            raise ProtocolError(f"images must lie within the observation, got {str(image)[:80]}")
+            raise ProtocolError(f"images must be within the observation, got {str(image)[:80]}")
     return EnvSpec(
         obs_shape,
         np.float32 if dtype == "float32" else np.uint8,
@@ -105,7 +105,7 @@ def _is_part(part: Any) -> bool:
 def _size(fields: Mapping[str, Any], name: str, most: int) -> int:
     value = fields.get(name)
     if type(value) is not int or not 1 <= value <= most:
-        raise ProtocolError(f"{name} must be a whole number from 1 to {most:,}, got {str(value)[:40]}")
+        raise ProtocolError(f"{name} must be an integer from 1 to {most:,}, got {str(value)[:40]}")
     return value
 
 
@@ -114,7 +114,7 @@ def _sizes(fields: Mapping[str, Any], name: str, n: int, most: int = _MOST_NUMBE
     sound = isinstance(value, list) and len(value) <= n and all(type(v) is int and 0 < v <= most for v in value)
     if not sound or (most == _MOST_NUMBERS and math.prod(value) > most):  # type: ignore[arg-type]
         raise ProtocolError(
-            f"{name} must be at most {n} sizes above 0, together {most:,} at most, got {str(value)[:80]}"
+            f"{name} must be at most {n} sizes above 0, with a product of at most {most:,}, got {str(value)[:80]}"
         )
     return tuple(value)  # type: ignore[arg-type]
 
@@ -124,12 +124,12 @@ def _said(array: np.ndarray | None) -> str:
 
 
 def require_array(message: Message, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array of a message that must have this shape and dtype.
+    """Return an array of a message, which must have this shape and dtype.
 
     Raises
     ------
     ProtocolError
-        If it has not.
+        If it does not.
     """
     array = message.arrays.get(name)
     if array is None or array.shape != shape or array.dtype != dtype:
@@ -138,11 +138,11 @@ def require_array(message: Message, name: str, shape: tuple[int, ...], dtype: An
 
 
 def step_bytes(spec: EnvSpec, n: int) -> int:
-    """Bytes of the largest answer to a step of `n` environments, about."""
+    """Return the approximate bytes of the largest answer to a step of `n` environments."""
     return 4096 + sum(math.prod(shape) * np.dtype(dtype).itemsize + 8 for shape, dtype in step_arrays(spec, n).values())
 
 
 def describe(env: str, kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]) -> dict[str, Any]:
-    """How a hello names an environment."""
-    # As JSON has it, so that two descriptions can be compared.
+    """Return the description of an environment in a hello."""
+    # Converted to JSON types, so that two descriptions can be compared.
     return json.loads(json.dumps({"id": env, "kwargs": dict(kwargs or {}), "wrappers": list(wrappers)}, default=str))

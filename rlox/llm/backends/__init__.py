@@ -1,6 +1,6 @@
-"""Who samples a language model's completions? This process, or an inference server that follows the training.
+"""Backends that sample completions: this process, or an inference server that receives new weights during training.
 
-`create_backend` makes a backend by its kind; `rlox.training.post_training.LLMAlgorithm` takes one as ``sampler=``.
+`create_backend` creates a backend by its kind; `rlox.training.post_training.LLMAlgorithm` takes it as ``sampler=``.
 """
 
 from rlox import lazy

@@ -1,4 +1,4 @@
-"""What every backend has: what it can do, what it is asked for, and how strictly its answers are read."""
+"""Base class of backends, their capabilities, and the checks of their answers."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ from rlox.llm.models.language import LanguageModel
 from rlox.llm.models.saved import save_pretrained, without_bars
 from rlox.llm.sampling import Completions, Settings
 
-_LEAST = -9998.0  # log-probability of a token that can be drawn: vLLM writes -9999 for minus infinity
+_LEAST = -9998.0  # lower bound of log-probabilities of drawn tokens: vLLM writes -9999 for minus infinity
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do."""
+    """The capabilities of a backend."""
 
-    n: bool  # several completions by one request
+    n: bool  # several completions per request
     token_ids: bool  # prompts as ids, and completions as ids
-    scoring: bool  # log-probabilities of tokens that are given
+    scoring: bool  # log-probabilities of given tokens
     weight_sync: bool  # new weights while it runs
-    lora: bool  # adapters alone; where not, they are sent merged into the weights
+    lora: bool  # adapters without base weights; if not supported, they are sent merged into the weights
 
 
 class Drawn(NamedTuple):
-    """One completion, as a server wrote it."""
+    """One completion, unchecked, as a server returned it."""
 
     ids: Any
     log_probs: Any
-    ended: bool  # by an end of sequence; else max_new_tokens cut it off
+    ended: bool  # by an end of sequence; otherwise max_new_tokens cut it off
 
 
 class Backend:
-    """Samples completions, and scores tokens.
+    """Base class of backends, which sample completions and score tokens.
 
     Parameters
     ----------
     on_failure : str
-        When the server is lost: ``stop`` the training, or ``wait`` until it is back, and give it its weights again.
+        If the server is lost, ``stop`` the training, or ``wait`` until it is back and send it the weights again.
     wait_s : float
-        Seconds to wait before the training stops after all.
+        Maximum number of seconds to wait before the training stops.
     tolerance : float, optional
-        Largest difference of a log-probability between trainer and server after new weights; by default 1e-3, and 0.1
-        where the trainer's passes are in bfloat16. A server in bfloat16 needs some 0.1 too.
+        Largest allowed difference of a log-probability between trainer and server after new weights; by default 1e-3,
+        and 0.1 if the trainer's passes are in bfloat16. A server in bfloat16 needs about 0.1 too.
     folder : path, optional
-        Where weights are written for the server, which must reach it by the same path; by default a temporary folder
-        of this machine.
+        Folder in which weights are written for the server, which must be able to access it by the same path; by default
+        a temporary folder on this machine.
 
     Attributes
     ----------
     kind : str
-        As `rlox.llm.backends.create_backend` calls it.
+        Name of the backend for `rlox.llm.backends.create_backend`.
     capabilities : Capabilities
-        What it can do.
+        The capabilities of the backend.
     context : int or None
-        Most tokens of a sequence, where the server has said so to `check`.
+        Maximum number of tokens of a sequence; None unless the server reported it in `check`.
 
     Raises
     ------
     ValueError
-        For a setting out of range.
+        If a setting is out of range.
     """
 
     kind: ClassVar[str]
@@ -101,81 +101,83 @@ class Backend:
         self._vocabulary: int | None = None
         self._tokenizer: Any = None
 
-    # ---- what a backend defines
+    # ---- methods that a backend defines
 
     def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
-        """Draw `n` completions for each of `prompts` (P_i,), the n of a prompt together.
+        """Draw `n` completions for each of `prompts` (P_i,); the completions of a prompt are adjacent.
 
         Raises
         ------
         ConnectionError
             If the server is lost.
         RuntimeError
-            If it refuses the request, with what it says.
+            If it refuses the request, with its explanation.
         ValueError
-            If its answer is not what was asked for.
+            If its answer does not match the request.
         """
         raise NotImplementedError
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
-        """Log-probabilities f32 (L_i - 1,) of the tokens of each sequence (L_i,) but the first, given those before, at
-        temperature 1. Raises as `complete`."""
+        """Return log-probabilities f32 (L_i - 1,) of the tokens of each sequence (L_i,) except the first.
+
+        Each is conditional on the tokens before it, at temperature 1. Raises the same errors as `complete`.
+        """
         raise NotImplementedError
 
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
-        """Take over the weights of `model`, by way of a `folder` that the server can read; by default its own.
+        """Send the weights of `model` to the server through a `folder` that it can read, by default the backend's own.
 
         Raises
         ------
         ValueError
-            If it cannot; else as `complete`.
+            If the backend takes no new weights. Otherwise raises the same errors as `complete`.
         """
         raise ValueError(f"{self.where}: {self.kind} takes no new weights while it runs")
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
-        """Ask whether the server is there, has a context of `longest` tokens, and with `sync` takes new weights.
+        """Check that the server answers, has a context of `longest` tokens, and with `sync` accepts new weights.
 
         Raises
         ------
         ConnectionError, RuntimeError, ValueError
-            If not, with what to do.
+            If it does not, with a remedy.
         """
 
     @property
     def lost(self) -> int:
-        """How often a connection has broken off: the server behind it may have been started anew."""
+        """How many times a connection was lost: the server may have been restarted each time."""
         return 0
 
     def is_up(self) -> bool:
-        """Whether the server answers now."""
+        """Return whether the server answers now."""
         return True
 
     def close(self) -> None:
-        """Let go of connections and of what was written for the server; again is allowed."""
+        """Close connections and remove the files written for the server. May be called more than once."""
         if self._own_folder is not None:
             self._removal()
             self._own_folder = None
 
-    # ---- what backends share
+    # ---- methods that all backends share
 
     def bind(self, model: LanguageModel) -> None:
-        """Read answers as of this model: its vocabulary, its ends of a sequence, its tokenizer."""
+        """Read answers with the vocabulary, end-of-sequence ids and tokenizer of this model."""
         self._ends, self._vocabulary, self._tokenizer = model.eos, model.vocabulary, model.tokenizer
 
     def ends(self, settings: Settings) -> list[int]:
-        """Ids that end a completion."""
+        """Return the ids that end a completion."""
         return sorted({*self._ends, *settings.stop})
 
     def write(self, model: LanguageModel, folder: str | os.PathLike | None, adapters: bool = False) -> Path:
-        """Write the weights, or the `adapters` alone, into a new folder; `remove` it when they were read.
+        """Write the weights, or only the `adapters`, to a new folder; call `remove` when they have been read.
 
-        A new one each time: a server may still have the files of the last one mapped into its memory.
+        The folder is new each time, because a server may still have the files of the previous one mapped into memory.
         """
         home = self._folder if folder is None else Path(folder).absolute()
         if home is None:
             if self._own_folder is None:
                 self._own_folder = Path(tempfile.mkdtemp(prefix="rlox-sampler-"))
-                # At the latest when Python ends: not everyone closes what was opened.
+                # Removed at the latest when Python exits, in case `close` is never called.
                 self._removal = weakref.finalize(self, shutil.rmtree, self._own_folder, ignore_errors=True)
             home = self._own_folder
         path = home / f"weights-{os.getpid()}-{id(self):x}-{next(self._written)}"
@@ -189,23 +191,23 @@ class Backend:
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove what `write` has written."""
+        """Remove a folder that `write` created."""
         shutil.rmtree(path, ignore_errors=True)
 
     def completions(self, drawn: Sequence[Drawn], settings: Settings, what: str) -> Completions:
-        """Completions, each of them checked; `what` has answered.
+        """Check each of `drawn` and return them as `Completions`; `what` names the server in messages.
 
         Raises
         ------
         ValueError
-            For ids that are none, log-probabilities that are none or of another number, and ends that do not fit.
+            If ids or log-probabilities are invalid, their numbers differ, or a completion's end is wrong.
         """
         ends = set(self.ends(settings))
         ids, log_probs = [], []
         for row, one in enumerate(drawn):
             place = f"{what}: completion {row}"
             ids.append(self._checked_ids(one, settings, ends, place))
-            if settings.temperature == 0.0:  # all of the probability is on one token
+            if settings.temperature == 0.0:  # one token has all of the probability
                 log_probs.append(np.zeros(len(ids[-1]), np.float32))
             else:
                 log_probs.append(checked_log_probs(one.log_probs, len(ids[-1]), place))
@@ -218,62 +220,62 @@ class Backend:
             raise ValueError(f"{place} must have 1 to max_new_tokens={settings.max_new_tokens} tokens, got {len(ids)}")
         if not one.ended and len(ids) < settings.max_new_tokens and int(ids[-1]) not in ends:
             raise ValueError(
-                f"{place} must go on to max_new_tokens={settings.max_new_tokens}, got {len(ids)} tokens and no end: "
+                f"{place} must continue to max_new_tokens={settings.max_new_tokens}, got {len(ids)} tokens and no end: "
                 "the server cuts it off; start it with a larger context"
             )
         if ends and one.ended and int(ids[-1]) not in ends:
             raise ValueError(
-                f"{place} must end with one of the ids {sorted(ends)}, got {int(ids[-1])}: the server has another end "
-                "of sequence than the model here; pass eos_token_id=…, or let the server load this model"
+                f"{place} must end with one of the ids {sorted(ends)}, got {int(ids[-1])}: the server has a different "
+                "end of sequence than the model here; pass eos_token_id=…, or let the server load this model"
             )
         if early := [int(i) for i in ids[:-1] if int(i) in ends]:
             raise ValueError(
-                f"{place} must stop at the end of sequence {early[0]}, and goes on behind it: the server ignores "
+                f"{place} must stop at the end of sequence {early[0]}, and continues after it: the server ignores "
                 "the stop ids of the request"
             )
         return ids
 
 
 def seed_of(seed: int, place: int) -> int:
-    """The seed of the request for the prompt at `place`: below 2**53, which every JSON reader can hold."""
+    """Return the seed of the request for the prompt at `place`, below 2**53, which every JSON reader can represent."""
     return Rng(seed, place).key >> 11
 
 
 def as_lists(rows: Sequence[Any]) -> list[list[int]]:
-    """Arrays, tensors or lists of ids as lists."""
+    """Convert arrays, tensors or lists of ids to lists."""
     return [row.tolist() if hasattr(row, "tolist") else [int(i) for i in row] for row in rows]
 
 
 def checked_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
-    """Token ids (L,) int64 of an answer.
+    """Return token ids (L,) int64 of an answer.
 
     Raises
     ------
     ValueError
-        For what is no list of ids of the vocabulary.
+        If `ids` is not a list of ids in the vocabulary.
     """
     if not isinstance(ids, (list, tuple)):
-        raise ValueError(f"{place} must have token ids, got {shown(ids)}: the server leaves out what it is asked for")
+        raise ValueError(f"{place} must have token ids, got {shown(ids)}: the server omits requested values")
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise ValueError(f"{place} must have integers for token ids, got {shown(ids)}")
     most = "" if vocabulary is None else f" and below the vocabulary's {vocabulary}"
     if wrong := [i for i in ids if i < 0 or i >= (2**62 if vocabulary is None else vocabulary)]:
-        raise ValueError(f"{place} must have token ids of at least 0{most}, got {wrong[0]}: is it another model's?")
+        raise ValueError(
+            f"{place} must have token ids of at least 0{most}, got {wrong[0]}: the server may have another model"
+        )
     return np.array(ids, np.int64)
 
 
 def checked_log_probs(found: Any, n: int, place: str) -> np.ndarray:
-    """`n` log-probabilities f32 of an answer.
+    """Return `n` log-probabilities f32 of an answer.
 
     Raises
     ------
     ValueError
-        Unless it has so many finite numbers, none above 0 but by rounding.
+        Unless `found` contains n finite numbers, none above 0 except by rounding.
     """
     if not isinstance(found, (list, tuple)):
-        raise ValueError(
-            f"{place} must have log-probabilities, got {shown(found)}: the server leaves out what it is asked for"
-        )
+        raise ValueError(f"{place} must have log-probabilities, got {shown(found)}: the server omits requested values")
     if len(found) != n:
         raise ValueError(f"{place} must have as many log-probabilities as tokens, {n}, got {len(found)}")
     for value in found:

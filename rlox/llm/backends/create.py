@@ -1,4 +1,4 @@
-"""A backend by the name of its kind."""
+"""Create a backend by the name of its kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = tuple(_CLASSES)
 
 
 def create_backend(kind: str, **settings: Any) -> Backend:
-    """A backend of a `kind`; nothing is asked of a server yet.
+    """Create a backend of a `kind`, without contacting a server yet.
 
     Parameters
     ----------
@@ -33,11 +33,11 @@ def create_backend(kind: str, **settings: Any) -> Backend:
     Raises
     ------
     ValueError
-        For an unknown kind, and a setting out of range.
+        If the kind is unknown, or a setting is out of range.
     TypeError
-        For an unknown setting, and one that is missing.
+        If a setting is unknown or missing.
     ImportError
-        For ``vllm-local`` where vLLM is not installed.
+        For ``vllm-local``, if vLLM is not installed.
 
     Examples
     --------

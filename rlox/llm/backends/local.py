@@ -1,4 +1,4 @@
-"""The sampler of this process, as a backend."""
+"""A backend that samples in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlox.llm.tokens import Sequences
 
 
 class HFBackend(Backend):
-    """Samples by a model in this process: `rlox.llm.sampling.sample`.
+    """Samples with a model in this process, by `rlox.llm.sampling.sample`.
 
     Parameters
     ----------
     model : nn.Module
-        As `rlox.training.post_training.LLMAlgorithm` takes it; one of its own, or the one that is trained.
+        A model as for `rlox.training.post_training.LLMAlgorithm`: a separate one, or the one that is trained.
     tokenizer, eos_token_id : optional
-        As `LLMAlgorithm` takes them.
+        See `LLMAlgorithm`.
     """
 
     kind = "hf"

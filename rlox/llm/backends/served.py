@@ -1,4 +1,4 @@
-"""A backend that has the weights of a model whenever it samples for it."""
+"""A backend that has the current weights of a model whenever it samples for it."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 from rlox.llm.tokens import Sequences
 
-_PROBED = 16  # tokens of the completions that are compared
-_POLL = 1.0  # seconds between two looks at a server that is waited for
+_PROBED = 16  # maximum number of tokens of the completions that are compared
+_POLL = 1.0  # seconds between two checks whether a lost server is back
 
 
 class Served:
-    """Samples by a backend in place of a model, and sees to it that the backend has the model's weights.
+    """Samples with a backend instead of a model, and ensures that the backend has the model's weights.
 
-    After new weights the same tokens are scored on both sides, since servers answer that all is well when it is not.
+    After new weights the same tokens are scored on both sides, because servers may report success although an update
+    failed.
 
     Parameters
     ----------
     backend : Backend
-        What samples.
+        The backend that samples.
     model : LanguageModel
-        What it samples for.
+        The model that it samples for.
     where : str
-        Whose argument the backend is, for messages.
+        Name of the caller that the backend was passed to, for messages.
     log_probs : callable, optional
-        ``(sequences, temperature) -> tensor (N,)``: what the model says of the scored tokens of `Sequences`; by default
-        by a plain pass.
+        ``(sequences, temperature) -> tensor (N,)``: the model's log-probabilities of the scored tokens of `Sequences`;
+        by default computed with a plain forward pass.
     tolerance : float
-        Largest difference of a log-probability, where the backend has none of its own.
+        Largest difference of a log-probability, if the backend sets no tolerance.
     follows : bool
-        Whether the backend is given the model's weights; else it must have them.
+        Whether the backend is sent the model's weights; otherwise it must already have them.
     exact : bool
-        Whether its log-probabilities must be those of the distribution that is left by ``top_k``, ``top_p`` and
-        ``min_p``.
+        Whether its log-probabilities must be those of the distribution after ``top_k``, ``top_p`` and ``min_p``.
 
     Attributes
     ----------
     gap : float
-        The difference that was found last; NaN before.
+        The last difference that was found; NaN before the first.
 
     Raises
     ------
     TypeError
-        If `backend` is none.
+        If `backend` is not a `Backend`.
     """
 
     def __init__(
@@ -72,22 +72,22 @@ class Served:
     ) -> None:
         if not isinstance(backend, Backend):
             raise TypeError(
-                f"{where}: sampler must be a backend of rlox.llm.backends, got {shown(backend)}; make one by "
+                f"{where}: sampler must be a backend of rlox.llm.backends, got {shown(backend)}; create one with "
                 "create_backend"
             )
         self.backend, self._model, self._where = backend, model, where
         self._log_probs = log_probs or self._plain_log_probs
         self._tolerance = tolerance if backend.tolerance is None else backend.tolerance
         self._follows, self._exact = follows and backend.capabilities.weight_sync, exact
-        self._checked = 0  # tokens of a sequence that the server has room for
-        self._version: Hashable = None  # of the weights that it has
+        self._checked = 0  # length of a sequence that the server is known to have room for
+        self._version: Hashable = None  # version of the server's weights
         self._compared = False
         self._sync_s = 0.0
         self.gap = float("nan")
         backend.bind(model)
 
     def require_training(self) -> None:
-        """A ValueError unless the model can be trained on what the backend samples."""
+        """Raise a ValueError unless the model can be trained on samples of the backend."""
         can, kind = self.backend.capabilities, self.backend.kind
         lacking = [
             what
@@ -99,26 +99,26 @@ class Served:
         ]
         if lacking:
             raise ValueError(
-                f"{self._where}: sampler must be one to train by, got {kind}, which does not take "
-                f"{' or '.join(lacking)}; it can generate, sample for best-of-n and evaluate. Take vllm or sglang"
+                f"{self._where}: sampler must be able to train, got {kind}, which does not take "
+                f"{' or '.join(lacking)}; it can generate, sample for best-of-n and evaluate. Use vllm or sglang"
             )
 
     def start(self, longest: int) -> None:
-        """Ask the server for what will be needed, with sequences of at most `longest` tokens; again costs nothing.
+        """Check that the server has all that is needed for sequences of `longest` tokens. Repeated calls cost nothing.
 
         Raises
         ------
         ConnectionError, RuntimeError, ValueError
-            If it is not there, or lacks something.
+            If it does not answer, or lacks a capability.
         """
         if longest > self._checked:
             self.backend.check(sync=self._follows, longest=longest)
             self._checked = max(longest, self.backend.context or 0)
 
     def context(self) -> int | None:
-        """Most tokens of a sequence: the server's or the model's, whichever are fewer; None where neither says.
+        """Return the maximum number of tokens of a sequence, for both server and model; None if neither has a limit.
 
-        A server that was not asked yet is asked now; raises as `start`.
+        Calls `start` if the server was not checked yet, and raises the same errors.
         """
         self.start(1)
         return min((n for n in (self.backend.context, self._model.context) if n is not None), default=None)
@@ -126,16 +126,18 @@ class Served:
     def complete(
         self, prompts: Sequence[Any], n: int, settings: Settings, seed: int, step: int, version: Hashable
     ) -> Completions:
-        """As `Backend.complete`, by the model's weights of this `version`; `seed` and `step` decide the completions.
+        """Draw completions like `Backend.complete`, with this `version` of the model's weights.
+
+        `seed` and `step` determine the random numbers.
 
         Raises
         ------
         ConnectionError
-            If the server is lost, and does not come back within the time that it is waited for.
+            If the server is lost, and is not back within the waiting time.
         RuntimeError
             If it refuses a request.
         ValueError
-            If it answers something else than what was asked for, or has other weights than the model.
+            If its answer does not match the request, or its weights differ from the model's.
         """
         since: float | None = None
         seed = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
@@ -146,7 +148,7 @@ class Served:
                 self._follow(version, prompts[0], settings, seed)
                 lost = self.backend.lost
                 drawn = self.backend.complete(prompts, n, settings, seed)
-                # Behind a connection that broke off there may be a server with the weights that it was started with.
+                # If a connection broke, the server may have been restarted with its original weights.
                 if self.backend.lost == lost or self._difference(prompts[0], settings, seed)[0] <= self._tolerance:
                     return drawn
                 self._version = None
@@ -157,11 +159,11 @@ class Served:
                 since = self._wait(since, e)
 
     def forget(self) -> None:
-        """Take the backend's weights for others than the model's."""
+        """Mark the backend's weights as outdated, so that the next `complete` sends them again."""
         self._version = None
 
     def metrics(self) -> dict[str, float]:
-        """Seconds that new weights have taken since the last call, and the difference that was found after them."""
+        """Return the seconds spent on new weights since the last call, and the difference that was found after them."""
         found = {"time/sync_s": self._sync_s}
         if not np.isnan(self.gap):
             found["sampler/probe_gap"] = self.gap
@@ -187,9 +189,9 @@ class Served:
         self._sync_s += time.perf_counter() - began
 
     def _difference(self, prompt: Any, settings: Settings, seed: int) -> tuple[float, bool]:
-        """The largest difference of a log-probability, and whether only those of sampled tokens differ so."""
+        """Return the largest difference of a log-probability, and whether scored tokens are within the tolerance."""
         backend, ids = self.backend, np.asarray(prompt, np.int64)
-        # The first time two at once: a server that ignores n is found now.
+        # The first time with n=2, to detect a server that ignores n.
         n = 2 if backend.capabilities.n and not self._compared else 1
         plain = Settings(
             max_new_tokens=min(settings.max_new_tokens, _PROBED), temperature=settings.temperature or 1.0,
@@ -200,7 +202,7 @@ class Served:
         sampled = _largest(ours, np.concatenate(drawn.log_probs))
         if not backend.capabilities.scoring:
             return sampled, False
-        # Behind what they score, servers draw one token more.
+        # Servers draw one more token after the tokens that they score.
         context = self.context()
         whole = np.concatenate([ids, drawn.ids[0]])[: None if context is None else max(2, context - 1)]
         scored = _largest(self._log_probs(Sequences([whole[:1]], [whole[1:]]), 1.0), backend.score([whole])[0])
@@ -211,20 +213,20 @@ class Served:
         return self._model.score(self._model.layout(sequences), temperature).log_probs
 
     def _require_restricted(self, prompt: Any, settings: Settings, seed: int) -> None:
-        """A ValueError where log-probabilities are of the distribution before ``top_k``, ``top_p`` and ``min_p``."""
+        """Raise a ValueError if log-probabilities are those of the distribution before top_k, top_p and min_p."""
         if settings.top_k == 0 and settings.top_p == 1.0 and settings.min_p == 0.0:
             return
-        # The likeliest token alone has all of the probability.
+        # With top_k=1, the likeliest token has all of the probability.
         drawn = self.backend.complete([prompt], 1, replace(settings, top_k=1, temperature=1.0), seed)
         if (least := float(drawn.log_probs[0].min())) < -self._tolerance:
             raise ValueError(
                 f"{self.backend.where}: the server must give log-probabilities of the distribution that it samples "
-                f"from, for sampler_correction weighs by them; with top_k=1 they must be 0, got {least:.3g}. Start "
+                f"from, since sampler_correction uses them; with top_k=1 they must be 0, got {least:.3g}. Start "
                 "vLLM with --logprobs-mode processed_logprobs; with SGLang leave out top_k, top_p and min_p"
             )
 
     def _account(self, at_temperature: bool) -> str:
-        said = f"log-probabilities that differ by up to {self.gap:.3g}, where {self._tolerance:g} is the tolerance"
+        said = f"log-probabilities that differ by up to {self.gap:.3g}, with a tolerance of {self._tolerance:g}"
         if at_temperature:
             return (
                 f"{self.backend.where}: the log-probabilities of sampled tokens must be those of the distribution at "
@@ -234,16 +236,16 @@ class Served:
         if not self._follows:
             return (
                 f"{self.backend.where}: the server must have the weights of the model here, got {said}; let it load "
-                "this model, or raise tolerance where it computes in another precision"
+                "this model, or raise tolerance if it computes in another precision"
             )
         return (
-            f"{self.backend.where}: the server must have the model's new weights, got {said}, though it says that all "
-            "is well. vLLM on the CPU loses embeddings that are tied to the output layer: train a model with "
-            "tie_word_embeddings=false. A server in bfloat16 needs a tolerance of some 0.1, or --dtype float32"
+            f"{self.backend.where}: the server must have the model's new weights, got {said}, though it reported "
+            "success. vLLM on the CPU loses embeddings that are tied to the output layer: train a model with "
+            "tie_word_embeddings=false. A server in bfloat16 needs a tolerance of about 0.1, or --dtype float32"
         )
 
     def _wait(self, since: float | None, e: ConnectionError) -> float:
-        """Return once the server answers again, with the time at which it was lost."""
+        """Wait until the server answers again, and return the time at which it was lost."""
         backend = self.backend
         if since is None:
             since = time.monotonic()

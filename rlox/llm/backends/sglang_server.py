@@ -1,6 +1,7 @@
 """SGLang's own API, as of version 0.5.23: ``POST /generate`` and ``POST /update_weights_from_disk``.
 
-Written from its source, not run against it. The random numbers are the server's: a seed decides nothing there.
+Written from its source code, but not tested with a real server. The server draws its own random numbers: a seed has no
+effect.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SYNC_PATH = "/update_weights_from_disk"
 
 
 class SGLangBackend(HTTPBackend):
-    """Samples by a server of SGLang's.
+    """Samples with an SGLang server.
 
     Its log-probabilities are those of the distribution at the temperature, before ``top_k``, ``top_p`` and ``min_p``;
     it must not be started with ``SGLANG_RETURN_ORIGINAL_LOGPROB``.
@@ -38,7 +39,7 @@ class SGLangBackend(HTTPBackend):
 
     def __init__(self, url: str, **more: Any):
         super().__init__(url, **more)
-        self._version: str | None = None  # of the weights that it was given
+        self._version: str | None = None  # version of the last weights sent to the server
         self._n_syncs = 0
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
@@ -48,7 +49,7 @@ class SGLangBackend(HTTPBackend):
         context = listed[0].get("max_model_len") if listed and isinstance(listed[0], dict) else None
         self._require_context(context, longest, "raise --context-length")
         if sync:
-            self._require_paths((_SYNC_PATH,), "is it a server of SGLang's?")
+            self._require_paths((_SYNC_PATH,), "is it an SGLang server?")
 
     def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
         rows = as_lists(prompts)
@@ -88,7 +89,7 @@ class SGLangBackend(HTTPBackend):
                 raise ValueError(f"{place} must have finish_reason stop or length, got {shown(meta['finish_reason'])}")
             log_probs, ids = _pairs(field(meta, "output_token_logprobs", list, place), place)
             written = field(one, "output_ids", list, place)
-            # Some versions leave out the token that the completion was stopped by.
+            # Some versions omit the token that stopped the completion.
             if written not in (ids, ids[:-1] if reason == "stop" else ids):
                 raise ValueError(
                     f"{place} must have log-probabilities of its tokens {shown(written)}, got {shown(ids)}"
@@ -100,8 +101,8 @@ class SGLangBackend(HTTPBackend):
         found = meta.get("weight_version")
         if self._version is not None and found is not None and found != self._version:
             raise ValueError(
-                f"{place} must be drawn by the weights that the server was given last, {self._version!r}, got "
-                f"{shown(found)}: another training gives it weights as well, or it was started anew"
+                f"{place} must be drawn with the last weights sent to the server, {self._version!r}, got "
+                f"{shown(found)}: another training sends it weights as well, or it was restarted"
             )
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
@@ -138,14 +139,14 @@ class SGLangBackend(HTTPBackend):
             self.remove(path)
         if not field(answer, "success", bool, f"{self.where}{_SYNC_PATH}"):
             raise RuntimeError(
-                f"{self.where}{_SYNC_PATH}: the server must take the new weights, and says "
+                f"{self.where}{_SYNC_PATH}: the server must take the new weights, but reports "
                 f"{one_line(answer.get('message', ''), 400)!r}; {remedy}"
             )
         self._version = version
 
 
 def _pairs(found: list[Any], place: str) -> tuple[list[Any], list[Any]]:
-    """Log-probabilities and ids of ``[[logprob, id, text], …]``."""
+    """Return the log-probabilities and the ids of ``[[logprob, id, text], …]``."""
     for one in found:
         if not isinstance(one, list) or len(one) < 2:
             raise ValueError(f"{place} must have [log-probability, id, text] for each token, got {shown(one)}")

@@ -1,7 +1,7 @@
 """Hugging Face's Text Generation Inference, as of version 3.3: ``POST /generate``.
 
-Written from its source, not run against it. It takes text alone, and no new weights: good to generate, for best-of-n
-and to evaluate, not to train by.
+Written from its source code, but not tested with a real server. It takes only text, and no new weights: it can be used
+to generate, to evaluate and for best-of-n, but not for training.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rlox.llm.sampling import Completions, Settings
 
 
 class TGIBackend(HTTPBackend):
-    """Samples by a server of Text Generation Inference.
+    """Samples with a Text Generation Inference server.
 
-    Prompts are sent as text, which the server must read as the same ids: whether it does is checked at each answer.
+    Prompts are sent as text, which the server must read as the same ids; this is checked in each answer.
 
     Parameters
     ----------
     url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance
         See `rlox.llm.backends.HTTPBackend`.
     tokenizer : optional
-        One of Hugging Face's; by default that of the model it samples for.
+        A Hugging Face tokenizer; by default that of the model it samples for.
     """
 
     kind = "tgi"
@@ -39,14 +39,14 @@ class TGIBackend(HTTPBackend):
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         if sync:
-            self.sync(None)  # type: ignore[arg-type]  # it refuses whatever there is
+            self.sync(None)  # type: ignore[arg-type]  # always raises
         self._require_healthy()
         most = field(self.client.get("/info"), "max_total_tokens", int, f"{self.where}/info")
         self._require_context(most, longest, "raise --max-total-tokens")
 
     def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
         if settings.min_p > 0.0:
-            raise ValueError(f"{self.where}: min_p must be 0, for the server has no such setting, got {settings.min_p}")
+            raise ValueError(f"{self.where}: min_p must be 0, since the server has no min_p, got {settings.min_p}")
         rows = as_lists(prompts)
         texts = [self._text(ids) for ids in rows]
         asked: dict[str, Any] = {
@@ -56,7 +56,7 @@ class TGIBackend(HTTPBackend):
             "decoder_input_details": True,
             "stop": [self._text([token]) for token in settings.stop],
         }
-        # What stands for nothing is refused.
+        # The server rejects values that have no effect.
         if settings.temperature not in (0.0, 1.0):
             asked["temperature"] = settings.temperature
         if settings.top_k and settings.temperature > 0.0:
@@ -65,7 +65,7 @@ class TGIBackend(HTTPBackend):
             asked["top_p"] = settings.top_p
 
         def one(number: int) -> Drawn:
-            # `best_of` would have a bound, and no seed.
+            # `best_of` would be limited, and would take no seed.
             place = number // n
             what = f"{self.where}/generate: prompt {place}, completion {number % n}"
             parameters = {**asked, "seed": seed_of(seed, number)}
@@ -102,18 +102,18 @@ class TGIBackend(HTTPBackend):
         return field(answer[0] if isinstance(answer, list) and answer else answer, "details", dict, what)
 
     def _prompt_log_probs(self, details: dict[str, Any], ids: list[int], what: str) -> list[Any]:
-        """What the server says of the prompt, which must be these `ids`."""
+        """Return the server's log-probabilities of the prompt, which must have these `ids`."""
         prefill = field(details, "prefill", list, what)
         seen = [field(token, "id", int, what) for token in prefill]
         if seen != ids:
             raise ValueError(
                 f"{what}: the server must read the prompt's text as the ids {shown(ids)}, got {shown(seen)}: it takes "
-                "text alone, and splits it otherwise, or puts a token before it; take vllm or sglang"
+                "only text, and splits it differently, or puts a token before it; use vllm or sglang"
             )
         return [token.get("logprob") for token in prefill]
 
     def _text(self, ids: list[int]) -> str:
         tokenizer = self._tokenizer if self._given_tokenizer is None else self._given_tokenizer
         if tokenizer is None:
-            raise ValueError(f"{self.where}: it takes text alone, and needs a tokenizer; pass tokenizer=…")
+            raise ValueError(f"{self.where}: it takes only text, and needs a tokenizer; pass tokenizer=…")
         return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

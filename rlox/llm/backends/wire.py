@@ -1,4 +1,4 @@
-"""What the backends share that are servers: their settings, and what is asked of every one of them."""
+"""Settings and checks that all server backends share."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from rlox.llm.backends.base import Backend
 from rlox.llm.client import Client
 
 _TOKEN = "give it the server's token: token=…, or the environment variable RLOX_SAMPLER_TOKEN"
-_REMEDIES = {401: _TOKEN, 403: _TOKEN, 404: "is it a server of this kind, and url= its root, without /v1?"}
+_REMEDIES = {401: _TOKEN, 403: _TOKEN, 404: "is it a server of this kind, and is url= its root, without /v1?"}
 
 
 class HTTPBackend(Backend):
-    """A backend that is a server. What can be set beside `Backend`'s:
+    """Base class of backends that are servers.
 
     Parameters
     ----------
     url : str
-        Its root, such as ``http://127.0.0.1:8000``.
+        Root of the server, such as ``http://127.0.0.1:8000``.
     token : str, optional
-        What it wants to be shown.
+        Token that the server requires.
     timeout : float
-        Seconds to wait for an answer: so long a request's completions may take.
+        Seconds to wait for an answer; the completions of one request may take this long.
     retries : int
-        How often to ask again where no connection comes about or holds, or the server is busy (429, 502, 503, 504).
+        Number of retries if a connection fails or breaks, or the server is busy (429, 502, 503, 504).
     pause : float
-        Seconds before the first of these, at most; each later one waits twice as long, at most 30 seconds.
+        Longest pause in seconds before the first retry; it doubles with each later retry, up to 30 seconds.
     concurrency : int
-        Most requests at once.
+        Maximum number of concurrent requests.
     **more
-        As `Backend`.
+        Arguments of `Backend`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class HTTPBackend(Backend):
         self.client.get("/health", f"url= must be the root of a server of {self.kind}")
 
     def _require_context(self, context: Any, longest: int, remedy: str) -> None:
-        """Take `context` for the server's; a ValueError unless sequences of `longest` tokens fit."""
+        """Store `context` as the server's; raise a ValueError unless sequences of `longest` tokens fit."""
         self.context = context if isinstance(context, int) else None
         if self.context is not None and longest > self.context:
             raise ValueError(
@@ -72,7 +72,7 @@ class HTTPBackend(Backend):
             )
 
     def _require_paths(self, paths: Iterable[str], remedy: str) -> None:
-        """A ValueError unless each of `paths` takes a POST."""
+        """Raise a ValueError unless each of `paths` accepts a POST."""
         for path in paths:
             status = self.client.status(path)
             if status in (404, 501):
@@ -82,20 +82,20 @@ class HTTPBackend(Backend):
             if status in (401, 403):
                 raise ValueError(
                     f"{self.where}{path}: the server must let the trainer give it weights, got {status}; {remedy}, or "
-                    "the right token"
+                    "pass the right token"
                 )
 
 
 def field(found: Any, name: str, kind: Any, place: str) -> Any:
-    """The value of `name` in an object of an answer.
+    """Return the value of `name` in an object of an answer.
 
     Raises
     ------
     ValueError
-        Unless it is there, and of the `kind`.
+        If the value is missing, or is not of the `kind`.
     """
     value = found.get(name) if isinstance(found, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        got = f"got {shown(value)}" if isinstance(found, dict) else f"got {shown(found)} in place of an object"
-        raise ValueError(f"{place} must have {name}, {got}: the server leaves out what it is asked for")
+        got = f"got {shown(value)}" if isinstance(found, dict) else f"got {shown(found)} instead of an object"
+        raise ValueError(f"{place} must have {name}, {got}: the server omits requested values")
     return value

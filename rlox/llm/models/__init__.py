@@ -1,4 +1,4 @@
-"""What is trained? A language model behind one interface, its adapters, reference and reward head, and its files."""
+"""Language models behind one interface, with their adapters, references, reward heads and files."""
 
 from rlox import lazy
 

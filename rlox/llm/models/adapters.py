@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), by peft."""
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) with peft."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch import nn
 
 from rlox.llm.models.language import LanguageModel
 
-_MOST_SAMPLED = 1 << 14  # values of each tensor that a fingerprint is made of
+_MOST_SAMPLED = 1 << 14  # values of each tensor that a fingerprint includes
 
 
 def with_adapters(
     model: LanguageModel, rank: int, alpha: float, targets: Sequence[str] | None, seed: int
 ) -> LanguageModel:
-    """`model` with adapters of a `rank`, which alone are trained.
+    """Return `model` with adapters of a `rank`; only the adapters are trained.
 
-    Their output is scaled by ``alpha / rank``; `targets` are the ends of the names of the modules that get one, None:
-    all linear ones but the last.
+    Their output is scaled by ``alpha / rank``. `targets` are suffixes of the names of the modules that get an adapter;
+    None stands for all linear modules except the last.
 
-    Their first weights depend on `seed` alone; PyTorch's generator is left as it was.
+    Their initial weights depend only on `seed`; the state of PyTorch's generator is unchanged.
 
     Raises
     ------
     ImportError
-        Without peft.
+        If peft is not installed.
     ValueError
-        For a module that is none of Hugging Face's, one that has adapters, and targets that it lacks.
+        If the module is not a Hugging Face model, already has adapters, or lacks the targets.
     """
     where = model.where
     if hasattr(model.module, "disable_adapter"):
@@ -55,7 +55,7 @@ def with_adapters(
         torch.manual_seed(seed % 2**63)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # what peft asks transformers by its old name
+                warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
                 adapted = peft.get_peft_model(model.module, settings)
         except ValueError as e:
             raise ValueError(f"{where}: lora_targets must name modules of the model, got {targets}: {e}") from e
@@ -63,17 +63,17 @@ def with_adapters(
 
 
 def fingerprint(module: nn.Module) -> str:
-    """A hash of the weights that adapters leave as they are: of their shapes, and of a sample of each one's values.
+    """Hash the frozen weights that adapters are applied to: their shapes, and a sample of the values of each.
 
-    It depends on neither their names, their order nor their device, which libraries change, and is the same for
-    weights that are stored in float32 and in bfloat16.
+    The hash does not depend on their names, order and device, which libraries change, and is the same for weights
+    that are stored in float32 and in bfloat16.
     """
     return hashlib.sha256(b"".join(sorted(_digest(p) for p in module.parameters() if not p.requires_grad))).hexdigest()
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().reshape(-1)
-    # An odd step: one that divides the rows' length would see the same columns in each of them.
+    # An odd step, since a step that divides the row length would sample the same columns of every row.
     some = flat[:: len(flat) // _MOST_SAMPLED | 1]
     if some.is_floating_point():
         some = some.to(torch.bfloat16).view(torch.int16)
@@ -82,11 +82,10 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 
 def require_base(saved: Mapping[str, Any], found: str | None, where: str, path: str | os.PathLike) -> None:
-    """A ValueError where the adapters of the model that was `saved` at `path` are around another one than that whose
-    fingerprint was `found`."""
-    known = saved.get("base")  # older checkpoints do not say
+    """Raise a ValueError unless the base model of the adapters `saved` at `path` has the fingerprint `found`."""
+    known = saved.get("base")  # missing in older checkpoints
     if known is not None and known != found:
         raise ValueError(
             f"{where}: model must be the one that the adapters of {path} were trained on, got one with other weights; "
-            "pass that model or put it back, or start a new training on this one by init_from"
+            "pass that model or put it back, or start a new training on this model with init_from"
         )

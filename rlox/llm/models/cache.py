@@ -9,9 +9,9 @@ from transformers.cache_utils import DynamicLayer
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values (R, H, T, D) of one layer, in buffers with room for more.
+    """Keys and values (R, H, T, D) of one layer, in buffers with room for more tokens.
 
-    Hugging Face's own layer copies all that it holds for each token that is added.
+    Hugging Face's own layer copies its whole contents for each token that is added.
     """
 
     def __init__(self, layer: DynamicLayer, room: int) -> None:
@@ -42,7 +42,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def with_room(cache: Any, room: int) -> None:
-    """Let the layers of one of Hugging Face's caches that grow without bounds take `room` more tokens in place."""
+    """Give the layers of a Hugging Face cache that grow without limit room for `room` more tokens in place."""
     for i, layer in enumerate(getattr(cache, "layers", ())):
         if type(layer) is DynamicLayer and layer.is_initialized:
             cache.layers[i] = RoomyLayer(layer, room)

@@ -1,4 +1,4 @@
-"""A native decoder in place of a Hugging Face model's forward, for one token of each row at a time."""
+"""A native decoder that replaces the forward pass of a Hugging Face model when it decodes one token per row."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlox.kernels.llm.decoder import Decoder
 from rlox.llm.models.families import FAMILIES, as_made, classes, plain
 from rlox.llm.models.language import LanguageModel
 
-# Angles that depend on a token's position alone.
+# Rotary embeddings whose angles depend only on a token's position.
 _ROPE = ("default", "linear", "llama3")
-# Of wider models the panels no longer stay in a core's cache, and packing all weights anew for each call, a second time
-# in memory, is no longer free: one row of a model of width 2048 took 1.2 times as long as by the module.
+# With wider models the panels no longer fit in a core's cache, and packing all weights for each call, which copies them
+# in memory, is no longer negligible: one row of a model of width 2048 took 1.2 times as long as with the module.
 _WIDEST, _WIDEST_INNER, _LARGEST = 1024, 4096, 10**8
-# Logits may differ by so large a share of the greatest: a hundred times what another order of summation makes.
+# Allowed difference of logits, as a share of the largest: 100 times the effect of a different summation order.
 _TOLERANCE = 1e-4
 
 
 def decodes(model: LanguageModel, length: int) -> bool:
-    """Whether a native decoder may stand in for `model`, on rows of up to `length` tokens.
+    """Return whether the native decoder may replace `model`, on rows of up to `length` tokens.
 
-    It does for a float32 model on one thread of a CPU, not too large, of a family that it knows, made of that family's
-    own classes, without hooks, replaced forwards or adapters.
+    It may replace a float32 model on one CPU thread that is not too large, belongs to a supported family, consists only
+    of that family's own classes, and has no hooks, replaced forward methods or adapters.
     """
     base: Any = model.module
     config = model.config
@@ -62,7 +62,7 @@ def decodes(model: LanguageModel, length: int) -> bool:
 
 
 class Native:
-    """Logits of the next token of each row, by a native decoder that goes on from what the model made of prompts.
+    """Computes logits of each row's next token with the native decoder, starting from the model's cache of the prompts.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Native:
     past
         The model's cache of their keys and values.
     n, room
-        Rows that go on from each prompt, and by how many tokens at most.
+        Number of rows that continue each prompt, and the maximum number of tokens by which they grow.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class Native:
         self._rows = np.arange(len(ids) * n)
 
     def again(self) -> torch.Tensor:
-        """What the decoder says of the last token of each prompt, (B, V) f32. To be asked for first."""
+        """Return the decoder's logits after the last token of each prompt, (B, V) f32. Must be called first."""
         return torch.from_numpy(self._decoder.again(self._last))
 
     def next(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(R, V) f32 after one more token of each row, valid until the next call."""
+        """Return logits (R, V) f32 after one more token of each row. They are valid until the next call."""
         return torch.from_numpy(self._decoder.next(tokens.numpy(), self._rows))
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with some of the rows alone, ascending."""
+        """Continue with only these rows, in ascending order."""
         self._rows = self._rows[rows.numpy()]
 
 
@@ -110,9 +110,10 @@ def native(
     n: int,
     room: int,
 ) -> Native | None:
-    """What goes on from prompts in place of `model`, whose `logits` (B, V) after their last tokens it must repeat.
+    """Create a native decoder that continues the prompts instead of `model`.
 
-    None where the decoder does not know the model, or does not agree with it.
+    It must reproduce the model's `logits` (B, V) after the last tokens of the prompts. Returns None if the decoder does
+    not support the model, or disagrees with it.
     """
     if room < 2 or not decodes(model, ids.shape[1] + room) or not bool(logits.isfinite().all()):
         return None
@@ -122,7 +123,7 @@ def native(
         model.native = False
         warnings.warn(
             f"{model.where}: the native decoder disagrees with {type(model.base).__name__}, whose logits differ by "
-            f"{gap:.1g} of {largest:.1g}: the model itself decodes from now on. Its classes may have been changed",
+            f"{gap:.1g} of {largest:.1g}; the model itself will decode from now on. Its classes may have been changed",
             stacklevel=2,
         )
         return None
@@ -130,7 +131,7 @@ def native(
 
 
 def _angles(module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines (1, length, D) of the positions from 0, as the model has them."""
+    """Return the model's cosines and sines (1, length, D) of the positions from 0."""
     return module.model.rotary_emb(module.model.norm.weight, torch.arange(length)[None])
 
 

@@ -1,4 +1,4 @@
-"""Models of one shape, Llama's: their classes, and whether a part of a model is as its class made it."""
+"""Model families with the architecture of Llama: their classes, and checks for modified modules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from rlox.llm.models.token_scores import kernels_take
 
-# By their configuration's `model_type`, what the names of their classes begin with.
+# `model_type` of the configuration: prefix of the class names.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 class Classes(NamedTuple):
-    """The classes that a model of a family is made of, and nothing else."""
+    """The classes that a model of a family consists of."""
 
     model: type
     rotary: type
@@ -41,7 +41,7 @@ def classes(family: str) -> Classes:
 
 
 def as_made(part: nn.Module) -> bool:
-    """Whether calling `part` runs its class's forward, and nothing before or after it."""
+    """Return whether calling `part` runs only its class's forward, and nothing before or after it."""
     own: Any = part.__dict__
     return not (
         "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl")
@@ -49,5 +49,5 @@ def as_made(part: nn.Module) -> bool:
 
 
 def plain(p: torch.Tensor) -> bool:
-    """Whether a parameter is a plain one that kernels take as it is."""
+    """Return whether `p` is a plain parameter that kernels accept unchanged."""
     return type(p) is nn.Parameter and kernels_take(p)

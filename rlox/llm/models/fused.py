@@ -1,6 +1,6 @@
-"""Kernels in place of the norms and gates of a model of Llama's shape, for the passes that are made here.
+"""Kernels that replace the norms and gates of models with the architecture of Llama, in the passes made here.
 
-PyTorch computes a norm in six passes over its rows and derives it in ten more. On one thread of a CPU these took a
+PyTorch computes a norm in six passes over its rows, and its gradient in ten more. On one CPU thread these took a
 quarter of an update.
 """
 
@@ -70,13 +70,13 @@ def _mlp(part: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(module: nn.Module, family: str) -> Iterator[tuple[nn.Module, Callable[..., torch.Tensor]]]:
-    """The parts of `module` that kernels stand in for, and their forwards."""
+    """Yield the parts of `module` that kernels replace, and their new forward functions."""
     known = classes(family)
     for part in module.modules():
         kind: Any = type(part)
         if kind not in (known.norm, known.mlp) or not as_made(part):
             continue
-        # A class whose forward was replaced.
+        # Skip a class whose forward was replaced.
         if kind.forward.__qualname__ != f"{kind.__name__}.forward" or kind.forward.__module__ != kind.__module__:
             continue
         if kind is known.norm:
@@ -88,8 +88,11 @@ def _parts(module: nn.Module, family: str) -> Iterator[tuple[nn.Module, Callable
 
 @contextlib.contextmanager
 def fused(module: nn.Module, config: Any) -> Iterator[None]:
-    """Around a pass of `module`: its norms and gates are kernels, where it is of a known family, on one CPU thread in
-    float32, and a part of it is as its class made it. Afterwards it is as before; gradients may come later."""
+    """Replace the norms and gates of `module` by kernels during a forward pass, and restore them afterwards.
+
+    This applies to unmodified parts of models of a known family, in float32 on one CPU thread. Gradients may be
+    computed later, outside this context.
+    """
     family = getattr(config, "model_type", None)
     if family not in FAMILIES or torch.get_num_threads() > 1 or torch.is_autocast_enabled("cpu"):
         yield

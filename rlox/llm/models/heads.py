@@ -1,4 +1,4 @@
-"""A reward for a whole sequence, by a language model with one output in place of its vocabulary's."""
+"""A reward for a whole sequence, from a language model with one output instead of one for each token id."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from rlox.llm.tokens import Sequences
 
 
 class RewardHead(nn.Module):
-    """Rewards of sequences: a linear function of what a Hugging Face model makes of their last token, or what a module
-    of the user's own, ``forward(ids) -> (B,)``, returns.
+    """Computes rewards of sequences.
+
+    For a Hugging Face model, the reward is a linear function of the last token's hidden state. A custom module,
+    ``forward(ids) -> (B,)``, returns the rewards itself.
 
     Parameters
     ----------
     model : LanguageModel
         Its output layer is not used.
     rng : Rng
-        Draws the weights of the linear function, of deviation ``1 / sqrt(width + 1)``.
+        Draws the weights of the linear function, with standard deviation ``1 / sqrt(width + 1)``.
     """
 
     def __init__(self, model: LanguageModel, rng: Rng) -> None:
@@ -40,12 +42,12 @@ class RewardHead(nn.Module):
             self.head.to(model.device)
 
     def forward(self, sequences: Sequences) -> torch.Tensor:
-        """Rewards (B,) f32.
+        """Return rewards (B,) f32.
 
         Raises
         ------
         TypeError, ValueError
-            Where a module of the user's own returns something else than (B,).
+            If a custom module returns anything but (B,).
         """
         ids, lengths = sequences.whole()
         last = torch.from_numpy(lengths - 1).to(self._model.device)
@@ -54,16 +56,16 @@ class RewardHead(nn.Module):
             inside: Any = self._model.base.base_model
             hidden = inside(input_ids=padded, use_cache=False).last_hidden_state
             found = self.head(hidden[torch.arange(len(last), device=last.device), last].float())
-            return found[:, 0].clone()  # no view: FSDP warns of those, for what changes them in place
+            return found[:, 0].clone()  # not a view, which FSDP warns about, since it might be changed in place
         rewards = torch.zeros(len(lengths), device=self._model.device)
-        # Rows of one length together: who knows what such a module makes of padding.
+        # Only rows of the same length together, since a custom module may not handle padding.
         for length in np.unique(lengths):
             rows = torch.from_numpy(np.flatnonzero(lengths == length)).to(self._model.device)
             rewards = rewards.index_copy(0, rows, self._own(padded[rows, :length]))
         return rewards
 
     def blank(self) -> torch.Tensor:
-        """A forward pass on two tokens, for a rank that only takes part in another rank's pass."""
+        """Run a forward pass on two tokens, for a rank that only takes part in another rank's pass."""
         return self(Sequences([np.zeros(1, np.int64)], [np.zeros(1, np.int64)]))
 
     def _own(self, ids: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One interface to causal language models: Hugging Face's, and any module ``forward(ids) -> logits``."""
+"""One interface to causal language models: Hugging Face models, and any module with ``forward(ids) -> logits``."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from rlox.llm.tokens import Layout, Sequences
 
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
-# Tokens times parameters that must be saved for a further pass over the model.
+# Tokens times parameters that another pass over the model must save to be worthwhile.
 _WORTH = 2e8
 
 
 class Scores(NamedTuple):
-    """What a model says of N scored tokens, f32 (N,) each."""
+    """A model's log-probabilities and entropies of N scored tokens, f32 (N,) each."""
 
     log_probs: torch.Tensor
-    entropies: torch.Tensor | None  # of the distribution that each token was of, nats; None where not asked for
+    entropies: torch.Tensor | None  # of each token's distribution, in nats; None if not requested
 
 
 class LanguageModel:
     """A causal language model and its tokenizer.
 
-    A Hugging Face model is recognised by its configuration and its ``attention_mask``; of every other module
-    ``forward(ids)`` must return logits (B, T, V), each column depending on the columns up to it alone.
+    A Hugging Face model is recognised by its configuration and its ``attention_mask``. For every other module,
+    ``forward(ids)`` must return logits (B, T, V) in which each column depends only on the columns up to it.
 
-    Dropout is off in all that is done with the model: a policy that is another one at each look has no ratio.
+    Dropout is always off: probability ratios are only defined if the policy is the same in every pass.
 
     Parameters
     ----------
     module : nn.Module
-        The model; one of peft's counts as Hugging Face's.
+        The model; a peft model counts as a Hugging Face model.
     tokenizer : optional
-        One of Hugging Face's; where there is none, prompts are token ids.
+        A Hugging Face tokenizer; without one, prompts are token ids.
     eos_token_id : int or list of int, optional
         Ids that end a sequence; by default those of the model's generation settings, or the tokenizer's.
     where : str
-        Whose argument it is, for messages.
+        Name of the caller that the model was passed to, for messages.
 
     Attributes
     ----------
     hugging_face : bool
-        Whether it takes masks, positions and a cache.
+        Whether it accepts masks, positions and a cache.
     cache_name : str
-        The keyword of the cache in its forward, and of the cache in the result.
+        Keyword of the cache in the model's forward, and its name in the result.
     eos : tuple of int
         Ids that end a sequence; may be empty.
     pad : int
-        Id that padding has; never seen by the model.
+        Id of padding; never seen by the model.
     context : int or None
-        Most tokens of a sequence, where the model says so.
+        Maximum number of tokens of a sequence; None if the model does not specify it.
     size : int
-        How many parameters it has.
+        Number of parameters.
     native : bool
-        Whether a native decoder may stand in for the module while it samples, where it knows it.
+        Whether the native decoder, if it supports the module, may replace it for sampling.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class LanguageModel:
             raise TypeError(f"{where}: tokenizer must be one of Hugging Face's, got {shown(tokenizer)}")
         self.module, self.tokenizer, self.where = module, tokenizer, where
         self.native = True
-        self.checkpointed = False  # whether activations are computed a second time
-        self.one_pass = False  # whether what is differentiated must be a single pass over the module
+        self.checkpointed = False  # whether activations are recomputed for the gradient
+        self.one_pass = False  # whether a gradient must involve only a single pass over the module
         base = self.base
         self.kind = type(base).__name__
         self.hugging_face = hasattr(base, "config") and "attention_mask" in inspect.signature(base.forward).parameters
-        # Renamed in transformers 5.24, which warns of the old name.
+        # transformers 5.24 renamed it and warns about the old name.
         self.cache_name = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         self.config = getattr(base, "config", None) if self.hugging_face else None
         if self.hugging_face and getattr(self.config, "is_encoder_decoder", False):
-            raise ValueError(f"{where}: model must be a causal one, got the encoder and decoder {type(base).__name__}")
+            raise ValueError(f"{where}: model must be a causal one, got the encoder-decoder {type(base).__name__}")
         self.eos = self._eos(eos_token_id)
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad = int(pad) if pad is not None else (self.eos[0] if self.eos else 0)
@@ -101,7 +101,7 @@ class LanguageModel:
 
     @property
     def base(self) -> nn.Module:
-        """The model itself, within peft's."""
+        """The model itself, without the wrapper of peft."""
         return self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
 
     @property
@@ -110,7 +110,7 @@ class LanguageModel:
 
     @property
     def vocabulary(self) -> int | None:
-        """How many ids there are; None where only a forward pass would tell."""
+        """Number of token ids; None if only a forward pass would show it."""
         return None if self.config is None else self.config.get_text_config().vocab_size
 
     def _eos(self, given: int | Iterable[int] | None) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ class LanguageModel:
                 if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
                     raise TypeError(f"{self.where}: eos_token_id must be a token id, or several, got {shown(found)}")
                 own = getattr(self.tokenizer, "eos_token_id", None)
-                # A completion of the tokenizer's ends with its own.
+                # Completions that the tokenizer encodes end with its own id.
                 return ids if given is not None or own is None or own in ids else (*ids, own)
         return ()
 
@@ -140,12 +140,12 @@ class LanguageModel:
                 part.p = 0.0
 
     def checkpoint_activations(self) -> None:
-        """Compute activations a second time for the gradient, in place of keeping them.
+        """Recompute activations for the gradient instead of keeping them.
 
         Raises
         ------
         ValueError
-            For a module that is none of Hugging Face's.
+            If the module is not a Hugging Face model.
         """
         if not hasattr(self.base, "gradient_checkpointing_enable"):
             raise ValueError(
@@ -153,7 +153,7 @@ class LanguageModel:
                 "torch.utils.checkpoint in its forward"
             )
         base: Any = self.base
-        if hasattr(base, "activation_checkpointing_enable"):  # its name from transformers 5.24 on
+        if hasattr(base, "activation_checkpointing_enable"):  # the name since transformers 5.24
             base.activation_checkpointing_enable({"use_reentrant": False})
         else:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -162,8 +162,10 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Around passes that are differentiated: in training mode where activations are checkpointed, which Hugging
-        Face's models do in no other."""
+        """Use this context around passes that are differentiated.
+
+        If activations are checkpointed, it sets training mode, because Hugging Face models checkpoint in no other mode.
+        """
         before = self.module.training
         if self.checkpointed:
             self.module.train()
@@ -174,12 +176,12 @@ class LanguageModel:
                 self.module.train(before)
 
     def layout(self, sequences: Sequences, max_length: int | None = None) -> Layout:
-        """`sequences` as this model reads them; `max_length` packs them into rows of so many tokens.
+        """Return `sequences` as this model reads them; with `max_length`, pack them into rows of that many tokens.
 
         Raises
         ------
         ValueError
-            Where a module of the user's own is to read packed rows, which need positions.
+            If `max_length` is given for a custom module, since packed rows need positions.
         """
         if max_length is None:
             return sequences.padded().to(self.device)
@@ -191,11 +193,11 @@ class LanguageModel:
         return sequences.packed(max_length).to(self.device)
 
     def logits(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (R, C, V) of the last columns, and in which of these (N,) the scored tokens' distributions are."""
+        """Return logits (R, C, V) of the last columns, and which of these columns (N,) predict the scored tokens."""
         if self.hugging_face:
-            # A mask, or a cache where none is needed, would have sequences of one row look at each other.
+            # A mask, or an unnecessary cache, would let sequences in the same row attend to each other.
             width, first = layout.ids.shape[1], layout.first_column
-            # Activations that are computed a second time must be by the same functions, and that is later.
+            # Activations are recomputed later, outside `fused`, and must then be computed by the same functions.
             with contextlib.nullcontext() if self.checkpointed else fused(self.module, self.config):
                 cache = self._beginnings(layout)
                 whole = self.module(
@@ -209,8 +211,11 @@ class LanguageModel:
         return self.bare_logits(layout.ids), layout.column
 
     def _beginnings(self, layout: Layout) -> Any:
-        """A cache of the columns before all scored ones, where several rows begin alike, as completions of one prompt
-        do: each beginning is read once. None where another pass over the model would cost more than it saves."""
+        """Return a cache of the columns before all scored columns, computed once for rows with the same beginning.
+
+        Completions of one prompt are such rows. Returns None if another pass over the model would cost more than it
+        saves.
+        """
         first, rows = layout.first_column, len(layout.ids)
         if layout.positions is not None or self.checkpointed or rows * first * self.size < _WORTH:
             return None
@@ -229,22 +234,24 @@ class LanguageModel:
         return cache
 
     def blank(self) -> torch.Tensor:
-        """A forward pass on one token, for a rank that only takes part in another rank's pass."""
+        """Run a forward pass on one token, for a rank that only takes part in another rank's pass."""
         ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         return self.module(input_ids=ids, use_cache=False).logits if self.hugging_face else self.bare_logits(ids)
 
     def bare_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) of a module of the user's own.
+        """Return the logits (B, T, V) of a custom module.
 
         Raises
         ------
         TypeError, ValueError
-            Where it returns something else.
+            If the module returns something else.
         """
         try:
             found = self.module(ids)
         except IndexError as e:
-            raise ValueError(f"{self.where}: model must know token ids up to {int(ids.max())}, and raised: {e}") from e
+            raise ValueError(
+                f"{self.where}: model must accept token ids up to {int(ids.max())}, but raised: {e}"
+            ) from e
         if not isinstance(found, torch.Tensor):
             raise TypeError(f"{self.where}: model must return logits (B, T, V), got {shown(type(found).__name__)}")
         if found.ndim != 3 or found.shape[:2] != ids.shape:
@@ -256,8 +263,11 @@ class LanguageModel:
     def score(
         self, layout: Layout, temperature: float = 1.0, entropy: bool = False, entropy_gradient: bool = False
     ) -> Scores:
-        """Log-probabilities of the scored tokens, at a temperature; with `entropy` the entropies of their
-        distributions, which are constants without `entropy_gradient`."""
+        """Return the log-probabilities of the scored tokens at a temperature.
+
+        With `entropy`, also return the entropies of their distributions. Entropies have no gradient unless
+        `entropy_gradient` is set.
+        """
         whole, column = self.logits(layout)
         if kernels_take(whole) and not (entropy and entropy_gradient):
             found = token_scores(whole, layout.row, column, layout.targets, temperature)
@@ -271,12 +281,12 @@ class LanguageModel:
             return Scores(log_probs, None)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probs = torch.exp(logits - total[:, None])
-            # A logit of minus infinity has probability 0, and 0 times it is no number.
+            # A logit of minus infinity has probability 0, and their product would be NaN.
             entropies = total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
         return Scores(log_probs, entropies)
 
     def decode(self, ids: Any) -> str:
-        """The text of token ids, without special tokens; without a tokenizer the ids themselves."""
+        """Return the text of token ids, without special tokens; without a tokenizer, the ids themselves as text."""
         listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         return (
             " ".join(map(str, listed))
@@ -285,7 +295,7 @@ class LanguageModel:
         )
 
     def frozen_copy(self) -> LanguageModel:
-        """A copy that is never trained, a reference say."""
+        """Return a copy that is never trained, for example a reference."""
         return LanguageModel(
             copy.deepcopy(self.module).requires_grad_(False), self.tokenizer, self.eos or None, self.where
         )

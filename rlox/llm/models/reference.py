@@ -1,4 +1,4 @@
-"""The frozen model that a policy is compared with."""
+"""The frozen reference model that a policy is compared with."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlox.llm.tokens import Layout
 
 
 class Reference:
-    """A language model that stays what it is: a module of the user's, the policy without its adapters, or a copy.
+    """A frozen language model: a module of the user, the policy without its adapters, or a copy of the policy.
 
     Attributes
     ----------
     own_module : nn.Module or None
-        The copy, where there is one: no one else could give it again.
+        The copy, if there is one. It must be saved, because nobody else can provide it again.
     """
 
     def __init__(
         self, policy: LanguageModel, ref_model: nn.Module | None, adapters: bool, device: torch.device, where: str
     ) -> None:
-        """`adapters`: whether `policy` will be trained by adapters, so that it need not be copied."""
+        """`adapters`: whether `policy` will be trained with adapters, so that it need not be copied."""
         self._policy = policy
         self.own_module: nn.Module | None = None
         self._switched = ref_model is None and (adapters or hasattr(policy.module, "disable_adapter"))
@@ -44,33 +44,33 @@ class Reference:
 
     @property
     def kind(self) -> str:
-        """``switched`` off adapters, a ``copy``, or ``given`` by the user."""
+        """``switched``: adapters are switched off; ``copy``: a copy of the policy; ``given``: passed by the user."""
         return "switched" if self._switched else "given" if self.own_module is None else "copy"
 
     @property
     def beside(self) -> LanguageModel | None:
-        """The reference, where it is another model than the policy."""
+        """The reference, or None if it is the policy without its adapters."""
         return None if self._switched else self._model
 
     def changing(self, moves: bool) -> nn.Module | None:
-        """What a checkpoint must hold: the copy, or the user's module where it `moves`."""
-        # In f32, as the policy it moves towards.
+        """Return the module that a checkpoint must store: the copy, or the user's module if it `moves`; else None."""
+        # In f32, like the policy that it moves towards.
         return self._model.module.float() if moves and not self._switched else self.own_module
 
     def attach(self, policy: LanguageModel) -> None:
-        """Take `policy`, with its adapters, for the one whose adapters are switched off."""
+        """Use `policy`, which now has adapters, as the model whose adapters are switched off."""
         if self._switched:
             self._policy = self._model = policy
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[LanguageModel]:
-        """The reference as a model; the policy must not be used meanwhile, whose adapters may be switched off."""
+        """Yield the reference as a model. The policy must not be used meanwhile: its adapters may be switched off."""
         module: Any = self._policy.module
         with module.disable_adapter() if self._switched else contextlib.nullcontext():
             yield self._model
 
     def score(self, layout: Layout, temperature: float = 1.0) -> Scores:
-        """As `LanguageModel.score`."""
+        """Score tokens with the reference; see `LanguageModel.score`."""
         with self.in_place() as model:
             return model.score(layout, temperature)
 
@@ -81,7 +81,7 @@ class Reference:
         Raises
         ------
         ValueError
-            Where the reference is the policy without its adapters, which has no weights of its own to move.
+            If the reference is the policy without its adapters, since it then has no weights of its own to move.
         """
         if self._switched:
             raise ValueError(
@@ -94,28 +94,28 @@ class Reference:
 
 
 class ReferenceCache:
-    """What the reference says of the pairs of a dataset, (2, N) f32: NaN where it has not been asked."""
+    """The reference's log-probabilities of the pairs of a dataset, (2, N) f32; NaN where they are not computed yet."""
 
     def __init__(self) -> None:
         self.values = np.empty((2, 0), np.float32)
 
     def reset(self, n: int) -> None:
-        """Begin with `n` pairs, none of them known."""
+        """Start with `n` unknown pairs."""
         self.values = np.full((2, n), np.nan, np.float32)
 
     def forget(self) -> None:
-        """Know nothing any more: the reference has changed."""
+        """Mark all pairs as unknown, since the reference has changed."""
         self.values.fill(np.nan)
 
     def get(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Of the pairs `numbers` (B,); None unless all are known."""
+        """Return the values of the pairs `numbers` (B,), or None unless all are known."""
         found = self.values[:, numbers]
         return None if np.isnan(found).any() else found
 
     def put(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Keep `values` (2, B) of pairs that were not known, and return what is known of all.
+        """Store `values` (2, B) of the pairs that were unknown, and return the stored values of all `numbers`.
 
-        What is known stays: a pair read again in other company may differ in its last bits.
+        Known values are kept, because the last bits of a pair may differ if it is computed again in another batch.
         """
         known = self.values[:, numbers]
         self.values[:, numbers] = np.where(np.isnan(known), values, known)
@@ -125,7 +125,7 @@ class ReferenceCache:
         return {"values": self.values}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state` returned; without a dataset, to act alone, nothing is needed."""
+        """Restore the result of `state`. Without a dataset, as when the policy only acts, nothing is restored."""
         if self.values.size:
             if state["values"].shape != self.values.shape:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""A language model in a checkpoint: what it is made of again, its tokenizer, and where adapters find their model."""
+"""Saving and loading language models: checkpoints, tokenizers, and the base models of adapters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rlox.llm.models.language import LanguageModel
 from rlox.nn.sharding import Full, put_
 
 _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
-# Settings of a tokenizer that its file does not hold.
+# Settings of a tokenizer that its file does not contain.
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template", "padding_side")
 
 
 class Found(NamedTuple):
-    """A model that was found for a checkpoint, or by its name."""
+    """A model that was loaded for a checkpoint, or by its name."""
 
     module: nn.Module
     tokenizer: Any
@@ -36,8 +36,11 @@ class Found(NamedTuple):
 
 
 def description(model: LanguageModel, base: str | None, source: str | None, rewards: bool) -> dict[str, Any]:
-    """What a checkpoint's header says of a model: JSON values. `base` is the fingerprint of what its adapters are
-    around; it may return `rewards` in place of tokens."""
+    """Return the description of a model for a checkpoint's header, as JSON values.
+
+    `base` is the fingerprint of the weights that its adapters are applied to; `rewards` says whether the model returns
+    rewards instead of tokens.
+    """
     config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
     return {
         "class": model.kind,
@@ -51,7 +54,7 @@ def description(model: LanguageModel, base: str | None, source: str | None, rewa
 
 
 def tokenizer_state(tokenizer: Any) -> dict[str, np.ndarray]:
-    """A fast tokenizer as bytes of JSON, u8; empty where there is none, or where it has no file of its own."""
+    """Return a fast tokenizer as bytes of JSON, u8; an empty dict if there is none, or it has no file of its own."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return {}
@@ -75,7 +78,7 @@ def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
         settings = json.loads(state["settings"].tobytes().decode())
         made = Tokenizer.from_str(state["tokenizer"].tobytes().decode())
         given = {name: settings[name] for name in _SPECIAL if isinstance(settings.get(name), str)}
-    except Exception as e:  # the Rust library's own
+    except Exception as e:  # the Rust library raises plain exceptions
         raise ValueError(f"{where}: the tokenizer is damaged: {one_line(e)}") from e
     return PreTrainedTokenizerFast(tokenizer_object=made, **given)
 
@@ -83,16 +86,16 @@ def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
 def model_of(
     checkpoint: Checkpoint, model: nn.Module | None, tokenizer: Any, where: str, path: str | os.PathLike
 ) -> Found:
-    """The model that `checkpoint` was trained with: `model`, or one made anew, with weights that are to be replaced.
+    """Return the model for `checkpoint`: `model`, or a new one whose weights must still be replaced.
 
     Raises
     ------
     ValueError
-        For a module of the user's own that was not given, and for adapters whose model is not where it was.
+        If the model is a custom module and was not passed, or the base model of adapters is no longer where it was.
     """
     saved = checkpoint.header.get("model")
     if not isinstance(saved, dict):
-        raise ValueError(f"{where}: {path} is damaged: its header must say which model it holds")
+        raise ValueError(f"{where}: {path} is damaged: its header must describe its model")
     tokenizer = _tokenizer(checkpoint.tensors.get("tokenizer", {}), where) if tokenizer is None else tokenizer
     eos = tuple(i for i in saved.get("eos") or () if isinstance(i, int)) or None
     source = saved.get("source") if isinstance(saved.get("source"), str) else None
@@ -103,17 +106,17 @@ def model_of(
             f"{where}: {path} holds a module of your own; pass model={one_line(saved.get('class'), 60)}(...)"
         )
     if saved.get("adapters"):
-        # A file must not have anything fetched: a name is looked up among what is here.
+        # A file must not cause a download, so only local paths are accepted.
         if source is None or not Path(source).exists():
             raise ValueError(
-                f"{where}: {path} holds adapters alone, and their model {shown(source)} is not here; pass model=…"
+                f"{where}: {path} contains only adapters, and their model {shown(source)} is not here; pass model=…"
             )
         return Found(load_model(source, where).module, tokenizer, eos, source)
     return Found(_made(saved["config"], where, path), tokenizer, eos, source)
 
 
 def _made(config: Any, where: str, path: Any) -> nn.Module:
-    """A Hugging Face model by its configuration, its weights yet to come."""
+    """Create a Hugging Face model from its configuration, without its weights."""
     import_transformers(where)
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -122,24 +125,26 @@ def _made(config: Any, where: str, path: Any) -> nn.Module:
         made = AutoConfig.for_model(config["model_type"], **settings)
         return AutoModelForCausalLM.from_config(made)
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise ValueError(f"{where}: {path} holds a model that this transformers cannot make: {one_line(e)}") from e
+        raise ValueError(
+            f"{where}: {path} holds a model that the installed transformers cannot create: {one_line(e)}"
+        ) from e
 
 
 def load_model(source: str, where: str = "load_model") -> Found:
-    """A causal model and its tokenizer, by folder or name.
+    """Load a causal model and its tokenizer by folder or name.
 
     Parameters
     ----------
     source : str
-        A folder that `save_pretrained` wrote, a run's folder or checkpoint of ours, or a name on Hugging Face's hub
-        (looked up among what was fetched before where ``HF_HUB_OFFLINE=1``).
+        A folder that `save_pretrained` wrote, the folder or a checkpoint of an rlox run, or a name on the Hugging Face
+        Hub (with ``HF_HUB_OFFLINE=1``, of a model that was downloaded before).
 
     Raises
     ------
     ImportError
-        Without transformers.
+        If transformers is not installed.
     ValueError
-        If there is none, or it cannot be read.
+        If the model does not exist, or cannot be read.
     """
     import_transformers(where)
     from transformers import AutoModelForCausalLM
@@ -148,17 +153,17 @@ def load_model(source: str, where: str = "load_model") -> Found:
     if (file := _checkpoint_file(path)) is not None:
         return _from_run(file, where)
     if path.exists() and not (path / "config.json").is_file():
-        raise ValueError(f"{where}: model={source} must hold config.json, or be a run's folder; it has neither")
+        raise ValueError(f"{where}: model={source} must contain config.json, or be the folder of a run; it is neither")
     # A name on the hub is NAME or OWNER/NAME.
     if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"{where}: model={source} must be a folder or a name on the hub, and there is no such folder")
     try:
-        # A person who looks on is shown how far it is.
+        # Show progress only if a person is watching.
         with contextlib.nullcontext() if sys.stderr.isatty() else without_bars():
             module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as e:
         raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}") from e
-    tokenizer = None  # where there is none, whoever reads text says so
+    tokenizer = None  # without a tokenizer, only code that reads text raises an error
     with contextlib.suppress(ValueError):
         tokenizer = load_tokenizer(source, where)
     return Found(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
@@ -166,7 +171,7 @@ def load_model(source: str, where: str = "load_model") -> Found:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Without the bars that transformers draws while it reads or writes weights."""
+    """Hide the progress bars that transformers draws while it reads or writes weights."""
     from transformers.utils import logging
 
     shown_before = logging.is_progress_bar_enabled()
@@ -180,14 +185,14 @@ def without_bars() -> Iterator[None]:
 
 
 def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:
-    """A tokenizer by folder or name.
+    """Load a tokenizer by folder or name.
 
     Raises
     ------
     ImportError
-        Without transformers.
+        If transformers is not installed.
     ValueError
-        If there is none, or it cannot be read.
+        If the tokenizer does not exist, or cannot be read.
     """
     import_transformers(where)
     from transformers import AutoTokenizer
@@ -206,7 +211,7 @@ def _checkpoint_file(path: Path) -> Path | None:
 
 
 def _from_run(file: Path, where: str) -> Found:
-    """The model that a checkpoint of ours has trained, adapters merged."""
+    """Load the model of an rlox checkpoint, with its adapters merged into the weights."""
     checkpoint = load_checkpoint(file)
     saved, config = checkpoint.header.get("model"), checkpoint.header["config"]
     if not isinstance(saved, dict) or saved.get("rewards"):
@@ -223,9 +228,9 @@ def _from_run(file: Path, where: str) -> Found:
 
 
 def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray]:
-    """What is trained, and without adapters everything else too: each tensor once, however often it is shared.
+    """Return the trained tensors, and without adapters also all others; shared tensors are returned only once.
 
-    `full` gathers tensors that are shared out among several processes.
+    `full` gathers tensors that are sharded across several processes.
     """
     return {name: _numpy(tensor if full is None else full(tensor)) for name, tensor in _held(module).items()}
 
@@ -241,7 +246,7 @@ def _held(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: str) -> None:
-    """Put what `weights` returned into `module`; a ValueError that names the first tensor that does not fit."""
+    """Load the result of `weights` into `module`; raise a ValueError that names the first tensor that does not fit."""
     expected = _held(module)
     if others := sorted(expected.keys() ^ arrays.keys()):
         raise ValueError(
@@ -265,14 +270,14 @@ def _numpy(value: torch.Tensor) -> np.ndarray:
 
 
 def merged(model: LanguageModel) -> nn.Module:
-    """The model with its adapters added to the weights."""
+    """Merge the adapters of a model into its weights, and return its module."""
     module: Any = model.module
-    # peft has frozen what its adapters were around.
+    # peft has frozen the weights that its adapters are applied to.
     return module.merge_and_unload().requires_grad_(True) if hasattr(module, "merge_and_unload") else module
 
 
 def merged_copy(model: LanguageModel) -> nn.Module:
-    """The model itself; where it has adapters a copy, with them added to the weights."""
+    """Return the model's module, or if it has adapters a copy with the adapters merged into the weights."""
     has_adapters = hasattr(model.module, "merge_and_unload")
     module: Any = copy.deepcopy(model.module).merge_and_unload() if has_adapters else model.module
     return module
@@ -281,8 +286,10 @@ def merged_copy(model: LanguageModel) -> nn.Module:
 def save_pretrained(
     model: LanguageModel, folder: str | os.PathLike, where: str, with_tokenizer: bool = True, adapters: bool = False
 ) -> None:
-    """Write model and tokenizer as Hugging Face's libraries read them; training may go on afterwards. With `adapters`
-    these alone, which are else merged into the weights."""
+    """Write model and tokenizer in the format of Hugging Face's libraries; training may continue afterwards.
+
+    With `adapters`, write only the adapters; otherwise they are merged into the written weights.
+    """
     if not model.hugging_face:
         raise ValueError(f"{where}.save_pretrained: model must be one of Hugging Face's, got a module of your own")
     module: Any = model.module if adapters else merged_copy(model)
@@ -292,7 +299,7 @@ def save_pretrained(
 
 
 def import_transformers(where: str) -> None:
-    """An ImportError that says what to install, where transformers is missing."""
+    """Raise an ImportError with the command to install transformers if it is missing."""
     try:
         import transformers  # noqa: F401
     except ImportError as e:

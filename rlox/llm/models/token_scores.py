@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of scored tokens, in one pass over the vocabulary and one back."""
+"""Log-probabilities and entropies of scored tokens, with one forward and one backward pass over the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from rlox.kernels.llm.vocabulary import score_gradient, score_tokens
 
 
 def kernels_take(*tensors: torch.Tensor) -> bool:
-    """Whether tensors are all contiguous float32 on a CPU, as kernels take them."""
+    """Return whether all tensors are contiguous float32 on the CPU, as the kernels require."""
     return all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors)
 
 
 class _TokenScores(torch.autograd.Function):
-    """The kernel and its derivative. The gradient of the logits is written once, in their own shape: no rows are
-    gathered from them and none are put back."""
+    """The kernel and its derivative.
+
+    The gradient of the logits is written once, in their own shape, without gathering or scattering rows.
+    """
 
     @staticmethod
     def forward(
@@ -50,7 +52,10 @@ class _TokenScores(torch.autograd.Function):
 def token_scores(
     logits: torch.Tensor, row: torch.Tensor, column: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies (N,) f32 of tokens `targets` (N,), whose distributions are at (row, column) of
-    `logits` (B, T, V), no place twice. The entropies are constants."""
+    """Return log-probabilities and entropies (N,) f32 of the tokens `targets` (N,).
+
+    Their distributions are at (row, column) of `logits` (B, T, V); no place may occur twice. The entropies have no
+    gradient.
+    """
     places = row * logits.shape[1] + column
     return _TokenScores.apply(logits.view(-1, logits.shape[-1]), places, targets, temperature)

@@ -1,4 +1,4 @@
-"""What is a completion worth? Functions of users, models, servers and preferences that say so."""
+"""Rewards for completions: user functions, reward models, reward servers and preferences."""
 
 from rlox import lazy
 

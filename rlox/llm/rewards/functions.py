@@ -1,11 +1,14 @@
-"""Reward functions of users: two forms, told apart by the names of their parameters; weights; checked results.
+"""User-defined reward functions: their two forms, their weights, and checks of their results.
 
-- the token form, ``(completions, prompts) -> list[float]``: N tensors of token ids, and (N, P) token ids;
-- the text form, ``(prompts, completions, **columns) -> list[float]``: N texts or chats, and N texts; or an object with
-  such a ``score_batch``.
+The names of its first two parameters decide the form of a function:
 
-Either gets a column of the dataset by keyword where it has a parameter of that name, all of them where it takes
-``**kwargs``. Either may be ``async``. None in place of a number: this reward does not apply to that completion.
+- the token form, ``(completions, prompts) -> list[float]``, takes N tensors of token ids, and (N, P) token ids;
+- the text form, ``(prompts, completions, **columns) -> list[float]``, takes N texts or chats, and N texts. It may also
+  be an object with such a method ``score_batch``.
+
+Both forms get columns of the dataset by keyword: those that match a parameter's name, or all columns if the function
+takes ``**kwargs``. Both may be ``async``. A result of None instead of a number means that the reward does not apply to
+that completion.
 """
 
 from __future__ import annotations
@@ -34,25 +37,25 @@ _SHOWN = 80  # characters of a prompt or completion in a message
 
 
 def excerpt(text: Any) -> str:
-    """A text, chat or tensor of ids for a message: one line of at most 80 characters."""
+    """Shorten a text, chat or tensor of ids for a message: one line of at most 80 characters."""
     said = shown(text.tolist() if isinstance(text, torch.Tensor) else text)
     return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
 
 
 def pair_excerpt(prompt: Any, completion: Any) -> str:
-    """Which prompt and completion an error is about."""
+    """Describe the prompt and completion that an error is about."""
     return f"prompt {excerpt(prompt)}, completion {excerpt(completion)}"
 
 
 def check_pairs(where: str, prompts: Any, completions: Any) -> None:
-    """Raise unless there are as many prompts as completions, in lists.
+    """Raise an error unless prompts and completions are lists of the same length.
 
     Raises
     ------
     TypeError
-        If one is no sequence, or a single text.
+        If one of them is not a sequence, or is a single text.
     ValueError
-        If their numbers differ.
+        If their lengths differ.
     """
     for name, texts in (("prompts", prompts), ("completions", completions)):
         if isinstance(texts, str) or not isinstance(texts, Sequence):
@@ -62,7 +65,7 @@ def check_pairs(where: str, prompts: Any, completions: Any) -> None:
 
 
 def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], optional: bool = False) -> np.ndarray:
-    """What a reward returned, as (N,) float64.
+    """Convert the result of a reward to (N,) float64.
 
     Parameters
     ----------
@@ -71,18 +74,18 @@ def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], option
     result : list, tuple, numpy.ndarray or torch.Tensor
         N numbers.
     n : int
-        How many there must be.
+        The required number of results.
     said : callable
-        Says which prompt and completion a row is.
+        Returns a description of a row's prompt and completion.
     optional : bool
-        Whether None stands for a number that there is not; it becomes NaN.
+        Whether None is allowed instead of a number; it becomes NaN.
 
     Raises
     ------
     TypeError
-        If `result` is no sequence, or something in it is no number.
+        If `result` is not a sequence, or contains something other than numbers.
     ValueError
-        If there are not N of them, or one is not finite.
+        If it does not contain N numbers, or one of them is not finite.
     """
     if isinstance(result, (torch.Tensor, np.ndarray)):
         if result.ndim != 1:
@@ -114,20 +117,20 @@ def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], option
 
 @dataclass
 class _Function:
-    """One reward: how it is called, and the columns that it asks for."""
+    """One reward: how to call it, and the columns that it takes."""
 
     name: str
     call: Callable[..., Any]
     takes_ids: bool
-    parameters: dict[str, bool]  # names behind the first two; whether each must be given
+    parameters: dict[str, bool]  # names after the first two; whether each is required
     takes_all: bool
 
     def missing(self, columns: Iterable[str]) -> str | None:
-        """The first parameter that no column serves."""
+        """Return the first required parameter without a matching column."""
         return next((name for name, needed in self.parameters.items() if needed and name not in columns), None)
 
     def chosen(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, list]:
-        """Of the columns those that it takes; lists of its own, so that it may change them."""
+        """Return copies of the columns that the function takes, so that it may change them."""
         reserved = ("prompts", "completions")
         return {
             name: list(column)
@@ -143,7 +146,7 @@ def _name(function: Any) -> str:
 
 
 def _read(function: Any, where: str) -> _Function:
-    """The form of a reward function, by the names of its parameters; it is never called to find out."""
+    """Determine the form of a reward function from its parameters' names, without calling it."""
     name, call = _name(function), getattr(function, "score_batch", None)
     by_method = call is not None and not inspect.isclass(function)
     call = call if by_method else function
@@ -151,14 +154,14 @@ def _read(function: Any, where: str) -> _Function:
         raise TypeError(f"{where}: a reward must be a function {TEXT_FORM} or {TOKEN_FORM}, got {shown(function)}")
     try:
         signature = inspect.signature(call)
-    except ValueError as e:  # of a compiled function that does not say
+    except ValueError as e:  # a compiled function without a signature
         raise TypeError(f"{where}: reward {name} must have a signature, got {e}; wrap it in a function") from e
     listed = list(signature.parameters.values())
     by_place = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     first = [p.name for p in by_place[:2]]
     takes_ids = first == ["completions", "prompts"] and not by_method
     if not takes_ids and first != ["prompts", "completions"]:
-        remedy = "name its first two parameters so"
+        remedy = "name its first two parameters like this"
         if isinstance(function, torch.nn.Module):
             remedy = "wrap a model as RewardModelServer(model, tokenizer=...)"
         raise TypeError(
@@ -179,12 +182,12 @@ def _read(function: Any, where: str) -> _Function:
 
 
 class Rewards:
-    """The reward functions of one training, and their weights.
+    """The reward functions of a training, and their weights.
 
     Parameters
     ----------
     functions : callable, object with ``score_batch``, or a sequence of them
-        In the token form or the text form, as the head of this module says.
+        In the token form or the text form, which the docstring of this module describes.
     weights : sequence of float, optional
         One for each function; 1 by default.
     where : str
@@ -193,7 +196,7 @@ class Rewards:
     Attributes
     ----------
     names : list of str
-        The functions' names, or those of their classes, made unique by a suffix.
+        Names of the functions or of their classes, made unique with a suffix.
     weights : (K,) float64
 
     Raises
@@ -217,7 +220,7 @@ class Rewards:
                 function.name, n = f"{name}_{n}", n + 1
             self.names.append(function.name)
         self.weights = self._checked_weights([1.0] * len(given) if weights is None else weights)
-        # Kept from call to call, since clients that a function holds belong to the loop they first ran in.
+        # Kept between calls, because clients that a function holds are bound to the loop they first ran in.
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
 
@@ -239,12 +242,12 @@ class Rewards:
         return not all(function.takes_ids for function in self._functions)
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise unless a dataset with these columns serves every function; `scores` looks too.
+        """Raise an error unless a dataset with these columns fits every function; `scores` checks this too.
 
         Raises
         ------
         ValueError
-            With the parameter that no column serves, and the nearest column.
+            Names the parameter without a column, and the column with the nearest name.
         """
         columns = list(columns)
         for function in self._functions:
@@ -268,10 +271,10 @@ class Rewards:
         Parameters
         ----------
         prompt_ids : (N, P) int64 tensor
-            Padded on the left. With `completion_ids` it may be None where every function takes texts.
+            Padded on the left. It and `completion_ids` may be None if every function takes texts.
         completion_ids : list of N int64 tensors (T_i,)
         prompts : sequence of N texts or chats
-            With `completions` it may be None where `needs_text` is False.
+            It and `completions` may be None if `needs_text` is False.
         completions : sequence of N str
         columns : dict of N values each, optional
             Other columns of the dataset.
@@ -284,8 +287,9 @@ class Rewards:
         Raises
         ------
         ValueError, TypeError
-            If a function returns anything but N finite numbers or None, or none applies to a completion: with the
-            function's name, the prompt and the completion. What a function raises is raised as it is, with a note.
+            If a function returns anything but N finite numbers or None, or no function applies to a completion. The
+            message contains the function's name, the prompt and the completion. Exceptions of a function itself are
+            raised unchanged, with a note.
         """
         columns = columns or {}
         self.check_columns(columns)
@@ -297,7 +301,7 @@ class Rewards:
             prompt = prompt_ids[row] if prompts is None else prompts[row]
             return pair_excerpt(prompt, completion_ids[row] if completions is None else completions[row])
 
-        # Each function has its own, so that none changes what is learned from, or what the next one sees.
+        # Each function gets copies, so that it cannot change the training data or the arguments of the next function.
         calls = [
             functools.partial(
                 function.call,
@@ -319,7 +323,7 @@ class Rewards:
         return scores
 
     def combine(self, scores: np.ndarray) -> np.ndarray:
-        """The weighted sum over the functions that apply.
+        """Return the weighted sum over the functions that apply.
 
         Parameters
         ----------
@@ -333,7 +337,7 @@ class Rewards:
         Raises
         ------
         ValueError
-            If the shape is another, or no function applies to a completion.
+            If the shape is different, or no function applies to a completion.
         """
         scores = np.asarray(scores, dtype=np.float64)
         if scores.ndim != 2 or len(scores) != len(self):
@@ -347,23 +351,23 @@ class Rewards:
         return self.weights @ np.where(applies, scores, 0.0)
 
     def _count(self, prompt_ids: Any, completion_ids: Any, prompts: Any, completions: Any, columns: Any) -> int:
-        """N; every argument that is needed must be there and have as many."""
+        """Return N; raise an error if a required argument is missing, or lengths differ."""
         given = {"prompts": prompts, "completions": completions} if self.needs_text else {}
         if any(function.takes_ids for function in self._functions):
             given |= {"completion_ids": completion_ids, "prompt_ids": prompt_ids}
         for name, value in given.items():
             if value is None:
                 asks = next(f.name for f in self._functions if f.takes_ids == name.endswith("ids"))
-                raise ValueError(f"{self._where}: {name} must be given, which reward {asks} takes, got None")
+                raise ValueError(f"{self._where}: {name} must be given, since reward {asks} takes them, got None")
         given |= {f"column {name}": column for name, column in columns.items()}
         first, n = next((name, len(value)) for name, value in given.items())
         for name, value in given.items():
             if len(value) != n:
-                raise ValueError(f"{self._where}: {name} must have {n} rows, as {first}, got {len(value)}")
+                raise ValueError(f"{self._where}: {name} must have {n} rows, like {first}, got {len(value)}")
         return n
 
     def _answers(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What each function returns; what must be awaited is awaited together."""
+        """Return the result of each function; all awaitable results are awaited together."""
         answers: list[Any] = []
         waiting: dict[int, Awaitable[Any]] = {}
         for k, call in enumerate(calls):
@@ -371,7 +375,7 @@ class Rewards:
                 answers.append(call())
             except (Exception, SystemExit) as e:
                 for awaitable in filter(inspect.iscoroutine, waiting.values()):
-                    awaitable.close()  # else Python warns of one that was never awaited
+                    awaitable.close()  # else Python warns that it was never awaited
                 self._blame(k, e)
             if inspect.isawaitable(answers[k]):
                 waiting[k] = answers[k]
@@ -388,7 +392,7 @@ class Rewards:
         return answers
 
     def _blame(self, k: int, e: BaseException) -> NoReturn:
-        """Raise what a function has raised, with a note of which; it must not end the process."""
+        """Raise a function's exception with a note that names the function; SystemExit becomes a RuntimeError."""
         if isinstance(e, SystemExit):
             ended = RuntimeError(f"{self._where}: reward {self.names[k]} must not end the process, got {e!r}")
             note_cause(ended, f"reward {self.names[k]}")
@@ -398,7 +402,7 @@ class Rewards:
 
 
 class _Loop:
-    """An event loop in a thread of its own, so that it does not matter whether the caller runs one."""
+    """An event loop in its own thread, so that it does not matter whether the caller already runs a loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -407,11 +411,11 @@ class _Loop:
         self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
 
     def is_alive(self) -> bool:
-        """False where it was stopped, and in a forked process, which has no threads."""
+        """Return False if the loop was stopped, and in a forked process, where its thread does not exist."""
         return self._stop.alive and self._thread.is_alive()
 
     def wait(self, awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
-        """The result or the exception of each, all awaited together."""
+        """Await all of `awaitables` together, and return the result or the exception of each."""
         try:
             return asyncio.run_coroutine_threadsafe(_together(awaitables), self._loop).result()
         except BaseException:  # Ctrl-C
@@ -420,7 +424,7 @@ class _Loop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Until it is stopped; what is still awaited then is cancelled."""
+    """Run the loop until it is stopped, then cancel the remaining tasks."""
     try:
         loop.run_forever()
         left = asyncio.all_tasks(loop)
@@ -439,5 +443,5 @@ async def _together(awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, Bas
 async def _caught(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     try:
         return await awaitable, None
-    except BaseException as e:  # any: SystemExit would end the loop, for which the caller would wait for ever
+    except BaseException as e:  # also SystemExit, which would end the loop and leave the caller waiting forever
         return None, e

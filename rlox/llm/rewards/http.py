@@ -1,7 +1,7 @@
-"""Rewards over HTTP, so that the model may run in another process or on another machine.
+"""Rewards over HTTP, so that the reward model can run in another process or on another machine.
 
 ``POST /score`` takes ``{"prompts": [...], "completions": [...]}`` and answers ``{"scores": [...]}``; ``GET /health``
-answers ``{"status": "ok"}``; what is refused is answered by ``{"error": "..."}``.
+answers ``{"status": "ok"}``; the answer to a rejected request is ``{"error": "..."}``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_BYTES = 64 << 20  # of one request
 MOST_ROWS = 65_536  # of one request
 
 _REMEDIES = {
-    401: "pass token=, that of the server; on the command line the variable RLOX_REWARD_TOKEN holds it",
-    404: "pass url=, that of RewardHTTPServer.url",
+    401: "pass token= with the server's token; on the command line, set the variable RLOX_REWARD_TOKEN",
+    404: "pass url= with the value of RewardHTTPServer.url",
     413: "score fewer completions at a time",
-    500: "the reward of the server has failed: mend it there",
+    500: "the reward of the server has failed: fix it there",
 }
 
 
@@ -43,7 +43,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Refused(Exception):
-    """A request that is answered by an error."""
+    """Raised for a request that is answered with an error."""
 
     def __init__(self, status: int, said: str):
         super().__init__(said)
@@ -51,23 +51,23 @@ class _Refused(Exception):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = 60  # seconds a client may keep silent
+    timeout = 60  # seconds that a client may be silent
     server_version, sys_version = "rlox", ""
     server: _Listener
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: what stands on the terminal is the training's."""
+        """Log nothing: the terminal belongs to the training."""
 
     def do_GET(self) -> None:
         if self.path == "/health":
             self._answer(200, {"status": "ok"})
         else:
-            self._refuse(_Refused(405 if self.path == "/score" else 404, "ask GET /health, or POST /score"))
+            self._refuse(_Refused(405 if self.path == "/score" else 404, "use GET /health, or POST /score"))
 
     def do_POST(self) -> None:
         try:
             if self.path != "/score":
-                raise _Refused(405 if self.path == "/health" else 404, "ask POST /score, or GET /health")
+                raise _Refused(405 if self.path == "/health" else 404, "use POST /score, or GET /health")
             self._check_token()
             prompts, completions = _read_request(self._body())
             try:
@@ -88,17 +88,17 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, given = self.headers.get("Authorization", "").partition(" ")
         right = hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode())
         if kind.lower() != "bearer" or not right:
-            raise _Refused(401, "the header must be 'Authorization: Bearer TOKEN', with the token of this server")
+            raise _Refused(401, "the header must be 'Authorization: Bearer TOKEN' with this server's token")
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
-            raise _Refused(411, "the header Content-Length must say how long the request is")
+            raise _Refused(411, "the header Content-Length must contain the length of the request")
         if int(length[:20]) > MOST_BYTES:
             raise _Refused(413, f"a request must have at most {MOST_BYTES:,} bytes, got {length[:20]}")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise _Refused(400, f"the request must have {length} bytes, as Content-Length says, got {len(body)}")
+            raise _Refused(400, f"the request must have {length} bytes, its Content-Length, got {len(body)}")
         return body
 
     def _answer(self, status: int, said: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, e: _Refused) -> None:
         self._answer(e.status, {"error": str(e)})
-        # Closed while the client still sends, the connection would be reset and the answer lost.
+        # If the connection were closed while the client still sends, it would be reset and the answer lost.
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(1)
         left = 2 * MOST_BYTES
@@ -155,41 +155,41 @@ class _Listener(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer's own asks the name server for this machine's name, which can take seconds.
+        # HTTPServer.server_bind looks up this machine's name with DNS, which can take seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that has gone away needs no answer."""
+        """Do nothing: a client that has disconnected needs no answer."""
 
 
 class RewardHTTPServer:
-    """Answers over HTTP with the scores of a reward, one request at a time, until it is closed.
+    """HTTP server that scores completions with a reward, one request at a time, until it is closed.
 
     Parameters
     ----------
     reward : object with ``score_batch``
         Such as `rlox.llm.rewards.models.RewardModelServer`.
     host : str
-        Address to listen on. Any but this machine's own, such as ``127.0.0.1``, needs a token.
+        Address to listen on. Every address other than a loopback address, such as ``127.0.0.1``, requires a token.
     port : int
-        0 chooses a free one.
+        0 chooses a free port.
     token : str, optional
-        What clients must send; a secret.
+        A secret that clients must send.
 
     Attributes
     ----------
     url : str
-        Where it listens.
+        URL that the server listens on.
 
     Raises
     ------
     TypeError
         If `reward` has no ``score_batch``.
     ValueError
-        If others could connect and there is no token, or an argument is out of range.
+        If other machines could connect and there is no token, or an argument is out of range.
     OSError
-        If the port is taken, or the address is not this machine's.
+        If the port is in use, or the address does not belong to this machine.
 
     Examples
     --------
@@ -206,7 +206,7 @@ class RewardHTTPServer:
         require(where, "host", host, str)
         if token is None and not _is_loopback(host):
             raise ValueError(
-                f"{where}: host must be this machine alone where there is no token, got {shown(host)}; pass token=, or "
+                f"{where}: host must be a loopback address if there is no token, got {shown(host)}; pass token=, or "
                 "host='127.0.0.1'"
             )
         try:
@@ -219,11 +219,11 @@ class RewardHTTPServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the server is closed; Ctrl-C interrupts."""
+        """Wait until the server is closed; Ctrl-C interrupts."""
         self._thread.join()
 
     def close(self) -> None:
-        """Stop listening; again is allowed."""
+        """Stop listening. It may be called more than once."""
         self._listener.shutdown()
         self._thread.join()
         self._listener.server_close()
@@ -236,20 +236,20 @@ class RewardHTTPServer:
 
 
 class RemoteReward:
-    """A reward that a `RewardHTTPServer` gives.
+    """A reward that is computed by a `RewardHTTPServer`.
 
     Parameters
     ----------
     url : str
-        ``RewardHTTPServer.url``, or where else that server is reached.
+        ``RewardHTTPServer.url``, or another URL of that server.
     token : str, optional
-        That of the server.
+        The server's token.
     timeout : float
-        Seconds to wait for the server to say something.
+        Seconds to wait for data from the server.
     retries : int
-        How often to ask again where no connection comes about or holds, or the server is busy (429, 502, 503, 504).
+        Number of retries if a connection fails or breaks, or the server is busy (429, 502, 503, 504).
     pause : float
-        Seconds before the first of these, at most; each later one waits twice as long, at most 30 seconds.
+        Longest pause in seconds before the first retry; it doubles with each later retry, up to 30 seconds.
 
     Raises
     ------
@@ -263,29 +263,29 @@ class RemoteReward:
         self._where = f"{type(self).__name__} {self.url}"
 
     def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """(N,) float64, the server's scores.
+        """Return the server's scores, (N,) float64.
 
         Raises
         ------
         ConnectionError
             If the server cannot be reached, or stays busy.
         RuntimeError
-            If it refuses the request, with what it says and what to do.
+            If it refuses the request, with its explanation and a remedy.
         ValueError
-            If it answers anything but N finite numbers.
+            If its answer is not N finite numbers.
         """
         check_pairs(self._where, prompts, completions)
         body = {"prompts": list(prompts), "completions": list(completions)}
         try:
             answer = self._client.send("/score", body)
-        except TypeError as e:  # JSON has no such thing
+        except TypeError as e:  # not serialisable as JSON
             raise TypeError(f"{self._where}: prompts and completions must be texts or chats, got {one_line(e)}") from e
         try:
             scores = json.loads(answer)["scores"]
         except (ValueError, TypeError, KeyError, RecursionError) as e:
             raise ValueError(
-                f'{self._where}: the server must answer {{"scores": [...]}}, got {shown(answer)}; pass url=, that of a '
-                "RewardHTTPServer"
+                f'{self._where}: the server must answer {{"scores": [...]}}, got {shown(answer)}; pass url= with the '
+                "URL of a RewardHTTPServer"
             ) from e
         what = f"{self._where}: the server"
         return as_scores(what, scores, len(completions), lambda i: pair_excerpt(prompts[i], completions[i]))

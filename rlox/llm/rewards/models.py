@@ -1,4 +1,4 @@
-"""Rewards that models give: several objectives in one, ensembles, and a model that reads texts, here or over HTTP."""
+"""Rewards from models: weighted sums of objectives, ensembles, and reward models that read texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _weight(where: str, name: str, value: Any) -> float:
 
 
 def _call(where: str, name: str, scorer: Scorer, prompts: Sequence[Any], completions: Sequence[Any]) -> np.ndarray:
-    """What `scorer` returns, as (N,) float64; what it raises gets a note of its name."""
+    """Call `scorer` and return its result as (N,) float64; its exceptions get a note with its name."""
     try:
         result = scorer(list(prompts), list(completions))
     except Exception as e:
@@ -55,9 +55,9 @@ class MultiObjectiveReward:
     Raises
     ------
     ValueError
-        If there is no objective, a weight is not finite, or `weights` has other keys than `objectives`.
+        If there is no objective, a weight is not finite, or the keys of `weights` and `objectives` differ.
     TypeError
-        If an objective can be neither called nor asked to ``score_batch``.
+        If an objective is not callable and has no ``score_batch``.
     """
 
     def __init__(self, objectives: Mapping[str, Any], weights: Mapping[str, float] | None = None):
@@ -79,12 +79,12 @@ class MultiObjectiveReward:
         self.weights = {name: _weight(where, f"weight {name!r}", weights[name]) for name in objectives}
 
     def score_each(self, prompts: Sequence[Text], completions: Sequence[str]) -> dict[str, np.ndarray]:
-        """(N,) float64 of every objective, without its weight.
+        """Return the scores (N,) float64 of every objective, without its weight.
 
         Raises
         ------
         ValueError, TypeError
-            If an objective returns anything but N finite numbers. What it raises is raised as it is, with a note.
+            If an objective returns anything but N finite numbers. Its own exceptions are raised unchanged, with a note.
         """
         where = type(self).__name__
         check_pairs(where, prompts, completions)
@@ -94,7 +94,7 @@ class MultiObjectiveReward:
         }
 
     def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """(N,) float64, the weighted sum; raises as `score_each`."""
+        """Return the weighted sum (N,) float64. Raises the same errors as `score_each`."""
         each = self.score_each(prompts, completions)
         return np.sum([self.weights[name] * scores for name, scores in each.items()], axis=0)
 
@@ -102,14 +102,14 @@ class MultiObjectiveReward:
 
 
 def _scorer(what: str, given: Any) -> Scorer:
-    """`given` as ``(prompts, completions) -> scores``."""
+    """Return `given` as a function ``(prompts, completions) -> scores``."""
     if inspect.isclass(given) or not callable(scorer := getattr(given, "score_batch", given)):
         raise TypeError(f"{what} must be a function of (prompts, completions) or have score_batch, got {shown(given)}")
     return scorer
 
 
 class _Reader:
-    """From texts to the ids that networks score."""
+    """Converts texts to the ids that networks score."""
 
     def __init__(self, where: str, tokenizer: Any, max_length: int | None):
         self._where, self._tokenizer = where, tokenizer
@@ -117,13 +117,13 @@ class _Reader:
         self._warned = False
 
     def read(self, prompts: Sequence[Text], completions: Sequence[Text]) -> list[list[int]]:
-        """Ids of every prompt with its completion; of those that are too long, the last `max_length`."""
+        """Return the ids of every prompt with its completion; only the last `max_length` ids of longer rows."""
         check_pairs(self._where, prompts, completions)
         if self._tokenizer is None and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{self._where}: without a tokenizer the bytes of a text are its token ids, 0 to 255; pass tokenizer=, "
-                "that of the reward model, unless it was trained on bytes",
+                "the reward model's tokenizer, unless the model was trained on bytes",
                 RuntimeWarning,
                 3,
             )
@@ -132,15 +132,15 @@ class _Reader:
 
     def _ids(self, row: int, prompt: Text, completion: Text) -> list[int]:
         if self._tokenizer is not None:
-            # Without a prompt, the completion is a text of its own.
+            # Without a prompt, the completion is encoded as a whole text.
             ends = getattr(self._tokenizer, "eos_token_id", None) is not None
             ids = encode(self._tokenizer, prompt or None, completion, add_eos=ends, row=row, where=self._where)
             return [*ids[0], *ids[1]]
         for name, text in (("prompt", prompt), ("completion", completion)):
             if not isinstance(text, str):
                 raise ValueError(
-                    f"{self._where}: row {row}: {name} must be a text where there is no tokenizer, got {shown(text)}; "
-                    "pass tokenizer=, one with a chat template"
+                    f"{self._where}: row {row}: {name} must be a text if there is no tokenizer, got {shown(text)}; "
+                    "pass a tokenizer with a chat template as tokenizer="
                 )
         found = list(f"{prompt}{completion}".encode(errors="replace"))
         if not found:
@@ -149,27 +149,27 @@ class _Reader:
 
 
 class _Network:
-    """A network that scores rows of ids: in batches, and yet each row as if it were alone."""
+    """A network that scores rows of ids in batches, with the same scores as if each row were alone."""
 
     def __init__(self, where: str, network: Any, batch_size: int, device: Any):
         if not isinstance(network, nn.Module):
-            remedy = "; what has score_batch needs no server" if hasattr(network, "score_batch") else ""
+            remedy = "; an object with score_batch needs no server" if hasattr(network, "score_batch") else ""
             raise TypeError(f"{where}: reward_model must be a torch.nn.Module, got {shown(network)}{remedy}")
         self.what = f"{where}: reward model {type(network).__name__}"
         self._network = network if device is None else network.to(device)
         self._batch_size = integer(where, "batch_size", batch_size, 1)
         try:
             self._takes_mask = "attention_mask" in inspect.signature(network.forward).parameters
-        except ValueError:  # of a compiled function that does not say
+        except ValueError:  # a compiled function without a signature
             self._takes_mask = False
         config: Any = getattr(network, "config", None)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        # Models of transformers find a row's last token by this id.
+        # Models of transformers use this id to find a row's last token.
         self._config = config if hasattr(config, "pad_token_id") else None
         self._lock = threading.Lock()
 
     def score(self, rows: Sequence[list[int]]) -> np.ndarray:
-        """(N,) float64 of N rows of ids."""
+        """Return the scores (N,) float64 of N rows of ids."""
         scores = np.empty(len(rows))
         with self._lock, torch.no_grad(), _evaluating(self._network), self._with_padding() as pad:
             weights = next(self._network.parameters(), None)
@@ -185,7 +185,7 @@ class _Network:
         return scores
 
     def _batches(self, rows: Sequence[list[int]], padded: bool) -> Iterator[list[int]]:
-        """Indices, the shorter rows first; where nothing can be `padded`, those of a batch are of one length."""
+        """Yield batches of indices, shorter rows first; without `padded`, all rows of a batch have the same length."""
         batch: list[int] = []
         for row in sorted(range(len(rows)), key=lambda i: len(rows[i])):
             differs = bool(batch) and not padded and len(rows[row]) != len(rows[batch[0]])
@@ -198,10 +198,11 @@ class _Network:
 
     @contextmanager
     def _with_padding(self) -> Iterator[int | None]:
-        """The id that fills up rows; None where rows of a batch must be of one length.
+        """Yield the padding id, or None if all rows of a batch must have the same length.
 
-        A network that takes no mask would score the padding too. One of transformers without ``pad_token_id`` scores
-        the last column, and refuses batches; with -1, which is nobody's id, it scores the last column of batches too.
+        A network that takes no mask would score the padding too. A network of transformers without ``pad_token_id``
+        scores the last column, and rejects batches; with -1, which is no token's id, it scores the last column of
+        batches too.
         """
         if not self._takes_mask:
             yield None
@@ -227,7 +228,7 @@ class _Network:
         shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         if shape not in ((n,), (n, 1)):
             raise ValueError(
-                f"{self.what} must return one score a row, ({n},) or .logits ({n}, 1), got "
+                f"{self.what} must return one score per row, ({n},) or .logits ({n}, 1), got "
                 f"{shape}{'; load it with num_labels=1' if self._config is not None else ''}"
             )
         return found.reshape(n).double().cpu().numpy()
@@ -235,7 +236,7 @@ class _Network:
 
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode, then what each part was in before: some may be frozen."""
+    """Switch to evaluation mode; afterwards restore the mode of each module, since some may be frozen."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -246,29 +247,29 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
 
 
 class RewardModelServer:
-    """A network as a reward: it reads prompts and completions as text.
+    """A network as a reward that reads prompts and completions as text.
 
     Parameters
     ----------
     reward_model : torch.nn.Module
-        ``forward(input_ids)``, (B, T) int64, returns (B,) or (B, 1), or an output with such ``logits`` as sequence
-        classifiers of transformers do. If `forward` has a parameter ``attention_mask``, rows of different length are
-        padded on the right; if not, rows of one length are scored together. Either way a row's score is the same as if
-        it were scored alone.
+        ``forward(input_ids)``, (B, T) int64, returns (B,) or (B, 1), or an output with ``logits`` of such a shape, like
+        the sequence classifiers of transformers. If `forward` has a parameter ``attention_mask``, rows of different
+        lengths are padded on the right; if not, only rows of the same length are scored together. In both cases a
+        row's score is the same as if it were scored alone.
     batch_size : int
-        Most rows at a time.
+        Maximum number of rows per forward pass.
     tokenizer : transformers.PreTrainedTokenizerBase, optional
-        Reads prompt and completion as `rlox.llm.data.encode` does, with EOS where it has one. Without it, the UTF-8
+        Encodes prompt and completion as `rlox.llm.data.encode` does, with EOS if it has one. Without it, the UTF-8
         bytes of both are the ids.
     max_length : int, optional
-        Of longer rows, the last so many ids are scored.
+        Only the last `max_length` ids of longer rows are scored.
     device : str or torch.device, optional
-        Move the model there; by default it stays where it is.
+        Device to move the model to; by default it is not moved.
 
     Raises
     ------
     TypeError
-        If `reward_model` is no module.
+        If `reward_model` is not a module.
     ValueError
         If a number is not positive.
     """
@@ -287,7 +288,7 @@ class RewardModelServer:
         self.reward_model = reward_model
 
     def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """(N,) float64, without gradients and in evaluation mode.
+        """Return scores (N,) float64, computed without gradients and in evaluation mode.
 
         Warns
         -----
@@ -297,14 +298,15 @@ class RewardModelServer:
         Raises
         ------
         ValueError
-            If a text cannot be read, the model returns other shapes, or a score is not finite: with the text.
+            If a text cannot be read, the model returns other shapes, or a score is not finite. The message contains the
+            text.
         """
         return _scored(self._network, self._reader.read(prompts, completions), prompts, completions)
 
     __call__ = score_batch
 
     def serve(self, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> RewardHTTPServer:
-        """Answer other processes over HTTP, as `rlox.llm.rewards.http.RewardHTTPServer` says."""
+        """Serve scores over HTTP; see `rlox.llm.rewards.http.RewardHTTPServer`."""
         from rlox.llm.rewards.http import RewardHTTPServer
 
         return RewardHTTPServer(self, host, port, token)
@@ -313,7 +315,7 @@ class RewardModelServer:
 def _scored(
     network: _Network, ids: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]
 ) -> np.ndarray:
-    """The network's scores, of which each must be finite."""
+    """Return the network's scores, each of which must be finite."""
     return as_scores(network.what, network.score(ids), len(ids), lambda i: pair_excerpt(prompts[i], completions[i]))
 
 
@@ -323,18 +325,18 @@ class EnsembleRewardModel:
     Parameters
     ----------
     models : list of torch.nn.Module or of objects with ``score_batch``
-        Modules are those of `RewardModelServer`; they stay on their devices.
+        Modules as `RewardModelServer` takes them; they stay on their devices.
     weights : sequence of float, optional
         One for each model, used as given; 1 / K each by default.
     tokenizer, batch_size, max_length
-        Of the modules, as in `RewardModelServer`.
+        Settings for the modules, as in `RewardModelServer`.
 
     Raises
     ------
     ValueError
         If there is no model, or the weights are not one finite number for each.
     TypeError
-        If a model is no module and has no ``score_batch``.
+        If a model is not a module and has no ``score_batch``.
     """
 
     def __init__(
@@ -347,7 +349,7 @@ class EnsembleRewardModel:
     ):
         where = type(self).__name__
         if not isinstance(models, (list, tuple, nn.ModuleList)) or not len(models):
-            raise ValueError(f"{where}: models must be a list of at least one, got {shown(models)}")
+            raise ValueError(f"{where}: models must be a list of at least one model, got {shown(models)}")
         given = [1 / len(models)] * len(models) if weights is None else list(weights)
         if len(given) != len(models):
             raise ValueError(f"{where}: weights must be one for each of {len(models)} models, got {shown(weights)}")
@@ -363,7 +365,7 @@ class EnsembleRewardModel:
                 raise TypeError(f"{where}: model {k} must be a torch.nn.Module or have score_batch, got {shown(model)}")
 
     def score_each(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """(K, N) float64, the scores of every model, without its weight; raises as `RewardModelServer.score_batch`."""
+        """Return the unweighted scores (K, N) float64 of every model. Raises like `RewardModelServer.score_batch`."""
         where = type(self).__name__
         check_pairs(where, prompts, completions)
         reads = any(isinstance(member, _Network) for member in self._members)
@@ -378,11 +380,11 @@ class EnsembleRewardModel:
         )
 
     def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """(N,) float64, the weighted sum; raises as `score_each`."""
+        """Return the weighted sum (N,) float64. Raises the same errors as `score_each`."""
         return self.weights @ self.score_each(prompts, completions)
 
     __call__ = score_batch
 
     def disagreement(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """(N,) float64, the standard deviation over the models, without their weights."""
+        """Return the standard deviation (N,) float64 over the models, without their weights."""
         return self.score_each(prompts, completions).std(axis=0)

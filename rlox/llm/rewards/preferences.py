@@ -1,4 +1,4 @@
-"""Which of two completions is the better one: functions of users that say so, or their rewards."""
+"""Preferences between two completions, from a user function or from rewards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlox.llm.rewards.scoring import scores_of, texts_of
 
 
 class Preferences:
-    """Judges pairs by a function of the user's, or by reward functions.
+    """Compares pairs of completions with a user function or with reward functions.
 
     Raises
     ------
     TypeError
-        For both, and for what is no function.
+        If both are given, or `preference_fn` is not a function.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Preferences:
         where: str,
     ) -> None:
         if preference_fn is not None and reward_fn is not None:
-            raise TypeError(f"{where}: preference_fn must not stand beside reward_fn; pass one of them")
+            raise TypeError(f"{where}: preference_fn must not be combined with reward_fn; pass one of them")
         if preference_fn is not None and not callable(preference_fn):
             raise TypeError(
                 f"{where}: preference_fn must be a function (prompts, completions) -> indices, got "
@@ -42,7 +42,7 @@ class Preferences:
         self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, where)
 
     def require(self) -> None:
-        """A ValueError where neither was given."""
+        """Raise a ValueError if neither was given."""
         if self._function is None and self.rewards is None:
             raise ValueError(f"{self._where}: there must be a preference_fn or a reward_fn to learn from, got neither")
 
@@ -53,26 +53,26 @@ class Preferences:
         completions: Sequence[np.ndarray],
         model: LanguageModel,
     ) -> np.ndarray:
-        """Rewards (R,) f64 of completions of the prompts `numbers` (R,)."""
+        """Return rewards (R,) f64 of completions of the prompts `numbers` (R,)."""
         assert self.rewards is not None
         return self.rewards.combine(scores_of(self.rewards, rows, numbers, completions, model))
 
     def judge(
         self, rows: Encoded, numbers: np.ndarray, completions: Sequence[np.ndarray], model: LanguageModel
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Which of each pair is preferred, (B,) int64: 0 or 1, -1 for neither; and the rewards (2 B,), if any.
+        """Return the preferred completion of each pair, (B,) int64: 0 or 1, -1 for neither; and any rewards (2 B,).
 
         Parameters
         ----------
         numbers : array (B,)
             The prompts.
         completions : sequence of 2 B arrays
-            The two of each prompt together.
+            The two completions of each prompt, next to each other.
 
         Raises
         ------
         ValueError, TypeError
-            Where the function returns anything but 0, 1 or None for each pair.
+            If the function returns anything but 0, 1 or None for each pair.
         """
         self.require()
         if self.rewards is not None:

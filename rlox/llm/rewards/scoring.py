@@ -1,4 +1,4 @@
-"""What reward functions say of completions that were sampled."""
+"""Score sampled completions with reward functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlox.llm.tokens import left_padded
 
 
 def texts_of(rows: Encoded, numbers: Sequence[int] | np.ndarray, model: LanguageModel) -> list[Any]:
-    """The prompts `numbers`, as they were written, or decoded where they came as token ids."""
+    """Return the original texts of the prompts `numbers`, or decode them if they were given as token ids."""
     if rows.texts is not None:
         return [rows.texts[i] for i in numbers]
     return [model.decode(rows.prompts[i]) for i in numbers]
@@ -28,17 +28,17 @@ def scores_of(
     completions: Sequence[np.ndarray],
     model: LanguageModel,
 ) -> np.ndarray:
-    """Scores (K, R) f64 of R completions of the prompts `numbers` (R,), NaN where a function does not apply.
+    """Return scores (K, R) f64 of R completions of the prompts `numbers` (R,), NaN where a function does not apply.
 
     Raises
     ------
     ValueError
-        For a function of texts where there is no tokenizer, and as `Rewards.scores`.
+        If a function takes texts and there is no tokenizer, and for the same reasons as `Rewards.scores`.
     """
     if rewards.needs_text and model.tokenizer is None:
         raise ValueError(
-            f"{model.where}: a reward of texts needs a tokenizer, got none; pass tokenizer=…, or take token ids, as "
-            "(completions, prompts)"
+            f"{model.where}: a reward that takes texts needs a tokenizer, got none; pass tokenizer=…, or let it take "
+            "token ids, (completions, prompts)"
         )
     ids = [torch.from_numpy(np.asarray(row)) for row in completions]
     prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
