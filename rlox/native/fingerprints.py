@@ -74,7 +74,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.replay:ReplayCollector._explore": "c959e4059dd2e96b",
     "rlox.collectors.replay:ReplayCollector._see": "08871f6f432d3d42",
     "rlox.collectors.replay:ReplayCollector._where": "cf8f9a19430febb7",
-    "rlox.collectors.replay:ReplayCollector.follow_on": "ef1e8ff17d84597a",
+    "rlox.collectors.replay:ReplayCollector.follow_on": "04b3d53ba374194b",
     "rlox.collectors.replay:ReplayCollector.forget": "bd9e410542828d05",
     "rlox.collectors.replay:ReplayCollector.has_fed": "6af52b4680c46b3e",
     "rlox.collectors.replay:ReplayCollector.observe": "227e15dd4394459a",
