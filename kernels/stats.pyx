@@ -353,7 +353,6 @@ cdef class RunningStatsVec:
         """Return data as float64 (B * D,) or (B, D), after checking that batch_size agrees."""
         cdef cnp.ndarray array = as_real(data, cnp.NPY_FLOAT64, where, "data")
         cdef int ndim = cnp.PyArray_NDIM(array)
-        cdef Py_ssize_t wanted
         if ndim == 2:
             if cnp.PyArray_DIM(array, 1) != self.d:
                 raise ValueError(f"{where}: data must have shape (B, {self.d}), got {(<object>array).shape}")
@@ -409,10 +408,6 @@ cdef class RunningStatsVec:
         cdef Py_ssize_t d = self.d
         cdef f64* work = self.rows + 2 * d
         cdef f64 n = self.n
-        if d == 0:
-            self.n += <f64>(as_index(batch_size, "RunningStatsVec.batch_update", "batch_size")
-                            if cnp.PyArray_NDIM(array) == 1 else cnp.PyArray_DIM(array, 0))
-            return
         # The GIL is not released, because the scratch rows belong to the object.
         memcpy(work, self.rows, 2 * d * sizeof(f64))
         add_batch(cnp.PyArray_SIZE(array) // d, d, <const f64*>cnp.PyArray_DATA(array), &n, work, work + d,
@@ -500,8 +495,6 @@ cdef class RunningStatsVec:
         cdef Py_ssize_t d = self.d
         cdef const f64* x = <const f64*>cnp.PyArray_DATA(array)
         cdef f64* out = <f64*>cnp.PyArray_DATA(result)
-        if d == 0:
-            return result
         self._factors()
         for i in range(cnp.PyArray_SIZE(array) // d):
             standardise(d, <cf64_r>(x + i * d), <cf64_r>self.rows, <cf64_r>(self.rows + 2 * d),

@@ -292,12 +292,9 @@ cdef class ReplayBuffer(Ring):
             extra = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
             dest.extra = <f32*>cnp.PyArray_DATA(extra)
         cdef dict columns = {}
-        if extra is not None:
-            at = 0
+        if extra is not None and given is not None:
             for name, dim in self.column_dims.items():
-                if given is not None:
-                    columns[name] = self.output(given, name, cnp.NPY_FLOAT32, "float32", (n, dim))
-                at += dim
+                columns[name] = self.output(given, name, cnp.NPY_FLOAT32, "float32", (n, dim))
         cdef i64 high, start, newest
         if slots == NULL:
             self.ready(self.in_sample)

@@ -251,7 +251,6 @@ cdef class Store:
     cdef int adopt(self, dict state) except -1:
         """Continue with the file that `state` refers to. Changes nothing if that is impossible."""
         cdef Tiers* t = &self.tiers
-        cdef i64 k
         cdef i64 head = state["head"], first = head - state["n"], n_written = state["cold_written"]
         cdef i64 newest = max(head - first - t.hot_capacity, 0)  # number of transitions that are only in the file
         where = "MmapReplayBuffer.set_state"

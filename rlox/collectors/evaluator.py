@@ -29,7 +29,7 @@ from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unch
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
 from rlox.envs.failures import dumps
-from rlox.envs.parallel_env import packed, raise_packed
+from rlox.envs.parallel_env import packed, raise_packed, watch_parent
 from rlox.nn.modules import copied
 
 _ALIVE_EVERY = 0.5  # seconds between two checks that the other process is alive
@@ -197,7 +197,7 @@ def work(sock_fd: int, parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     warnings.simplefilter("ignore")  # the parent process issues the same warnings
     sock = socket.socket(fileno=sock_fd)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -214,10 +214,3 @@ def work(sock_fd: int, parent: int) -> None:
             except (Exception, SystemExit) as e:
                 answer = pickle.dumps((None, packed(e)))
             sock.sendall(struct.pack("<Q", len(answer)) + answer)
-
-
-def _watch(parent: int) -> None:
-    """End this process when its parent has ended, even while an environment is busy."""
-    while os.getppid() == parent:
-        time.sleep(_ALIVE_EVERY)
-    os._exit(1)

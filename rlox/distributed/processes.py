@@ -165,12 +165,14 @@ class ProcessActors:
         end = time.monotonic() + timeout
         while True:
             left = max(0.0, end - time.monotonic())
-            found = [actor for actor in actors if self._children[actor].answers or self._children[actor].gone]
-            self._read(0.0 if found else left)
-            found = [actor for actor in actors if self._children[actor].answers or self._children[actor].gone]
+            self._read(0.0 if self._first(actors) else left)
+            found = self._first(actors)
             if found or left <= 0:
-                # Not in the order of arrival, but in the order of `actors`.
                 return found
+
+    def _first(self, actors: Collection[int]) -> list[int]:
+        """Return those of `actors` that have answered or died, the earliest first."""
+        return [actor for actor in dict.fromkeys(self._arrived) if actor in actors]
 
     def result(self, actor: int) -> Trajectory:
         child = self._children[actor]

@@ -184,9 +184,7 @@ class NativeMultiAgentVecEnv:
 
     def render(self) -> np.ndarray | None:
         """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
-        if not self._draws:
-            return None
-        if self.native.env_id != "GridPursuit-v0":
+        if not self._draws or self.native.env_id != "GridPursuit-v0":
             return None
         return drawn_pursuit(self.native.central()[0], self.native.params["size"])
 

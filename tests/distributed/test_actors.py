@@ -21,7 +21,9 @@ import rlox
 from rlox.config import IMPALAConfig
 from rlox.distributed import Actor, ActorCollector, ActorPlan, Trajectory, Weights
 from rlox.distributed.grpc_actors import ActorSessions, _checked
+from rlox.distributed.pools import make_pool
 from rlox.distributed.snapshots import snapshot
+from rlox.envs import make_vec_env
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
@@ -260,6 +262,22 @@ def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
     algorithm.collector.notify = notes.append
     with pytest.raises(TimeoutError, match=r"actor \d \(a thread\) does not answer, .*algo.actors=processes"):
         algorithm.train(800)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_actors_are_ready_in_the_order_of_their_answers(kind):
+    policy, config = NativePolicy(4, 2, [8], False), IMPALAConfig(actors=kind, n_actors=3)
+    spec = make_vec_env("CartPole-v1", 1, 0).spec
+    pool = make_pool(ActorPlan("CartPole-v1", 2, 5, 0, policy, config), config, spec)
+    try:
+        for actor in (2, 0, 1):
+            pool.request(actor, Weights(0, snapshot(policy)))
+            assert pool.ready([actor], 60.0) == [actor]
+        assert pool.ready(range(3), 0.0) == [2, 0, 1]
+        pool.result(0)
+        assert pool.ready(range(3), 0.0) == [2, 1]
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])

@@ -32,7 +32,6 @@ class _Share:
 
     rows: slice
     line: Connection
-    home: str  # address of its first worker
     lost_at: float | None = None  # time of the first missing answer
     n_replaced: int = 0  # new connections since then
 
@@ -110,8 +109,8 @@ class RemoteEnvPool(ForeignVecEnv):
                 for address, own in zip(self._addresses, rows, strict=True)
             ]
         try:
-            for own, address, future in zip(rows, self._addresses, made, strict=True):
-                self._shares.append(_Share(own, future.result(), address))
+            for own, future in zip(rows, made, strict=True):
+                self._shares.append(_Share(own, future.result()))
         except BaseException:
             for future in made:
                 if future.exception() is None:
