@@ -1,11 +1,11 @@
-"""Build the Cython kernels: each once for every machine, the same C again for newer x86-64 CPUs.
+"""Build the Cython kernels: each one for all machines, and again for newer x86-64 CPUs from the same C code.
 
-``RLOX_CPU_LEVELS=all`` builds every level, as wheels do. Otherwise only the level of this machine is built, beside a
-baseline for other machines that use the same folder, which is not optimised: `rlox.kernels` warns where it is used.
+``RLOX_CPU_LEVELS=all`` builds every CPU level, as for wheels. Otherwise only the level of this machine is built, and a
+baseline that is not optimised, for other machines that use the same folder: `rlox.kernels` warns if it is used.
 
-``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on. With it,
-``RLOX_SANITIZE=address`` or ``address,undefined`` adds the compiler's sanitizers; Python then needs their library
-preloaded, as tests/sanitize.sh does.
+``RLOX_CYTHON_DEBUG=1`` builds only the baseline, with Cython's run-time checks and asserts. ``RLOX_SANITIZE=address``
+or ``address,undefined`` then also adds the compiler's sanitizers; their library must be preloaded into Python, as in
+tests/sanitize.sh.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 DEBUG = os.environ.get("RLOX_CYTHON_DEBUG") == "1"
 DIRECTIVES = {
     "language_level": 3,
-    "annotation_typing": False,  # annotations are for readers; `n: int` must not refuse a numpy.int64
+    "annotation_typing": False,  # annotations are for readers; `n: int` must accept a numpy.int64
     "boundscheck": DEBUG,
     "initializedcheck": DEBUG,
     "nonecheck": DEBUG,
@@ -31,23 +31,23 @@ DIRECTIVES = {
     "wraparound": False,
     "cdivision": not DEBUG,
 }
-# No contraction to FMA: the levels then give the same bits. The other two let loops with comparisons,
-# selects and sqrt vectorise (twice as fast), and keep NaN and infinity as IEEE has them, unlike -ffast-math.
+# Without contraction to FMA, all levels give the same bits. The next two flags let loops with comparisons, selects and
+# sqrt vectorise (twice as fast) and, unlike -ffast-math, keep the IEEE semantics of NaN and infinity.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-g0", "-Wno-psabi"]
-# Kernels with networks in them: compared within a tolerance, not bit for bit, and a product without FMA takes twice
-# the time.
+# Kernels with networks: they are compared within a tolerance, not bit for bit, and matrix products without FMA take
+# twice the time.
 FUSED = (".nn.", ".llm.decoder", ".llm.parts", ".llm.vocabulary")
-HEADERS = ("include", "nn", "llm", "envs", "buffers")  # folders that hold some
+HEADERS = ("include", "nn", "llm", "envs", "buffers")  # folders with header files
 LINK_FLAGS = []
 SANITIZE = os.environ.get("RLOX_SANITIZE", "")
 if SANITIZE and not DEBUG:
-    raise SystemExit("setup.py: RLOX_SANITIZE needs RLOX_CYTHON_DEBUG=1, which builds apart from the release")
+    raise SystemExit("setup.py: RLOX_SANITIZE needs RLOX_CYTHON_DEBUG=1, which builds separately from the release")
 if DEBUG:
     FLAGS = ["-O1", "-ffp-contract=off", "-g", "-UNDEBUG", "-Wno-psabi"]
 if SANITIZE:
     LINK_FLAGS = [f"-fsanitize={SANITIZE}"]
     FLAGS += [*LINK_FLAGS, "-fno-omit-frame-pointer"]
-# What an x86-64 CPU of these levels must have, by the names of /proc/cpuinfo; kernels/_cpu.pyx asks the same at import.
+# Features of an x86-64 CPU at each level, as named in /proc/cpuinfo; kernels/_cpu.pyx tests the same ones at import.
 FEATURES = {
     "_v3": {"avx2", "fma", "bmi1", "bmi2"},
     "_v4": {"avx2", "fma", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -57,7 +57,7 @@ LEVELS: dict[str, list[str]] = {}
 
 
 def levels_of_this_machine() -> set[str]:
-    """The best level that the CPU runs, or all where that cannot be read."""
+    """Return the best level that the CPU supports, or all levels if that cannot be determined."""
     try:
         flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
     except (OSError, TypeError):
@@ -74,7 +74,7 @@ if sysconfig.get_platform() == "linux-x86_64":
     if not DEBUG:
         LEVELS = {
             "_v3": ["-march=x86-64-v3"],
-            # 512 bits: Pendulum 25 % faster than with 256, the rest alike (Sapphire Rapids, GCC 12).
+            # 512 bits: Pendulum is 25 % faster than with 256, others are equal (Sapphire Rapids, GCC 12).
             "_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
         }
         LEVELS = {level: flags for level, flags in LEVELS.items() if level in built}
@@ -83,17 +83,18 @@ if sysconfig.get_platform() == "linux-x86_64":
 
 
 class BuildKernels(build_ext):
-    """Runs Cython once per kernel and compiles its C once per CPU level.
+    """Runs Cython once per kernel, and compiles the C code once per CPU level.
 
-    What was compiled is kept in build/kernels under a fingerprint of what decides it, and is copied from there while
-    that is the same: by a second `pip install -e .`, whose build has folders of its own, or after a build with checks.
+    Compiled kernels are kept in build/kernels under a fingerprint of everything that affects them. Builds with the same
+    fingerprint copy them from there: a second `pip install -e .`, which builds in other folders, or a build after one
+    with checks.
     """
 
     KEPT = Path("build", "kernels")
-    MOST = 4  # versions of a kernel: at this machine's level, at all levels, with checks, with sanitizers
+    MOST = 4  # versions kept of a kernel: at this machine's level, at all levels, with checks, with sanitizers
 
     def finalize_options(self) -> None:
-        # Here and not at import, so that commands which compile nothing do not need Cython or NumPy.
+        # Not at import, so that commands that compile nothing do not need Cython or NumPy.
         self.distribution.ext_modules = kernel_extensions()
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
@@ -111,7 +112,7 @@ class BuildKernels(build_ext):
                 kept[extension.name].touch()
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # A level whose compilation fails is skipped, and an old file of it would shadow the newer baseline.
+                # A level whose compilation fails is skipped. Its old file would take precedence over the new baseline.
                 target.unlink(missing_ok=True)
                 Path(self.build_lib, self.get_ext_filename(extension.name)).unlink(missing_ok=True)
                 self.extensions.append(extension)
@@ -124,19 +125,19 @@ class BuildKernels(build_ext):
             for old in versions[: -self.MOST]:
                 old.unlink()
         self.extensions = extensions
-        # What the kernels stand for, read once here and not by every process: see rlox/native/shadows.py.
+        # Parse the Python functions that kernels replace only once, not in every process: see rlox/native/shadows.py.
         sys.path.insert(0, str(Path(__file__).parent.resolve()))
         from rlox.native.shadows import keep
 
         keep("rlox/native" if self.inplace else Path(self.build_lib, "rlox", "native"))
 
     def target(self, extension: Extension) -> Path:
-        """Where Python finds a kernel."""
+        """Return the path where Python finds a kernel."""
         return Path(self.get_ext_fullpath(extension.name))
 
 
 def replace(source: Path, target: Path) -> None:
-    """Copy a file at once: nothing ever sees half of it, and processes that have the old one loaded keep it."""
+    """Replace a file atomically: nothing sees half of it, and processes that have loaded the old file keep it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.copyfile(source, partial)
@@ -145,7 +146,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def fingerprint(extension: Extension) -> str:
-    """A hash of everything that decides what an extension compiles to, but for the compiler's own version."""
+    """Return a hash of everything that affects an extension's compiled code, except for the compiler's version."""
     import numpy
 
     of = hashlib.sha256(repr((extension.extra_compile_args, extension.extra_link_args)).encode())
@@ -153,7 +154,7 @@ def fingerprint(extension: Extension) -> str:
     of.update(repr([os.environ.get(name) for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS")]).encode())
     for path in [*extension.sources, *(path for path in extension.depends if path.endswith(".h"))]:
         text = Path(path).read_text()
-        # Cython notes where it found NumPy and its own files, which in pip's builds are folders of that build.
+        # Cython records where it found NumPy and its own files. In pip's builds, these are temporary folders.
         text = re.sub(r"/\* BEGIN: Cython Metadata.*?END: Cython Metadata \*/", "", text, count=1, flags=re.DOTALL)
         of.update(re.sub(r'"[^"\n]*/site-packages/(Cython/Includes/)?', '"', text).encode())
     return of.hexdigest()[:16]
@@ -178,7 +179,7 @@ def kernel_extensions() -> list[Extension]:
             extra_compile_args=FLAGS + flags + contract,
             extra_link_args=LINK_FLAGS,
             depends=headers,
-            optional=optional,  # a level that an old compiler does not know is skipped, not an error
+            optional=optional,  # a level that an old compiler does not know is skipped without an error
         )
 
     modules = sorted(Path("kernels").rglob("*.pyx"))
@@ -194,9 +195,9 @@ def kernel_extensions() -> list[Extension]:
         [extension(n, str(p), BASELINE, False) for n, p in zip(names, modules, strict=True)],
         include_path=["build/names"],
         build_dir=str(build_dir),
-        # Where processes start by forking; otherwise each would run this file first.
+        # In parallel only if processes are forked; otherwise each of them would run this file first.
         nthreads=(os.cpu_count() or 1) if multiprocessing.get_start_method() == "fork" else 0,
-        # Cython looks at the sources' times only; this file holds the directives.
+        # Cython only checks the modification times of the sources, but this file has the directives.
         force=any(c.stat().st_mtime < changed for c in build_dir.rglob("*.c")),
         compiler_directives=DIRECTIVES,
     )
@@ -205,7 +206,7 @@ def kernel_extensions() -> list[Extension]:
             if baseline.name == "rlox.kernels._cpu":
                 continue  # it chooses the level
             source = Path(baseline.sources[0])
-            # A copy per level: the object files of one source would overwrite each other.
+            # One copy per level, since object files of the same source would overwrite each other.
             copy = Path("build", level, source.name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             if not copy.exists() or copy.read_bytes() != source.read_bytes():
@@ -223,6 +224,6 @@ setup(
         "rlox_cli.conf",
     ],
     cmdclass={"build_ext": BuildKernels},
-    # setuptools asks whether there is anything to compile before it runs build_ext, which fills this in.
+    # setuptools checks whether there is anything to compile before it runs build_ext, which completes this list.
     ext_modules=[Extension("rlox.kernels._cpu", ["kernels/_cpu.pyx"])],
 )

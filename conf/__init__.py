@@ -1,1 +1,1 @@
-"""The YAML that ships with rlox; installed as ``rlox_cli.conf`` because Hydra reads it as a package."""
+"""The YAML files that ship with rlox; installed as ``rlox_cli.conf``, because Hydra reads them from a package."""

@@ -1,4 +1,4 @@
-"""The command line of rlox: the only room that knows Typer, Hydra, OmegaConf and Rich."""
+"""The command line of rlox: the only package that uses Typer, Hydra, OmegaConf and Rich."""
 
-# In a checkout, `python -m …` puts ./rlox_cli before the installed package, which alone maps conf/ in.
+# In a checkout, `python -m …` finds ./rlox_cli before the installed package, but only the latter maps conf/ into it.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)

@@ -1,4 +1,4 @@
-"""The application: every command, registered in the order of the help."""
+"""The Typer application, with all commands in the order in which the help lists them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _version(asked: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Train, evaluate and compare reinforcement-learning agents."""
@@ -67,7 +67,7 @@ def _root(
 def main() -> None:
     open_streams()
     if "" in (words := sys.argv[1:]):
-        # As a path it would be the folder rlox was started in: often a variable of the shell that is not set.
+        # Often an unset shell variable. As a path, '' would mean the working directory.
         print(f"rlox: argument {words.index('') + 1} must not be empty, got ''", file=sys.stderr)
         sys.exit(2)
     app()

@@ -1,4 +1,4 @@
-"""``rlox train``: validate everything, hand over to Hydra, see the mirrors through."""
+"""``rlox train``: validate everything, hand over to Hydra, wait for the mirrors."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from rlox_cli.terminal.paths import shown
 
 
 def main(args: list[str]) -> None:
-    """Run what `args` (Hydra overrides and flags, as typed) ask for."""
+    """Run the command for `args`, the Hydra overrides and flags as typed."""
     typed, (modules, args) = args, take_imports(args)
     checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
     flags, overrides = split_args(args)
     if modules and not any(override.startswith("resume=") for override in overrides):
         if any(override.lstrip("+").startswith("imports=") for override in overrides):
-            raise UsageError("--import must not stand beside imports=[…], which it sets; type one of them")
+            raise UsageError("--import must not be combined with imports=[…], which it sets; use only one of them")
         import_modules(modules)
         overrides.append(f"imports=[{','.join(modules)}]")
     console = make_console()
@@ -57,12 +57,12 @@ def main(args: list[str]) -> None:
         _resume(runs[-1].partition("=")[2], flags, others, modules, console, checks)
         return
     overrides = run_folder(with_env(overrides))
-    # --hydra-help, --version and the like train nothing and need no valid configuration.
+    # Flags such as --hydra-help and --version train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
     multirun = is_multirun(flags, overrides)
     if checks and only_prints:
-        raise UsageError("--check must not stand beside a flag that only prints")
+        raise UsageError("--check must not be combined with a flag that only prints")
     sweep = None
     if multirun and not only_prints:
         sweep, jobs = compose_sweep(flags, overrides)
@@ -162,29 +162,29 @@ def _table(outcomes: list[Outcome], console: Console) -> None:
 
 
 def _n_started() -> int:
-    """How many processes torchrun has started, this one among them; 0 where it has not."""
+    """Return how many processes torchrun has started, including this one; 0 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if started() and "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -> None:
-    """A UsageError where torchrun has started what is no data-parallel run, or has not started what is one."""
+    """Raise a UsageError if torchrun started a run that is not data-parallel, or did not start one that is."""
     n, wanted = _n_started(), next((c.distributed for c in configs if c.distributed is not None), None)
     if wanted is not None and multirun:
-        raise UsageError(f"distributed must be null in a sweep, whose jobs are one process each, got {wanted}")
+        raise UsageError(f"distributed must be null in a sweep, where each job is one process, got {wanted}")
     if wanted is not None and not n:
         raise UsageError(
-            f"distributed={wanted} must be started by torchrun, or left out (distributed=null); try: torchrun "
+            f"distributed={wanted} must be started with torchrun, or left out (distributed=null); try: torchrun "
             f"--standalone --nproc-per-node=2 -m rlox train {shlex.join(typed)}"
         )
     if wanted is None and n > 1:
         raise UsageError(
-            f"distributed must be ddp or fsdp where torchrun has started {n} processes, got null: each would train a "
-            "run of its own; add distributed=ddp"
+            f"distributed must be ddp or fsdp when torchrun has started {n} processes, got null: each process would "
+            "train its own run; add distributed=ddp"
         )
 
 
 def _new_folder(found: Job) -> Path:
-    """Where a new run's files are to go; a UsageError where they cannot."""
+    """Return the folder for a new run's files. Raise a UsageError if it cannot be used."""
     folder = folder_of(found, False)
     require_folder(folder)
     require_new(folder)
@@ -192,8 +192,10 @@ def _new_folder(found: Job) -> Path:
 
 
 def _meeting(run: str, overrides: list[str]) -> tuple[float, str]:
-    """How long the ranks of a run wait for each other, and how it is distributed, as its configuration says or what is
-    typed beside it."""
+    """Return how many seconds the ranks of a run wait for each other, and how the run is distributed.
+
+    Both come from the run's configuration; a typed ``distributed=`` takes precedence.
+    """
     typed = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("distributed=")]
     path = Path(run)
     folder = path if path.is_dir() else path.parent.parent
@@ -201,7 +203,7 @@ def _meeting(run: str, overrides: list[str]) -> tuple[float, str]:
         saved = read_config(folder)
         timeout_s, distributed = float(saved["distributed_timeout_s"]), saved["distributed"]
     except (OSError, LookupError, TypeError, ValueError):
-        # What is no run is refused by who reads it.
+        # If this is not a run, the code that reads it raises the error.
         timeout_s, distributed = RunConfig.distributed_timeout_s, None
     distributed = typed[-1] if typed else distributed
     return timeout_s, distributed if distributed in DISTRIBUTED else "ddp"

@@ -1,1 +1,1 @@
-"""Is it fast, and does it learn? ``rlox bench``: the same work in every installed system, in alternation."""
+"""Is rlox fast, and does it learn? ``rlox bench`` runs the same work in every installed system, in turns."""

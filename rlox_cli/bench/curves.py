@@ -1,4 +1,4 @@
-"""Learning curves of ``rlox bench learn``, drawn by Matplotlib."""
+"""Learning curves of ``rlox bench learn``, drawn with Matplotlib."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """(K,) steps at which there is an evaluation, and (K, R) the curves there; one that stopped early keeps its end."""
+    """Return the steps of all evaluations (K,), and the curves at these steps (K, R).
+
+    A curve that stopped early keeps its last value.
+    """
     first = max(curve[0]["step"] for curve in curves)
     steps = np.unique([row["step"] for curve in curves for row in curve])
     steps = steps[steps >= first]
@@ -26,12 +29,12 @@ def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plot(cells: dict[str, dict[str, Any]], path: Path) -> None:
-    """Write the picture of `draw`."""
+    """Write the figure of `draw`."""
     draw(cells).savefig(path, dpi=110)
 
 
 def draw(cells: dict[str, dict[str, Any]]) -> Figure:
-    """Learning curves: the IQM over seeds with its 95 % band, and the score that is to be reached."""
+    """Draw learning curves: the IQM over seeds with its 95 % band, and the score to reach."""
     from matplotlib.figure import Figure
 
     from rlox_cli.report.ticks import spread, thousands, wrapped
@@ -60,7 +63,7 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
         if "threshold" in cell:
             score = cell["threshold"]["score"]
             axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--")
-            beside = f"\ndashed: to reach, {score:g}"
+            beside = f"\ndashed: score to reach, {score:g}"
         seeds_said = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
         axis.set_title(wrapped(label + seeds_said, 44), fontsize=10)
         axis.set_xlabel(unit_of(cell.get("settings", {})).replace("steps", "environment steps") + beside, fontsize=9)
@@ -68,9 +71,9 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
         axis.tick_params(labelsize=8)
         spread(axis.xaxis, thousands())
         spread(axis.yaxis, most=8)
-    # Beside the panels: within one, it would lie on a curve.
+    # Outside the panels, where it does not cover a curve.
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), fontsize=9)
     episodes = sorted({str(cell.get("settings", {}).get("eval", {}).get("n_episodes", 20)) for cell in cells.values()})
-    said = f"IQM over seeds and its 95 % bootstrap interval; {' or '.join(episodes)} deterministic episodes a point"
+    said = f"IQM over seeds and its 95 % bootstrap interval; {' or '.join(episodes)} deterministic episodes per point"
     figure.supxlabel(said, fontsize=9)
     return figure

@@ -1,4 +1,4 @@
-"""``rlox bench data``: every operation of the data plane, ours against the peers that are installed."""
+"""``rlox bench data``: compare every operation of the data plane with the peers that are installed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 Size = int | tuple[int, int]
 
 _SIZES = (1, 8, 64, 512, 4096, 32768, 262_144, 1_000_000)
-_BATCHES = (1, 8, 64, 256, 512, 1024, 4096, 32768)  # the original samples no more than it holds
+_BATCHES = (1, 8, 64, 256, 512, 1024, 4096, 32768)  # the original samples at most as many as it holds
 _GRIDS = ((1, 128), (8, 128), (64, 512), (256, 2048))
-# Of one system, size and round: what takes longer gets fewer samples, and the result says how many.
+# Time for one system, size and round. Slower operations get fewer samples; the result has their number.
 _SECONDS = 1.5
-# A sample is the mean of as many calls as fit into this; a single short call would mostly time the clock.
+# A sample is the mean of as many calls as fit into this time; timing a single short call would mostly time the clock.
 _SAMPLE_NS = 10_000
 
-# The original's Schulman estimate has the ratio the other way round: exp(r) - r - 1 with r = log p - log q.
+# The original's Schulman estimate uses the inverse ratio: exp(r) - r - 1 with r = log p - log q.
 _K3_DIFFERS = ("original",)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One row of the benchmark: what is called, at which sizes, and whether systems must agree on the result."""
+    """One row of the benchmark: the operation, its sizes, and whether systems must agree on the result."""
 
     name: str  # method of the classes in benchmarks/peers/systems.py
     title: str
@@ -50,8 +50,8 @@ class Operation:
     sizes: tuple[Size, ...]
     unit: str  # what a size counts
     determined: bool = False
-    must: dict[Size, float] = field(default_factory=dict)  # size -> speed over the original, at x86-64-v4
-    differs: tuple[str, ...] = ()  # systems that define the result otherwise
+    must: dict[Size, float] = field(default_factory=dict)  # size -> required speed-up over the original, at x86-64-v4
+    differs: tuple[str, ...] = ()  # systems that define the result differently
 
 
 OPERATIONS = (
@@ -132,7 +132,7 @@ _COLOURS = {
 
 
 class Worker:
-    """One system in a process of its own."""
+    """One system in its own process."""
 
     def __init__(self, system: str, python: str):
         self.system = system
@@ -179,9 +179,9 @@ class Worker:
 
 
 def measure(workers: list[Worker], operation: Operation, size: Size, samples: int, rounds: int) -> dict[str, Any]:
-    """Times of every system that offers the operation, round after round in alternation.
+    """Time every system that offers the operation; the systems take turns in each round.
 
-    ``faults`` of the result says which systems were left out, because they failed or computed something else than rlox.
+    ``faults`` of the result lists the systems left out because they failed or computed another result than rlox.
 
     Raises
     ------
@@ -217,7 +217,7 @@ def measure(workers: list[Worker], operation: Operation, size: Size, samples: in
             faults[system] = f"{system} and rlox must agree, got {theirs} and {ours}"
             present = [one for one in present if one.system != system]
     for k in range(rounds):
-        # The order changes, so that no system always runs first on a cold machine.
+        # The order changes, so that it is not always the same system that runs first on a cold machine.
         turn = present[k % len(present) :] + present[: k % len(present)]
         for one in turn:
             times.setdefault(one.system, []).extend(one.ask(operation, size, wanted[one.system])["ns"])
@@ -266,7 +266,7 @@ def _time(us: float) -> str:
 
 
 def print_results(console, rows: list[dict[str, Any]], peers: list[str]) -> None:
-    """One line an operation and size: our time, and how many times longer each peer takes."""
+    """Print one line per operation and size: our time, and how many times longer each peer takes."""
     table = make_table("operation", "size", "rlox", "p99", *(f"{peer} /rlox" for peer in peers), "must")
     last = None
     for row in rows:
@@ -287,17 +287,17 @@ def print_results(console, rows: list[dict[str, Any]], peers: list[str]) -> None
 
 
 def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Write the picture of `draw`."""
+    """Write the figure of `draw`."""
     draw(rows, caption).savefig(path, dpi=80)
 
 
 def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
-    """Small multiples: time per call over size, one line a system."""
+    """Draw small multiples: time per call over size, one line per system."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
     sizes = Counter(row["title"] for row in rows)
-    names = [name for name in sizes if sizes[name] > 1 or len(sizes) == 1]  # one point is no curve
+    names = [name for name in sizes if sizes[name] > 1 or len(sizes) == 1]  # one point is not a curve
     columns = 4
     lines = math.ceil(len(names) / columns)
     figure = Figure(figsize=(4.2 * columns, 2.9 * lines + 0.5))
@@ -334,7 +334,7 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
 
 
 def _whole_decades(axis: Axes) -> None:
-    """So that two labels say what the scale is, where all numbers lie within one decade."""
+    """Extend axes whose numbers are within one decade, so that at least two labels show the scale."""
     for low, high, limit in ((*axis.get_xlim(), axis.set_xlim), (*axis.get_ylim(), axis.set_ylim)):
         if math.floor(math.log10(high)) - math.ceil(math.log10(low)) < 1:
             limit(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))

@@ -1,7 +1,7 @@
-"""Are these the runs of the same algorithm? Their quantities (`rlox_cli.bench.seeds`) against those of nominal runs.
+"""Test whether runs come from the same algorithm as nominal runs, by their quantities (`rlox_cli.bench.seeds`).
 
-Many bugs hardly move the score: halving the value loss under Adam, or dropping episodes from the statistics. They move
-the losses, gradients, values or counts that a run records, by many times what seeds differ by.
+Many bugs hardly change the score, such as halving the value loss under Adam, or dropping episodes from the statistics.
+But they change the losses, gradients, values or counts that a run records, by far more than seeds differ.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from scipy import stats
 
 from rlox_cli.bench.seeds import rounded
 
-# Of the whole family of quantities: how often nominal runs are said to differ.
+# How often nominal runs are reported as different, over the whole family of quantities.
 LEVEL = 0.01
 _PERMUTATIONS = 20_000
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One that differs: medians, the range of 90 % of the nominal runs, and its p-value adjusted for all others."""
+    """A quantity that differs: medians, the range of 90 % of the nominal runs, the p-value adjusted for all others."""
 
     name: str
     ours: float
@@ -46,7 +46,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` finds."""
+    """The result of `compare`."""
 
     n_ours: int
     n_nominal: int
@@ -60,16 +60,17 @@ class Comparison:
 
 
 def compare(ours: Sequence[dict[str, float]], nominal: Sequence[dict[str, float]], level: float = LEVEL) -> Comparison:
-    """Which quantities of `ours` are not drawn like those of the `nominal` runs.
+    """Find the quantities of `ours` whose distribution differs from that of the `nominal` runs.
 
-    A permutation test by the largest standardised rank sum over all quantities (Westfall & Young 1993, single-step
-    maxT). Where both sides are drawn alike, anything is said to differ with probability `level` at most, however many
-    quantities there are and however they hang together. Quantities that only one side has are left out.
+    This is a permutation test with the largest standardised rank sum over all quantities (Westfall & Young 1993,
+    single-step maxT). If both sides have the same distribution, any difference is reported with a probability of at
+    most `level`, however many quantities there are and however they depend on each other. Quantities that only one side
+    has are left out.
 
     Parameters
     ----------
     ours, nominal : sequence of dict
-        Quantities of each run; what is NaN counts as below all numbers.
+        Quantities of each run; NaN counts as below all numbers.
     """
     n, m = len(ours), len(nominal)
     known = set(ours[0]).intersection(*ours, *nominal)
@@ -98,7 +99,7 @@ def compare(ours: Sequence[dict[str, float]], nominal: Sequence[dict[str, float]
 
 @lru_cache(4)
 def _splits(n: int, total: int) -> np.ndarray:
-    """`_PERMUTATIONS` random choices of `n` of `total` runs, a row of zeros and ones for each."""
+    """Return `_PERMUTATIONS` random choices of `n` from `total` runs, each as a row of zeros and ones."""
     rng = np.random.default_rng(0)
     chosen = np.zeros((_PERMUTATIONS, total))
     np.put_along_axis(chosen, rng.random(chosen.shape).argpartition(n - 1, axis=1)[:, :n], 1.0, axis=1)
@@ -106,7 +107,7 @@ def _splits(n: int, total: int) -> np.ndarray:
 
 
 def as_table(runs: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """Quantities by seed as JSON: ``names``, and a row of numbers for each seed; null for NaN."""
+    """Return quantities by seed for JSON: ``names``, and a row of numbers for each seed; null for NaN."""
     names = list(dict.fromkeys(name for one in runs.values() for name in one))
     return {
         "names": names,
@@ -118,7 +119,7 @@ def as_table(runs: dict[int, dict[str, float]]) -> dict[str, Any]:
 
 
 def from_table(table: dict[str, Any]) -> dict[int, dict[str, float]]:
-    """What `as_table` was given."""
+    """Return the argument of `as_table` from its result."""
     return {
         int(seed): {name: math.nan if value is None else value for name, value in zip(table["names"], row, strict=True)}
         for seed, row in table["seeds"].items()
@@ -126,11 +127,11 @@ def from_table(table: dict[str, Any]) -> dict[int, dict[str, float]]:
 
 
 def nominal_path(algo: str, env: str) -> Path:
-    """Where the nominal runs of a cell are, or would be."""
+    """Return the path of the nominal runs of a cell, whether or not they exist."""
     return Path(str(files("rlox_cli.bench"))) / "nominal" / f"{algo}-{env.replace('/', '_')}.json"
 
 
 def load_nominal(algo: str, env: str) -> dict[str, Any] | None:
-    """The nominal runs that ship for a cell: ``settings`` and ``quantities`` as `as_table` has them."""
+    """Return the shipped nominal runs of a cell, or None: ``settings``, and ``quantities`` as from `as_table`."""
     path = nominal_path(algo, env)
     return json.loads(path.read_text()) if path.is_file() else None

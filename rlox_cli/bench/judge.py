@@ -1,4 +1,4 @@
-"""Verdicts on the seeds of one configuration: by a reference, by others' runs, by the fingerprint."""
+"""Verdicts on the seeds of one configuration: by a reference score, by other runs, and by the fingerprint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlox_cli.config.saved import differences
 from rlox_cli.report.statistics import Interval, difference, improvement, interval, iqm
 
 PASS, FAIL, MORE = "PASS", "FAIL", "NEED MORE SEEDS"
-_FEWEST = 5  # seeds that a verdict on the score takes: of fewer, a bootstrap interval is much too narrow
-_MARGIN = 0.1  # of their score, where --margin does not say
-# What makes a score another task's: other settings are what is judged.
+_FEWEST = 5  # seeds needed for a verdict on the score: with fewer, a bootstrap interval is much too narrow
+_MARGIN = 0.1  # share of the others' score, if --margin is not given
+# Settings that make scores incomparable. All other settings are judged.
 _TASK = ("total_timesteps", "max_time", "init_from", "dataset", "env", "eval")
 _NOT_TASK = ("env.workers", "env.backend", "eval.n_points")
-# What the tuned settings were composed of, and not what was changed in them.
+# Overrides that choose the tuned settings, in contrast to those that change them.
 _CHOICE = re.compile(r"(algo|env|dataset|buffer|imports|logger)=")
 
 Curve = list[dict[str, float]]
@@ -39,12 +39,12 @@ class Others:
 
 @dataclass(frozen=True)
 class Question:
-    """What is judged, beside the runs themselves."""
+    """How runs are judged."""
 
-    threshold: float | None = None  # score whose first reach is timed; None: the reference's
+    threshold: float | None = None  # score for which the time to reach it is reported; None: the reference
     margin: float | None = None  # by which others may be better; None: a tenth of their score
     score_only: bool = False  # leave the fingerprint out
-    flags: Sequence[str] = ()  # of Hydra's, by which the tuned settings are found
+    flags: Sequence[str] = ()  # Hydra's flags, to find the tuned settings
     # The others of a cell, given its label, job and seeds; and the nominal runs of a cell.
     others: Callable[[str, Job, Sequence[int]], Others | None] = field(default=lambda label, job, seeds: None)
     nominal: Callable[[str, Job], dict[str, Any] | None] = field(
@@ -53,15 +53,16 @@ class Question:
 
 
 def area(curve: Curve) -> float:
-    """Mean height of an evaluation curve over its steps: what its area says whatever its length."""
+    """Return the mean height of an evaluation curve over its steps, which is its area, whatever its length."""
     steps, means = [row["step"] for row in curve], [row["mean"] for row in curve]
     return float(np.trapezoid(means, steps) / (steps[-1] - steps[0])) if steps[-1] > steps[0] else means[-1]
 
 
 def first_reach(curves: Iterable[Curve], threshold: float) -> dict[str, Any]:
-    """How many curves reach `threshold`, and when: medians over all, null where fewer than half do.
+    """Return how many curves reach `threshold`, and when: medians over all curves, null if fewer than half reach it.
 
-    ``steps`` of the environments, ``cpu_s`` and ``wall_s`` of collection and updates, as far as the curves have them.
+    The times are ``steps`` of the environments, and ``cpu_s`` and ``wall_s`` of collection and updates if the curves
+    have them.
     """
     rows = [next((row for row in curve if row["mean"] >= threshold), None) for curve in curves]
     found: dict[str, Any] = {"score": threshold, "reached": sum(row is not None for row in rows), "of": len(rows)}
@@ -73,17 +74,17 @@ def first_reach(curves: Iterable[Curve], threshold: float) -> dict[str, Any]:
 
 
 def more_seeds(n: int, found: Interval, bound: float) -> str:
-    """How many seeds would part `found`, of `n`, from `bound`, if the spread stays and so does the value."""
+    """Return how many seeds, instead of `n`, would separate `found` from `bound` if value and spread stay the same."""
     width = found.value - found.low if found.value >= bound else found.high - found.value
     distance = abs(found.value - bound)
     if n < _FEWEST or math.isinf(width):
         return f"at least {_FEWEST} seeds"
     needed = math.ceil(n * (width / distance) ** 2) if distance > 0 else math.inf
-    return f"about {max(n + 1, needed)} seeds" if needed <= 1000 else "more than 1,000 seeds: it is at the bound"
+    return f"about {max(n + 1, needed)} seeds" if needed <= 1000 else "more than 1,000 seeds: the score is at the bound"
 
 
 def judge_reference(scores: Sequence[float], reference: float) -> tuple[str, str]:
-    """Verdict and reason."""
+    """Return the verdict against a reference score, and the reason."""
     n, found = len(scores), interval([scores])
     said = f"IQM {interval_text(found)}, reference {reference:g}"
     if n >= _FEWEST and found.low >= reference:
@@ -94,9 +95,9 @@ def judge_reference(scores: Sequence[float], reference: float) -> tuple[str, str
 
 
 def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, title: str) -> tuple[str, str]:
-    """Verdict and reason; what is wholly below 0 fails, however little it is."""
+    """Return the verdict against other runs, and the reason. An interval below 0 fails, even within the margin."""
     n, found = min(len(ours), len(theirs)), difference([ours], [theirs])
-    said = f"IQM less that of {title} {interval_text(found, '+')}, margin {margin:.3g}"
+    said = f"IQM minus that of {title} {interval_text(found, '+')}, margin {margin:.3g}"
     if len(ours) >= _FEWEST and found.high < 0:
         return FAIL, said
     if len(ours) >= _FEWEST and found.low >= -margin:
@@ -109,7 +110,10 @@ def interval_text(found: Interval, sign: str = "") -> str:
 
 
 def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:
-    """Verdict and reason, and in `cell` what differs; runs of other settings are not compared."""
+    """Return the verdict of the fingerprint, and the reason; store the differences in `cell`.
+
+    Runs with other settings are not compared.
+    """
     others = seeds.changes(nominal["settings"], cell["settings"])
     if others:
         cell["fingerprint"] = {"other_settings": others}
@@ -117,16 +121,16 @@ def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[s
     nominal_runs = list(fingerprint.from_table(nominal["quantities"]).values())
     found = fingerprint.compare([run.quantities for run in runs], nominal_runs)
     cell["fingerprint"] = {**vars(found), "differing": [vars(one) for one in found.differing]}
-    beside = f"of {found.n_quantities} quantities, {found.n_ours} runs beside {found.n_nominal} nominal ones"
+    beside = f"of {found.n_quantities} quantities ({found.n_ours} runs, {found.n_nominal} nominal runs)"
     if found.differs:
-        return FAIL, f"{len(found.differing)} {beside}, differ"
+        return FAIL, f"{len(found.differing)} {beside} differ"
     if found.n_ours < 2:
-        return MORE, "it takes 2 seeds or more"
-    return PASS, f"none {beside}, differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
+        return MORE, "at least 2 seeds are needed"
+    return PASS, f"none {beside} differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
 
 
 def task_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Settings that make two scores incomparable, as `seeds.changes` says them."""
+    """Return the changed settings that make two scores incomparable, in the form of `seeds.changes`."""
     return [
         f"{key} {was} -> {now}"
         for key, (was, now) in differences(old, new)
@@ -135,12 +139,14 @@ def task_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def tuned_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
-    """In which the job's task is not that of the tuned settings whose ``reference:`` it has; none where it has its own.
+    """Return how the job's task differs from that of the tuned settings whose ``reference:`` it has.
+
+    Return nothing if the job has a reference of its own.
 
     Parameters
     ----------
     flags : sequence of str
-        As typed: a folder of the user's may hold tuned settings.
+        As typed, since a folder of the user may contain tuned settings.
     """
     choices = [override for override in job.overrides if _CHOICE.match(override.lstrip("+"))]
     (known,) = compose_jobs(list(flags), choices)
@@ -150,13 +156,13 @@ def tuned_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
 
 
 def worst(verdicts: Iterable[str]) -> str | None:
-    """FAIL before NEED MORE SEEDS before PASS; None of nothing."""
+    """Return the worst verdict: FAIL before NEED MORE SEEDS before PASS; None without verdicts."""
     found = set(verdicts)
     return next((word for word in (FAIL, MORE, PASS) if word in found), None)
 
 
 def judge(label: str, job: Job, runs: dict[int, Run], diverged: dict[int, str], question: Question) -> dict[str, Any]:
-    """The judgement of one cell, as JSON has it; see the module.
+    """Return the judgement of one cell, as stored in JSON; see the module.
 
     Returns
     -------

@@ -1,15 +1,15 @@
-"""``rlox bench learn``: does it learn what it must? Several seeds, their interval, and a verdict.
+"""``rlox bench learn``: does an algorithm learn as well as it must? Several seeds, an interval, and a verdict.
 
-Each seed is evaluated on 20 deterministic episodes of one fresh environment seeded ``10_000 + seed`` at ten points and
-at the end. Judged is the last evaluation by its interquartile mean over seeds (IQM), in three ways:
+Each seed is evaluated on 20 deterministic episodes of one fresh environment seeded ``10_000 + seed``, at ten points and
+at the end. The interquartile mean (IQM) of the last evaluation over seeds is judged in three ways:
 
-- against the ``reference:`` of the tuned settings, the score they must reach: PASS where the interval of the IQM lies
-  at or above it, FAIL where it lies below; no verdict where the task is another one (steps, environment, evaluation);
-- against others' runs of the same task (``--against``): FAIL where the interval of the difference lies below 0, PASS
-  where it lies above minus the margin;
-- by the fingerprint: FAIL where quantities of the runs are not those of nominal ones (`rlox_cli.bench.fingerprint`).
+- against the ``reference:`` of the tuned settings, the score that they must reach: PASS if the interval of the IQM is
+  at or above it, FAIL if it is below; no verdict if the task is a different one (steps, environment, evaluation);
+- against other runs of the same task (``--against``): FAIL if the interval of the difference is below 0, PASS if it is
+  above minus the margin;
+- by the fingerprint: FAIL if quantities of the runs differ from those of nominal runs (`rlox_cli.bench.fingerprint`).
 
-Where an interval holds the bound, MORE SEEDS are needed.
+If an interval contains the bound, MORE SEEDS are needed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 
 EXIT_CODES = {PASS: 0, FAIL: 1, MORE: 3}
-_SHOWN = 8  # differing quantities that are printed
+_SHOWN = 8  # maximum number of differing quantities to print
 
 
 def measure(
     label: str, job: Job, chosen: Iterable[int], folder: Path, jobs: int, question: Question, console: Console
 ) -> dict[str, Any]:
-    """Train the seeds of one cell, each in ``folder/LABEL-sSEED``, with a line for each, and judge them."""
+    """Train the seeds of one cell, each in ``folder/LABEL-sSEED``, print a line for each, and judge them."""
     chosen = list(chosen)
     done = 0
 
@@ -69,13 +69,13 @@ def measure(
 
 
 def result(command: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The result file: where it was measured, with what, and all cells."""
+    """Return the content of the result file: where and with what it was measured, and all cells."""
     verdict = worst(cell["verdict"] for cell in cells.values())
     return {**provenance(command), "versions": versions(), "verdict": verdict, "cells": cells}
 
 
 def dumps(found: Any) -> str:
-    """Strict JSON on one line; what is not finite is null."""
+    """Return strict JSON on one line; numbers that are not finite become null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -88,7 +88,7 @@ def dumps(found: Any) -> str:
 
 
 def describe(label: str, cell: dict[str, Any], console: Console) -> None:
-    """What `judge` found, in lines."""
+    """Print the result of `judge`."""
 
     def line(name: str, said: str) -> None:
         console.print(f"  {name:<17} {said}", soft_wrap=True, markup=False)
@@ -116,18 +116,19 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         line("differs", said)
     if "other_settings" in found:
         line(
-            "fingerprint", f"no verdict, for the nominal runs had other settings: {'; '.join(found['other_settings'])}"
+            "fingerprint",
+            f"no verdict, because the nominal runs had other settings: {'; '.join(found['other_settings'])}",
         )
     if "reference_is_of" in cell:
         line(
             "reference",
-            f"no verdict, for {cell['reference']['mean_return']:g} is that of another task: "
-            f"{'; '.join(cell['reference_is_of'])}; name another: --against, or reference={{mean_return:SCORE}}",
+            f"no verdict, because {cell['reference']['mean_return']:g} is for another task: "
+            f"{'; '.join(cell['reference_is_of'])}; use --against, or reference={{mean_return:SCORE}}",
         )
     for one in cell["verdicts"]:
         line(one["by"], f"{one['verdict']}: {one['why']}")
     if not cell["verdicts"]:
-        line("verdict", "none: there is no `reference:` of this task and no --against to judge against")
+        line("verdict", "none: there is no `reference:` for this task and no --against to judge against")
 
 
 def _unit(cell: dict[str, Any]) -> str:
@@ -148,7 +149,7 @@ def _share_text(found: Interval) -> str:
 
 
 def write(found: dict[str, Any], path: Path) -> None:
-    """The result as JSON, and its curves as a PNG."""
+    """Write the result as JSON, and its curves as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dumps(found) + "\n")
     drawn = {label: cell for label, cell in found["cells"].items() if cell["curves"]}
@@ -157,17 +158,19 @@ def write(found: dict[str, Any], path: Path) -> None:
 
 
 def compose_cells(words: list[str]) -> dict[str, Job]:
-    """A job for each combination of comma-separated values, by label: ``ppo-CartPole-v1``, and what else is swept.
+    """Return a job for each combination of comma-separated values.
+
+    The keys are labels: ``ppo-CartPole-v1`` and the values of other swept keys.
 
     Raises
     ------
     UsageError
-        For what `rlox train` would refuse, and for a seed: there are several.
+        If `rlox train` would reject the words, or a seed is given, since there are several.
     """
     flags, overrides = split_args(words)
     overrides = with_env(overrides)
     if any(re.match(r"\+*seed=", override) for override in overrides):
-        raise UsageError("seed must be left out, there are several: --seeds N --first-seed K")
+        raise UsageError("seed must be left out, since there are several; use --seeds N --first-seed K")
     jobs = compose_jobs([*flags, "-m"], ["logger=none", *overrides])
     given = [set(job.overrides) for job in jobs]
     shared = set.intersection(*given)
@@ -181,7 +184,7 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
 
 
 def _earlier(path: Path, jobs: dict[str, Job], score_only: bool) -> dict[str, dict[str, Any]]:
-    """The cells of an earlier result, which holds what will be asked of `jobs`, by label."""
+    """Return the cells of an earlier result, by label, after checking that they can be compared with `jobs`."""
     try:
         cells = jsonlib.loads(path.read_text())["cells"]
         faults = [_fault(cells, label, job, score_only) for label, job in jobs.items()]
@@ -195,12 +198,12 @@ def _earlier(path: Path, jobs: dict[str, Job], score_only: bool) -> dict[str, di
 
 
 def _fault(cells: dict[str, dict[str, Any]], label: str, job: Job, score_only: bool) -> str | None:
-    """What a result lacks to be compared with; any other error where it is none."""
+    """Return why a result cannot be compared with, or None. Raise some other error if it is not a result."""
     if label not in cells:
-        return f"must hold {label}, it has {', '.join(cells)}"
+        return f"must hold {label}, but has {', '.join(cells)}"
     cell = cells[label]
     if not cell["curves"]:
-        return f"must hold a curve of {label}, all its seeds diverged"
+        return f"must hold a curve of {label}, but all its seeds diverged"
     for curve in cell["curves"].values():
         area(curve)
     if "settings" in cell and (others := task_changes(cell["settings"], seeds.settings(job.config, job.algo))):
@@ -208,7 +211,7 @@ def _fault(cells: dict[str, dict[str, Any]], label: str, job: Job, score_only: b
     if score_only:
         return None
     if not {"settings", "quantities"} <= set(cell):
-        return f"has no fingerprint of {label}; --score-only does without"
+        return f"has no fingerprint of {label}; add --score-only to skip it"
     fingerprint.from_table(cell["quantities"])
     return None
 
@@ -226,23 +229,23 @@ def ask(
     score_only: bool = False,
     flags: Sequence[str] = (),
 ) -> Question:
-    """The question that the options of the command put of `cells`; what is recorded is read now, before any training.
+    """Return the question that the options of the command ask about `cells`. Recorded data is read before any training.
 
     Raises
     ------
     UsageError
-        Where they do not fit together, or a file does not hold what is to be compared with.
+        If the options do not fit together, or a file does not have the data to compare with.
     """
     question = Question(threshold, margin, score_only, flags)
     if against is None:
         if reference is not None or peer_pythons:
-            raise UsageError("--reference and --peer-python must stand beside --against sb3")
+            raise UsageError("--reference and --peer-python must be used with --against sb3")
         return question
     if against == "sb3":
         if (reference is None) == (not peer_pythons):
             raise UsageError(
-                "--against sb3 must have either --reference FOLDER, its recorded curves, or --peer-python PATH, an "
-                "interpreter that trains it"
+                "--against sb3 must be used with either --reference FOLDER, its recorded curves, or --peer-python "
+                "PATH, an interpreter that trains it"
             )
         if reference is not None:
             recorded = {
@@ -250,7 +253,7 @@ def ask(
             }
             return replace(question, others=lambda label, job, chosen: recorded[label])
         for job in cells.values():
-            settings_of(job.config, job.algo)  # what has no counterpart is refused
+            settings_of(job.config, job.algo)  # raises for settings without counterpart
 
         def trained(label: str, job: Job, chosen: Sequence[int]) -> Others:
             return Others("sb3", *trained_curves(peer_pythons, label, job, chosen, runs / "sb3", console))
@@ -281,7 +284,7 @@ def main(
     out: Path | None,
     imports: list[str],
 ) -> int:
-    """Train, judge, print, and with `out` write ``learn.json`` and ``learn.png``; the command's exit code."""
+    """Train, judge and print; with `out`, write ``learn.json`` and ``learn.png``. Return the command's exit code."""
     for name, value in (("--threshold", threshold), ("--margin", margin)):
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{name} must be a finite number, got {value}")
@@ -307,7 +310,7 @@ def main(
         score_only,
         split_args(chosen)[0],
     )
-    progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} goes on", soft_wrap=True)
+    progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} continues", soft_wrap=True)
     for name in dict.fromkeys(job.tuned for job in cells.values() if job.tuned):
         progress.print(f"tuned settings: {name}", soft_wrap=True)
     options = [f"--seeds {n_seeds}", f"--first-seed {first_seed}"] + (["--against sb3"] if against == "sb3" else [])

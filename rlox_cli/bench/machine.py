@@ -1,4 +1,4 @@
-"""What a figure must say of where it was measured."""
+"""The information that every measurement needs about where it was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 
 def cpu_model() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name according to the system."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
@@ -17,7 +17,7 @@ def cpu_model() -> str:
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Command, date, machine and Python, for the head of a result file."""
+    """Return the command, date, machine and Python version, for the head of a result file."""
     return {
         "command": command,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),

@@ -1,4 +1,4 @@
-"""How far a long measurement is."""
+"""Show the progress of a long measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Parts(Progress):
-    """A bar on a terminal, elsewhere a line for each of `total` parts; on standard error."""
+    """A progress bar on a terminal, elsewhere a line for each of `total` parts; on standard error."""
 
     def __init__(self, total: int):
         console = Console(stderr=True, highlight=False)
@@ -20,12 +20,12 @@ class Parts(Progress):
         self._part = self.add_task("", total=total)
 
     def begin(self, what: str) -> None:
-        """The next part, with which the one before is done."""
+        """Begin the next part; the previous one is done."""
         self.update(self._part, completed=self.begun, description=what)
         self.begun += 1
         if self.disable:
             self.console.print(f"{what} ({self.begun} of {self.total})", soft_wrap=True, markup=False)
 
     def describe(self, what: str) -> None:
-        """What the part is doing now, for a terminal alone."""
+        """Show what the part is doing now, only on a terminal."""
         self.update(self._part, description=what)

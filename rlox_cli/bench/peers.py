@@ -1,7 +1,7 @@
-"""Programs that run under a peer's interpreter: which interpreter has which system, and what a program answers.
+"""Find the interpreters of other systems, and run programs with them.
 
-The programs lie in benchmarks/peers and benchmarks/llm of a checkout. They import nothing of rlox_cli, which a peer's
-interpreter lacks.
+The programs are in benchmarks/peers and benchmarks/llm of a checkout. They import nothing from rlox_cli, which a peer's
+interpreter does not have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlox_cli.terminal.errors import UsageError
 
 SYSTEMS = ("rlox", "original", "numpy", "gymnasium", "sb3", "torchrl")  # of `rlox bench data`
 _THREADS = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS")
-# Prints which systems an interpreter has; the original differs from this rlox by its distribution's name.
+# Prints which systems an interpreter has. The original differs from this rlox in the name of its distribution.
 _PROBE = """
 import json
 from importlib.util import find_spec
@@ -35,29 +35,29 @@ print(json.dumps(found))
 
 
 def program(name: str, folder: str = "peers") -> Path:
-    """The program of that name in a folder of benchmarks/.
+    """Return the program of that name in a folder of benchmarks/.
 
     Raises
     ------
     UsageError
-        Where rlox does not run from a checkout.
+        If rlox does not run from a checkout.
     """
     path = Path(__file__).resolve().parents[2] / "benchmarks" / folder / name
     if not path.is_file():
         raise UsageError(
             "`rlox bench data`, `rlox bench train` and --peer-python must run from a checkout of rlox, got a package "
-            f"without benchmarks/{folder}/{name}; clone the repository, and there: pip install -e ."
+            f"without benchmarks/{folder}/{name}; clone the repository, and run there: pip install -e ."
         )
     return path
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a measured process."""
+    """Return the environment variables of a measured process."""
     return {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
 
 
 def find_systems(peer_pythons: Iterable[Path], wanted: Iterable[str] = SYSTEMS) -> dict[str, str]:
-    """Which interpreter serves each of the systems `wanted`: this one, then those named; the first that has it."""
+    """Return the interpreter for each of the systems `wanted`: the first that has it, beginning with this one."""
     found = {"rlox": sys.executable, "numpy": sys.executable}
     for python in (sys.executable, *map(str, peer_pythons)):
         try:
@@ -72,14 +72,14 @@ def find_systems(peer_pythons: Iterable[Path], wanted: Iterable[str] = SYSTEMS) 
 
 
 def ask_worker(python: str, request: dict[str, Any], threads: int, worker: Path | None = None) -> dict[str, Any]:
-    """What `worker`, by default ``trainings.py``, answers in a process of its own.
+    """Run `worker`, by default ``trainings.py``, in its own process, and return its answer.
 
     Raises
     ------
     RuntimeError
-        If that process fails; its last line of error.
+        If the process fails, with the last line of its error output.
     """
-    # Not from the working directory: in a checkout, ./rlox would stand before the original's package.
+    # Not in the working directory: in a checkout, ./rlox would come before the original's package.
     done = subprocess.run(
         [python, worker or program("trainings.py"), json.dumps(request)],
         env=environment(threads),

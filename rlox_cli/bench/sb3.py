@@ -1,4 +1,4 @@
-"""Learning curves of Stable-Baselines3, recorded or made now, by the settings and the protocol of ours.
+"""Learning curves of Stable-Baselines3, recorded or trained now, with our settings and our protocol.
 
 A file ``LABEL-sSEED.json`` holds ``settings``, the version as ``sb3``, and ``evaluations``, rows ``step mean std
 cpu_s``.
@@ -30,22 +30,22 @@ _NAMES = {
     "target_noise": "target_policy_noise",
     "noise_clip": "target_noise_clip",
 }
-# What is no argument of theirs by itself.
+# Settings that do not map to a single argument of theirs.
 _SPECIAL = (
     *("learning_rate_schedule", "clip_eps_schedule", "hidden_sizes", "activation", "ortho_init", "log_std_init"),
     *("optimizer", "normalize_obs", "normalize_rewards", "clip_obs", "clip_rewards", "double_dqn", "dueling", "loss"),
     *("exploration_noise", "noise_correlation", "auto_entropy", "target_entropy"),
 )
-_AT_MOST = 1.2  # how much longer a recorded training may be than ours, which whole rollouts round
+_AT_MOST = 1.2  # largest ratio of the lengths of a recorded training and ours, which is rounded to whole rollouts
 
 
 def recorded_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) -> tuple[str, dict[int, list]]:
-    """Title and curves of those of `seeds` that were recorded.
+    """Return the title, and the curves of those `seeds` that were recorded.
 
     Raises
     ------
     UsageError
-        If there are none, a file is damaged, or it is of a training of another length.
+        If there are none, a file is damaged, or a training had another length.
     """
     found, version = {}, ""
     for seed in seeds:
@@ -79,7 +79,7 @@ def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
 
 
 def _task(config: RunConfig) -> dict[str, Any]:
-    """What must be equal in a recording for its scores to be comparable, in addition to its length."""
+    """Return the settings that must be equal in a recording, in addition to its length, for comparable scores."""
     return {
         "env": config.env.id,
         "env_kwargs": config.env.kwargs,
@@ -92,14 +92,14 @@ def _task(config: RunConfig) -> dict[str, Any]:
 def trained_curves(
     pythons: Sequence[Path], label: str, job: Job, seeds: Sequence[int], folder: Path, console: Console
 ) -> tuple[str, dict[int, list]]:
-    """Title and curves of trainings by the first of `pythons` that has Stable-Baselines3.
+    """Return the title and curves of trainings with the first of `pythons` that has Stable-Baselines3.
 
-    Each has a process of its own; what `folder` holds of the same settings is not made again.
+    Each training has its own process. Trainings with the same settings that are already in `folder` are not repeated.
 
     Raises
     ------
     UsageError
-        If no interpreter has it, or it has no counterpart of some setting.
+        If no interpreter has it, or it has no counterpart for a setting.
     RuntimeError
         If a training fails.
     """
@@ -124,15 +124,15 @@ def trained_curves(
 
 
 def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:
-    """What benchmarks/peers/trainings.py makes the same training from.
+    """Return the settings with which benchmarks/peers/trainings.py runs the same training.
 
     Raises
     ------
     UsageError
-        For a setting without counterpart.
+        If a setting has no counterpart.
     """
     if missing := list(_missing(config, algo)):
-        raise UsageError(f"Stable-Baselines3 has no counterpart of {', '.join(missing)}")
+        raise UsageError(f"Stable-Baselines3 has no counterpart for {', '.join(missing)}")
     c = config.algo
     arguments = {_NAMES.get(name, name): value for name, value in asdict(c).items() if name not in _SPECIAL}
     for name, key in (("learning_rate", "learning_rate"), ("clip_eps", "clip_range")):
@@ -147,7 +147,7 @@ def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:
             arguments["use_rms_prop"] = c.optimizer == "rmsprop"
     else:
         arguments["buffer_size"] = config.buffer.size
-        # Theirs counts steps of all environments together as one.
+        # Theirs counts a step of all environments together as one.
         arguments["train_freq"] = math.ceil(c.train_freq / config.env.n_envs)
         if algo != "dqn":
             del arguments["max_grad_norm"]

@@ -1,7 +1,7 @@
-"""Many seeds of one configuration, and what their records say: scores, times, and quantities by which runs differ.
+"""Train many seeds of one configuration, and read their records: scores, times, and quantities that distinguish runs.
 
-Native runs share a process: nothing is imported, composed or started twice, and each gives the numbers that
-``rlox train`` gives with its seed.
+Native runs share a process: nothing is imported, composed or started twice. Each run has the same results as
+``rlox train`` with its seed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rlox_cli.terminal.errors import Stopped, UsageError
 from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
 
-# What does not decide a run's numbers; the seed is named apart.
+# Settings that do not affect a run's numbers, and the seed, which is stored separately.
 _APART = (
     *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
     *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure"),
 )
-# A run is parted where its early updates, which differ least between seeds, stand alone.
+# Limits of the parts of a run; its early updates, which differ least between seeds, are separate.
 WINDOWS = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)
 _DIGITS = 6  # significant ones of a quantity: the last bits differ between backends and machines
 
@@ -50,7 +50,7 @@ class Run:
     Attributes
     ----------
     curve : list of dict
-        Its evaluations: ``step mean std``, and ``cpu_s wall_s``, the seconds of collection and updates up to there.
+        Its evaluations: ``step mean std``, and ``cpu_s wall_s``, the seconds of collection and updates until then.
     quantities : dict
         See `quantities`.
     """
@@ -65,20 +65,20 @@ class Run:
 
 
 def settings(config: RunConfig, algo: str) -> dict[str, Any]:
-    """Everything but the seed that decides a run's numbers, as plain data."""
+    """Return all settings that affect a run's numbers, except for the seed, as plain data."""
     return _deciding(resolved(config, algo))
 
 
 def _deciding(plain: dict[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in plain.items() if key not in _APART}
     if isinstance(plan := found.get("eval"), dict):
-        # Where an evaluation is played changes none of its numbers.
+        # The process in which an evaluation runs does not change its numbers.
         found["eval"] = {key: value for key, value in plan.items() if key != "workers"}
     return found
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """``algo.gamma 0.98 -> 0.97`` for each setting in which two differ."""
+    """Return a text such as ``algo.gamma 0.98 -> 0.97`` for each setting that differs."""
     return [f"{key} {was} -> {now}" for key, (was, now) in differences(old, new)]
 
 
@@ -90,24 +90,24 @@ def train(
     jobs: int,
     report: Callable[[int, Run | str], None],
 ) -> tuple[dict[int, Run], dict[int, str]]:
-    """A run of each seed in ``folder(seed)``: one that is finished there is read, one that was broken off resumed.
+    """Train each seed in ``folder(seed)``. Finished runs in it are read, interrupted ones are resumed.
 
     Parameters
     ----------
     jobs : int
-        Processes; 1: this one.
+        Number of processes; 1: only this one.
     report : callable
-        Given each seed as it is done, with the run or with what went wrong.
+        Called with each seed when it is done, and its run or the message of its error.
 
     Returns
     -------
     dict, dict
-        Runs, and of those that diverged the message, by seed in their order.
+        Runs, and messages of runs that diverged, by seed in order.
 
     Raises
     ------
     UsageError
-        For a folder with a run of other settings, or one that is being trained now.
+        If a folder contains a run with other settings, or one that is being trained now.
     """
     seeds = list(seeds)
     if jobs > 1:
@@ -137,13 +137,13 @@ def _train_beside(
     jobs: int,
     take: Callable[[int, Run | str], None],
 ) -> None:
-    """`train_one` of all seeds in processes of their own; the first Ctrl-C lets them save."""
+    """Call `train_one` for all seeds in other processes; the first Ctrl-C lets them save."""
 
     def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    line = "stopping: the runs are saving what they have; Ctrl-C once more stops at once"
-    # Spawned: a fork would copy the threads' locks.
+    line = "stopping: the runs are saving their state; press Ctrl-C again to stop at once"
+    # Spawned, since a fork would copy the locks of threads.
     with (
         TemporaryDirectory(prefix="rlox-bench-") as name,
         ProcessPoolExecutor(min(jobs, len(seeds)), get_context("spawn")) as pool,
@@ -172,7 +172,7 @@ def _train_beside(
 
 
 def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: Path | None = None) -> Run | str:
-    """The run of one seed, or what was said when it diverged; as `train`."""
+    """Return the run of one seed, or the message if it diverged; as `train`."""
     import_modules(config.imports)  # a process of the pool has imported nothing yet
     config, quiet = replace(config, seed=seed), Console(quiet=True)
     last = folder / "checkpoints" / "last.safetensors"
@@ -181,7 +181,7 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: 
             if last.is_file():
                 resume(Resumption(config, algo, last, {}, trusted=True), quiet, stop_flag)
             else:
-                if (folder / FILE).is_file():  # broken off before anything was saved
+                if (folder / FILE).is_file():  # interrupted before anything was saved
                     shutil.rmtree(folder)
                 run(config, algo, folder, quiet, stop_flag)
     except FloatingPointError as e:
@@ -198,7 +198,7 @@ def _finished(folder: Path) -> bool:
 
 
 def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None:
-    """A UsageError unless `folder` is new or holds the run that is asked for."""
+    """Raise a UsageError unless `folder` is new or contains the requested run."""
     if not (folder / FILE).is_file():
         return
     if is_alive(folder):
@@ -208,13 +208,13 @@ def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None
     saved = {**_deciding(saved), "seed": saved.get("seed")}
     if differ := changes({key: saved.get(key) for key in asked}, asked):
         raise UsageError(
-            f"{shown(folder)} must hold a run of the settings asked for, but differs: {'; '.join(differ)}; "
+            f"{shown(folder)} must hold a run with the requested settings, but differs: {'; '.join(differ)}; "
             "choose another --runs"
         )
 
 
 def read(folder: Path, seed: int) -> Run:
-    """A finished run from its record and its last checkpoint."""
+    """Read a finished run from its record and its last checkpoint."""
     rows = durable_rows(folder)
     curve: list[dict[str, float]] = []
     cpu = wall = 0.0
@@ -238,10 +238,10 @@ def read(folder: Path, seed: int) -> Run:
 
 
 def quantities(rows: list[dict[str, Any]], header: dict[str, Any]) -> dict[str, float]:
-    """Quantities by which one implementation's runs differ from another's, beside the score.
+    """Return quantities, in addition to the score, in which runs of different implementations differ.
 
-    Of each metric of training its mean over the parts of the run that `WINDOWS` bounds; of the evaluations' the last
-    and the mean; and what the last checkpoint counts. NaN where a part has no number.
+    These are the mean of each training metric over the parts of the run between `WINDOWS`, the last value and the mean
+    of each evaluation metric, and the counts of the last checkpoint. NaN if a part has no number.
     """
     end = rows[-1]["step"]
     training = [row for row in rows if "eval/mean_return" not in row]
@@ -264,5 +264,5 @@ def _mean(values: list[float | None]) -> float:
 
 
 def rounded(value: float) -> float:
-    """`value` to as many digits as backends and machines agree on."""
+    """Round `value` to as many digits as backends and machines agree on."""
     return float(f"{value:.{_DIGITS}g}")

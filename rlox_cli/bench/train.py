@@ -1,6 +1,6 @@
-"""``rlox bench train``: whole trainings, ours against the peers that are installed, with what each of them learned.
+"""``rlox bench train``: compare whole trainings with the peers that are installed, and what each system learned.
 
-Trainings of agents run by benchmarks/peers/trainings.py, those of language models by the programs in benchmarks/llm.
+Agents are trained by benchmarks/peers/trainings.py, language models by the programs in benchmarks/llm.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SYSTEMS = ("rlox", "sb3", "original", "trl")
-_STARTED = ("sum", "dpo")  # tasks that begin with a model that has learned something
+_STARTED = ("sum", "dpo")  # tasks that begin with a pretrained model
 _ALL = ("rlox", "rlox hybrid", "rlox torch", "sb3", "original", "original hybrid")
-_FIGURE_SIZE = 8  # points, of the figures in the picture
-_PANEL_POINTS = 360  # width of a panel, about
+_FIGURE_SIZE = 8  # font size in points of the numbers in the picture
+_PANEL_POINTS = 360  # approximate width of a panel
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends when its parent does
-# What a program of one thread suffers from a busy machine.
+# A program with one thread, to see how much a busy machine slows it down.
 _CONTROL = """
 x = 0
 for i in range(20_000_000):
@@ -50,9 +50,9 @@ class Case:
 
     title: str
     systems: tuple[str, ...]
-    steps: int | None = None  # a limit of its own, whatever --steps says
-    task: str | None = None  # of benchmarks/llm/tasks.py; steps are updates there
-    updates: int = 0  # of a task, unless --steps says otherwise
+    steps: int | None = None  # fixed number of steps, which --steps does not change
+    task: str | None = None  # of benchmarks/llm/tasks.py, where steps are updates
+    updates: int = 0  # default number of updates of a task
 
     @property
     def unit(self) -> str:
@@ -66,7 +66,7 @@ CASES = {
                 ("rlox", "rlox torch", "sb3", "original"), 10_000),
     "sac": Case("SAC Pendulum-v1, 256-256, minibatches of 64, an update each step",
                 ("rlox", "rlox torch", "sb3", "original"), 10_000),
-    "custom": Case("PPO with a policy of one's own in PyTorch", ("rlox torch", "sb3", "original")),
+    "custom": Case("PPO with a custom policy in PyTorch", ("rlox torch", "sb3", "original")),
     "solve": Case("tuned PPO until the last 100 episodes average 475", ("rlox", "sb3"), 100_000),
     "process": Case("a whole process: imports, training, 10 x 20 evaluation episodes, log, saved model",
                     ("rlox", "sb3", "original"), 50_000),
@@ -83,16 +83,16 @@ CASES = {
 
 
 def train_once(python: str, system: str, case: str, steps: int, seed: int, threads: int) -> dict[str, Any]:
-    """One training in a process of its own; as `ask_worker`."""
+    """Run one training in its own process; as `ask_worker`."""
     request = {"system": system, "case": case, "steps": steps, "seed": seed, "threads": threads}
     return ask_worker(python, request, threads)
 
 
 def post_train_once(python: str, system: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One training of a language model in a process of its own, as benchmarks/llm/peer.py describes it.
+    """Run one training of a language model in its own process, as described in benchmarks/llm/peer.py.
 
-    Of the lists that the programs print, ``cpu_ms`` and ``wall_ms`` become medians over the updates, and ``curve`` its
-    means over each tenth of the training.
+    The lists ``cpu_ms`` and ``wall_ms`` that the programs print are replaced by medians over the updates, and ``curve``
+    by its means over each tenth of the training.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def post_train_once(python: str, system: str, request: dict[str, Any]) -> dict[s
     answer = ask_worker(python, {**request, "precompute": system.endswith("precomputed")}, 1, worker)
     curve, n = answer["curve"], len(answer["curve"])
     tenths = [curve[n * i // 10 : n * (i + 1) // 10] for i in range(10)] if n >= 10 else [[x] for x in curve]
-    # The first update, with which imports and caches come, is left out where there are others.
+    # The first update, which includes imports and filling caches, is left out if there are others.
     units = {"cpu_ms": "cpu_s", "wall_ms": "wall_s"}
     medians = {ms: round(statistics.median(answer[ms] or [1e3 * answer[s]]), 2) for ms, s in units.items()}
     return {**answer, **medians, "curve": [round(statistics.mean(part), 3) for part in tenths]}
@@ -122,10 +122,10 @@ def save_start(path: Path) -> None:
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise UsageError(f"rlox failed to make the model that the sums begin with: {said}")
+        raise UsageError(f"rlox failed to create the model that the sums begin with: {said}")
 
 
-# Starts a command and waits for it and for whatever it leaves behind: rlox mirrors its record from another process.
+# Starts a command and waits for it and for all processes that it leaves running: rlox mirrors its record from one.
 _WATCH = """
 import ctypes, json, os, resource, subprocess, sys, tempfile, time
 if sys.platform == "linux":
@@ -151,7 +151,7 @@ print(json.dumps({"status": status, "said": texts[0][-500:], "error": texts[1][-
 
 
 def process_once(command: list[str], folder: str) -> dict[str, Any]:
-    """Wall time until the command returns, CPU time of it and of all that it has started, and what it ``said``.
+    """Return the wall time of a command, the CPU time of it and all processes it starts, and its output (``said``).
 
     Raises
     ------
@@ -177,7 +177,7 @@ def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list
 
 
 def _learned(system: str, said: str, folder: str) -> float:
-    """The last evaluation's mean return: from our record, and from the last line that a peer's script prints."""
+    """Return the mean return of the last evaluation, from our record or from the last line of a peer's output."""
     if system != "rlox":
         return json.loads(said.splitlines()[-1])["eval_return"]
     rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
@@ -186,7 +186,7 @@ def _learned(system: str, said: str, folder: str) -> float:
 
 @contextmanager
 def _busy_cores():
-    """Keep all cores but one at work."""
+    """Keep all cores but one busy."""
     spinners = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(max(1, (os.cpu_count() or 2) - 1))]
     try:
         time.sleep(0.2)
@@ -221,7 +221,9 @@ def measure(
     report: Callable[[str], None],
     start: Path | None = None,
 ) -> dict[str, Any]:
-    """Every system of a case, round after round in alternation; round k has seed k. `start` is a file of `save_start`.
+    """Run every system of a case; they take turns in each round, and round k has seed k.
+
+    `start` is a file written by `save_start`.
 
     Returns
     -------
@@ -282,10 +284,10 @@ def measure(
 
 
 def _learned_by(of: list[dict[str, Any]]) -> str:
-    """The one measure that all systems have: the mean return of 20 deterministic episodes after training, or the share
-    of right answers among those that are sampled.
+    """Return the one measure that all systems have, over the rounds.
 
-    Of the training's own episodes not every system says anything.
+    It is the mean return of 20 deterministic episodes after training, or the share of correct answers among sampled
+    ones. Not every system reports the episodes of the training itself.
     """
     name, digits = ("sampled", 2) if "sampled" in of[0] else ("eval_return", 0)
     values = [one[name] for one in of if name in one]
@@ -301,11 +303,11 @@ def _notes(row: dict[str, Any], system: str) -> str:
         reached = f", at {min(solved) // 1000}k to {max(solved) // 1000}k steps" if solved else ""
         return f"{len(solved)} of {len(of)} solved{reached}"
     if row["case"] == "busy":
-        return f"{row['slowdown'][system]:.2f} times its quiet wall"
+        return f"{row['slowdown'][system]:.2f} times its wall time without load"
     if "cpu_ms" in of[0]:
-        found = f"{statistics.median(one['cpu_ms'] for one in of):.3g} ms an update"
+        found = f"{statistics.median(one['cpu_ms'] for one in of):.3g} ms per update"
         greedy = [one["greedy"] for one in of if "greedy" in one]
-        return found + (f", likeliest answers right: {min(greedy):.2f} to {max(greedy):.2f}" if greedy else "")
+        return found + (f", most likely answers correct: {min(greedy):.2f} to {max(greedy):.2f}" if greedy else "")
     if "shares" not in of[0]:
         return ""
     shares = {name: statistics.mean(one["shares"][name] for one in of) for name in of[0]["shares"]}
@@ -313,7 +315,7 @@ def _notes(row: dict[str, Any], system: str) -> str:
 
 
 def print_results(console, rows: list[dict[str, Any]]) -> None:
-    """One line a case and system."""
+    """Print one line per case and system."""
     columns = ("system", "CPU s", "ratio", "wall s", "evaluation", "")
     for row in rows:
         heading = f"[bold]{row['title']}[/bold], {_length(row)}, rounds: {_rounds(row)}"
@@ -331,7 +333,7 @@ def print_results(console, rows: list[dict[str, Any]]) -> None:
             )
         print_table(console, table)
         if "suffers" in row:
-            console.print(f"rlox suffers {row['suffers']:.2f} times what a loop of one thread does")
+            console.print(f"rlox slows down {row['suffers']:.2f} times as much as a loop of one thread")
         console.print()
 
 
@@ -344,12 +346,12 @@ def _rounds(row: dict[str, Any]) -> int:
 
 
 def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Write the picture of `draw`."""
+    """Write the figure of `draw`."""
     draw(rows, caption).savefig(path, dpi=90)
 
 
 def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
-    """CPU seconds, one panel a case, with the ratio and what was learned."""
+    """Draw CPU seconds, one panel per case, with the ratio and what was learned."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -371,7 +373,7 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
             longest = max(longest, len(said))
         axis.set_yticks(range(len(systems)), systems)
         axis.set(xscale="log", xlabel="CPU seconds (median)", ylim=(-0.6, len(systems) - 0.4))
-        # As much of the axis as the longest text takes is left free beside the slowest system.
+        # Leave as much of the axis free next to the slowest system as the longest text takes.
         decades, share = math.log10(max(seconds) / min(seconds)) + 0.3, longest * _FIGURE_SIZE * 0.6 / _PANEL_POINTS
         axis.set_xlim(min(seconds) / 1.5, max(seconds) * 10 ** (0.1 + decades * share / (1 - share)))
         low, high = axis.get_xlim()
@@ -390,12 +392,12 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
 
 
 def caption(result: dict[str, Any]) -> str:
-    """What the picture says of the measurement; `result` as ``train.json`` holds it."""
+    """Return the caption of the figure; `result` is as in ``train.json``."""
     known = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return (
         f"{result['machine']}; medians of {result['rounds']} rounds, one thread; evaluation: mean return of 20 "
-        f"deterministic episodes after training, of language models the share of right answers that are sampled, "
-        f"lowest to highest round; {known}"
+        f"deterministic episodes after training, for language models the share of correct sampled answers, lowest to "
+        f"highest round; {known}"
     )
 
 
@@ -410,14 +412,14 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     written = [case for case in cases if CASES[case].task is not None]
     if written and find_spec("transformers") is None:
         raise UsageError(
-            f"rlox bench train {written[0]}: transformers must be installed, and is not; "
+            f"rlox bench train {written[0]}: transformers must be installed, but is not; "
             'pip install "rlox-cli[llm]", or in a checkout: pip install -e ".[llm]"'
         )
     if written and peer_pythons and "trl" not in pythons:
         named = ", ".join(map(str, peer_pythons))
         raise UsageError(
             f"rlox bench train {written[0]}: --peer-python must name an interpreter that has TRL, got {named}; "
-            "there: pip install 'trl==1.16.*', or leave --peer-python out"
+            "install it there with pip install 'trl==1.16.*', or leave --peer-python out"
         )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -436,7 +438,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
                 parts.begin(f"{case}, {n:,} {CASES[case].unit}")
                 rows.append(measure(case, n, rounds, pythons, parts.describe, start))
         except KeyboardInterrupt as e:
-            stopped = e  # what is measured is printed
+            stopped = e  # what has been measured is still printed
     print_results(console, rows)
     versions = {k: v for row in rows for of in row["runs"].values() for k, v in of[0].get("versions", {}).items()}
     console.print("  ".join(f"{name} {version}" for name, version in versions.items()))

@@ -1,4 +1,4 @@
-"""Which commands are there? A file for each verb: arguments in, one call, output.
+"""Which commands are there? One file for each verb, with its arguments, one call and its output.
 
-Nothing but Typer is imported until a command runs, so that help and completion are quick.
+Only Typer is imported until a command runs, so that help and completion are fast.
 """

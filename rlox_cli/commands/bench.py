@@ -20,24 +20,27 @@ def data(
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="An interpreter that has peers this one lacks: the original rlox, Stable-Baselines3, TorchRL, "
-            "gymnasium. As often as you like.",
+            help="Python interpreter with peers that this one lacks: the original rlox, Stable-Baselines3, TorchRL, "
+            "gymnasium. Can be repeated.",
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Operations or groups to measure: gae, buffers, …")
+        str | None, typer.Option(metavar="REGEX", help="Only measure these operations or groups: gae, buffers, …")
     ] = None,
-    samples: Annotated[int, typer.Option(min=3, help="Timings of each system, operation and size.")] = 210,
-    rounds: Annotated[int, typer.Option(min=1, help="Times the systems take turns.")] = 3,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write data.json and data.png there.")] = None,
+    samples: Annotated[int, typer.Option(min=3, help="Number of timings per system, operation and size.")] = 210,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds in which the systems take turns.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write data.json and data.png to this folder.")
+    ] = None,
 ) -> None:
     """Time every operation of the data plane: environments, buffers, advantages, tokens.
 
-    Each system runs in a process of its own with one thread, and they take turns; only ratios of one run mean
-    anything. A ratio is the peer's median time over ours: above 1, rlox is faster.
+    Each system runs in its own process with one thread, and the systems take
+    turns; only ratios within one run are meaningful. A ratio is the peer's median
+    time divided by that of rlox: above 1, rlox is faster.
 
     \b
-    rlox bench data                              against NumPy and what else is installed here
+    rlox bench data                              compare with NumPy and all peers installed here
     rlox bench data --only 'gae|kl' --rounds 5
     rlox bench data --peer-python ~/venvs/original/bin/python --out benchmarks
     """
@@ -53,47 +56,52 @@ def bench_train(
         list[str] | None,
         typer.Argument(
             metavar="CASE",
-            help="ppo, a2c, dqn, sac, custom, solve, process, busy, all by default; grpo, grpo-sum, grpo-large, dpo.",
+            help="By default ppo, a2c, dqn, sac, custom, solve, process, busy; also grpo, grpo-sum, grpo-large, dpo.",
         ),
     ] = None,
     steps: Annotated[
         list[int] | None,
         typer.Option(
             min=1,
-            help="Environment steps of ppo, a2c and custom, 100,000 by default; updates of grpo… and dpo. As often as "
-            "you like.",
+            help="Environment steps of ppo, a2c and custom (100,000 by default), or updates of grpo… and dpo. Can be "
+            "repeated.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Times the systems take turns; round k has seed k.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds in which the systems take turns; round k uses seed k.")
+    ] = 3,
     peer_python: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="An interpreter that has Stable-Baselines3, the original rlox, or TRL."),
+        typer.Option(metavar="PATH", help="Python interpreter with Stable-Baselines3, the original rlox, or TRL."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write train.json and train.png there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write train.json and train.png to this folder.")
+    ] = None,
 ) -> None:
-    """Time whole trainings, end to end, with what each system learned beside its speed.
+    """Time whole trainings from end to end, and report what each system learned.
 
-    Each training has a process of its own with one thread and equal settings, and systems take turns; only ratios of
-    one run mean anything. CPU seconds are the training call's alone; wall seconds of ppo are those of each system's
-    better number of threads.
+    Each training runs in its own process with one thread and equal settings, and
+    the systems take turns; only ratios within one run are meaningful. CPU seconds
+    are those of the training call alone. Wall seconds of ppo are those with each
+    system's better number of threads.
 
     \b
-    rlox bench train ppo                              native and PyTorch path, against what else is installed here
+    rlox bench train ppo                              native and PyTorch path, and all peers installed here
     rlox bench train ppo --steps 50000 --rounds 5
     rlox bench train --peer-python ~/venvs/sb3/bin/python --peer-python ~/venvs/original/bin/python --out benchmarks
     rlox bench train grpo dpo --peer-python ~/venvs/trl/bin/python
 
     \b
     ppo, a2c   the training call alone
-    dqn, sac   the same, of 10,000 steps
-    custom     with a policy of one's own, by PyTorch
+    dqn, sac   the same, for 10,000 steps
+    custom     PPO with a custom policy in PyTorch
     solve      tuned PPO until the last 100 episodes average 475
-    process    rlox train as a command, against scripts that do the same
-    busy       the same with every other core busy, against a loop of one thread
-    grpo       GRPO of a small language model that learns to copy a digit, against TRL
+    process    rlox train as a command, compared with scripts that do the same
+    busy       the same while all other cores are busy, compared with a loop of one thread
+    grpo       GRPO of a small language model that learns to copy a digit, compared with TRL
     grpo-sum   the same, adding two digits
-    grpo-large the same, 2.4 million parameters and 64 completions of 64 tokens
-    dpo        DPO on pairs of a right and a wrong sum, against TRL
+    grpo-large the same, with 2.4 million parameters and 64 completions of 64 tokens
+    dpo        DPO on pairs of a right and a wrong sum, compared with TRL
     """
     with reported("bench"):
         from rlox_cli.bench.train import main
@@ -106,41 +114,51 @@ def learn(
     context: typer.Context,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="As of `rlox train`.", autocompletion=complete),
+        typer.Argument(metavar="KEY=VALUE", help="Settings, as for `rlox train`.", autocompletion=complete),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each cell.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of their seeds.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for each combination of settings.")] = 5,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 100,
     against: Annotated[
         str | None,
-        typer.Option(metavar="sb3|FILE", help="Others to beat: Stable-Baselines3, or an earlier learn.json."),
+        typer.Option(metavar="sb3|FILE", help="What to compare with: Stable-Baselines3, or an earlier learn.json."),
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Recorded curves of sb3, CELL-sSEED.json.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder with recorded curves of sb3, CELL-sSEED.json.")
     ] = None,
     peer_python: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="An interpreter that trains sb3, where none are recorded.")
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Python interpreter with sb3, to train it instead. Can be repeated."),
     ] = None,
     runs: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run folders: what is finished there is kept, what was broken off resumed."),
+        typer.Option(
+            metavar="DIR", help="Folder of the runs: finished runs in it are reused, interrupted ones are resumed."
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that train side by side, each many seeds.")] = 1,
-    threshold: Annotated[float | None, typer.Option(help="Return to time; by default the reference's.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes, each for several seeds.")] = 1,
+    threshold: Annotated[
+        float | None, typer.Option(help="Report when this return is reached; by default the reference.")
+    ] = None,
     margin: Annotated[
-        float | None, typer.Option(min=0.0, help="By which others may be better; by default a tenth of their score.")
+        float | None,
+        typer.Option(min=0.0, help="How much better the others may be; by default a tenth of their score."),
     ] = None,
-    score_only: Annotated[bool, typer.Option("--score-only", help="Leave the fingerprint out.")] = False,
+    score_only: Annotated[bool, typer.Option("--score-only", help="Skip the fingerprint.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write learn.json and learn.png there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write learn.json and learn.png to this folder.")
+    ] = None,
     imports: Imports = None,
 ) -> None:
-    """Train several seeds and judge: PASS (exit code 0), FAIL (1) or NEED MORE SEEDS (3).
+    """Train several seeds and judge the result: PASS (exit code 0), FAIL (1) or NEED MORE SEEDS (3).
 
-    The score is the interquartile mean (IQM) of the last evaluations, with a stratified 95 % bootstrap interval. It is
-    judged by the `reference:` of the tuned settings and against others' runs; where settings have nominal runs, the
-    losses, gradients, values and counts of the runs are compared with theirs too, which finds bugs that hardly move
-    the score. Beside the verdict: area under the evaluation curve, steps and seconds to the threshold, probability of
-    improvement.
+    The score is the interquartile mean (IQM) of the last evaluations, with a
+    stratified 95 % bootstrap interval. It is compared with the `reference:` of
+    the tuned settings and with other runs (--against). If rlox ships nominal runs
+    for the settings, the losses, gradients, values and counts are compared with
+    theirs too, which finds bugs that hardly change the score (the fingerprint).
+    The report also has the area under the evaluation curve, the steps and seconds
+    to the threshold, and the probability of improvement.
 
     \b
     rlox bench learn algo=ppo env=CartPole-v1
@@ -149,7 +167,7 @@ def learn(
     rlox bench learn algo=ppo env=Pendulum-v1 --against sb3 --peer-python ~/venvs/sb3/bin/python
 
     \b
-    a change of one's own, beside what was before:
+    compare a change of your own with the version before it:
     rlox bench learn algo=ppo env=Hopper-v5 --seeds 10 --out before
     rlox bench learn algo=ppo env=Hopper-v5 --seeds 10 --against before/learn.json
     """

@@ -13,31 +13,36 @@ from rlox_cli.terminal.options import Imports
 
 def collect(
     checkpoints: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=]CHECKPOINT", help="Checkpoints, or run folders (the best).")
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]CHECKPOINT", help="Checkpoints, or run folders (for their best one)."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Transitions to gather.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of transitions to gather.")] = None,
     mix: Annotated[
         str | None,
-        typer.Option(metavar="NAME:SHARE,…", help="Shares of the steps; the name random: uniformly random actions."),
+        typer.Option(
+            metavar="NAME:SHARE,…", help="Share of the steps for each policy; `random` takes uniformly random actions."
+        ),
     ] = None,
-    out: Annotated[str, typer.Option(metavar="FILE|minari:ID", help="What to write.")] = "data.arrow",
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides environments and actions.")] = 0,
-    n_envs: Annotated[int, typer.Option(min=1, help="Environments stepped side by side.")] = 8,
+    out: Annotated[str, typer.Option(metavar="FILE|minari:ID", help="Where to write the dataset.")] = "data.arrow",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the environments and the actions.")] = 0,
+    n_envs: Annotated[int, typer.Option(min=1, help="Number of environments, stepped together.")] = 8,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The most likely actions, not samples with training's noise.")
+        bool, typer.Option("--deterministic", help="Take the most likely actions, without training's noise.")
     ] = False,
     replay: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Write what this run's saved replay memory holds instead.")
+        Path | None, typer.Option(metavar="RUN", help="Write the saved replay memory of this run instead.")
     ] = None,
-    env: Annotated[str | None, typer.Option(metavar="ID", help="The environment; by default the checkpoints'.")] = None,
+    env: Annotated[
+        str | None, typer.Option(metavar="ID", help="The environment; by default that of the checkpoints.")
+    ] = None,
     agents: Annotated[
         str | None,
-        typer.Option(metavar="NAME,…", help="Of several agents, those to record: a group, or agents of one group."),
+        typer.Option(metavar="NAME,…", help="With several agents, those to record: a group, or agents of one group."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     imports: Imports = None,
 ) -> None:
-    """Gather a dataset for offline learning from one or several policies, or from a run's replay memory.
+    """Gather a dataset for offline learning, with one or several policies or from a run's replay memory.
 
     \b
     rlox collect outputs/…/checkpoints/best.safetensors --steps 100000 --out data/expert.arrow
@@ -47,10 +52,15 @@ def collect(
     rlox collect --replay outputs/… --out data/medium-replay.arrow
     rlox collect outputs/… --steps 10000 --out minari:pendulum/medium-v0
 
-    With several agents each life of an agent is an episode, and a step gives a transition for each agent that acts.
-    Names in --mix are those given as NAME=CHECKPOINT, positions (1, 2, …), or go to the unnamed ones in their order.
-    The file's ending says the format: .arrow (which training maps as it is), .npz, .h5 (D4RL's layout), .parquet.
-    `rlox show dataset=FILE` prints what one holds. Ctrl-C leaves nothing behind.
+    With several agents, each life of an agent is an episode, and each step gives
+    a transition for each agent that acts.
+
+    A name in --mix is one given as NAME=CHECKPOINT, or a position (1, 2, …).
+    Other names are assigned to the unnamed checkpoints in order.
+
+    The file name's ending chooses the format: .arrow (which training maps into
+    memory as it is), .npz, .h5 (D4RL's layout) or .parquet. `rlox show
+    dataset=FILE` describes a dataset. If you press Ctrl-C, no file is left.
     """
     with reported("collect"):
         from rlox_cli.report.dataset import print_written

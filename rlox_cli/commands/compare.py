@@ -11,18 +11,19 @@ from rlox_cli.terminal.exits import reported
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run folder, or a folder that holds runs.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The same; differences are B less A.")],
-    metric: Annotated[str, typer.Option(help="What to compare: any name in metrics.jsonl.")] = "eval/mean_return",
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run folder, or a folder that contains runs.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The same. Differences are B minus A.")],
+    metric: Annotated[str, typer.Option(help="Metric to compare: any name in metrics.jsonl.")] = "eval/mean_return",
     threshold: Annotated[
-        float | None, typer.Option(help="Score whose steps are counted; by default the tuned settings' reference.")
+        float | None, typer.Option(help="Count the steps to this score; by default the tuned settings' reference.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two runs, or two groups of runs: settings, versions, scores, and whether B differs from A.
 
-    The verdict needs several seeds on each side: B is better where the 95 % bootstrap interval of the difference of
-    interquartile means leaves out zero and a permutation test agrees.
+    The verdict needs several seeds on each side: B is better if the 95 %
+    bootstrap interval of the difference of interquartile means is above zero and
+    a permutation test agrees.
 
     \b
     rlox compare outputs/sweeps/before outputs/sweeps/after

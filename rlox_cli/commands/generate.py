@@ -12,27 +12,30 @@ from rlox_cli.terminal.options import Imports
 
 
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (its best one).")],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (for its best one).")],
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="What to complete; none: the lines of the input.")
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Texts to complete; by default the lines of standard input."),
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Completions of each prompt.")] = 1,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens; by default as in training.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of completions for each prompt.")] = 1,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum length; by default as in training.")
+    ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0: always the likeliest token; by default as in training.")
+        float | None, typer.Option(min=0.0, help="0: always the most likely token; by default as in training.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Sample among the k likeliest tokens; 0: all.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from the k most likely tokens; 0: all.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample among the likeliest tokens of this probability together.")
+        float | None, typer.Option(help="Sample from the most likely tokens that together have this probability.")
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Sample among tokens with this share of the likeliest one's probability.")
+        float | None, typer.Option(help="Sample from tokens with at least this share of the highest probability.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Decides the completions.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each prompt.")] = False,
     imports: Imports = None,
 ) -> None:
-    """Complete prompts by a language model that was trained.
+    """Complete prompts with a trained language model.
 
     \b
     rlox generate outputs/… "3+4="

@@ -1,4 +1,4 @@
-"""``rlox ls`` and ``rlox cp``: what there is, and copies of what ships."""
+"""``rlox ls`` and ``rlox cp``: list what there is, and copy shipped configuration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from rlox_cli.terminal.options import Imports
 
 
 def ls(
-    what: Annotated[str, typer.Argument(help="algos, buffers, envs, experiments, tuned, runs or sweeps.")],
-    folder: Annotated[Path, typer.Option(help="Where runs and sweeps lie.")] = Path("outputs"),
+    what: Annotated[
+        str, typer.Argument(help="What to list: algos, buffers, envs, experiments, tuned, runs or sweeps.")
+    ],
+    folder: Annotated[Path, typer.Option(help="Folder to search for runs and sweeps.")] = Path("outputs"),
     imports: Imports = None,
 ) -> None:
-    """List algorithms, replay memories, environments, presets, tuned settings, or runs and sweeps made here."""
+    """List algorithms, replay memories, environments, presets, tuned settings, or the runs and sweeps made here."""
     with reported("ls"):
         from rlox_cli.config.imports import import_modules
         from rlox_cli.report.lists import list_things
@@ -27,12 +29,12 @@ def ls(
 
 def cp(
     name: Annotated[
-        str, typer.Argument(help="algo/ppo, tuned/ppo/CartPole-v1, experiment/ppo-smoke, …; conf: everything.")
+        str, typer.Argument(help="algo/ppo, tuned/ppo/CartPole-v1, experiment/ppo-smoke, …; or conf for everything.")
     ],
     dest: Annotated[Path, typer.Argument(help="The folder to copy into.")] = Path("conf"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Copy configuration that ships into a folder of your own, to edit and use with `rlox train -cd FOLDER`."""
+    """Copy shipped configuration files into a folder of your own, to edit and use with `rlox train -cd FOLDER`."""
     with reported("cp"):
         from rlox_cli.config.shipped import copy
 

@@ -17,18 +17,19 @@ def show(
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """Explain the keys of a run: type, default, meaning, and the tuned value where algo= and env= are given.
+    """Explain the keys of a run: type, default, meaning, and the tuned value if algo= and env= are given.
 
     \b
-    rlox show                            the root and all its sections
+    rlox show                            the top level and all sections
     rlox show algo=ppo                   the algorithm's hyper-parameters
-    rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
-    rlox show buffer=prioritized         a replay memory's keys
-    rlox show hydra.sweeper              the search by Optuna: rlox train -m hydra/sweeper=optuna
-    rlox show hydra.launcher             the jobs of a sweep on Ray: rlox train -m hydra/launcher=ray
-    rlox show dataset=data/medium.arrow  what a dataset holds: rows, episodes, returns, where it comes from
-    rlox show eval                       one section: env, buffer, dataset, eval, checkpoint, logger.mlflow,
-                                         logger.wandb, logger.tensorboard, logger.csv
+    rlox show algo=ppo env=CartPole-v1   the tuned values next to the defaults
+    rlox show buffer=prioritized         the keys of a replay memory
+    rlox show hydra.sweeper              search with Optuna: rlox train -m hydra/sweeper=optuna
+    rlox show hydra.launcher             sweeps on Ray: rlox train -m hydra/launcher=ray
+    rlox show dataset=data/medium.arrow  a dataset: rows, episodes, returns, origin
+    rlox show eval                       one section: env, buffer, dataset, eval, checkpoint,
+                                         ray, remote, logger.mlflow, logger.wandb,
+                                         logger.tensorboard, logger.csv
     """
     with reported("show"):
         from rlox_cli.config.imports import import_modules

@@ -10,7 +10,7 @@ import typer
 from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import PASS_ON
 
-sweep = typer.Typer(help="See and go on with what `rlox train -m` began.", no_args_is_help=True)
+sweep = typer.Typer(help="Show and resume sweeps that `rlox train -m` started.", no_args_is_help=True)
 
 
 @sweep.command()
@@ -18,10 +18,10 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the sweep.")],
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list of the jobs.")] = False,
 ) -> None:
-    """Show every job of a sweep: what distinguishes it from the others, how far it has come, its scores.
+    """Show every job of a sweep: what distinguishes it from the others, its progress and its scores.
 
-    A job is waiting, running, finished, failed (with why), interrupted (Ctrl-C) or killed; the last three go on
-    from the step that is printed.
+    A job is waiting, running, finished, failed (with the reason), interrupted
+    (Ctrl-C) or killed. Jobs in the last three states resume at the printed step.
     """
     with reported("sweep"):
         from rlox_cli.sweep.control import status as show
@@ -34,19 +34,20 @@ def resume(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the sweep.")],
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try again what failed by its settings or its numbers, too.")
+        bool, typer.Option("--retry-failed", help="Also retry jobs that failed because of their settings or numbers.")
     ] = False,
 ) -> None:
-    """Go on with a sweep that was stopped or killed: finished jobs stay, others go on from their last checkpoints.
+    """Resume a sweep that was stopped or killed: finished jobs stay, others continue from their last checkpoints.
 
-    A job without a checkpoint starts anew. Jobs are what they were when the sweep was typed, even if settings that ship
-    have changed since. The launcher is the same unless another is typed.
+    A job without a checkpoint starts over. Jobs keep the settings that they had
+    when the sweep was started, even if shipped settings have changed since. The
+    launcher is the same unless you choose another one.
 
     \b
     rlox sweep resume outputs/sweeps/…
     rlox sweep resume outputs/sweeps/… hydra/launcher=joblib hydra.launcher.n_jobs=4
     rlox sweep resume outputs/sweeps/… --import my_package
-    rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50      a search by Optuna, to more trials
+    rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50      more trials of a search with Optuna
     """
     with reported("sweep"):
         from rlox_cli.sweep.control import resume as go_on

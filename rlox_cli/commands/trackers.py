@@ -13,7 +13,7 @@ from rlox_cli.terminal.exits import reported
 def sync(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; by default all under outputs/.")] = None,
 ) -> None:
-    """Bring the trackers up to date with the runs' own records: after a crash, a dead server, or training offline."""
+    """Bring the trackers up to date with the runs' own records, after a crash, a server failure or offline training."""
     with reported("sync"):
         from rlox_cli.run import mirrors
 
@@ -25,7 +25,7 @@ def ui(
     store: Annotated[Path, typer.Option(help="The MLflow database.")] = Path("outputs/mlflow.db"),
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
 ) -> None:
-    """Open MLflow's web page over the runs made here; further options go to `mlflow server`."""
+    """Serve MLflow's web page for the runs made here. Other options are passed to `mlflow server`."""
     with reported("ui"):
         from rlox_cli.report.ui import serve
 

@@ -14,10 +14,10 @@ def train(
     context: typer.Context,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="What to change.", autocompletion=complete),
+        typer.Argument(metavar="KEY=VALUE", help="Settings to change.", autocompletion=complete),
     ] = None,
 ) -> None:
-    """Train an agent; -m trains one for every combination of comma-separated values.
+    """Train an agent; with -m, train one for each combination of comma-separated values.
 
     \b
     rlox train algo=ppo env=CartPole-v1
@@ -32,27 +32,35 @@ def train(
     rlox train experiment=ppo-smoke                rlox train -m experiment=cartpole-seeds
     rlox train --import my_package env=Mine-v0     rlox train algo=sac env=Pendulum-v1 --check
 
-    Tuned settings for (algorithm, environment) are applied where they ship (`rlox ls tuned`) and announced; tuned=off
-    turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ (or
-    output_dir=FOLDER) with its configuration, metrics and checkpoints; Ctrl-C stops it with everything saved, a
-    second one at once.
+    If rlox has tuned settings for the algorithm and the environment (`rlox ls
+    tuned`), it applies and announces them; tuned=off turns them off. `rlox show
+    algo=ppo` explains every key. Each run has a folder below outputs/ (or
+    output_dir=FOLDER) with its configuration, metrics and checkpoints. Ctrl-C
+    saves everything and stops; a second Ctrl-C stops at once.
 
-    resume=RUN (a run folder, or a checkpoint in one) goes on with a run that was stopped or killed, as if it had not
-    been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run,
-    and stretches its schedules to the new end.
+    resume=RUN (a run folder, or a checkpoint in one) continues a run that was
+    stopped or killed, as if it had not been. It keeps its settings, except for
+    what you type in addition. A larger total_timesteps extends the run and
+    stretches its schedules to the new end.
 
-    A sweep (-m) prints a line when a job ends, tries again what died, and ends with tables and a picture; `rlox sweep
-    resume` goes on with one that was stopped or killed. hydra/launcher=joblib runs its jobs beside each other.
+    A sweep (-m) prints a line when a job ends, retries jobs that died, and ends
+    with tables and a plot. `rlox sweep resume` continues a sweep that was stopped
+    or killed. hydra/launcher=joblib runs the jobs in parallel.
 
     \b
-    Flags (all but the first two are Hydra's; all of those: --hydra-help):
-      --import MODULE       import a module of your own first: environments, wrappers, algorithms; recorded with the run
-      --check               look for what can go wrong, estimate what the run takes (time, memory, disk), train nothing
-      -m, --multirun        one job per combination of comma-separated values
-      --cfg job|hydra|all   print the composed configuration and stop; -p KEY: only that part; --resolve
-      --info \\[TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins
-      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/, looked into first (`rlox cp` fills it)
-      -cn, --config-name N  another root than config.yaml
+    Flags (all but the first two are Hydra's; --hydra-help lists those):
+      --import MODULE       import a module of your own first (environments,
+                            wrappers, algorithms); recorded with the run
+      --check               look for problems and estimate time, memory and disk;
+                            trains nothing
+      -m, --multirun        one job for each combination of comma-separated values
+      --cfg job|hydra|all   print the composed configuration and exit; -p KEY: only
+                            that part; --resolve: with references resolved
+      --info \\[TOPIC]        how the configuration was composed: all, defaults,
+                            defaults-tree, searchpath, plugins
+      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/, that is
+                            searched first (`rlox cp` fills it)
+      -cn, --config-name N  another root configuration than config.yaml
     """
     with reported("train"):
         from rlox_cli.train import main

@@ -11,32 +11,32 @@ from rlox_cli.terminal.options import Imports
 
 
 def worker(
-    env: Annotated[str, typer.Option(metavar="ID", help="What env= of `rlox train` takes.")],
+    env: Annotated[str, typer.Option(metavar="ID", help="The environment, as for env= of `rlox train`.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[env.KEY=VALUE]…", help="Keys of the environment.")
+        list[str] | None, typer.Argument(metavar="[env.KEY=VALUE]…", help="Settings of the environment.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free, which is printed.")] = 7711,
-    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="The worker's certificate, PEM.")] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")] = 7711,
+    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="The worker's certificate (PEM).")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
     tls_ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Who must have signed learners' certificates, PEM.")
+        str | None, typer.Option(metavar="FILE", help="Certificate authority of the learners (PEM).")
     ] = None,
     token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Holds the token that learners must have.")
+        str | None, typer.Option(metavar="FILE", help="File with the token that learners must have.")
     ] = None,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="Serve other machines without TLS or token: anyone can read and change all."),
     ] = False,
-    max_sessions: Annotated[int, typer.Option(min=1, max=256, help="Learners' shares at a time.")] = 8,
-    max_envs: Annotated[int, typer.Option(min=1, max=2**20, help="Environments of one share.")] = 1024,
-    max_message_mb: Annotated[int, typer.Option(min=1, max=1024, help="MiB of one message.")] = 64,
-    idle_s: Annotated[float, typer.Option(min=1.0, help="Seconds of silence that end a session.")] = 60.0,
-    once: Annotated[bool, typer.Option("--once", help="End five seconds after the last session.")] = False,
+    max_sessions: Annotated[int, typer.Option(min=1, max=256, help="Maximum number of sessions at once.")] = 8,
+    max_envs: Annotated[int, typer.Option(min=1, max=2**20, help="Maximum number of environments per session.")] = 1024,
+    max_message_mb: Annotated[int, typer.Option(min=1, max=1024, help="Maximum size of a message, in MiB.")] = 64,
+    idle_s: Annotated[float, typer.Option(min=1.0, help="End a session after this many seconds of silence.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Exit five seconds after the last session.")] = False,
     imports: Imports = None,
 ) -> None:
-    """Play environments for learners on other machines.
+    """Run environments for learners on other machines.
 
     \b
     rlox worker --env CartPole-v1
@@ -45,12 +45,15 @@ def worker(
     rlox worker --env ALE/Pong-v5 --host 0.0.0.0 --tls-cert worker.pem --tls-key worker.key --tls-ca ca.pem
       --token-file token
 
-    The learner: rlox train env=CartPole-v1 'remote.addresses=\\[host:7711]', with remote.ca, remote.cert, remote.key
-    and remote.token_file where the worker asks for them. Each learner has environments of its own, at most
-    --max-sessions shares at a time. Without TLS only this machine is served, unless --insecure.
+    On the learner: rlox train env=CartPole-v1 'remote.addresses=\\[host:7711]',
+    with remote.ca, remote.cert, remote.key and remote.token_file if the worker
+    requires them. Each learner has environments of its own. Its share of them on
+    this worker is a session, and there are at most --max-sessions at a time.
+    Without TLS, only this machine is served, unless you add --insecure.
 
-    Ctrl-C or SIGTERM drains: sessions end with their next step, and learners go on elsewhere. A second one stops at
-    once. `rlox doctor host:7711` says how a worker is.
+    Ctrl-C or SIGTERM drains the worker: sessions end with their next step, and
+    learners continue elsewhere. A second one stops it at once. `rlox doctor
+    host:7711` reports the state of a worker.
     """
     with reported("worker"):
         from rlox_cli.serve.worker import Options, main
@@ -61,20 +64,20 @@ def worker(
 
 
 def doctor(
-    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT…", help="Workers.")],
-    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="Holds the workers' token.")] = None,
-    ca: Annotated[str | None, typer.Option(metavar="FILE", help="Who signed the workers' certificates, PEM.")] = None,
-    cert: Annotated[str | None, typer.Option(metavar="FILE", help="This machine's certificate, PEM.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a worker has for an answer.")] = 5.0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Ask workers elsewhere without TLS.")] = False,
+    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT…", help="Addresses of the workers.")],
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the workers' token.")] = None,
+    ca: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate authority of the workers (PEM).")] = None,
+    cert: Annotated[str | None, typer.Option(metavar="FILE", help="This machine's certificate (PEM).")] = None,
+    key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a worker's answer.")] = 5.0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Connect to other machines without TLS.")] = False,
 ) -> None:
-    """Ask workers how they are: reachable, version, environment, spaces, sessions, latency, clock.
+    """Check the state of workers: reachable, version, environment, spaces, sessions, latency, clock.
 
     \b
     rlox doctor 10.0.0.5:7711 10.0.0.6:7711 --ca ca.pem --cert me.pem --key me.key --token-file token
 
-    Exit code 1 where a session could not begin at all of them.
+    The exit code is 1 unless a session could begin at every worker.
     """
     with reported("doctor"):
         from rlox.config import RemoteConfig

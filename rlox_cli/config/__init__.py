@@ -1,4 +1,4 @@
-"""What was typed? Flags, overrides and YAML, composed into validated configurations; else an error that helps.
+"""Which configuration does a command line produce? Flags, overrides and YAML, composed and checked.
 
-Hydra and OmegaConf are used here, and where a package hands jobs to Hydra's launchers.
+Hydra and OmegaConf are used here, and in packages that hand jobs to Hydra's launchers.
 """

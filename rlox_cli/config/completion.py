@@ -1,4 +1,4 @@
-"""Tab completion of overrides, through Hydra's own completion engine."""
+"""Tab completion of overrides, with Hydra's own completion engine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 
 
 class _Replacement(str):
-    """A candidate that takes the place of what was typed: Typer drops those that do not begin with it."""
+    """A candidate that replaces what was typed. Typer would drop a candidate that does not begin with it."""
 
     def startswith(self, *args) -> bool:
         return True
 
 
 def complete(incomplete: str) -> list[str]:
-    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``, also where
-    another trainer's word for it was typed), run folders behind ``resume=``, and files behind ``dataset=``."""
+    """Return the candidates for the word at the cursor.
+
+    These are groups and choices (``algo=ppo``), keys (``algo.clip_eps=``, also if another trainer's name for it was
+    typed), run folders after ``resume=``, and files after ``dataset=``.
+    """
     if incomplete.startswith("resume="):
         from glob import glob
 

@@ -1,4 +1,4 @@
-"""From what was typed to validated runs: Hydra's composition, with strict keys and readable errors.
+"""Compose validated runs from what was typed, with Hydra, strict keys and readable errors.
 
 Every job is composed and checked here before the first one starts, and before ``--cfg`` prints anything.
 """
@@ -45,7 +45,7 @@ from rlox_cli.config.schema import (
 )
 from rlox_cli.terminal.errors import UsageError
 
-# The root's keys that are no sections, which could be groups to choose from.
+# Top-level keys that are plain values. Sections could be groups to choose from.
 _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
     *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote"),
 }
@@ -53,24 +53,24 @@ _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
 
 @dataclass
 class Job:
-    """One validated run: the overrides that make it, its configuration, and the choices in the defaults list."""
+    """One validated run: its overrides, its configuration, and the choices in the defaults list."""
 
     overrides: list[str]
     config: RunConfig
     algo: str
-    tuned: str | None  # "ppo/CartPole-v1" where tuned settings apply
-    cfg: DictConfig  # as composed, Hydra's part included; the sweep's own for all its jobs
-    subdir: str = ""  # its folder in that of the sweep
+    tuned: str | None  # "ppo/CartPole-v1" if tuned settings apply
+    cfg: DictConfig  # as composed, including Hydra's section; for the jobs of a sweep, that of the sweep
+    subdir: str = ""  # its folder, relative to the sweep's
 
 
 def _take_config_dir(flags: list[str]) -> list[str]:
-    """`flags` without ``-cd DIR``, which `OwnFolderFirst` serves from now on."""
+    """Return `flags` without ``-cd DIR``; `OwnFolderFirst` serves that folder from now on."""
     folder = flag_value(flags, "--config-dir", "-cd")
     OwnFolderFirst.folder = None if folder is None else Path(folder).resolve()
     if folder is None:
         return flags
     if not Path(folder).is_dir():
-        raise UsageError(f"--config-dir must be a folder of YAML, got {folder}; `rlox cp conf {folder}` makes one")
+        raise UsageError(f"--config-dir must be a folder of YAML, got {folder}; `rlox cp conf {folder}` creates one")
     rest, words = [], iter(flags)
     for word in words:
         if word in ("--config-dir", "-cd"):
@@ -81,15 +81,15 @@ def _take_config_dir(flags: list[str]) -> list[str]:
 
 
 def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
-    """Compose and validate every job that `flags` and `overrides` stand for.
+    """Compose and validate every job that `flags` and `overrides` describe.
 
-    A sweeper other than Hydra's basic one and rlox's own chooses its jobs as it goes: then the one job without the
-    swept values is checked.
+    Sweepers other than Hydra's basic one and rlox's own choose their jobs as they go: `_sweep` says which jobs are
+    checked instead.
 
     Raises
     ------
     UsageError
-        For the first job that is not valid, naming key, rule, value and the nearest valid name.
+        For the first invalid job, with the key, the rule, the value and the nearest valid name.
     """
     if is_multirun(flags, overrides):
         return compose_sweep(flags, overrides)[1]
@@ -101,7 +101,7 @@ def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
 
 
 def compose_sweep(flags: list[str], overrides: list[str]) -> tuple[DictConfig, list[Job]]:
-    """The sweep's own configuration (its section ``hydra`` counts), and its jobs as `compose_jobs`."""
+    """Return the sweep's own configuration, of which the section ``hydra`` is used, and its jobs as `compose_jobs`."""
     with _composition(flags) as config_name:
         master, lists = _sweep(overrides, config_name)
         composer, jobs = _Composer(config_name), []
@@ -114,7 +114,7 @@ def compose_sweep(flags: list[str], overrides: list[str]) -> tuple[DictConfig, l
 
 
 def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:
-    """The configuration whose section ``hydra`` says how jobs that are known already are launched."""
+    """Return the configuration whose section ``hydra`` says how to launch jobs that are already known."""
     with _composition(flags) as config_name:
         master = composed(overrides, config_name, "")
         ray_settings(master)
@@ -122,12 +122,12 @@ def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:
 
 
 def folder_of(job: Job, multirun: bool) -> Path:
-    """Where the run's files, or all of the sweep's, are to go.
+    """Return the folder for the files of the run, or of the whole sweep.
 
     Raises
     ------
     UsageError
-        For a folder that refers to what is no key.
+        If the folder refers to an unknown key.
     """
     HydraConfig.instance().cfg = job.cfg  # `set_config` would make it read-only
     try:
@@ -142,7 +142,7 @@ def named_by_time(job: Job) -> bool:
 
 @contextmanager
 def _composition(flags: list[str]) -> Iterator[str]:
-    """Hydra, ready to compose what `flags` choose; yields the name of the root."""
+    """Prepare Hydra to compose what `flags` choose; yields the name of the root configuration."""
     register()
     _take_config_dir(flags)
     config_path = flag_value(flags, "--config-path", "-cp")
@@ -157,10 +157,10 @@ def _composition(flags: list[str]) -> Iterator[str]:
 
 
 def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[list[str]]]:
-    """The configuration without the swept keys, and the jobs as Hydra's basic sweeper expands them.
+    """Return the configuration without the swept keys, and the jobs as Hydra's basic sweeper expands them.
 
-    ``hydra.sweeper.params`` count as if they were typed. For a search: jobs that meet both ends of every range. For any
-    other sweeper: one job, without the swept keys.
+    ``hydra.sweeper.params`` count as if they were typed. For a search with Optuna, the jobs cover both ends of every
+    range. For any other sweeper there is one job, without the swept keys.
     """
     loader = GlobalHydra.instance().config_loader()
     try:
@@ -174,14 +174,17 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
             return master, [fixed]
         params = master.hydra.sweeper.get("params") or {}
         given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
-        parsed = [*given, *parsed]  # what is typed replaces a preset's
+        parsed = [*given, *parsed]  # what is typed replaces the preset's values
         return master, _expanded(parsed)
     except HydraException as e:
         raise UsageError(str(e)) from e
 
 
 def _expanded(parsed: list[Override]) -> list[list[str]]:
-    """Every combination of the swept values, the last key's fastest; of a key that is given twice the last counts."""
+    """Return every combination of the swept values; the last key varies fastest.
+
+    If a key is given twice, the last one counts.
+    """
     values: dict[str, list[str]] = {}
     for item in parsed:
         key = item.get_key_element()
@@ -197,19 +200,19 @@ def _expanded(parsed: list[Override]) -> list[list[str]]:
 
 
 def expands(master: DictConfig) -> bool:
-    """Whether the sweeper is one whose jobs are all known beforehand."""
+    """Return whether all jobs of the sweeper are known beforehand."""
     return master.hydra.runtime.choices["hydra/sweeper"] in ("basic", "rlox")
 
 
 def searches(master: DictConfig) -> bool:
-    """Whether the sweeper is Optuna, which chooses its jobs as it goes."""
+    """Return whether the sweeper is Optuna, which chooses its jobs as it goes."""
     return master.hydra.runtime.choices["hydra/sweeper"] == "optuna"
 
 
 class _Composer:
-    """Composes jobs that choose the same from every group once; what values differ are set on a copy.
+    """Composes jobs. Jobs with the same choices from every group share one composition; other values are set on a copy.
 
-    A composition takes a tenth of a second, a copy some milliseconds: of a thousand seeds that makes the difference.
+    A composition takes a tenth of a second, a copy a few milliseconds, which matters for a thousand seeds.
     """
 
     def __init__(self, config_name: str):
@@ -231,7 +234,7 @@ class _Composer:
             for item in filter(_sets_value, parsed):
                 OmegaConf.update(cfg, item.key_or_group, item.value())
         except (HydraException, OmegaConfBaseException, UsageError):
-            return composed(overrides, self._config_name, where)  # it says what is wrong
+            return composed(overrides, self._config_name, where)  # raises an error that says what is wrong
         task = [item for item in parsed if not item.is_hydra_override()]
         cfg.hydra.overrides.task = [item.input_line for item in task]
         form = cfg.hydra.job.config.override_dirname
@@ -241,17 +244,17 @@ class _Composer:
 
 
 def _sets_value(override: Override) -> bool:
-    """Whether the override only gives a key of a run another value, and chooses nothing from a group."""
+    """Return whether the override only sets a key of a run to another value, and chooses nothing from a group."""
     key = override.key_or_group
     plain = override.type is OverrideType.CHANGE and override.package is None and "/" not in key
     return plain and (key in _PLAIN_KEYS or ("." in key and not key.startswith("hydra.")))
 
 
 def _subdir(cfg: DictConfig, number: int) -> str:
-    """The job's folder in that of its sweep."""
+    """Return the job's folder, relative to the sweep's."""
     with open_dict(cfg.hydra.job):
         cfg.hydra.job.num = number
-    HydraConfig.instance().cfg = cfg  # what ${hydra:…} asks; `set_config` would copy it
+    HydraConfig.instance().cfg = cfg  # read by ${hydra:…}; `set_config` would copy it
     return str(cfg.hydra.sweep.subdir)
 
 
@@ -272,7 +275,7 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
         raise UsageError(where + explain(e)) from e
     except AssertionError as e:
-        # What OmegaConf says of a key below a section that is null.
+        # OmegaConf raises this for a key below a section that is null.
         below = [o for o in overrides if re.match(r"logger\.\w+\.", o)]
         if not below:
             raise
@@ -287,8 +290,11 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
 
 
 class HydraCallbacks(Callback):
-    """Hydra's callbacks of a configuration, ``hydra.callbacks``, as a `HydraContext` holds them: called one after the
-    other, at the end of something in reverse. One that raises warns, and the run goes on."""
+    """The callbacks in ``hydra.callbacks`` of a configuration, for a `HydraContext`.
+
+    They are called in order, and at the end of a run or a job in reverse order. If one raises, a warning is issued and
+    the run continues.
+    """
 
     def __init__(self, config: DictConfig) -> None:
         self._each = [instantiate(one) for one in (config.hydra.callbacks or {}).values()]
@@ -320,10 +326,9 @@ class HydraCallbacks(Callback):
 
 
 def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
-    """Run a job that is composed already as ``hydra.main`` would, which composes twice more before it begins.
+    """Run a composed job as ``hydra.main`` would, without composing it two more times.
 
-    What is left of Hydra's part is its output folder, its logging and its callbacks; `flags` only choose what was
-    composed.
+    Hydra still provides the output folder, the logging and the callbacks. `flags` only choose what was composed.
     """
     cfg = job.cfg
     if cfg.hydra.mode is None:
@@ -335,11 +340,11 @@ def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
         result = run_job(task, cfg, "hydra.run.dir", None, context)
         callbacks.on_run_end(cfg, config_name=CONFIG_NAME, job_return=result)
-        _ = result.return_value  # raises what the task has raised
+        _ = result.return_value  # raises the exception of the task
 
 
 def run_hydra(flags: list[str], overrides: list[str], task: TaskFunction) -> None:
-    """Hand over to ``hydra.main``, which owns launchers, sweepers and its own flags."""
+    """Hand over to ``hydra.main``, which handles launchers, sweepers and its own flags."""
     import hydra
 
     register()
@@ -347,7 +352,7 @@ def run_hydra(flags: list[str], overrides: list[str], task: TaskFunction) -> Non
     GlobalHydra.instance().clear()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["rlox train", *overrides, *flags]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; `reported` makes the paragraph
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions reach `reported`, which prints them
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(task)()
     finally:

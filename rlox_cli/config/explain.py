@@ -1,4 +1,4 @@
-"""One sentence for an error of Hydra or OmegaConf."""
+"""Explain errors of Hydra and OmegaConf in one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def _section(name: str) -> str:
-    """The key, with its dot, at which the Config class of this name stands."""
+    """Return the prefix, with its dot, of the keys of the Config class with this name."""
     kinds = [BufferConfig]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -31,7 +31,7 @@ def _section(name: str) -> str:
 
 
 def explain(e: BaseException) -> str:
-    """One sentence for a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
+    """Explain a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
     root: BaseException = e
     while not isinstance(root, OmegaConfBaseException) and root.__cause__ is not None:
         root = root.__cause__
@@ -41,28 +41,28 @@ def explain(e: BaseException) -> str:
         if group == "dataset":
             return f"dataset must name a file, or minari:ID, got {choice!r}"
         if group:
-            # Hydra names no options for an item of a list, as in logger=[mlflow,cvs].
+            # Hydra lists no options for an item of a list, as in logger=[mlflow,cvs].
             options = e.options or GlobalHydra.instance().config_loader().get_group_options(group)
             options = [option for option in options if not option.endswith("_schema")]
             more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
             return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
     if isinstance(e, HydraException) and "Ambiguous value for argument" in str(e):
         line = re.search(r"argument '(.*?)'\n", str(e))
-        return f"{line[1] if line else 'a comma list'} is several values, which are a sweep: rlox train -m …"
+        return f"{line[1] if line else 'a comma list'} has several values, which need a sweep: rlox train -m …"
     if isinstance(root, OmegaConfBaseException) and root.full_key:
         first = (root.msg or str(root)).splitlines()[0]
         if isinstance(root, InterpolationResolutionError):
             found = re.search(r"Interpolation key '(.*)' not found|[Uu]nsupported interpolation type (\S+)", first)
             name = next(filter(None, found.groups()), "") if found else ""
             what = f"refers to {name!r}, which is no key" if name else f"cannot be resolved: {first}"
-            return f"{root.full_key} {what}; a reference is ${{SECTION.KEY}}, as ${{algo.gamma}}"
+            return f"{root.full_key} {what}; write a reference as ${{SECTION.KEY}}, such as ${{algo.gamma}}"
         if "Cannot merge DictConfig with ListConfig" in first:
-            return f"{root.full_key} must be a list, as [1,2], got a mapping"
+            return f"{root.full_key} must be a list such as [1,2], got a mapping"
         if "is not a ListConfig" in first or "Cannot assign" in first or "Cannot convert" in first:
             kind = (
-                "a list, as [1,2]"
+                "a list such as [1,2]"
                 if "ListConfig" in first
-                else "a mapping, as {name: 1}"
+                else "a mapping such as {name: 1}"
                 if "Dict[" in first
                 else "a text"
             )
@@ -77,7 +77,7 @@ def explain(e: BaseException) -> str:
             kind = root.object_type.__name__ if isinstance(root.object_type, type) else "the configuration"
             hint = nearest(str(root.key), known) if known else "`rlox show` lists the keys"
             for section in ("algo", "env", "buffer", "dataset"):
-                # `gamma=0.9` for `algo.gamma=0.9` is what people type first.
+                # People often type `gamma=0.9` first, instead of `algo.gamma=0.9`.
                 if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
                     hint = f"did you mean {section}.{root.key}?"
             section, _, name = root.full_key.rpartition(".")

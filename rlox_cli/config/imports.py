@@ -1,4 +1,4 @@
-"""``--import``: modules of the user's, loaded before anything looks for environments or algorithms."""
+"""``--import``: modules of the user, loaded before environments or algorithms are looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlox_cli.terminal.errors import UsageError
 
 
 def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
-    """Part ``--import NAME`` (as often as it is typed, also ``--import=NAME``) from the other words."""
+    """Separate every ``--import NAME`` or ``--import=NAME`` from the other words."""
     modules, rest = [], []
     words = iter(args)
     for word in words:
@@ -35,12 +35,12 @@ def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import each module from the working directory or the environment, in this order as ``python -m`` does.
+    """Import each module, looking in the working directory first and then in the environment, as ``python -m`` does.
 
     Raises
     ------
     UsageError
-        For a name that is no module's, a module that is not there, and one whose own code fails.
+        If a name cannot be a module's, a module does not exist, or its own code fails.
     """
     names = list(names)
     if names and not {"", os.getcwd()} & set(sys.path):
@@ -58,7 +58,7 @@ def import_modules(names: Iterable[str]) -> None:
                 raise UsageError(f"--import {name}: it needs the module {e.name}, which is not installed") from e
             raise UsageError(
                 f"--import {name}: there is no such module in {os.getcwd()} or the environment; run rlox from the "
-                "folder that holds it, or install it with pip"
+                "folder that contains it, or install it with pip"
             ) from e
         except Exception as e:  # the user's own code
             raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
@@ -67,7 +67,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
-    """The modules that an environment of the user's came from: `env` as a checkpoint or a configuration has it."""
+    """Yield the modules that a user's environment came from; `env` is as in a checkpoint or a configuration."""
     # Wrappers of old gym take the id as an argument.
     for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
         if module := imported_module(name):
@@ -82,32 +82,33 @@ def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
 
 
 def require_typed(modules: Iterable[str], typed: Iterable[str], path: Path) -> None:
-    """A file must not decide what code runs: its modules are imported only where they were typed.
+    """Check that all `modules` that a file needs were typed, since a file must not decide what code runs.
 
     Raises
     ------
     UsageError
-        With the flags that are missing.
+        If a module was not typed; the message has the missing flags.
     """
     typed = list(typed)
     missing = [m for m in dict.fromkeys(modules) if not any(f"{m}.".startswith(f"{t}.") for t in typed)]
     if missing:
         names, flags = one_line(", ".join(missing)), one_line(" ".join(f"--import {module}" for module in missing))
         raise UsageError(
-            f"{path} was trained with code of your own ({names}), which a file may not load by itself; "
+            f"{path} was trained with code of your own ({names}), which is not loaded unless you name it; "
             f"if you trust it, add {flags}"
         )
 
 
 def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
-    """What ``env.reward_fn`` names: ``module:NAME`` from a module that was typed, one of rlox's, or an installed offer.
+    """Return the reward function that ``env.reward_fn`` names.
 
-    A configuration must not decide what code runs: a module is looked into only where it is among `imports`.
+    It is ``module:NAME`` from a module that was typed, one of rlox's own, or one from an installed package. A
+    configuration must not decide what code runs, so a module is used only if it is among `imports`.
 
     Raises
     ------
     ValueError
-        For a module that was not typed, and a name that is not there or is no reward function.
+        If the module was not typed, or the name does not exist or is not a reward function.
     """
     if name is None:
         return None
@@ -126,7 +127,9 @@ def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
         home = sys.modules[module]
         if not hasattr(home, attribute):
             public = [n for n in vars(home) if not n.startswith("_")]
-            raise ValueError(f"env.reward_fn={name} must exist, but {module} has none; {nearest(attribute, public)}")
+            raise ValueError(
+                f"env.reward_fn={name} must exist, but {module} has no such name; {nearest(attribute, public)}"
+            )
         found = getattr(home, attribute)
     if not callable(found) and type(found).__name__ != "PyCapsule":
         raise ValueError(

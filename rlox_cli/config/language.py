@@ -1,4 +1,4 @@
-"""What a run of a language model names: its model, its rows, its rewards."""
+"""Check what a run of a language model names: its model, its rows, its rewards."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from rlox.config import RunConfig, nearest
 from rlox_cli.config.imports import import_modules
 
-# What a run says of its sampler, and where it has none.
+# The keys for a sampler, with the values that they have without one.
 NO_SAMPLER = {item.name: item.default for item in fields(RunConfig) if item.name.partition("_")[0] == "sampler"}
-_OWN = "rlox.llm.toy"  # whose functions need no --import
+_OWN = "rlox.llm.toy"  # its functions need no --import
 
 
 def check_language(run: RunConfig, algo: str) -> None:
-    """Check what a run of a language model must name, and what it must leave out.
+    """Check the keys that a run of a language model must set, and those that it must leave out.
 
     Raises
     ------
     ValueError
-        With the key, the rule and the value.
+        If a rule is broken; the message has the key, the rule and the value.
     """
     samples = algo in ("grpo", "online_dpo")
     if run.model is None:
@@ -33,7 +33,7 @@ def check_language(run: RunConfig, algo: str) -> None:
         raise ValueError(f"dataset must be chosen for algo={algo}, got null; try dataset=data/rows.jsonl")
     if run.conversation is not None and algo != "grpo":
         raise ValueError(
-            f"conversation must be null with algo={algo}, got {run.conversation}; algo=grpo learns from them"
+            f"conversation must be null with algo={algo}, got {run.conversation}; only algo=grpo trains on them"
         )
     if samples and run.reward is None and run.conversation is None:
         raise ValueError(
@@ -60,9 +60,7 @@ def check_language(run: RunConfig, algo: str) -> None:
     _check_sampler(run, algo, samples)
     for name in run.rewards:
         if not (is_function(name) or is_url(name) or Path(name).exists()):
-            raise ValueError(
-                f"reward={name} must be module:FUNCTION, a URL, or the run of a reward model; none is there"
-            )
+            raise ValueError(f"reward={name} must be module:FUNCTION, a URL, or an existing run of a reward model")
     for key, name in (("dataset", run.dataset.source), ("eval.dataset", run.eval.dataset)):
         if name is not None and not is_function(name):
             _require_file(key, name)
@@ -73,15 +71,15 @@ def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
         _require_defaults(run, NO_SAMPLER, "without a sampler", "; try sampler=vllm")
         return
     if not samples:
-        raise ValueError(f"sampler must be null with algo={algo}, which learns from its rows alone, got {run.sampler}")
+        raise ValueError(f"sampler must be null with algo={algo}, which learns only from its rows, got {run.sampler}")
     if run.sampler == "tgi":
         raise ValueError(
-            "sampler must be one to train by, got tgi, which takes no new weights; take vllm or sglang, and tgi in "
-            "Python for rlox.BestOfN"
+            "sampler must be able to train, got tgi, which takes no new weights; use vllm or sglang, or use tgi from "
+            "Python with rlox.BestOfN"
         )
     if run.sampler == "vllm-local":
         of_servers = {key: NO_SAMPLER[key] for key in ("sampler_url", "sampler_on_failure")}
-        _require_defaults(run, of_servers, "with sampler=vllm-local, which is no server")
+        _require_defaults(run, of_servers, "with sampler=vllm-local, which is not a server")
     elif run.sampler_url is None:
         raise ValueError(
             f"sampler_url must be given for sampler={run.sampler}, got null; try sampler_url=http://127.0.0.1:8000"
@@ -89,14 +87,14 @@ def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
 
 
 def _require_defaults(run: RunConfig, keys: Mapping[str, Any], why: str, remedy: str = "") -> None:
-    """A ValueError unless each of `keys` has its default."""
+    """Raise a ValueError unless each of `keys` has its default."""
     for key, default in keys.items():
         if (value := getattr(run, key)) != default:
             raise ValueError(f"{key} must be {'null' if default is None else default} {why}, got {value}{remedy}")
 
 
 def refuse_language(run: RunConfig, algo: str) -> None:
-    """A ValueError where keys of language models stand beside an algorithm that trains none."""
+    """Raise a ValueError if keys for language models are set with an algorithm that does not train one."""
     keys = dict.fromkeys(("model", "tokenizer", "reward", "reward_weights", "conversation")) | NO_SAMPLER
     _require_defaults(run, keys, f"with algo={algo}, which trains no language model")
     if run.eval.dataset is not None:
@@ -110,9 +108,7 @@ def _require_file(key: str, name: str) -> None:
     if not path.is_file():
         there = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = f"; {nearest(path.name, there)}" if there else ""
-        raise ValueError(
-            f"{key}={name} must be a file of rows (.jsonl, .json, .csv, .parquet), and there is none{hint}"
-        )
+        raise ValueError(f"{key}={name} must be an existing file of rows (.jsonl, .json, .csv, .parquet){hint}")
 
 
 def is_url(name: str) -> bool:
@@ -120,18 +116,18 @@ def is_url(name: str) -> bool:
 
 
 def is_function(name: str) -> bool:
-    """Whether `name` is ``module:FUNCTION``."""
+    """Return whether `name` has the form ``module:FUNCTION``."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def function(name: str, imports: Iterable[str]) -> Any:
-    """What ``module:FUNCTION`` names, from a module that was typed.
+    """Return the function that ``module:FUNCTION`` names, from a module that was typed.
 
     Raises
     ------
     ValueError
-        For a module that was not typed, and a name that is not there or cannot be called.
+        If the module was not typed, or the name does not exist or cannot be called.
     """
     module, _, attribute = name.partition(":")
     if module != _OWN and not any(f"{module}.".startswith(f"{typed}.") for typed in imports):

@@ -1,4 +1,4 @@
-"""What was typed: flags, overrides, and forms that no run can have."""
+"""Parse what was typed: flags, overrides, and forms that no run can have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
 
-# Hydra's flags without a value, and those that take it as the next word.
+# Hydra's flags without a value, and those whose value is the next word.
 _FLAGS = {
     *("-h", "--help", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
     *("--shell-completion", "-sc"),
@@ -38,12 +38,12 @@ FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
 
 def split_args(args: list[str]) -> tuple[list[str], list[str]]:
-    """Part what was typed into Hydra's flags (with their values) and overrides, which Hydra wants in this order apart.
+    """Split what was typed into Hydra's flags (with their values) and overrides, which Hydra takes separately.
 
     Raises
     ------
     UsageError
-        For a word that is neither.
+        If a word is neither.
     """
     flags, overrides = [], []
     words = iter(args)
@@ -59,19 +59,19 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
                 raise UsageError(f"{_short(name)} is no flag; {nearest(name, known)}")
             flags.append(word)
         elif "=" in word or word.startswith("~"):
-            # The kwargs take any key; to Hydra's strict mode each would be unknown.
+            # kwargs may have any key, but in Hydra's strict mode each key would be unknown.
             overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _whole(word))
         else:
             raise UsageError(f"{_short(word)!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
     if not any(word.split("=")[0] in ("--cfg", "-c", "--info", "-i") for word in flags):
         for word in flags:
             if word.split("=")[0] in ("--resolve", "--package", "-p"):
-                raise UsageError(f"{word} must stand beside --cfg job, which prints the configuration")
+                raise UsageError(f"{word} must be used with --cfg job, which prints the configuration")
     return flags, overrides
 
 
 def _whole(override: str) -> str:
-    """`override` with 1e6 as 1000000 where its key takes a whole number, which Hydra reads as a float."""
+    """Return `override` with 1e6, which Hydra reads as a float, as 1000000 if its key takes an integer."""
     key, _, value = override.partition("=")
     if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _whole_keys():
         return override
@@ -85,7 +85,7 @@ def _whole(override: str) -> str:
 
 @cache
 def _whole_keys() -> set[str]:
-    """The dotted keys of all integers, and lists of them, that a run can have."""
+    """Return the dotted keys of a run whose values are integers or lists of integers."""
     sections: list[tuple[str, type]] = [("", RunConfig), ("hydra.sweeper.", SweeperConfig)]
     sections += [("hydra.sweeper.", OptunaConfig)]
     sections += [("algo.", resolve(entry.config)) for entry in ALGORITHMS.values()]
@@ -100,12 +100,12 @@ def _whole_keys() -> set[str]:
 
 
 def run_folder(overrides: list[str]) -> list[str]:
-    """`overrides` with ``output_dir=FOLDER`` as Hydra has it: the run's folder, or that of all a sweep's runs.
+    """Return `overrides` with ``output_dir=FOLDER`` in Hydra's form: the folder of the run, or of all runs of a sweep.
 
     Raises
     ------
     UsageError
-        For an empty folder, and beside the keys that it stands for.
+        If the folder is empty, or if ``output_dir`` is combined with one of the keys that it sets.
     """
     typed = [override for override in overrides if override.startswith("output_dir=")]
     for override in overrides:
@@ -113,7 +113,7 @@ def run_folder(overrides: list[str]) -> list[str]:
         if key in ("output_dir", *FOLDERS) and value in ("", "''", '""', "null"):
             raise UsageError(f"{key} must name a folder, got nothing")
         if key in FOLDERS and typed:
-            raise UsageError(f"output_dir must not stand beside {key}, which it sets; type one of them")
+            raise UsageError(f"output_dir must not be combined with {key}, which it sets; use only one of them")
         if key in ("output_dir", *FOLDERS) and any(len(os.fsencode(part)) > 255 for part in value.split("/")):
             raise UsageError(f"{key} must name a folder of at most 255 bytes, got {_short(value)}")
     rest = [override for override in overrides if override not in typed]
@@ -121,14 +121,14 @@ def run_folder(overrides: list[str]) -> list[str]:
         return rest
     folder = typed[-1].partition("=")[2]
     if folder[0] not in "'\"":
-        # A path is taken as it is, whatever its signs mean in Hydra's grammar.
+        # A path is taken literally, whatever its characters mean in Hydra's grammar.
         folder = os.path.expanduser(folder).replace("'", r"\'")
         folder = f"'{folder}'"
     return [*rest, *(f"{key}={folder}" for key in FOLDERS)]
 
 
 def refuse_forms(overrides: list[str]) -> None:
-    """A UsageError for what Hydra's grammar allows, and no run can have, in words that say what to type."""
+    """Raise a UsageError for input that Hydra's grammar allows but no run can have; the message says what to type."""
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
     for line in overrides:
@@ -148,20 +148,22 @@ def refuse_forms(overrides: list[str]) -> None:
         key = override.key_or_group
         if not key:
             raise UsageError(f"{_short(line)!r} must be KEY=VALUE, got no key")
-        # What judges a run is no setting of it: tuned settings bring it, and a run does without.
+        # `reference` is used to judge a run and is not one of its settings, so a run does not need it.
         if override.type is OverrideType.DEL and key != "reference":
             raise UsageError(
-                f"{_short(line)} must not delete a key: a run has all of them; leave it out for its default"
+                f"{_short(line)} must not delete a key: a run needs all of them; leave it out for its default"
             )
         if override.is_sweep_override():
             continue
         value = override.value()
         if value == "???":
-            raise UsageError(f"{key} must have a value, got ???, which stands for none")
+            raise UsageError(f"{key} must have a value, got ???, which means no value")
         if value is None and (key in ONE_CHOICE or loader.get_group_options(key)):
             raise UsageError(f"{key} must be a name, got null; leave it out for its default")
         if key == "hydra.job.chdir" and value:
-            raise UsageError(f"{key} must be false, got {value}: paths are read from the folder where rlox was started")
+            raise UsageError(
+                f"{key} must be false, got {value}: paths are relative to the folder where rlox was started"
+            )
         if key not in ONE_CHOICE:
             continue
         if isinstance(value, (list, dict)):
@@ -190,7 +192,7 @@ def flag_value(flags: list[str], *names: str) -> str | None:
 
 
 def only_choose(flags: list[str]) -> bool:
-    """Whether the flags, if there are any, say no more than where a run's configuration is composed from."""
+    """Return whether the flags, if any, only say where a run's configuration is composed from."""
     words = iter(flags)
     for word in words:
         if word in _CHOOSING_FLAGS:

@@ -1,4 +1,4 @@
-"""What ``hydra/sweeper=optuna`` searches: its settings, and the range of every key, read without Optuna."""
+"""The settings of ``hydra/sweeper=optuna`` and the range of every key that it searches, read without Optuna."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ FILE = "search.json"
 OBJECTIVES = ("final", "best")
 PRUNERS = ("median", "hyperband", "none")
 _SQLITE = "sqlite:///"
-# What trials may differ in; anything else would make their values incomparable.
+# Sections in which trials may differ; any other difference would make their values incomparable.
 _SECTIONS = ("algo", "buffer", "env")
 
 
 @dataclass
 class OptunaConfig(Config):
-    """A search for good hyper-parameters by Optuna: rlox train -m hydra/sweeper=optuna …"""
+    """A hyper-parameter search with Optuna: rlox train -m hydra/sweeper=optuna …"""
 
-    n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
+    n_trials: int = 20  # total number of trials, including failed ones and those that the study already has
     n_jobs: int = 1  # trials that the launcher is given at once
-    n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
+    n_seeds: int = 1  # runs per trial, with the seeds seed, seed + 1, ...; the trial's value is their mean
     search: list[str] | None = None  # fields to search in their own ranges, or all; null: all, unless ranges are typed
     params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones override them
-    objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
-    pruner: str = "median"  # what stops poor trials early: median (of five finished ones or more), hyperband or none
-    n_startup_trials: int = 10  # trials at random before the sampler learns from them
-    seed: int = 0  # of the sampler; in sequence, the same seed gives the same trials
-    retries: int = 2  # how often in a row a run that died may be tried again without having come further
-    storage: str | None = None  # where the study lies, as sqlite:///FILE; null: study.db in the sweep's folder
+    objective: str = "final"  # the mean return to maximise: of the final evaluation, or of the best
+    pruner: str = "median"  # what stops poor trials early: median (of five or more finished trials), hyperband or none
+    n_startup_trials: int = 10  # random trials before the sampler learns from them
+    seed: int = 0  # of the sampler; trials that run one after another are the same for the same seed
+    retries: int = 2  # how often in a row a run that died without progress is tried again
+    storage: str | None = None  # where the study is stored, as sqlite:///FILE; null: study.db in the sweep's folder
     study: str = "rlox"  # name of the study in its storage
 
     def rules(self):
@@ -57,12 +57,12 @@ class OptunaConfig(Config):
 
 
 def optuna_config(cfg: DictConfig) -> OptunaConfig:
-    """The sweeper's settings in a composed configuration; every rule is checked on the way."""
+    """Return the sweeper's settings from a composed configuration, with every rule checked."""
     try:
         settings = OptunaConfig.from_kwargs("hydra.sweeper", **OmegaConf.to_container(cfg.hydra.sweeper))
         if settings.storage is None:
             return settings
-        # Kept for a process, or a day, with another working directory.
+        # Absolute, because a later process may have another working directory.
         file = Path(settings.storage.removeprefix(_SQLITE)).absolute()
         return replace(settings, storage=f"{_SQLITE}{file}")
     except (ValueError, TypeError) as e:
@@ -71,16 +71,16 @@ def optuna_config(cfg: DictConfig) -> OptunaConfig:
 
 @dataclass(frozen=True)
 class Space:
-    """The range of one key: texts to choose from, or numbers from `low` to `high`, both included.
+    """The range of one key: strings to choose from, or numbers from `low` to `high`, both included.
 
     Attributes
     ----------
     text : str
         The range as it is typed, in Hydra's grammar.
     step : int or float, optional
-        Distance of the numbers; None: all floats between (ints: 1).
+        Distance between the numbers; None: all floats in between (ints: 1).
     log : bool
-        Whether the logarithm is what is drawn uniformly.
+        Whether numbers are drawn uniformly on a logarithmic scale.
     """
 
     key: str
@@ -92,11 +92,11 @@ class Space:
     log: bool = False
 
     def ends(self) -> tuple[Any, ...]:
-        """Every choice, or the lowest and the highest number."""
+        """Return every choice, or the lowest and the highest number."""
         return self.choices or (self.low, self.high)
 
     def suggest(self, trial) -> Any:
-        """The value that an Optuna trial takes here."""
+        """Return the value of this key in an Optuna trial."""
         if self.choices:
             return trial.suggest_categorical(self.key, self.choices)
         if isinstance(self.low, int) and isinstance(self.high, int):
@@ -106,25 +106,25 @@ class Space:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: the overrides of every trial, and the ranges of what trials differ in."""
+    """A search: the overrides of every trial, and the ranges of the keys in which trials differ."""
 
     settings: OptunaConfig
     fixed: list[str]
     spaces: list[Space]
 
     def overrides(self, values: dict[str, Any]) -> list[str]:
-        """Those of a trial that took `values`, as they are typed."""
+        """Return the overrides of a trial with these `values`, as they are typed."""
         chosen = [f"{space.key}={values[space.key]}" for space in self.spaces]
-        # The kwargs take any key; to Hydra's strict mode each would be unknown.
+        # kwargs may have any key, but in Hydra's strict mode each key would be unknown.
         return [*self.fixed, *(f"++{line}" if ".kwargs." in line else line for line in chosen)]
 
     def corners(self) -> Iterator[list[str]]:
-        """The overrides of a few jobs that meet every choice, and both ends of every range."""
+        """Yield the overrides of a few jobs that cover every choice and both ends of every range."""
         for i in range(max(len(space.ends()) for space in self.spaces)):
             yield self.overrides({s.key: s.ends()[i % len(s.ends())] for s in self.spaces})
 
     def configured(self, config: dict[str, Any], values: dict[str, Any], run: int) -> dict[str, Any]:
-        """`config`, a resolved configuration, as that of run number `run` of a trial that took `values`."""
+        """Return the resolved `config`, changed for run number `run` of a trial with these `values`."""
         config = copy.deepcopy(config)
         for override in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in values.items()]):
             *sections, name = override.key_or_group.split(".")
@@ -136,7 +136,7 @@ class Search:
         return config
 
     def write(self, folder: Path, config: dict[str, Any]) -> None:
-        """Keep the search, and the resolved `config` of one of its jobs, in the folder of its sweep."""
+        """Write the search, and the resolved `config` of one of its jobs, into the sweep's folder."""
         plain = {
             "settings": self.settings.to_dict(),
             "fixed": self.fixed,
@@ -150,12 +150,12 @@ class Search:
 
     @classmethod
     def read(cls, folder: Path) -> tuple[Search, dict[str, Any]]:
-        """What `write` has kept.
+        """Read what `write` has written.
 
         Raises
         ------
         UsageError
-            For a file that does not hold it.
+            If the file does not contain it.
         """
         path = folder / FILE
         try:
@@ -166,23 +166,23 @@ class Search:
             spaces = [_space(override) for override in ranges]
             return cls(settings, list(map(str, plain["fixed"])), spaces), dict(plain["config"])
         except (ValueError, TypeError, LookupError, AttributeError, HydraException) as e:
-            raise UsageError(f"{shown(path)} must be what `rlox train -m hydra/sweeper=optuna` wrote: {e}") from e
+            raise UsageError(f"{shown(path)} must be as `rlox train -m hydra/sweeper=optuna` wrote it: {e}") from e
 
 
 def read_search(arguments: list[str], cfg: DictConfig) -> Search:
-    """Part `arguments`, the overrides as typed, into what is fixed and what is searched.
+    """Split `arguments`, the overrides as typed, into fixed values and ranges to search.
 
     Parameters
     ----------
     arguments : list of str
         Overrides; those of Hydra itself are left out.
     cfg : DictConfig
-        The configuration as composed of what is fixed, Hydra's own section included.
+        The configuration composed from the fixed values, including Hydra's own section.
 
     Raises
     ------
     UsageError
-        For a name without a range, a range that is none, a key that cannot be searched, and if nothing is searched.
+        If a name has no range, a range is invalid, a key cannot be searched, or nothing is searched.
     """
     settings = optuna_config(cfg)
     typed = [o for o in _parse(arguments) if not o.is_hydra_override()]
@@ -200,7 +200,7 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
 
 
 def is_search(folder: Path) -> bool:
-    """Whether the sweep in `folder` is a search."""
+    """Return whether the sweep in `folder` is a search."""
     return (folder / FILE).is_file()
 
 
@@ -212,7 +212,7 @@ def _parse(lines: list[str]) -> list[Override]:
 
 
 def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
-    """The ranges that stand in the metadata of the chosen algorithm's and replay memory's fields, by key."""
+    """Yield the ranges in the field metadata of the chosen algorithm, replay memory and environment, by key."""
     for section in _SECTIONS:
         kind = OmegaConf.get_type(cfg, section)
         if isinstance(kind, type) and issubclass(kind, Config):
@@ -222,7 +222,7 @@ def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
 
 
 def _named(search: list[str] | None, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
-    """The keys whose own ranges ``hydra.sweeper.search`` asks for."""
+    """Return the keys whose own ranges ``hydra.sweeper.search`` requests."""
     if search == ["all"] or (search is None and not has_ranges):
         return [key for key in offered if key not in fixed]
     keys = []
@@ -235,18 +235,18 @@ def _named(search: list[str] | None, offered: dict[str, str], fixed: dict[str, s
                 f"one: {key}='interval(LOW,HIGH)'"
             )
         if key in fixed:
-            raise UsageError(f"{fixed[key]} must not stand beside hydra.sweeper.search, which names it; leave one out")
+            raise UsageError(f"{fixed[key]} must not be combined with hydra.sweeper.search, which names it; omit one")
         keys.append(key)
     return keys
 
 
 def _space(override: Override) -> Space:
-    """The range that an override stands for."""
+    """Return the range that an override describes."""
     key, text, sweep = override.key_or_group, override.input_line.split("=", 1)[1], override.value()
     if key.split(".")[0] not in _SECTIONS or "." not in key or key == "env.id":
         remedy = "; for several seeds: hydra.sweeper.n_seeds=N" if key == "seed" else ""
         raise UsageError(
-            f"{key} must have one value in a search, whose trials differ in keys of {', '.join(_SECTIONS)}, got "
+            f"{key} must have one value in a search: trials differ only in keys of {', '.join(_SECTIONS)}, got "
             f"{text}{remedy}"
         )
     if not override.is_sweep_override():

@@ -29,21 +29,21 @@ from rlox_cli.config.imports import import_modules, resolve_reward
 from rlox_cli.config.language import check_language, refuse_language
 from rlox_cli.config.schema import OwnFolderFirst
 
-OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
+OFF_POLICY_ONLY = "on-policy algorithms have none, algo=dqn has one"
 
 
 def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
-    """Check what one section must be because of another, and that what `run` names exists.
+    """Check the rules between sections, and that everything that `run` names exists.
 
     Parameters
     ----------
     algo, buffer : str
-        What was chosen from these groups.
+        The choices from these groups.
 
     Raises
     ------
     ValueError
-        With the key, the rule and the value.
+        If a rule is broken; the message has the key, the rule and the value.
     """
     _check_known(run)
     _check_distributed(run, algo)
@@ -70,11 +70,11 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
 
 
 def _check_multi_agent(run: RunConfig, algo: str) -> None:
-    """Raise a ValueError unless the algorithm serves several agents, and the environment's package is installed."""
+    """Raise a ValueError unless the algorithm supports several agents, and the environment's package is installed."""
     if not run.algo.several_agents and run.algo.uses_dataset != "must":
         able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).several_agents]
         raise ValueError(
-            f"env={run.env.id} has several agents, and algo={algo} learns for one; try algo={' or '.join(able)}"
+            f"env={run.env.id} has several agents, but algo={algo} trains only one; try algo={' or '.join(able)}"
         )
     if run.env.id.startswith(ZOO):
         path = run.env.id.removeprefix(ZOO).partition(":")[0]
@@ -90,12 +90,12 @@ def _check_multi_agent(run: RunConfig, algo: str) -> None:
 
 
 def applied_settings(run: RunConfig, algo: str, choice: str | None, overrides: list[str]) -> str | None:
-    """The tuned settings, as ``ppo/CartPole-v1``, that the `choice` of the group applies; None where it applies none.
+    """Return the tuned settings that the `choice` of the group applies, such as ``ppo/CartPole-v1``, or None.
 
     Raises
     ------
     ValueError
-        For settings that were typed and do not exist, and for those of another environment.
+        If typed settings do not exist, or if the settings are for another environment.
     """
     pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
     applied = choice if choice in pairs else None
@@ -104,13 +104,14 @@ def applied_settings(run: RunConfig, algo: str, choice: str | None, overrides: l
         raise ValueError(f"tuned={typed} does not exist; {nearest(typed, [*pairs, 'off'])}")
     if applied and typed is None and applied != f"{algo}/{run.env.id}":
         raise ValueError(
-            f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
+            f"env.id={run.env.id} must match the tuned settings, got those of {applied}; type env={run.env.id}, or "
+            "tuned=off"
         )
     return applied
 
 
 def _check_known(config: Any, at: str = "") -> None:
-    """A ValueError for a key that ``+`` has added to a section, and nothing would read."""
+    """Raise a ValueError for a key that ``+`` has added to a section and that nothing would read."""
     if not is_dataclass(config):
         return
     known = [item.name for item in fields(config)]
@@ -128,7 +129,7 @@ def _check_distributed(run: RunConfig, algo: str) -> None:
         raise ValueError(f"distributed must be null with algo={algo}, got {run.distributed}; try {', '.join(able)}")
     if run.distributed == "fsdp" and not run.language:
         raise ValueError(
-            f"distributed must be ddp with algo={algo}, got fsdp, which shares out language models; try distributed=ddp"
+            f"distributed must be ddp with algo={algo}, got fsdp, which is for language models; try distributed=ddp"
         )
     for key, value, meant in (
         ("backend", run.backend == "native" and "native", "auto or torch"),
@@ -150,7 +151,7 @@ def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
         usual = "sequence" if replays == "sequences" else "uniform"
         raise ValueError(f"buffer must be chosen for algo={algo}, got null; try buffer={usual}")
     if run.buffer.name != chosen:
-        raise ValueError(f"buffer.name must be {chosen}, what buffer= chose, got {run.buffer.name!r}")
+        raise ValueError(f"buffer.name must be {chosen}, as buffer= chose, got {run.buffer.name!r}")
     if run.buffer.holds != replays:
         able = [name for name in buffer_names() if buffer_config_class(name).holds == replays]
         raise ValueError(f"buffer must hold {replays} for algo={algo}, got {chosen}; try buffer={', '.join(able)}")
@@ -176,7 +177,7 @@ def _check_remote(run: RunConfig) -> None:
     for name, usual in vars(RemoteConfig()).items():
         if (value := getattr(run.remote, name)) != usual:
             raise ValueError(
-                f"remote.{name} must be left out where no worker is named, got {value}; try "
+                f"remote.{name} must be left out if no worker is named, got {value}; try "
                 "remote.addresses=[host:port] (`rlox worker --env ID` starts one)"
             )
 
@@ -194,7 +195,7 @@ def _check_ray(run: RunConfig) -> None:
 
 
 def _check_dataset(run: RunConfig, algo: str) -> None:
-    uses, some = run.algo.uses_dataset, "dataset=data/medium.arrow (`rlox collect` makes one) or dataset=minari:ID"
+    uses, some = run.algo.uses_dataset, "dataset=data/medium.arrow (`rlox collect` writes one) or dataset=minari:ID"
     if run.dataset is None:
         if uses == "must":
             raise ValueError(f"dataset must be chosen for algo={algo}, got null; try {some}")
@@ -204,12 +205,12 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
     if uses == "never":
         able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset in ("may", "must")]
         raise ValueError(
-            f"dataset must be left out with algo={algo}, which learns from what it gathers itself, got "
-            f"{run.dataset.source}; those that learn from one: {', '.join(able)}"
+            f"dataset must be left out with algo={algo}, which collects its own data, got {run.dataset.source}; "
+            f"algorithms that learn from a dataset: {', '.join(able)}"
         )
     check_source(run.dataset.source)
     if uses == "must":
-        # It is evaluated on the environment and learns nothing there, from losses as they are written.
+        # The environment is only used for evaluations, and the losses are never compiled.
         for key, value, meant in (
             ("compile", run.compile, "false"),
             ("env.reward_fn", run.env.reward_fn, "null"),
@@ -222,7 +223,7 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
 
 
 def _own_tuned_pairs() -> set[str]:
-    """``<algo>/<env>`` of the tuned settings in the folder of ``-cd``."""
+    """Return ``<algo>/<env>`` for all tuned settings in the folder of ``-cd``."""
     if OwnFolderFirst.folder is None:
         return set()
     root = OwnFolderFirst.folder / "tuned"
@@ -245,9 +246,10 @@ def _check_init_from(name: str) -> None:
 
 
 def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> None:
-    """Raise a ValueError unless `env_id` is native or registered with gymnasium, which is only then imported.
+    """Raise a ValueError unless `env_id` is native or registered with gymnasium.
 
-    With the backend envpool it must be one of EnvPool's.
+    gymnasium is imported only if the environment is not native. With the backend envpool, the environment must be one
+    of EnvPool's.
     """
     from rlox.envs import foreign_id, is_native, native_env_ids
 

@@ -1,4 +1,4 @@
-"""A run's configuration as plain data, which ``config.yaml`` holds, and back."""
+"""Convert a run's configuration to plain data, as stored in ``config.yaml``, and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlox_cli.terminal.paths import shown
 
 
 def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
-    """`config` as plain data, the algorithm's name first in its section; what ``config.yaml`` holds."""
+    """Return `config` as plain data for ``config.yaml``, with the algorithm's name first in its section."""
     plain = dataclasses.asdict(config)
     plain["algo"] = {"name": algo, **plain["algo"]}
     if plain["init_from"] is not None:
@@ -36,18 +36,18 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
     mlflow = plain["logger"]["mlflow"]
     if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
-        # The mirror runs in another process and later: a path must not hang on today's working directory.
+        # The mirror runs later in another process: a path must not depend on the current working directory.
         mlflow["tracking_uri"] = "sqlite:///" + os.path.abspath(mlflow["tracking_uri"].removeprefix("sqlite:///"))
     return plain
 
 
 def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tuple[RunConfig, str]:
-    """The validated configuration, and its algorithm's name, of the plain data that `resolved` made.
+    """Return the validated configuration, and the name of its algorithm, from plain data that `resolved` made.
 
     Raises
     ------
     UsageError
-        For what is no configuration, and code of the user's whose modules were not typed.
+        If the data is not a configuration, or needs modules of the user that were not typed.
     """
     algo = algorithm_name(saved, where)
     require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
@@ -59,7 +59,10 @@ def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tup
 
 
 def algorithm_name(saved: dict[str, Any], path: Path) -> str:
-    """The algorithm's name, taken out of its section; what is read before the types are checked has its type."""
+    """Remove the algorithm's name from its section and return it.
+
+    Also checks the types of the keys that are read before the whole configuration is checked.
+    """
     name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
     env = saved.get("env")
     sound = (
@@ -78,7 +81,7 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
 
 
 def typed_config(saved: dict[str, Any], algo: str) -> DictConfig:
-    """`saved` under the types of its sections, strict about keys."""
+    """Return `saved` with the types of its sections, strict about keys."""
     cfg = copy.deepcopy(run_schema())
     cfg.algo = OmegaConf.structured(resolve(entry_of(algo).config))
     memory = saved.get("buffer")
@@ -94,7 +97,7 @@ def typed_config(saved: dict[str, Any], algo: str) -> DictConfig:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Dotted keys whose values are not the same, ``(key, [old, new])``."""
+    """Yield the dotted keys whose values differ, as ``(key, [old, new])``."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))

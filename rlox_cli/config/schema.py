@@ -1,4 +1,4 @@
-"""What Hydra must know: the typed configuration of a run, rlox's sweeper, and where YAML is looked for."""
+"""What Hydra needs to know: the typed configuration of a run, rlox's sweeper, and where to look for YAML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
 ONE_CHOICE = ("algo", "env", "buffer", "dataset", "tuned", "experiment")
 LONGEST_NAME = 200
-# The key that a Config stands at; an algorithm's own stands at `algo`, a memory's at `buffer`.
+# The prefix of each Config's keys. That of algorithms is `algo.`, that of replay memories `buffer.`.
 SECTION_OF = {
     "RunConfig": "",
     "EnvConfig": "env.",
@@ -48,20 +48,20 @@ _STORED: dict[tuple[str, str], type] = {}
 
 @dataclass
 class SweeperConfig:
-    """How `rlox train -m` goes through the jobs that comma lists, ranges and `params` stand for."""
+    """How `rlox train -m` runs the jobs that comma lists, ranges and `params` describe."""
 
     params: dict[str, str] | None = None  # swept keys, as if they were typed
     max_batch_size: int | None = None  # jobs that are handed to the launcher at once; null: all
-    retries: int = 2  # how often in a row a job that died may be tried again without having come further
-    plot: bool = True  # draw the learning curves when all is done
+    retries: int = 2  # how often in a row a job that died without progress is tried again
+    plot: bool = True  # draw the learning curves at the end
 
 
 @dataclass
 class RayLauncherConfig(RayResources):
-    """The jobs of a sweep on Ray: rlox train -m hydra/launcher=ray …"""
+    """Runs the jobs of a sweep on Ray: rlox train -m hydra/launcher=ray …"""
 
     _target_: str = "rlox_cli.sweep.ray.RayLauncher"
-    n_jobs: int = -1  # jobs at once at most; -1: as many as the CPUs, GPUs and resources allow
+    n_jobs: int = -1  # maximum number of jobs at once; -1: as many as the CPUs, GPUs and resources allow
 
     def rules(self):
         yield from super().rules()
@@ -69,9 +69,9 @@ class RayLauncherConfig(RayResources):
 
 
 class OwnFolderFirst(SearchPathPlugin):
-    """Puts the folder of ``-cd`` before what ships, so that an edited copy of a shipped file is the one that counts.
+    """Puts the folder of ``-cd`` before the shipped files, so that an edited copy of a shipped file takes precedence.
 
-    Hydra's own ``--config-dir`` comes behind, where a file of the same name is never found.
+    Hydra's own ``--config-dir`` comes after them, where a file of the same name is never found.
     """
 
     folder: Path | None = None
@@ -82,7 +82,7 @@ class OwnFolderFirst(SearchPathPlugin):
 
 
 def register() -> None:
-    """Make the schemas, the environment source and the resolvers known to Hydra; idempotent."""
+    """Register the schemas, the config sources and the resolvers with Hydra; idempotent."""
     _store("", "run_schema", RunConfig)
     for name in shipped("algo"):
         _store("algo", f"{name}_schema", resolve(ALGORITHMS[name].config))
@@ -103,26 +103,26 @@ def register() -> None:
 
 
 def _store(group: str, name: str, kind: type) -> None:
-    """Give Hydra a schema, unless it has it: to build one takes milliseconds."""
+    """Give Hydra a schema, unless it already has it, since building one takes milliseconds."""
     if _STORED.get((group, name)) is not kind:
         ConfigStore.instance().store(name, kind, group or None)
         _STORED[group, name] = kind
 
 
 def ray_settings(cfg: DictConfig) -> RayLauncherConfig | None:
-    """The settings of hydra/launcher=ray in a composed configuration; None for another launcher.
+    """Return the settings of hydra/launcher=ray from a composed configuration; None for another launcher.
 
     Raises
     ------
     UsageError
-        For a value that breaks a rule, and beside a sweeper that starts its launcher by itself.
+        If a value breaks a rule, or the sweeper starts its launcher itself.
     ImportError
-        Where Ray is not installed, with the remedy.
+        If Ray is not installed; the message says how to install it.
     """
     if cfg.hydra.launcher.get("_target_") != RayLauncherConfig._target_:
         return None
     if cfg.hydra.runtime.choices["hydra/sweeper"] not in ("basic", "rlox", "optuna"):
-        raise UsageError("hydra/launcher=ray must stand beside hydra/sweeper=rlox or optuna; leave one of them out")
+        raise UsageError("hydra/launcher=ray must be used with hydra/sweeper=rlox or optuna; leave one of them out")
     if find_spec("ray") is None:
         raise ImportError('hydra/launcher=ray needs Ray, which is not installed; try: pip install "rlox-cli[ray]"')
     try:
@@ -132,17 +132,17 @@ def ray_settings(cfg: DictConfig) -> RayLauncherConfig | None:
 
 
 def run_name(algo: str, env: str, seed: int) -> str:
-    """``ppo-CartPole-v1-s0``, fit for a folder's name."""
+    """Return a name such as ``ppo-CartPole-v1-s0`` that is valid for a folder."""
     return re.sub(r"[^\w.-]+", "_", f"{algo}-{env[: LONGEST_NAME // 2]}-s{seed}")
 
 
 def task_name(source: str) -> str:
-    """What rows of text are called: ``sums`` of data/sums.jsonl, ``copy_rows`` of my_package:copy_rows."""
+    """Return the name of rows of text: ``sums`` for data/sums.jsonl, ``copy_rows`` for my_package:copy_rows."""
     return source.rpartition(":")[2] if is_function(source) else Path(source).stem
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
-    """The typed configuration of a composed job; every rule is checked on the way."""
+    """Return the typed configuration of a composed job, with every rule checked."""
     plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     return OmegaConf.to_object(OmegaConf.merge(run_schema(), plain))
 

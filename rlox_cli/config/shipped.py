@@ -1,4 +1,4 @@
-"""``rlox cp``: shipped YAML, copied into a folder to edit and use with ``-cd``."""
+"""``rlox cp``: copy shipped YAML into a folder, to edit and use with ``-cd``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-_ALL = "conf"  # the name that stands for everything
+_ALL = "conf"  # the name for everything
 
 
 def shipped(below: str = "") -> dict[str, str]:
-    """The YAML files that ship below the group `below` (all: ""), by their name within it, with their text."""
+    """Return the text of the shipped YAML files below the group `below` (all: ""), by their name within it."""
     found: dict[str, str] = {}
     folders = [("", files("rlox_cli.conf").joinpath(below))]
     while folders:
@@ -28,17 +28,17 @@ def shipped(below: str = "") -> dict[str, str]:
 
 
 def copy(name: str, dest: Path, force: bool) -> None:
-    """Copy the file `name` (``algo/ppo``) to ``<dest>/algo/ppo.yaml``, or all of them; nothing is overwritten unasked.
+    """Copy the file `name` (``algo/ppo``) to ``<dest>/algo/ppo.yaml``, or all files with the name ``conf``.
 
     Raises
     ------
     UsageError
-        For a name that does not ship, and for files that are there already.
+        If there is no such file, or a file to write already exists and `force` is false.
     """
     everything = shipped()
     key = name.removesuffix(".yaml").strip("/")
     if key != _ALL and key not in everything:
-        raise UsageError(f"NAME must be a config that ships, got {name!r}; {nearest(key, [*everything, _ALL])}")
+        raise UsageError(f"NAME must be a shipped config, got {name!r}; {nearest(key, [*everything, _ALL])}")
     chosen = everything if key == _ALL else {key: everything[key]}
     if dest.exists() and not dest.is_dir():
         raise UsageError(f"DEST must be a folder, got the file {dest}")
@@ -46,7 +46,9 @@ def copy(name: str, dest: Path, force: bool) -> None:
     there = [path for path in targets if path.exists()]
     if there and not force:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        raise UsageError(f"{shown(there[0])}{more} must not exist yet; --force overwrites, or name another folder")
+        raise UsageError(
+            f"{shown(there[0])}{more} must not exist yet; add --force to overwrite, or name another folder"
+        )
     for path, text in targets.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

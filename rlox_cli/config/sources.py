@@ -1,4 +1,4 @@
-"""Choices without a YAML file, of ``algo``, ``env``, ``buffer`` and ``dataset``, as Hydra config sources."""
+"""Hydra config sources for choices of ``algo``, ``env``, ``buffer``, ``dataset`` and ``rows`` without a YAML file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox_cli.config.shipped import shipped
 from rlox_cli.terminal.errors import UsageError
 
-# gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
+# gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typo than an id.
 _ENV_ID = re.compile(r"(?:[\w:.-]+/)?[\w:.-]+-v\d+")
 
 
 class _Choices(ConfigSource):
-    """Serves the choices of one group; a YAML of the same name in `conf/` or the folder of ``-cd`` overrides it."""
+    """Serves the choices of one group. A YAML file of the same name in `conf/` or the ``-cd`` folder overrides them."""
 
     group: ClassVar[str]
-    name_of_scheme: ClassVar[str]  # as config.yaml has it
+    name_of_scheme: ClassVar[str]  # as in config.yaml
 
     @classmethod
     def scheme(cls) -> str:
@@ -60,21 +60,23 @@ class _Choices(ConfigSource):
         return name if group == self.group and name else None
 
     def serves(self, name: str) -> bool:
-        """Whether there is such a choice."""
+        """Return whether there is such a choice."""
         raise NotImplementedError
 
     def names(self) -> Sequence[str]:
-        """The choices that completion and messages list."""
+        """Return the choices that completion and messages list."""
         raise NotImplementedError
 
     def config(self, name: str) -> tuple[DictConfig, str | None]:
-        """What the choice stands for, and the package it belongs to; None: that of its group."""
+        """Return the configuration of a choice, and the package that it belongs to; None: that of its group."""
         raise NotImplementedError
 
 
 class GymEnvSource(_Choices):
-    """Any ``env=ID`` as ``{id: ID}``, with what is usual for ``ALE/…`` ids, and ``env=pettingzoo:MODULE``. It lists
-    what installed packages offer."""
+    """Any ``env=ID`` as ``{id: ID}``, with the usual settings for ``ALE/…`` ids, and ``env=pettingzoo:MODULE``.
+
+    It lists the environments that installed packages offer.
+    """
 
     group, name_of_scheme = "env", "gymenv"
 
@@ -87,14 +89,14 @@ class GymEnvSource(_Choices):
     def config(self, name: str) -> tuple[DictConfig, str | None]:
         found: dict[str, Any] = {"env": {"id": name}}
         if usual := usual_settings(name):
-            # What is typed overrides it.
+            # Typed overrides take precedence.
             found["env"]["reward_fn"] = usual.pop("reward_fn")
             found["algo"] = usual
         return OmegaConf.create(found), "_global_"
 
 
 class BufferSource(_Choices):
-    """``buffer=NAME`` of a replay memory that a package has registered, from its configuration's defaults."""
+    """``buffer=NAME`` for a replay memory that a package has registered, with its configuration's defaults."""
 
     group, name_of_scheme = "buffer", "buffers"
 
@@ -109,7 +111,7 @@ class BufferSource(_Choices):
 
 
 class DatasetSource(_Choices):
-    """``dataset=SOURCE``. Whether the source exists is checked with everything else, where the message can say more."""
+    """``dataset=SOURCE``. Whether the source exists is checked later, where the message can be more specific."""
 
     group, name_of_scheme = "dataset", "datasets"
 
@@ -124,13 +126,13 @@ class DatasetSource(_Choices):
 
 
 class AlgorithmSource(_Choices):
-    """``algo=NAME`` of an algorithm without a YAML file, which a package outside adds, and its ``NAME_schema``."""
+    """``algo=NAME`` for an algorithm without a YAML file, which another package adds, and its ``NAME_schema``."""
 
     group, name_of_scheme = "algo", "algorithms"
 
     def serves(self, name: str) -> bool:
         name = name.removesuffix("_schema")
-        return name not in shipped("algo") and name in algorithm_names()  # which reads what is installed
+        return name not in shipped("algo") and name in algorithm_names()  # reads which packages are installed
 
     def names(self) -> list[str]:
         return algorithm_names()
@@ -149,7 +151,7 @@ class AlgorithmSource(_Choices):
 
 
 class RowsSource(_Choices):
-    """``rows=NAME`` of an algorithm that trains a language model: what `env` is where there is no environment."""
+    """``rows=NAME`` for an algorithm that trains a language model: sets `env`, since there is no environment."""
 
     group, name_of_scheme = "rows", "rows"
 
@@ -161,19 +163,19 @@ class RowsSource(_Choices):
         return [name for name in algorithm_names() if self.serves(name)]
 
     def config(self, name: str) -> tuple[DictConfig, str | None]:
-        # The dataset's name, by which runs and plots are told apart.
+        # The dataset's name, which distinguishes runs and plots.
         env = {"id": "${task_name:${oc.select:dataset.source,text}}", "n_envs": 1}
         return OmegaConf.create({"env": env}), "_global_"
 
 
 def dataset_files(typed: str = "") -> list[str]:
-    """The datasets among the files whose path begins with `typed`, here or a folder below."""
+    """Return the datasets among the files whose path begins with `typed`, here or one folder below."""
     found = [path for pattern in (f"{typed}*", f"{typed}*/*") for path in glob(pattern)]
     return sorted(path for path in set(found) if path.endswith((*ARROW_SUFFIXES, *READERS)))
 
 
 def with_env(overrides: list[str]) -> list[str]:
-    """`overrides` with the environment that their dataset was gathered in, where they name none themselves."""
+    """Return `overrides` with the environment in which their dataset was gathered, unless they name one."""
     typed = [override.partition("=") for override in overrides]
     sources = [value for key, _, value in typed if key.lstrip("+") in ("dataset", "dataset.source")]
     if not sources or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
@@ -181,7 +183,7 @@ def with_env(overrides: list[str]) -> list[str]:
     try:
         envs = [dataset_metadata(source).get("env", {}) for source in sources[-1].split(",")]
     except (OSError, ValueError, ImportError):
-        return overrides  # what is wrong with it, the check of the whole job says
+        return overrides  # the check of the whole job reports what is wrong
     env, *others = envs
     if any(other != env for other in others):
         raise UsageError(f"env must be given for datasets of several environments, {', '.join(map(str, envs))}")

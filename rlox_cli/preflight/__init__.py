@@ -1,1 +1,1 @@
-"""Will it work, and what will it cost? ``rlox train --check``: build, probe the environment, estimate."""
+"""Will a run work, and what will it cost? ``rlox train --check`` builds it, probes its environment and estimates."""

@@ -1,4 +1,4 @@
-"""What an environment with several agents does in some random steps."""
+"""Probe an environment with several agents in a few random steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from rlox.config import RunConfig
 from rlox.multi_agent import make_multi_agent_env
 from rlox_cli.terminal.errors import UsageError
 
-# CPU seconds and steps of the probe, at most; of these so many are taken twice, to see whether a seed gives the same.
+# Limits of the probe in CPU seconds and steps, and how many steps are taken twice to check that a seed repeats them.
 _SECONDS, _STEPS, _PAIR_STEPS = 0.2, 1000, 200
 
 
 def probe_agents(config: RunConfig, where: str) -> tuple[list[int], float, bool, list[str]]:
-    """Lengths of the episodes that ended, the mean reward of a step over all agents, whether it was constant, and
-    warnings.
+    """Step two copies of an environment with random actions.
+
+    Returns
+    -------
+    tuple
+        Lengths of the episodes that ended, mean reward of a step over all agents, whether the reward was constant, and
+        warnings.
 
     Raises
     ------
     UsageError
-        For what no training could use: an environment that breaks PettingZoo's interface, or numbers that are none.
+        If the environment breaks PettingZoo's interface, or returns numbers that are not finite.
     """
     c, rng = config.env, np.random.default_rng(config.seed)
     try:
@@ -55,16 +60,16 @@ def _played(first: Any, second: Any, rng: np.random.Generator, where: str) -> tu
     lines = []
     if differs:
         lines.append(
-            f"{where} is not deterministic: under the same seed and actions {differs} differ, so that no run can be "
-            "repeated; draw from what reset(seed=…) seeds"
+            f"{where} is not deterministic: with the same seed and actions, {differs} differ, so no run can be "
+            "repeated; use a generator that reset(seed=…) seeds"
         )
     if not lengths:
         lines.append(
-            f"{where}: no episode ended in {len(rewards):,} random steps; where no time limit ends them an evaluation "
-            "may last long; eval.max_steps cuts its episodes"
+            f"{where}: no episode ended in {len(rewards):,} random steps; without a time limit, an evaluation may take "
+            "long; eval.max_steps cuts off its episodes"
         )
     if len(set(rewards)) == 1:
-        lines.append(f"{where}: all rewards were {rewards[0]:g} under random actions, from which nothing is learned")
+        lines.append(f"{where}: all rewards were {rewards[0]:g} under random actions, so nothing is learned from them")
     return lengths, float(np.mean(rewards)), len(set(rewards)) == 1, lines
 
 
@@ -73,7 +78,7 @@ def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 
 
 def _random(spec: Any, n: int, rng: np.random.Generator) -> np.ndarray:
-    """An action for each of `n` agents, (1, n, …), within ±1 where there are no bounds."""
+    """Return random actions for `n` agents, (1, n, …), within ±1 if there are no bounds."""
     if spec.discrete:
         return rng.integers(spec.n_actions, size=(1, n))
     if spec.n_choices is not None:

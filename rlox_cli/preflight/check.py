@@ -1,8 +1,8 @@
-"""``rlox train … --check``: all that can go wrong before the night, and what the night will cost; trains nothing.
+"""``rlox train … --check``: find what can go wrong in a run, and estimate what it will cost, without training.
 
-Each distinct job is built as it would be for its run. Its environment is asked what it promises, and a short training
-of it, whose files go to a temporary folder, is timed; the rest is multiplication. What the numbers were worth:
-benchmarks/preflight.json.
+Each distinct job is built as for its run. Its environment is checked against its interface, and a short training with
+files in a temporary folder is timed; the rest is multiplication. benchmarks/preflight.json shows how accurate the
+estimates are.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from rlox_cli.terminal.account import account, headline, is_explained
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-_TRACKER_S = 1.0  # seconds that a tracker's server has to answer
+_TRACKER_S = 1.0  # seconds to wait for the answer of a tracker's server
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of one job before it is run."""
+    """What is known about one job before it runs."""
 
     title: str
-    lines: list[tuple[str, str]]  # a heading, and what there is to say under it
+    lines: list[tuple[str, str]]  # heading and text
     estimate: Estimate
 
 
 def check(jobs: list[Job], multirun: bool, console: Console) -> None:
-    """Look at every distinct job of `jobs`, and print what there is to say.
+    """Examine every distinct job of `jobs`, and print a report.
 
     Raises
     ------
     UsageError
-        For the last job that cannot be trained; what is wrong with others is printed before.
+        For the last job that cannot be trained; the errors of other jobs are printed before.
     """
     start = Start(machine.cpu_seconds())
     alike: dict[str, list[int]] = {}
@@ -78,7 +78,7 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
         try:
             reports.append((examine(job, start, multirun), len(numbers)))
         except Exception as e:
-            # The others are still looked at; a bug of rlox is none of the job's.
+            # The other jobs are still examined, unless the error is a bug in rlox.
             if not is_explained(e):
                 raise
             failures.append(_of_job(e, job, numbers[0] if multirun else None))
@@ -93,11 +93,11 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
         raise last
     if multirun:
         console.print(_sum(reports))
-    console.print("nothing was trained or kept; without --check it is")
+    console.print("nothing was trained or saved; leave out --check to train")
 
 
 def _sum(reports: list[tuple[Report, int]]) -> str:
-    """Of a sweep's times; Python starts once for all jobs that one process runs after another."""
+    """Sum up the times of a sweep; Python starts once for all jobs that one process runs one after the other."""
     n_jobs = sum(n for _, n in reports)
     start = reports[0][0].estimate.cpu["start"]
     total = start + sum((report.estimate.wall - report.estimate.cpu["start"]) * n for report, n in reports)
@@ -106,7 +106,7 @@ def _sum(reports: list[tuple[Report, int]]) -> str:
 
 
 def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
-    """`e`, with what job it is about."""
+    """Return a UsageError with the message of `e` and the job that it is about."""
     where = "" if number is None else f"job {number} of the sweep ({' '.join(job.overrides)}): "
     made = UsageError(where + headline(e))
     made.__cause__ = e
@@ -114,9 +114,9 @@ def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
 
 
 def require_buildable(jobs: list[Job]) -> None:
-    """A UsageError unless every algorithm of a sweep fits its environment, before the first job starts.
+    """Raise a UsageError unless every algorithm of a sweep fits its environment, before the first job starts.
 
-    With a launcher that carries jobs to other machines, theirs is what counts, and nothing is built here.
+    With a launcher that may run jobs on other machines, only those machines matter, and nothing is built here.
     """
     if not jobs[0].cfg.hydra.launcher._target_.endswith(".BasicLauncher"):
         return
@@ -130,7 +130,7 @@ def require_buildable(jobs: list[Job]) -> None:
         seen.add(key)
         try:
             with _streams_kept():
-                here = replace(c.remote, addresses=[])  # the workers are asked when the job starts
+                here = replace(c.remote, addresses=[])  # the workers are checked when the job starts
                 build(replace(c, env=replace(c.env, n_envs=1, workers=0), remote=here), job.algo, Path()).close()
         except Exception as e:
             if not is_explained(e):
@@ -139,12 +139,12 @@ def require_buildable(jobs: list[Job]) -> None:
 
 
 def check_resume(found: Resumption, console: Console) -> None:
-    """Make everything ready to go on, as `rlox_cli.run.runner.resume` does, and leave it.
+    """Prepare everything to resume a run, as `rlox_cli.run.runner.resume` does, and stop there.
 
     Raises
     ------
     UsageError, ValueError
-        For what would end the run.
+        For errors that would end the run.
     """
     config, checkpoint = found.config, found.checkpoint
     algorithm = restored(config, found.algo, checkpoint, console, found.trusted)
@@ -156,16 +156,16 @@ def check_resume(found: Resumption, console: Console) -> None:
     finally:
         algorithm.close()
     console.print(f"  {'backend':<12} {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True, markup=False)
-    console.print("it would go on; nothing was trained or written, without --check it does")
+    console.print("the run can be resumed; nothing was trained or written, leave out --check to resume it")
 
 
 def examine(job: Job, start: Start, multirun: bool) -> Report:
-    """Everything about one job.
+    """Return the report on one job.
 
     Raises
     ------
     UsageError, ValueError, TypeError, ImportError
-        For what would end the run.
+        For errors that would end the run.
     """
     config, folder = job.config, folder_of(job, multirun)
     require_folder(folder)
@@ -191,7 +191,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         ("memory", _memory(algorithm, config, found)),
         ("disk", f"{machine.size(found.disk)} of {machine.size(machine.free_disk(folder))} free"),
         ("time", _time(config, found, seen.limit)),
-        # The default name has the time in it, which is another one when the run starts.
+        # The default name contains the time, which will be another one when the run starts.
         ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
         *(("warning", line) for line in dict.fromkeys([*warnings, *seen.warnings])),
     ]
@@ -199,7 +199,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
 
 
 def _of_language(job: Job, algorithm: Any, found: Look, folder: Path, warnings: list[str]) -> Report:
-    """The report of a job that trains a language model."""
+    """Return the report on a job that trains a language model."""
     config = job.config
     c = config.algo
     samples = f", {c.group_size} completions each" if hasattr(c, "group_size") else ""
@@ -221,7 +221,7 @@ def _of_language(job: Job, algorithm: Any, found: Look, folder: Path, warnings: 
 
 
 def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
-    """`config` with a replay memory whose file, if it has one, lies in `scratch`."""
+    """Return `config` with the file of its replay memory, if it has one, in the folder `scratch`."""
     if not isinstance(config.buffer, MmapBufferConfig):
         return config
     return replace(config, buffer=replace(config.buffer, folder=str(scratch)))
@@ -229,8 +229,8 @@ def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
 
 @contextmanager
 def _streams_kept() -> Iterator[None]:
-    """Code of the user's may draw from the generators that all share: a run after this finds them as they were."""
-    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is the shared one that is meant)
+    """Restore the global random generators afterwards, since code of the user may draw from them."""
+    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global generator is meant)
     try:
         yield
     finally:
@@ -243,7 +243,7 @@ def _counted(n: int, name: str) -> str:
 
 
 def _spaces(algorithm: Any) -> list[tuple[str, str]]:
-    """What agents observe and do; of several, a line for each policy."""
+    """Return lines about observations and actions; with several agents, one line for each policy."""
     if not (algorithm.config.several_agents and algorithm.several):
         return [("spaces", f"{_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}")]
     lines = [
@@ -271,7 +271,7 @@ def _observations(spec: EnvSpec) -> str:
 
 
 def _dataset(dataset: Any) -> str:
-    """Its size, where it comes from, and how good what it shows is."""
+    """Describe a dataset: its size, its environment and its returns."""
     found, known = dataset.stats(), dataset.metadata
     env = f" of {known['env']['id']}" if known.get("env") else ""
     return (
@@ -306,7 +306,7 @@ def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
     kept = "" if replay is None else f"; the replay memory takes {machine.size(replay.resident)}"
     if config.offline:
         kept = f"; the dataset, {machine.size(mapped_bytes(algorithm.dataset))}, is read from its file as it is used"
-    unknown = "; and what the replay memory takes, which is not known" if config.buffer and replay is None else ""
+    unknown = "; in addition to the replay memory, whose size is unknown" if config.buffer and replay is None else ""
     return f"{machine.size(found.memory)}{free}{kept}{unknown}"
 
 
@@ -314,18 +314,18 @@ def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.cpu.items() if seconds >= 0.05)
     text = f"{_duration(found.wall)}, {sum(found.cpu.values()):.1f} s of CPU ({parts})"
     if found.update is not None:
-        text += f"; {found.update:.3g} s of CPU an update"
+        text += f"; {found.update:.3g} s of CPU per update"
     if found.workers:
-        text += f"; evaluated beside training, by {found.workers} process{'' if found.workers == 1 else 'es'}"
+        text += f"; evaluated in parallel, by {found.workers} process{'' if found.workers == 1 else 'es'}"
     if limit is not None and found.longest_evaluation > 0.1 * found.wall:
-        text += f"; evaluations {_duration(found.longest_evaluation)} where every episode lasts {limit:,} steps"
+        text += f"; evaluations {_duration(found.longest_evaluation)} if every episode lasts {limit:,} steps"
     if config.max_seconds is not None and found.wall > config.max_seconds:
-        text += f"; max_time={config.max_time} ends it before"
+        text += f"; max_time={config.max_time} ends it earlier"
     return text
 
 
 def _tracker_warnings(config: RunConfig) -> Iterator[str]:
-    """About trackers that are not there now; no training waits for them."""
+    """Yield warnings about trackers that are not available now; no training waits for them."""
     for name in loggers(config):
         package = {"csv": None}.get(name, name)
         if package and importlib.util.find_spec(package) is None:
@@ -345,12 +345,12 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
         if address is not None and not _reachable(address):
             yield (
                 f"logger={name}: {address} does not answer within {_TRACKER_S:g} s; training does not wait for it, and "
-                "`rlox sync` brings what is missing"
+                "`rlox sync` can send the missing data later"
             )
 
 
 def _reachable(address: str) -> bool:
-    """Whether a server takes connections there; looking its name up may hang, and is left behind then."""
+    """Return whether a server accepts connections at the address. A name lookup that hangs is abandoned."""
     parts, answered = urlsplit(address), threading.Event()
 
     def ask() -> None:
@@ -368,7 +368,7 @@ def _reachable(address: str) -> bool:
 
 
 def _duration(seconds: float) -> str:
-    """``3.2 s``, ``12 min``, ``2 h 05 min``."""
+    """Format a time such as ``3.2 s``, ``12 min`` or ``2 h 05 min``."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)

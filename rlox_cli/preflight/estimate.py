@@ -1,6 +1,6 @@
-"""What a run will cost: a short training of it is timed, and the rest is multiplication.
+"""Estimate what a run will cost: a short training is timed, and the rest is multiplication.
 
-Costs are pairs of seconds, (2,): of all CPUs, and by the clock.
+Costs are pairs of seconds, (2,): CPU time, and wall time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from rlox_cli.run import machine
 from rlox_cli.run.limits import disk_bytes, looks, replay_footprint, rollout_bytes, rollout_steps
 from rlox_cli.run.progress import ProgressCallback
 
-# CPU seconds that the parts of a probe may take, about; a single update or episode is waited for.
+# About how many CPU seconds the parts of a probe may take. A single update or episode is always completed.
 _SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
-# A mirror runs in a process of its own during the training, and is not waited for here. Of its CPU seconds so many
-# come once, and so many with each row of the record; measured in those that rlox takes to start, which has another
-# machine's speed in it.
+# A mirror runs in its own process during the training, and is not timed here. These are its CPU seconds, once and for
+# each row of the record, in units of the CPU seconds that rlox takes to start, which account for the machine's speed.
 _MIRRORS = {"mlflow": (0.3, 0.0005), "wandb": (2.0, 0.003), "tensorboard": (0.6, 0.0), "csv": (0.25, 0.0)}
-_MLFLOW_SERVER = (7.0, 0.004)  # MLflow is imported; an SQLite store is written without it
+_MLFLOW_SERVER = (7.0, 0.004)  # MLflow is imported, which is not necessary for an SQLite store
 
 
 @dataclass(frozen=True)
 class Start:
     """CPU seconds until a training begins."""
 
-    python: float  # the interpreter, imports, the composed configuration
+    python: float  # interpreter, imports, composing the configuration
     building: float = 0.0  # environments and networks
 
     @property
@@ -54,31 +53,31 @@ class Start:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one run, from the start of its process to the end."""
+    """Costs of one run, from the start of its process to the end."""
 
     cpu: dict[str, float]  # CPU seconds, by part
     wall: float  # seconds, on this machine as busy as it is now
-    longest_evaluation: float  # seconds by the clock of all evaluations, where each episode lasts to its time limit
+    longest_evaluation: float  # wall seconds of all evaluations if every episode lasts to its time limit
     memory: int  # bytes of the process at its peak
     disk: int  # bytes of its files
-    workers: int  # processes that evaluate beside training
-    update: float | None = None  # CPU seconds of an update, where a replay ratio says how many there are
+    workers: int  # processes that evaluate in parallel with training
+    update: float | None = None  # CPU seconds of an update, if a replay ratio sets the number of updates
 
 
 def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
-    """Train `algorithm` a little, and multiply.
+    """Train `algorithm` for a short time, and multiply.
 
     Parameters
     ----------
     seen : Seen
         What its environment did.
     scratch : path
-        A folder for what the probe writes.
+        A folder for the files of the probe.
 
     Raises
     ------
     Exception
-        What the environment or the learner raises; it would end the run as well.
+        If the environment or the learner raises; this would end the run as well.
     """
     c, rollout = config.algo, rollout_steps(config)
     total = -(-config.total_timesteps // rollout) * rollout
@@ -104,13 +103,13 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         training = training + update * getattr(c, "pretrain_updates", 0)
 
     n_evaluations = evaluations(config)
-    # Side by side all episodes take as long as the longest.
+    # If episodes run together, all of them take as long as the longest.
     per_step = n_evaluations * each_played * (1 if side_by_side else config.eval.n_episodes)
     length, limit = _expected_length(seen, config), seen.limit or seen.length
     evaluating = n_evaluations * making + per_step * (min(1.5 * length, limit) if side_by_side else length)
     longest = n_evaluations * making + per_step * limit
     workers = evaluations_of.planned_workers(algorithm, evaluating[1])
-    # About every second evaluation is the best so far, and there is a last one.
+    # About every second evaluation is the best so far and is saved, and the last one is saved too.
     saving = saving * (n_evaluations / 2 + 1 + (training + evaluating)[1] / config.checkpoint.every_s)
 
     evaluating[0] += workers * start.python  # their interpreters
@@ -127,13 +126,13 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     if found is not None:
         memory += found.resident
         if beside:
-            # A save holds a copy of what is new, and the bytes that it makes of it.
+            # A save holds a copy of the new transitions, and their serialised bytes.
             between = min(total, config.checkpoint.every_s / each[1], config.checkpoint.every_steps or total)
-            # Of sequences it may be all of them, since their states change.
+            # For sequences this may be all of them, since their states change.
             memory += 2 * (found.resident if c.replays == "sequences" else int(between) * found.row)
     return Estimate(
         cpu=cpu | mirrors,
-        # The command ends when the mirrors, which run beside the training, have all there is.
+        # The command ends when the mirrors, which run in parallel with the training, are complete.
         wall=max(
             start.total + saving[1] + _by_the_clock(training[1], evaluating[1], n_evaluations, workers),
             *mirrors.values(),
@@ -148,7 +147,9 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
 
 
 def _by_the_clock(training: float, evaluating: float, n: int, workers: int) -> float:
-    """Seconds of `n` evaluations, evenly spread over the training, of which `workers` processes play all but the last.
+    """Return the wall seconds of a training with `n` evenly spread evaluations.
+
+    With `workers`, these processes run all evaluations but the last.
 
     >>> _by_the_clock(10.0, 20.0, 10, 0), _by_the_clock(10.0, 20.0, 10, 1), _by_the_clock(10.0, 20.0, 10, 2)
     (30.0, 20.0, 12.0)
@@ -166,17 +167,17 @@ def _by_the_clock(training: float, evaluating: float, n: int, workers: int) -> f
 
 
 def evaluations(config: RunConfig) -> int:
-    """How many there are."""
+    """Return the number of evaluations."""
     return max(1, min(config.eval.n_points, looks(config)))
 
 
 def loggers(config: RunConfig) -> list[str]:
-    """The names of those that are chosen."""
+    """Return the names of the chosen loggers."""
     return [item.name for item in fields(config.logger) if getattr(config.logger, item.name) is not None]
 
 
 class _Watch(Callback):
-    """Reads the clocks after each update, and stops after so many CPU seconds, and two updates."""
+    """Reads the clocks after each update, and stops after `seconds` of CPU time and at least two updates."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -190,9 +191,9 @@ class _Watch(Callback):
         return len(self.rows) < 3 or self.rows[-1][0] - self.rows[0][0] < self.seconds
 
     def costs(self) -> tuple[np.ndarray, np.ndarray]:
-        """What came once, and what comes with each environment step, or offline, update."""
+        """Return the cost that came once, and the cost of each environment step (offline: each update)."""
         rows = np.array(self.rows)
-        # The first update is slower: what it needs is loaded, and made, with it.
+        # The first update is slower, since it loads and creates what it needs.
         settled = rows[1:] if len(rows) > 2 else rows
         each = (settled[-1, :2] - settled[0, :2]) / (settled[-1, 2] - settled[0, 2])
         first = rows[1] - rows[0]
@@ -210,7 +211,10 @@ def _timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
 
 
 def _on_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Costs that come once, and of a step, twice; of whole rollouts where these are soon done, else of short ones."""
+    """Return the cost that comes once, and twice the cost of a step.
+
+    Whole rollouts are measured if they are short enough, else shorter ones.
+    """
     c, n = config.algo, config.env.n_envs
     short = min(c.n_steps, -(-max(getattr(c, "batch_size", 0), 64) // n))
     once, each = _trained(algorithm, config, replace(c, n_steps=short), _SHORT_S)
@@ -221,23 +225,23 @@ def _on_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarra
 
 
 def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Costs that come once, of a step with its share of the updates, and of one before the first update."""
+    """Return the costs that come once, of a step with its share of the updates, and of one before the first update."""
     c, each_random = config.algo, np.zeros(2)
     if getattr(c, "pretrain_updates", 0):
         c = replace(c, pretrain_updates=0)
     if c.learning_starts:
         _, each_random = _trained(algorithm, config, replace(c, learning_starts=LARGEST_COUNT), _SHORT_S)
-    # As many steps as bring two updates, where a replay ratio says how often these come.
+    # If a replay ratio sets how often updates come: as many steps as lead to two updates.
     every = 32 if c.replays == "transitions" else math.ceil(2 * c.update_rows / c.replay_ratio)
     once, each = _trained(algorithm, config, replace(c, learning_starts=0), _UPDATES_S, every)
     return once, each, each_random
 
 
 def _offline(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Costs that come once, and of an update, twice.
+    """Return the cost that comes once, and twice the cost of an update.
 
-    What metrics cost beside the updates counts as it will: they are reported as seldom as in the run, or so seldom that
-    it makes no difference.
+    The cost of metrics is included realistically: they are reported as rarely as in the run, or so rarely that it makes
+    no difference.
     """
     as_seldom = min(1000, max(1, config.total_timesteps // 100))
     once, each = _trained(algorithm, config, config.algo, _SHORT_S, min(8, as_seldom))
@@ -249,11 +253,11 @@ def _offline(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray,
 def _trained(
     algorithm: Any, config: RunConfig, changed: Config, seconds: float, every: int = 32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Train with `changed` hyper-parameters for so long; what came once, and with each step."""
+    """Train with `changed` hyper-parameters for some `seconds`; return the cost that came once, and that of a step."""
     watch = _Watch(seconds)
     algorithm.config = changed
     algorithm.callbacks.extend([watch])
-    # Where updates are many, callbacks are asked a hundred times in a training: so, with each `every` steps.
+    # With many updates, callbacks are called a hundred times in a training: with this horizon, every `every` steps.
     horizon = 100 * max(every, rollout_steps(replace(config, algo=changed)))
     algorithm.train(horizon, schedule_timesteps=config.schedule_timesteps or config.total_timesteps)
     algorithm.callbacks.callbacks.remove(watch)
@@ -261,7 +265,7 @@ def _trained(
 
 
 def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Costs of making the environment, and of a step of it; whether a step is one of all episodes side by side."""
+    """Return the costs of creating the environment and of a step, and whether all episodes are stepped together."""
     from rlox.envs.gym_make import ATARI_WRAPPERS, whole_games
 
     if is_multi_agent(config.env.id):
@@ -276,7 +280,7 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
     wrappers = whole_games(c.wrappers) or (ATARI_WRAPPERS if c.id.startswith("ALE/") else ())
 
     def play(limit: int, n_episodes: int) -> tuple[np.ndarray, Any]:
-        """Episodes that are cut short."""
+        """Run episodes that are cut short."""
         before, algorithm.env_wrappers = (
             algorithm.env_wrappers,
             [*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
@@ -296,11 +300,12 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
 
 
 def _expected_length(seen: Seen, config: RunConfig) -> float:
-    """Steps of an evaluation's episodes, averaged over the training: a guess.
+    """Guess the length of an evaluation's episodes, averaged over the training.
 
-    Where every step brings the same reward, the score that tuned settings must reach says how long episodes are in the
-    end, and without one the time limit does, or random play where a step costs; elsewhere it is halfway from random
-    play to the time limit, and at most five times the former. In the first half of the training lengths come there.
+    If every step has the same reward, the final length follows from the score that the tuned settings must reach.
+    Without such a score it is the time limit, or the length with random actions if a step costs. For other rewards it
+    is halfway between the length with random actions and the time limit, and at most five times the former. Episodes
+    reach their final length in the first half of the training.
     """
     first, limit = seen.length, float(seen.limit or seen.length)
     goal = (config.reference or {}).get("mean_return")
@@ -314,9 +319,9 @@ def _expected_length(seen: Seen, config: RunConfig) -> float:
 
 
 def _peak() -> int:
-    """Bytes that were resident in this process at its peak."""
+    """Return the peak of this process's resident memory in bytes."""
     try:
-        # What getrusage says may be the peak of the process that started this one.
+        # getrusage may return the peak of the process that started this one.
         with open("/proc/self/status") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     except OSError:

@@ -1,4 +1,4 @@
-"""What `--check` says of a run of a language model: its model, its rows, its rewards, and what it will take."""
+"""`--check` for a run of a language model: its model, its rows, its rewards, and its costs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlox.config import RunConfig
 from rlox_cli.preflight.estimate import Estimate, Start, evaluations
 from rlox_cli.run import machine
 
-_UPDATES = 2  # that are timed, after a first one
+_UPDATES = 2  # number of timed updates, after a first one
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found, and what it says of the whole run."""
+    """The findings, and the estimate for the whole run."""
 
     lines: list[tuple[str, str]]
     warnings: list[str]
@@ -28,7 +28,7 @@ class Look:
 
 
 def look(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> Look:
-    """Train `algorithm` for a few updates, and multiply."""
+    """Train `algorithm` for a few updates, and extrapolate to the whole run."""
     warnings = [*_warnings(algorithm)]
     with torch_threads(config.threads):
         samples = _samples(algorithm, config)
@@ -51,12 +51,12 @@ def look(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> Look
     found = Estimate(parts, wall, 0.0, peak, 2 * file.stat().st_size, 0)
     warnings += samples[1]
     given = machine.memory()
-    # How many ranks there will be to share it out is not known here.
+    # With fsdp, the number of ranks that share the memory is not known here.
     alone = config.distributed != "fsdp"
     if given is not None and algorithm.device == "cpu" and alone and peak > given[0]:
         warnings.append(
-            f"it takes {machine.size(peak)} of memory, where {machine.size(given[0])} are free: raise "
-            "algo.accumulation, lower algo.batch_size, or train adapters by algo.lora_rank=16"
+            f"it takes {machine.size(peak)} of memory, but only {machine.size(given[0])} are free: raise "
+            "algo.accumulation, lower algo.batch_size, or train adapters with algo.lora_rank=16"
         )
     return Look([*_lines(algorithm), *samples[0], ("memory", memory)], warnings, found)
 
@@ -81,22 +81,22 @@ def _lines(algorithm: Any) -> Iterator[tuple[str, str]]:
 
 
 def _warnings(algorithm: Any) -> Iterator[str]:
-    """About a tokenizer and rows that are read otherwise than one would think."""
+    """Yield warnings about a tokenizer and rows that are read differently than one might expect."""
     tokenizer, rows = algorithm.model.tokenizer, algorithm.rows
     if tokenizer is not None and getattr(tokenizer, "eos_token_id", None) is None:
         yield "the tokenizer has no end of sequence (eos_token): nothing teaches the model to stop"
     for name, group in (("completion", rows.completions), ("chosen", rows.chosen), ("rejected", rows.rejected)):
-        # One token is the end alone.
+        # A single token is only the end of the sequence.
         if empty := sum(len(ids) <= 1 for ids in group):
             yield f"column {name} is empty in {empty:,} of {len(rows):,} rows"
     if rows.chosen:
         same = sum(np.array_equal(a, b) for a, b in zip(rows.chosen, rows.rejected, strict=True))
         if same:
-            yield f"chosen and rejected are the same in {same:,} of {len(rows):,} rows, which teach nothing"
+            yield f"chosen and rejected are the same in {same:,} of {len(rows):,} rows, from which nothing is learned"
 
 
 def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], list[str]]:
-    """What the first completions earn, before anything was learned."""
+    """Return a line and warnings about the rewards of the first completions, before training."""
     if not algorithm.rewarded:
         return [], []
     n = getattr(config.algo, "group_size", 2)
@@ -110,31 +110,31 @@ def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], 
     warnings = []
     if np.ptp(groups) == 0:
         warnings.append(
-            f"all {groups.size} completions earn {groups[0, 0]:g}: without differences nothing is learned; look "
-            "whether the reward reads what the model writes"
+            f"all {groups.size} completions earn {groups[0, 0]:g}: without differences nothing is learned; check "
+            "whether the reward understands the model's output"
         )
     elif (equal := (np.ptp(groups, 1) == 0).mean()) > 0.8:
-        warnings.append(f"in {equal:.0%} of the groups all completions earn the same: those teach nothing")
+        warnings.append(f"in {equal:.0%} of the groups all completions earn the same: nothing is learned from those")
     if (lengths >= config.algo.max_new_tokens).all():
         warnings.append(f"every completion is cut off at max_new_tokens={config.algo.max_new_tokens}; none has ended")
     return [("reward", line)], warnings
 
 
 def _updates(algorithm: Any) -> tuple[float, float]:
-    """Seconds of an update by the clock, and of the CPU."""
+    """Return the wall seconds and the CPU seconds of an update."""
     wall = cpu = 0.0
     for i in range(1 + _UPDATES):
         began, used = time.perf_counter(), time.process_time()
         algorithm.update(algorithm.sample())
         algorithm.counters.updates += 1
-        if i:  # the first one allocates, and compiles
+        if i:  # the first one allocates and compiles
             wall += time.perf_counter() - began
             cpu += time.process_time() - used
     return wall / _UPDATES, cpu / _UPDATES
 
 
 def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
-    """What the training holds at its peak, by part, in words and in bytes."""
+    """Return the memory of the training at its peak: a text with its parts, and the total in bytes."""
     from rlox.llm.models.decoding import decodes  # imports PyTorch
 
     c, model, rows = config.algo, algorithm.model, algorithm.rows
@@ -159,7 +159,7 @@ def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
                 parts["decoder"] = weights if decodes(model, longest) else 0
         # Logits, their exponentials and their gradient, in f32.
         parts["logits"] = 3 * 4 * at_once * longest * text.vocab_size
-        # What each layer keeps for the gradient: some twenty times the width of a token.
+        # What each layer keeps for the gradient: about twenty times the width of a token.
         kept = 2 if c.gradient_checkpointing else 20
         parts["activations"] = 4 * kept * at_once * longest * text.hidden_size * text.num_hidden_layers
     total = sum(parts.values())
@@ -167,5 +167,5 @@ def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
     shared = ""
     if config.distributed == "fsdp":
         among = sum(parts[name] for name in ("model", "gradients and optimiser", "reference"))
-        shared = f"; the ranks share out {machine.size(among)} of it, and the rest goes by a rank's rows"
-    return f"{machine.size(total)} beside Python and PyTorch: {listed}{shared}", total
+        shared = f"; the ranks share {machine.size(among)} of it, and the rest depends on the rows of a rank"
+    return f"{machine.size(total)} in addition to Python and PyTorch: {listed}{shared}", total

@@ -1,4 +1,4 @@
-"""What an environment does when it is asked for what gymnasium's interface promises, and for some random steps."""
+"""Probe an environment: check it against gymnasium's interface, and take a few random steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlox.multi_agent import is_multi_agent
 from rlox_cli.run.limits import plays_native, time_limit
 from rlox_cli.terminal.errors import UsageError
 
-# CPU seconds and steps of the probe, at most.
+# Limits of the probe in CPU seconds and steps.
 _SECONDS, _STEPS = 0.2, 1000
-_PAIR_STEPS = 200  # of these, how many are taken twice to see whether the same seed gives the same
-# What is odd enough to say so: a learner sees numbers about 1 best.
+_PAIR_STEPS = 200  # how many of them are taken twice to check that the same seed gives the same results
+# Larger values get a warning: a learner works best with numbers around 1.
 _LARGE_OBS, _LARGE_REWARD = 1e3, 1e3
-# Of what gymnasium warns about: as usual, or said in other words already.
+# Warnings of gymnasium that are common, or reported in other words already.
 _USUAL = ("This is probably too", "we recommend", "is not within the observation space")
 
 
@@ -32,15 +32,15 @@ _USUAL = ("This is probably too", "we recommend", "is not within the observation
 class Seen:
     """What an environment did under random actions."""
 
-    limit: int | None  # steps after which it ends an episode, as far as it says
+    limit: int | None  # steps after which it ends an episode, if known
     lengths: list[int]  # of the episodes that ended
-    reward: float  # mean of a step's
+    reward: float  # mean per step
     constant: bool  # whether all rewards were the same
     warnings: list[str]
 
     @property
     def length(self) -> float:
-        """Steps of an episode under random actions, about."""
+        """About how many steps an episode has under random actions."""
         if self.lengths:
             return statistics.fmean(self.lengths)
         return float(self.limit or _STEPS)
@@ -52,7 +52,7 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     Raises
     ------
     UsageError
-        For what no training could use: a step that is none, numbers that are none, an exception.
+        If no training could use the environment: an invalid step, numbers that are not finite, an exception.
     """
     where, limit, native = f"env={config.env.id}", time_limit(algorithm), plays_native(algorithm)
     if config.env.backend == "envpool":
@@ -68,20 +68,20 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     said = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
     lines += [f"{where}: {text}" for text in said if not native and not any(usual in text for usual in _USUAL)]
     if found.differs:
-        lines = [line for line in lines if "determinis" not in line]  # said below, with the remedy
+        lines = [line for line in lines if "determinis" not in line]  # reported below, with the remedy
     lines += _oddities(found, algorithm.spec, config, where, limit)
     rewards = found.rewards
     return Seen(limit, found.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
 
 
 def _plain(text: str) -> str:
-    """A warning of gymnasium's without colours and heading, in one line."""
+    """Return a warning of gymnasium's on one line, without colours and heading."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("WARN: ", "")
     return " ".join(text.split()).rstrip(".")
 
 
 def _contract(config: RunConfig, where: str) -> Iterator[str]:
-    """What gymnasium's checker, and a look at single answers, find wrong with an environment of gymnasium's."""
+    """Yield the problems that gymnasium's checker finds. Raise a UsageError for invalid results of reset and step."""
     from gymnasium.utils.env_checker import check_env
 
     from rlox.envs.gym_make import make_gym_env
@@ -89,7 +89,7 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
     env = make_gym_env(config.env.id, config.env.kwargs, config.env.wrappers)
     try:
         bare = env.unwrapped
-        # Wrappers and checkers stumble over these, and say so in their own words.
+        # Checked first: wrappers and checkers fail on these with less helpful messages.
         answer = _called(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
         _require_sound(where, bare, "reset", answer)
         bare.action_space.seed(config.seed % 2**31)
@@ -119,22 +119,22 @@ def _require_sound(where: str, env: Any, hook: str, answer: Any) -> None:
 
 def _require_reward(where: str, reward: Any) -> None:
     if not np.isfinite(number := float(reward)):
-        raise UsageError(f"{where}: rewards must be finite, got {number}; mend the environment, or set env.reward_fn")
+        raise UsageError(f"{where}: rewards must be finite, got {number}; fix the environment, or set env.reward_fn")
 
 
 @dataclass
 class _Played:
-    """What came of random actions."""
+    """Results of random actions."""
 
     rewards: list[float]
     lengths: list[int]  # of the episodes that ended
     truncated: int  # how many of them a time limit ended
     largest: float  # absolute value in an observation
-    differs: str  # what was not the same under the same seed and actions; empty where all was
+    differs: str  # what differed with the same seed and actions; empty if nothing did
 
 
 def _played(config: RunConfig, where: str) -> _Played:
-    """Random actions in one environment, and for a while in a second one with the same seed."""
+    """Take random actions in one environment, and for a while in a second one with the same seed."""
     c = config.env
     first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
     spec, rng = spec_of(first), np.random.default_rng(config.seed)
@@ -168,28 +168,28 @@ def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
     if not np.isfinite(obs).all():
         bad = obs[~np.isfinite(obs)][0]
         raise UsageError(
-            f"{where}: observations must be finite, got {bad} at step {step} of random actions; mend the environment, "
-            "or cut it off by a wrapper"
+            f"{where}: observations must be finite, got {bad} at step {step} of random actions; fix the environment, "
+            "or clip them with a wrapper"
         )
 
 
 def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limit: int | None) -> Iterator[str]:
-    """What can be trained on, and is probably not meant."""
+    """Yield warnings about behaviour that training can cope with, but that is probably not intended."""
     c, lengths = config.algo, found.lengths
     if found.differs:
         yield (
-            f"{where} is not deterministic: under the same seed and actions {found.differs} differ, so that no run can "
-            "be repeated; draw from self.np_random, which reset(seed=…) seeds"
+            f"{where} is not deterministic: with the same seed and actions, {found.differs} differ, so no run can be "
+            "repeated; use self.np_random, which reset(seed=…) seeds"
         )
     if limit is None and not lengths:
         yield (
             f"{where}: no episode ended in {len(found.rewards):,} random steps, and without a time limit an evaluation "
-            "may last long; eval.max_steps cuts its episodes"
+            "may take long; eval.max_steps cuts off its episodes"
         )
     if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] > 1 and not found.truncated:
         yield (
             f"{where}: every episode terminated after exactly {lengths[0]:,} steps; if that is a time limit, it must "
-            "be truncated, or the learner takes it for a failure"
+            "be reported as truncated, or the learner takes it for a failure"
         )
     if found.largest > _LARGE_OBS and not spec.shows_images and not getattr(c, "normalize_obs", True):
         yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"
@@ -206,7 +206,7 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _random_actions(spec: Any, rng: np.random.Generator) -> np.ndarray:
-    """One action, within ±1 where there are no bounds."""
+    """Return one random action, within ±1 if there are no bounds."""
     if spec.discrete:
         return rng.integers(spec.n_actions, size=1)
     if spec.n_choices is not None:

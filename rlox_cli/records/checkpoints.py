@@ -1,4 +1,4 @@
-"""The checkpoint that a command is to open."""
+"""Find the checkpoint that a command is to open."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rlox.checkpoint import load_checkpoint
 
 
 def known_header(path: Path) -> dict[str, Any]:
-    """The header of a checkpoint of an algorithm that is known here."""
+    """Return the header of a checkpoint. Raise a ValueError if its algorithm is not known here."""
     header = load_checkpoint(path).header
     if not isinstance(header["algorithm"], str) or entry_of(header["algorithm"]) is None:
         raise ValueError(
-            f"{path} holds a {header['algorithm']}, which is not known here; install the package that has it, add "
+            f"{path} holds a {header['algorithm']}, which is not known here; install the package that provides it, add "
             "--import my_package, or update rlox-cli"
         )
     return header
 
 
 def best_of(folder: Path) -> Path:
-    """The best checkpoint of a run folder, else its last."""
+    """Return the best checkpoint of a run folder, or the last one if there is no best."""
     for name in ("best", "last"):
         path = folder / "checkpoints" / f"{name}.safetensors"
         if path.is_file():

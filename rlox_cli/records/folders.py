@@ -1,4 +1,4 @@
-"""Folders that hold runs."""
+"""Folders that contain runs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rlox_cli.terminal.paths import shown
 
 
 def require_new(folder: Path) -> None:
-    """A UsageError where `folder` holds a run or a sweep."""
+    """Raise a UsageError if `folder` contains a run or a sweep."""
     for name, what, go_on in (
         (FILE, "run", resume_command(folder)),
         ("sweep.jsonl", "sweep", f"rlox sweep resume {shlex.quote(shown(folder))}"),
     ):
         if (folder / name).exists():
             raise UsageError(
-                f"output_dir={shown(folder)} must be a new folder, but holds a {what}; choose another, or go on with "
+                f"output_dir={shown(folder)} must be a new folder, but contains a {what}; choose another, or resume "
                 f"it: {go_on}"
             )
 
 
 def resume_command(folder: Path) -> str:
-    """What to type to go on with the run in `folder`."""
+    """Return the command that resumes the run in `folder`."""
     return f"rlox train {shlex.quote(f'resume={shown(folder)}')}"
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """All run folders below `folder`, oldest first."""
+    """Return all run folders below `folder`, oldest first."""
     found = [path.parent for path in folder.rglob("metrics.jsonl") if (path.parent / "config.yaml").is_file()]
     return sorted(found, key=lambda run: (run / "config.yaml").stat().st_mtime)

@@ -1,9 +1,9 @@
-"""The ledger of a sweep: one append-only file that says which runs there are to be.
+"""The ledger of a sweep: one append-only file that lists the runs of the sweep.
 
-``<sweep>/sweep.jsonl`` holds one JSON object per line. The first is the head: what was typed and by which version. Each
-line after it is a job (its id, folder, overrides and whole resolved configuration, so that a job that starts next week
-is the job of today), or a failure that came before the job could open its own record. How far a job has come stands
-nowhere but in that record, ``<sweep>/<folder>/metrics.jsonl``: what is derived cannot be stale after a ``kill -9``.
+``<sweep>/sweep.jsonl`` contains one JSON object per line. The first is the head: what was typed, and the version of
+rlox. Each later line is a job (its id, folder, overrides and whole resolved configuration, so that a job that starts
+next week is the same as today), or a failure that happened before the job could open its own record. The progress of a
+job is stored only in that record, ``<sweep>/<folder>/metrics.jsonl``, so no copy can be stale after a ``kill -9``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlox_cli.terminal.paths import shown
 
 FILE = "sweep.jsonl"
 _LOCK = "sweep.lock"
-STOP = "stop"  # the file whose being there asks every job, in whatever process or machine, to save and stop
+STOP = "stop"  # while this file exists, every job, in any process on any machine, saves and stops
 _MOST_BYTES = 1 << 20  # of a line
 _HEAD = f"be the head of a sweep, as rlox {__version__} writes it"
 STATES = ("waiting", "running", "finished", "failed", "interrupted", "killed")
@@ -42,22 +42,22 @@ STATES = ("waiting", "running", "finished", "failed", "interrupted", "killed")
 class SweepJob:
     """One run of a sweep."""
 
-    id: str  # of what makes the run: its overrides, in any order
-    folder: str  # below that of the sweep
+    id: str  # hash of the overrides, in any order
+    folder: str  # relative to the sweep's folder
     overrides: list[str]
-    config: dict[str, Any]  # resolved, as the run's config.yaml holds it
-    extra: dict[str, Any] = field(default_factory=dict)  # what a sweeper keeps about its job
+    config: dict[str, Any]  # resolved, as in the run's config.yaml
+    extra: dict[str, Any] = field(default_factory=dict)  # what a sweeper stores about its job
 
 
 @dataclass
 class Head:
-    """What was typed, and by whom."""
+    """What was typed, and with which version."""
 
     version: str  # of rlox
     flags: list[str]
     overrides: list[str]
     imports: list[str]
-    launcher: list[str]  # the overrides that choose it and set what it takes
+    launcher: list[str]  # the overrides that choose the launcher and its settings
     retries: int = 2
     max_batch_size: int | None = None
     plot: bool = True
@@ -66,7 +66,7 @@ class Head:
 
 @dataclass
 class Progress:
-    """How far a job has come, as its own record says; `scan` reads what was added since the last time."""
+    """How far a job has come, according to its own record. `scan` reads the rows added since the last call."""
 
     folder: Path
     state: str = "waiting"
@@ -75,25 +75,25 @@ class Progress:
     last: float | None = None  # mean return of the last evaluation, and of the best
     best: float | None = None
     spread: float | None = None  # standard deviation of the returns of the last evaluation
-    seconds: float = 0.0  # wall time in which it was trained
+    seconds: float = 0.0  # wall time of training
     message: str = ""  # how it failed, or why it stopped early
-    may_pass: bool = False  # whether that failure may be gone when it is tried again
-    saved: int = -1  # step of the newest checkpoint to go on from; -1: there is none
+    may_pass: bool = False  # whether another try may succeed
+    saved: int = -1  # step of the newest checkpoint to resume from; -1: there is none
     started: float = 0.0  # when the newest attempt began, in seconds since the epoch
-    failure: dict[str, Any] | None = None  # newest failure that the ledger has, not the record
+    failure: dict[str, Any] | None = None  # newest failure that is in the ledger, not in the record
     _end: int = 0
     _status: str | None = None
     _since: float = 0.0
 
     def scan(self) -> Progress:
-        alive = is_alive(self.folder)  # asked before: what then ends is read as ended
+        alive = is_alive(self.folder)  # checked first, so that a run that ends meanwhile is read as ended
         try:
             for row, end in read_rows(self.folder / RECORD, self._end):
                 self._take(row)
                 self._end = end
         except FileNotFoundError:
             pass
-        except ValueError as e:  # damaged: nothing can go on from it before somebody has looked
+        except ValueError as e:  # damaged: it cannot be resumed before somebody has looked at it
             self.state, self.message, self.may_pass = "failed", str(e), False
             return self
         self.state = "waiting" if self.attempts == 0 else self._status or ("running" if alive else "killed")
@@ -104,8 +104,10 @@ class Progress:
 
     @property
     def resumes_at(self) -> int | None:
-        """Step at which it would go on, that of its last checkpoint; 0: it would begin anew. None for one that runs, is
-        finished, or cannot go on since its checkpoint is damaged."""
+        """Step of the last checkpoint, at which the job would resume; 0 if it would start over.
+
+        None for a job that is running, is finished, or cannot resume because its checkpoint is damaged.
+        """
         if self.state in ("running", "finished"):
             return None
         path = self.folder / "checkpoints" / "last.safetensors"
@@ -123,7 +125,7 @@ class Progress:
             self._since = self.started = row["time"]
         elif event == "checkpoint":
             self.saved = max(self.saved, row["step"]) if row["kind"] == "last" else self.saved
-            return  # it is noted when it is on the disk, which may be later
+            return  # recorded when the file is on disk, which may be after later steps
         elif event == "end":
             self._status, self.message, self.may_pass = row["status"], row["message"], row.get("may_pass", False)
         self.step = row["step"]
@@ -135,7 +137,7 @@ class Progress:
 
 
 class Sweep:
-    """A sweep's folder; made by `create` or found by `read`."""
+    """A sweep in its folder; written by `create` or read by `read`."""
 
     def __init__(self, folder: Path, head: Head):
         self.folder = folder
@@ -153,7 +155,7 @@ class Sweep:
         Raises
         ------
         UsageError
-            For a folder that holds a run or a sweep.
+            If the folder contains a run or a sweep.
         """
         sweep = cls(folder.absolute(), head)
         lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._added(jobs))]
@@ -163,8 +165,8 @@ class Sweep:
         if (sweep.folder / FILE).exists():
             sweep.release()
             raise UsageError(
-                f"output_dir={shown(folder)} must be a new folder, but holds a sweep; choose another, or go on "
-                f"with it: rlox sweep resume {shown(folder)}"
+                f"output_dir={shown(folder)} must be a new folder, but contains a sweep; choose another, or resume "
+                f"it: rlox sweep resume {shown(folder)}"
             )
         partial = sweep.folder / f".{FILE}.{os.getpid()}.partial"
         with open(partial, "w") as file:
@@ -176,17 +178,17 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: Path) -> Sweep:
-        """The sweep in `folder`.
+        """Read the sweep in `folder`.
 
         Raises
         ------
         UsageError
-            For a folder that holds none, and a ledger that is damaged, naming the line and the remedy.
+            If the folder contains no sweep, or the ledger is damaged; the message names the line and the remedy.
         """
         path = folder / FILE
         if not path.is_file():
             raise UsageError(
-                f"{shown(folder)} must be the folder of a sweep, which has {FILE}; `rlox train -m …` makes one"
+                f"{shown(folder)} must be the folder of a sweep, with a {FILE}; `rlox train -m …` creates one"
             )
         lines = _read(path)
         _, first = next(lines, (0, None))
@@ -209,7 +211,7 @@ class Sweep:
                 progress = sweep.progress.get(str(item.get("id")))
                 sound = isinstance(item.get("time"), (int, float)) and isinstance(item.get("message"), str)
                 if progress is None or not sound or not isinstance(item.get("may_pass"), bool):
-                    raise _damaged(path, number, "say how a job above it failed")
+                    raise _damaged(path, number, "describe the failure of a job above it")
                 progress.failure = item
                 continue
             try:
@@ -223,7 +225,7 @@ class Sweep:
             except (TypeError, ValueError, AttributeError) as e:
                 rule = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
                 raise _damaged(path, number, f"be a job{rule}") from None
-        # The head and all jobs that are known at first are written at once; a kill cannot cut them off.
+        # The head and the initial jobs are written together; a kill cannot cut them off.
         if not sweep.jobs and not path.read_bytes().endswith(b"\n"):
             raise _damaged(path, 1, "be followed by whole lines, one for each job")
         return sweep
@@ -231,13 +233,13 @@ class Sweep:
     def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
         for job in jobs:
             if job.id in self.jobs:
-                raise UsageError(f"the id must be one that no other job has, got {job.id} twice")
+                raise UsageError(f"the id of a job must be unique, got {job.id} twice")
             if not is_below(job.folder):
-                raise UsageError(f"hydra.sweep.subdir must lead below the sweep's folder, got {job.folder!r}")
+                raise UsageError(f"hydra.sweep.subdir must be a path below the sweep's folder, got {job.folder!r}")
             if job.folder in self._folders:
                 raise UsageError(
                     f"hydra.sweep.subdir must give each job a folder of its own, got {job.folder} twice; "
-                    "${hydra:job.num} in it tells them apart"
+                    "add ${hydra:job.num} to it"
                 )
             self._folders.add(job.folder)
             self.__dict__.pop("shared", None)
@@ -246,18 +248,18 @@ class Sweep:
             yield job
 
     def add(self, jobs: Iterable[SweepJob]) -> None:
-        """Append jobs that a sweeper has chosen meanwhile; the sweep is held."""
+        """Append jobs that a sweeper has chosen since. The caller holds the sweep."""
         self._append(asdict(job) for job in self._added(jobs))
 
     def note_failure(self, job: SweepJob, message: str, may_pass: bool) -> None:
-        """Keep a failure that the job's own record does not have; the sweep is held."""
+        """Append a failure that is not in the job's own record. The caller holds the sweep."""
         event = {"event": "failed", "id": job.id, "time": time.time(), "message": message, "may_pass": may_pass}
         self.progress[job.id].failure = event
         self._append([event])
 
     def _append(self, items: Iterable[dict[str, Any]]) -> None:
         with open(self.folder / FILE, "r+b") as file:
-            # Remove a line that a kill has cut off before the next one is written.
+            # First remove a line that a kill has cut off.
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)
             file.seek(0, os.SEEK_END)
@@ -266,29 +268,29 @@ class Sweep:
             os.fsync(file.fileno())
 
     def scan(self) -> dict[str, Progress]:
-        """How far each job has come, by its id."""
+        """Return the progress of each job, by its id."""
         return {key: progress.scan() for key, progress in self.progress.items()}
 
     @cached_property
     def shared(self) -> set[str]:
-        """The overrides that all jobs have."""
+        """The overrides that all jobs have in common."""
         lists = [set(job.overrides) for job in self.jobs.values()]
         return set.intersection(*lists) if len(lists) > 1 else set()
 
     def summary(self) -> str:
-        """``12 of 16 jobs are finished; 2 running, 1 waiting, 1 failed``."""
+        """Return a text such as ``12 of 16 jobs are finished; 2 running, 1 waiting, 1 failed``."""
         states = [progress.state for progress in self.progress.values()]
         others = [f"{states.count(state)} {state}" for state in STATES if state != "finished" and state in states]
         more = f"; {', '.join(others)}" if others else ""
         return f"{states.count('finished')} of {len(states)} jobs are finished{more}"
 
     def hold(self) -> None:
-        """Be the one process that runs this sweep.
+        """Make this process the only one that runs this sweep.
 
         Raises
         ------
         UsageError
-            If another one does.
+            If another process runs it.
         """
         self._lock = lock.acquire(self.folder / _LOCK)
         if self._lock is None:
@@ -308,9 +310,9 @@ class Sweep:
 
 
 def job_id(overrides: Iterable[str], taken: Iterable[str] = ()) -> str:
-    """Eight digits that stand for what makes a run: its overrides in any order, without where it is written.
+    """Return eight hexadecimal digits that identify a run: a hash of its overrides in any order, without Hydra's own.
 
-    A second run of the same overrides gets a number after them.
+    A second run with the same overrides gets a number appended.
     """
     makes = sorted(line for line in overrides if not re.match(r"\+*hydra[./]", line))
     name = hashlib.sha256("\n".join(makes).encode()).hexdigest()[:8]
@@ -323,7 +325,7 @@ def _line(item: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
-    """Numbered lines; a last one without its end was cut off by a kill and is left out."""
+    """Yield numbered lines. A last line without a newline was cut off by a kill and is left out."""
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES), b""), 1):
             if not line.endswith(b"\n"):
@@ -340,7 +342,7 @@ def _damaged(path: Path, number: int, rule: str) -> UsageError:
     remedy = (
         "restore it; until then each of its runs can be resumed by itself: rlox train resume=RUN"
         if number == 1
-        else "mend the line, or delete it: its job is then no longer one of the sweep, and its run stays"
+        else "repair or delete the line; if it is deleted, its job leaves the sweep, and its run stays"
     )
     return UsageError(f"{shown(path)} is damaged: line {number} must {rule}; {remedy}")
 

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk, to be drawn and compared: how each was configured, how far it came, what it recorded."""
+"""Runs on disk, read for plots and comparisons: their configuration, their progress and what they recorded."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from rlox_cli.terminal.paths import shown
 
 EVALUATION = "eval/mean_return"
 RETURNS = (EVALUATION, tracker_name("mean_reward"))
-# What is drawn beside the metric that was asked for, of runs that train a language model.
+# Metrics that are plotted in addition to the requested one, for runs that train a language model.
 LANGUAGE = tuple(
     tracker_name(name) for name in ("mean_reward", "accuracy", "kl", "entropy", "completion_length", "clip_fraction")
 )
 _COLLECT, _UPDATE = "time/collect_s", "time/update_s"
-# What makes no other experiment of a run: its seed, where it is logged, how often it is saved, on which cluster it ran.
+# Keys that do not make a run another experiment: its seed, where it is logged, how often it is saved, where it ran.
 _BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time", "ray", "remote")
 _MOST_LISTED = 4
-PATH = "path"  # --by path: the runs of each PATH that was typed
+PATH = "path"  # --by path: one group for each PATH that was typed
 
 
 def unit_of(config: Mapping[str, Any]) -> str:
-    """What the steps of a run are, by its configuration as config.yaml nests it: ``steps``, or offline ``updates``."""
-    # Where there is a replay memory as well, the dataset is mixed into what is gathered.
+    """Return what a run counts, from its configuration nested as in config.yaml: ``steps``, or offline ``updates``."""
+    # With a replay memory as well, the dataset is mixed with collected transitions.
     offline = config.get("dataset") is not None and config.get("buffer") is None
     return "updates" if offline else "steps"
 
@@ -44,25 +44,25 @@ class Series(NamedTuple):
     """A metric's finite values, (R,) each, in the order of the steps."""
 
     steps: np.ndarray  # environment steps; offline: updates
-    seconds: np.ndarray  # of training; the time between a stop and its resume is left out
+    seconds: np.ndarray  # of training, without the time between a stop and a resume
     values: np.ndarray
 
 
 @dataclass
 class Run:
-    """A run's configuration, end and chosen metrics; rows that a resume superseded are not among them."""
+    """The configuration, end and selected metrics of a run, without rows that a resume superseded."""
 
     folder: Path
     config: dict[str, Any]  # as config.yaml nests it
-    flat: dict[str, Any]  # the same by dotted keys
+    flat: dict[str, Any]  # the same, with dotted keys
     versions: dict[str, str]
     status: str  # finished, interrupted, failed, killed or running
     steps: int
     seconds: float
-    series: dict[str, Series]  # of the metrics asked for that have a value
+    series: dict[str, Series]  # the requested metrics that have a value
     recorded: set[str]  # names of all metrics
-    shares: dict[str, float]  # of the seconds: collect, update, other; empty if the record does not say
-    path: str = ""  # what the path is called that it was found under
+    shares: dict[str, float]  # of the seconds: collect, update, other; empty if not recorded
+    path: str = ""  # name of the path that the run was found under
 
     @property
     def algo(self) -> str:
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What its steps are: ``steps`` of the environment, or ``updates``."""
+        """What the run counts: ``steps`` of the environment, or ``updates``."""
         return unit_of(self.config)
 
     @property
@@ -94,34 +94,34 @@ class Run:
 
 
 def units(runs: Iterable[Run]) -> str:
-    """What all of their steps are; ``steps or updates`` where they differ."""
+    """Return what the runs count; ``steps or updates`` if they differ."""
     return " or ".join(sorted({run.unit for run in runs}))
 
 
 def recorded_name(metric: str) -> str:
-    """The name in the record: ``mean_reward`` is ``episode/return`` there."""
+    """Return the metric's name in the record, where ``mean_reward`` is ``episode/return``."""
     return metric if "/" in metric else tracker_name(metric)
 
 
 def metric_name(metric: str) -> str:
-    """As a reader should meet it."""
+    """Return the metric's name as plots and tables show it."""
     return {EVALUATION: "evaluation return", RETURNS[1]: "training return"}.get(metric, metric)
 
 
 def short(value: float | None) -> str:
-    """A number of a table, to about four digits."""
+    """Format a number for a table, with about four digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def ended(runs: Sequence[Run]) -> list[Run]:
-    """Those whose last value is a final one: the finished runs, or all where none is."""
+    """Return the runs whose last value is final: the finished ones, or all runs if none is finished."""
     return [run for run in runs if run.status == "finished"] or list(runs)
 
 
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``{"env": {"id": …}}`` -> ``("env.id", …)``; an empty mapping stays one."""
+    """Yield ``("env.id", …)`` for ``{"env": {"id": …}}``. An empty mapping is yielded as a value."""
     if not isinstance(config, dict) or not config:
         yield prefix, config
         return
@@ -143,12 +143,12 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
     flat = dict(flatten(config))
     for key, kind in (("algo.name", str), ("env.id", str), ("seed", int)):
         if type(flat.get(key)) is not kind:
-            raise ValueError(f"{shown(folder / 'config.yaml')}: {key} must be a run's, got {flat.get(key)!r}")
+            raise ValueError(f"{shown(folder / 'config.yaml')}: {key} must have a valid value, got {flat.get(key)!r}")
     alive = is_alive(folder)
     ledger = Ledger(folder)
     ledger.scan()
     if not ledger.starts:
-        raise ValueError(f"{shown(folder)} has not begun: its record is empty")
+        raise ValueError(f"{shown(folder)} has not started: its record is empty")
     wanted = {*metrics, *(LANGUAGE if flat.get("model") else ())}
     found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in wanted}
     recorded: set[str] = set()
@@ -187,17 +187,17 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
 def read_runs(
     paths: Sequence[Path], metric: str = EVALUATION, names: Iterable[str] | None = None, apart: bool = False
 ) -> tuple[list[Run], list[str]]:
-    """The runs under `paths` that have a value of `metric`, and a note on each that is left out.
+    """Return the runs under `paths` that have a value of `metric`, and a note on each run that is left out.
 
-    Runs with the same settings and the same seed are one run made twice: the one that came farthest is taken.
+    Runs with the same settings and the same seed are duplicates: only the one that came farthest is used.
 
     Parameters
     ----------
     names : iterable of str, optional
-        What each path is called; by default as it is.
+        The name of each path; by default the path itself.
     apart : bool
-        Whether paths stand for what no setting says, such as a change of the code: then only runs under one path are
-        made twice.
+        Whether paths stand for a difference that no setting shows, such as a change of the code. Then only runs under
+        the same path can be duplicates.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def read_runs(
     for path, name in zip(paths, map(str, paths) if names is None else names, strict=True):
         folders = find_runs(path)
         if not folders:
-            raise UsageError(f"no runs under {path}; name run folders, or folders that hold such (`rlox ls runs`)")
+            raise UsageError(f"no runs under {path}; name run folders, or folders that contain runs (`rlox ls runs`)")
         for folder in folders:
             if folder.resolve() in seen:
                 continue
@@ -234,12 +234,12 @@ def read_runs(
         hint = f"{nearest(metric, recorded)} (--metric)" if recorded else "none has recorded anything"
         raise UsageError(f"no run has {metric}; {hint}{'. ' if notes else ''}{listed(notes, '; ')}")
     if without:
-        notes.append(f"left out, since they have no {metric} yet: {listed(without)}")
+        notes.append(f"left out, because they have no {metric} yet: {listed(without)}")
     return list(runs.values()), notes
 
 
 def listed(words: Sequence[str], separator: str = ", ") -> str:
-    """The first of `words`, and how many more there are."""
+    """Join the first few of `words`, and say how many more there are."""
     more = [f"and {len(words) - _MOST_LISTED} more"] if len(words) > _MOST_LISTED else []
     return separator.join([*words[:_MOST_LISTED], *more])
 
@@ -251,34 +251,34 @@ def _identity(run: Run) -> Iterator[str]:
 
 
 def plain(value: Any) -> str:
-    """A setting as it is typed."""
+    """Return a setting as it is typed."""
     return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
 
 
 @dataclass(eq=False)
 class Group:
-    """Runs of one environment that differ in nothing but the seed, or in no key that was asked for."""
+    """Runs of one environment that differ only in the seed, or that agree in the requested keys."""
 
     label: str
     env: str
     settings: dict[str, str]  # what distinguishes it from the other groups of its algorithm and environment
-    pooled: list[str] = field(default_factory=list)  # keys in which its runs differ all the same
+    pooled: list[str] = field(default_factory=list)  # keys in which its runs differ nevertheless
     runs: list[Run] = field(default_factory=list)
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Part the runs into groups, each of one environment.
+    """Divide the runs into groups, each of one environment.
 
     Parameters
     ----------
     by : sequence of str
-        Keys whose values part the runs, dotted or their last part, or ``path``; by default every key but the seed and
-        where the run is logged and saved.
+        Keys to group by: dotted, or their last part, or ``path``. By default every key except the seed and those that
+        say where the run is logged and saved.
 
     Raises
     ------
     UsageError
-        For a key that no run has.
+        If no run has one of the keys.
     """
     cells: dict[tuple[str, ...], list[Run]] = {}
     keys = [_full_key(runs, key) for key in by]
@@ -320,13 +320,13 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Keys in which the runs are not all the same experiment."""
+    """Return the keys in which the runs differ as experiments."""
     keys = dict.fromkeys(key for run in runs for key in run.flat if key.split(".")[0] not in _BESIDE)
     return [key for key in keys if len({plain(run.flat.get(key)) for run in runs}) > 1]
 
 
 def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
-    """As few of the settings as distinguish it from its siblings; dots where there are more."""
+    """Return as few settings as distinguish the group from its siblings, followed by dots if it has more."""
     keys: list[str] = []
     parts = 1
     for key in group.settings:

@@ -1,1 +1,1 @@
-"""What came of runs, and what is there? Pictures, pages, comparisons, and lists of keys, environments and runs."""
+"""How are runs drawn, compared and listed? Also lists of keys, environments and other choices."""

@@ -1,5 +1,7 @@
-"""``rlox compare A B``: how two runs, or two groups of runs, were set, their results, and whether
-these differ by more than chance."""
+"""``rlox compare A B``: compare the settings and results of two runs, or two groups of runs.
+
+The verdict says whether their results differ by more than chance.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ from rlox_cli.terminal.paths import shown
 _LEVEL = 0.05  # how often two equal groups may be called different
 _SHOWN_BY = 2.8  # standard errors that a difference must have to be found at that level in 80 % of cases
 _INTERVAL = 3.92  # standard errors in a 95 % interval
-_MOST_RUNS = 1000  # a side, that are advised
-_FEWEST = 4  # runs a side that a permutation test can distinguish at that level
+_MOST_RUNS = 1000  # maximum number of runs per side that is recommended
+_FEWEST = 4  # runs per side that a permutation test can distinguish at that level
 
 
 def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) -> None:
-    """Compare the runs under `a` with those under `b`, and print it."""
+    """Compare the runs under `a` with those under `b`, and print the result."""
     metric = recorded_name(metric)
     if threshold is not None and not math.isfinite(threshold):
         raise UsageError(f"--threshold must be a finite number, got {threshold}")
@@ -63,15 +65,15 @@ def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) 
 
 
 def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | None = None) -> dict[str, Any]:
-    """The comparison as plain data; a number that is not finite is None.
+    """Return the comparison as plain data, with None for numbers that are not finite.
 
     Raises
     ------
     UsageError
-        If the sides have a run in common, or no environment.
+        If the sides have a run in common, or have no environment in common.
     """
     if shared := {run.folder.resolve() for run in a} & {run.folder.resolve() for run in b}:
-        raise UsageError(f"A and B must not hold the same runs, both hold {shown(min(shared))}")
+        raise UsageError(f"A and B must not contain the same runs, both contain {shown(min(shared))}")
     envs = sorted({run.env for run in a} & {run.env for run in b})
     if not envs:
         there, others = (", ".join(sorted({run.env for run in side})) for side in (a, b))
@@ -104,28 +106,28 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
 
 
 def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any]:
-    """Whether scores of runs distinguish two groups.
+    """Decide whether the scores of runs distinguish two groups.
 
-    The bootstrap interval of the difference must leave out zero, and a permutation test must agree: with a few runs the
-    bootstrap's interval is too narrow, while the test keeps its level with any number.
+    The bootstrap interval of the difference must exclude zero, and a permutation test must agree: with few runs, the
+    bootstrap interval is too narrow, while the test keeps its level with any number of runs.
 
     Parameters
     ----------
     a, b : (S,) arrays
-        Scores; not necessarily as many on both sides.
+        Scores; the sides may have different numbers.
 
     Returns
     -------
     dict
-        ``winner`` (a, b or None), the ``difference`` of IQMs (b less a) with ``low`` and ``high``, ``p_value``,
-        ``improvement`` (probability that a run of b beats one of a), ``runs_needed`` on each side, ``sentence``.
+        ``winner`` (a, b or None), the ``difference`` of IQMs (b minus a) with ``low`` and ``high``, ``p_value``,
+        ``improvement`` (probability that a run of b beats a run of a), ``runs_needed`` per side, ``sentence``.
     """
     apart, wins = difference([b], [a]), improvement([b], [a])
     result: dict[str, Any] = {"winner": None, "difference": apart.value, "low": apart.low, "high": apart.high}
     result |= {"p_value": None, "improvement": wins._asdict(), "runs_needed": None}
     n = min(len(a), len(b))
     if n < 2:
-        each = "per side supports" if len(a) == len(b) else "on a side supports"
+        each = "per side supports" if len(a) == len(b) else "on one side supports"
         result["sentence"] = f"one run {each} no verdict; train more seeds (rlox train -m … seed=0,1,2,3,4)"
         return result
     test = stats.permutation_test(
@@ -138,26 +140,29 @@ def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any
         ahead, behind = ("B", "A") if sign > 0 else ("A", "B")
         result["sentence"] = (
             f"{ahead} is {word}: its IQM is {short(abs(apart.value))} higher (95 % interval {short(low)} to "
-            f"{short(high)}), and a run of {ahead} beats one of {behind} with probability "
+            f"{short(high)}), and a run of {ahead} beats a run of {behind} with probability "
             f"{0.5 + sign * (wins.value - 0.5):.2f}"
         )
         return result
     result["runs_needed"] = needed = _runs_needed(n, abs(apart.value), (apart.high - apart.low) / _INTERVAL)
-    counts = f"{len(a)} runs a side" if len(a) == len(b) else f"{len(a)} runs against {len(b)}"
+    counts = f"{len(a)} runs per side" if len(a) == len(b) else f"{len(a)} and {len(b)} runs"
     more = (
-        f"it would take more than {_MOST_RUNS:,} runs a side to show one of this size"
+        f"it would take more than {_MOST_RUNS:,} runs per side to show a difference of this size"
         if needed is None
-        else f"about {needed - n} more on each side would show one of this size"
+        else f"about {needed - n} more per side would show a difference of this size"
     )
     result["sentence"] = (
-        f"no difference can be told from {counts}: B − A is {short(apart.value)} (95 % interval {short(apart.low)} "
+        f"{counts} do not distinguish A and B: B − A is {short(apart.value)} (95 % interval {short(apart.low)} "
         f"to {short(apart.high)}); {more}"
     )
     return result
 
 
 def _runs_needed(n: int, size: float, error: float) -> int | None:
-    """Runs on each side that find a difference of `size` in four cases of five, if `n` leave it a standard `error`."""
+    """Return how many runs per side find a difference of `size` in four of five cases.
+
+    With `n` runs per side, the difference has the standard error `error`.
+    """
     if size * math.sqrt(_MOST_RUNS) <= _SHOWN_BY * error * math.sqrt(n):
         return None
     return max(n + 1, _FEWEST, math.ceil(n * (_SHOWN_BY * error / size) ** 2))
@@ -168,13 +173,13 @@ def _values(runs: Sequence[Run], metric: str, at: int) -> np.ndarray:
 
 
 def _goal(sides: Sequence[Sequence[Run]], metric: str) -> float | None:
-    """The score that the runs' tuned settings must reach; the lowest where they name several."""
+    """Return the score that the runs' tuned settings must reach; the lowest if there are several."""
     known = [run.reference for side in sides for run in side if run.reference is not None]
     return min(known) if known and metric in RETURNS else None
 
 
 def _metrics(sides: Sequence[Sequence[Run]], metric: str, goal: float | None) -> dict[str, Any]:
-    """Each metric's middle on both sides, and what b has more."""
+    """Return the IQM of each metric on both sides, and the difference of b to a."""
     series = [[run.series[metric] for run in side] for side in sides]
     first = max(s.steps[0] for side in series for s in side)
     last = min(s.steps[-1] for side in series for s in side)
@@ -199,7 +204,7 @@ def _metrics(sides: Sequence[Sequence[Run]], metric: str, goal: float | None) ->
 
 
 def _mean(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> float:
-    """Of the curve between two steps: its area over its width."""
+    """Return the mean of the curve between two steps: its area divided by its width."""
     if first >= last:
         return math.nan
     inner = steps[(steps > first) & (steps < last)]
@@ -213,7 +218,7 @@ def _first_at(steps: np.ndarray, values: np.ndarray, goal: float) -> float:
 
 
 def _pairs(sides: Sequence[Sequence[Run]], metric: str) -> dict[str, Any]:
-    """Seeds that both sides have once, and how often b ended higher there."""
+    """Return the seeds that both sides have exactly once, and how often b ended higher with the same seed."""
     a, b = ({run.seed: run.series[metric].values[-1] for run in side} for side in sides)
     if any(len({run.seed for run in side}) < len(side) for side in sides):
         return {"seeds": [], "b_higher": 0, "equal": 0}
@@ -223,9 +228,9 @@ def _pairs(sides: Sequence[Sequence[Run]], metric: str) -> dict[str, Any]:
 
 
 def _differences(sides: Sequence[Sequence[dict[str, Any]]]) -> dict[str, list[list[str]]]:
-    """Keys whose values are not the same on both sides, with the values of either; no value: the side has no such key.
+    """Return the keys whose values differ between the sides, with the values of each; none if a side lacks the key.
 
-    The seed is left out: the runs are listed by it.
+    The seed is left out, since the runs are listed by seed.
     """
     found = {}
     for key in dict.fromkeys(key for side in sides for one in side for key in one):
@@ -248,7 +253,7 @@ def _finite(value: Any) -> Any:
 def _print(found: dict[str, Any], console: Console) -> None:
     for title, differences in (("settings", found["config"]), ("versions", found["versions"])):
         console.print(f"\n{title}: {'A → B' if differences else 'the same'}")
-        # Another algorithm has other keys, which says nothing beyond its name.
+        # Another algorithm has other keys, which adds no information to its name.
         own = {key for key, sides in differences.items() if "algo.name" in differences and not all(sides)}
         table = make_table("", "", "", "")
         table.show_header = False
@@ -269,7 +274,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
             lines.append(f"seeds that both have: {len(pairs['seeds'])}; B ended higher in {pairs['b_higher']}{ties}")
         wins = result["verdict"]["improvement"]
         if wins["low"] is not None:
-            lines.append(f"probability of improvement (a run of B beats one of A): {_between(wins)}")
+            lines.append(f"probability of improvement (a run of B beats a run of A): {_between(wins)}")
             lines.append(f"permutation test of the final scores: p = {result['verdict']['p_value']:.2g}")
         lines.append(f"verdict: {result['verdict']['sentence']}")
         for line in lines:

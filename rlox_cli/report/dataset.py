@@ -1,4 +1,4 @@
-"""What a dataset holds."""
+"""Describe the contents of a dataset."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlox.offline.returns import episode_starts
 from rlox.offline.scores import normalized_score
 from rlox_cli.terminal.console import make_console
 
-_MOST_AGENTS = 20  # that have a line each
+_MOST_AGENTS = 20  # maximum number of agents with a line of their own
 
 
 def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
-    """What a dataset holds and where it comes from."""
+    """Print what a dataset contains and where it comes from."""
     stats, known = dataset.stats(), dataset.metadata
     actions = f"{dataset.act_dim} floats" if dataset.n_actions is None else f"one of {dataset.n_actions}"
     shape = " x ".join(map(str, dataset.obs_shape))
@@ -51,7 +51,7 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
         details += [f"{key} {str(policy[key])[:12]}" for key in ("algorithm", "trained_for", "sha256") if key in policy]
         lines.append(("policy", f"{policy['name']}: {', '.join(details)}"))
     if known.get("n_dropped"):
-        lines.append(("dropped", f"{known['n_dropped']:,} rows whose next observation is not known"))
+        lines.append(("dropped", f"{known['n_dropped']:,} rows whose next observation is unknown"))
     if known.get("file") not in (None, known.get("source")):
         lines.append(("mapped from", known["file"]))
     for name, value in lines:
@@ -59,14 +59,17 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
 
 
 def described_returns(stats: dict[str, Any], metadata: dict[str, Any]) -> str:
-    """Of a dataset: ``-21.40 ± 3.20 (-30.00 to -15.00)``, and whose they are where several agents acted."""
+    """Format a dataset's returns, such as ``-21.40 ± 3.20 (-30.00 to -15.00)``; a note is added for several agents."""
     per_agent = ", per agent and episode" if metadata.get("agents") else ""
     spread = f"{stats['min_return']:.2f} to {stats['max_return']:.2f}"
     return f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({spread}){per_agent}"
 
 
 def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
-    """Of each agent, where the file says whose life an episode is, how many there are and their mean return."""
+    """Return a line for each agent with its number of episodes and its mean return.
+
+    If the file does not record which agent an episode belongs to, return the names of the agents, if there are any.
+    """
     known = dataset.metadata
     if "episode_agents" not in known:
         return [", ".join(one_line(name, 60) for name in known["agents"])] if "agents" in known else []
@@ -84,13 +87,13 @@ def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
 
 
 def print_written(out: str) -> None:
-    """What was written to the file, or under the id, `out`, and how to train on it."""
+    """Print what was written to the file, or under the id, `out`, and how to train on it."""
     console, dataset = make_console(), open_dataset(out)
     console.print(f"written: {out}", soft_wrap=True, markup=False)
     print_dataset(dataset, console)
     algo, env = "td3_bc" if dataset.n_actions is None else "bc", dataset.metadata.get("env", {})
     words = [f"rlox train algo={algo} dataset={out}"]
-    # These are typed again: a file must not choose them.
+    # These must be typed again, since a file must not choose them.
     if env and (env.get("kwargs") or imported_module(env["id"])) and not env.get("wrappers"):
         words.append(f"env={env['id']}")
         if env.get("kwargs"):

@@ -1,4 +1,4 @@
-"""``rlox show``: what each key means, read from the code that uses it."""
+"""``rlox show``: explain each key, from the comments in the code that uses it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _SECTIONS = {
     "logger.csv": configs.CsvConfig,
 }
 _CHOSEN = ("algo", "buffer", "dataset")  # from groups; each choice has keys of its own
-# What is typed like a key of a run, and is none.
+# Words that are typed like keys of a run, but belong to the command.
 _COMMAND_KEYS = {
-    "resume": "the run to go on with: its folder, or a checkpoint in it",
-    "output_dir": "the run's folder; with -m, the folder of all its runs; by default a new one under outputs/",
+    "resume": "the run to resume: its folder, or a checkpoint in it",
+    "output_dir": "the run's folder; with -m, the folder of all runs; by default a new one under outputs/",
 }
 
 
 def comments(cls: type) -> dict[str, str]:
-    """The trailing comment of every field, from the sources of `cls` and its bases."""
+    """Return the trailing comment of every field, from the source code of `cls` and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):
@@ -101,7 +101,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
 
 
 def show_keys(topics: list[str]) -> None:
-    """Print tables for the topics; all of the root's sections where none is given."""
+    """Print tables for the topics; by default the top level and all sections."""
     console = make_console()
     algo = env = None
     sections = []
@@ -117,7 +117,7 @@ def show_keys(topics: list[str]) -> None:
             console.print(f"{topic}: {inspect.getdoc(cls)}")
             print_table(console, _table(cls, "buffer."))
         elif topic == "hydra.sweeper":
-            from rlox_cli.config.ranges import OptunaConfig  # it takes Hydra, which nothing else here does
+            from rlox_cli.config.ranges import OptunaConfig  # imports Hydra, which the other topics do not need
 
             console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
             print_table(console, _table(OptunaConfig, f"{topic}."))

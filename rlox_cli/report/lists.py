@@ -1,4 +1,4 @@
-"""``rlox ls``: what there is."""
+"""``rlox ls``: list what there is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _list_envs(console: Console) -> None:
         for name in outside:
             offer = offers(ENV_GROUP).get(name)
             console.print(f"  {name} ({offer.module if offer else origin(name)})")
-    console.print("rlox's own, in Python (images, or without velocities: for agents with a memory):")
+    console.print("rlox's own, in Python (images, or without velocities, for agents with a memory):")
     for name in TASKS:
         console.print(f"  {name}")
     groups: dict[str, list[str]] = {}
@@ -97,13 +97,15 @@ def _list_sweeps(folder: Path, console: Console) -> None:
         try:
             sweep = Sweep.read(path.parent)
         except ValueError as e:
-            # A sweep that is damaged does not hide the others.
+            # A damaged sweep does not hide the others.
             print(f"rlox ls: {shown(path.parent)} is left out: {e}", file=sys.stderr)
             continue
         sweep.scan()
         table.add_row(shown(path.parent), sweep.summary(), " ".join(sweep.head.overrides))
     if not table.row_count:
-        raise ValueError(f"no sweeps under {folder}; `rlox train -m …` makes one, or name another folder with --folder")
+        raise ValueError(
+            f"no sweeps under {folder}; start one with `rlox train -m …`, or name another folder with --folder"
+        )
     print_table(console, table)
 
 
@@ -122,14 +124,14 @@ def _list_runs(folder: Path, console: Console) -> None:
             plain = read_config(run)
             what = [str(plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
         except (ValueError, LookupError, TypeError) as e:
-            # A run that is damaged does not hide the others.
+            # A damaged run does not hide the others.
             print(f"rlox ls: {shown(run)} is left out: {e}", file=sys.stderr)
             continue
         alive = is_alive(run)
         steps, status, best = 0, "running" if alive else "killed", None
         for row, _ in read_rows(run / "metrics.jsonl"):
             event = row.get("event")
-            # A checkpoint is noted when it is on the disk, which may be later.
+            # A checkpoint is recorded when it is on disk, which may be after later steps.
             steps = steps if event == "checkpoint" else row["step"]
             if event in ("start", "end") and not alive:
                 status = row.get("status", "killed")
@@ -146,4 +148,4 @@ def _list_runs(folder: Path, console: Console) -> None:
         unfinished |= status in ("killed", "interrupted", "failed")
     print_table(console, table)
     if unfinished:
-        console.print("what was stopped goes on by: rlox train resume=RUN")
+        console.print("resume a stopped run with: rlox train resume=RUN")

@@ -1,7 +1,7 @@
-"""The page of ``rlox plot``: one HTML file with everything inside, since results are mailed, kept and read offline.
+"""The page of ``rlox plot``: one self-contained HTML file, since results are mailed, kept and read offline.
 
-The figure is Matplotlib's own SVG, some hundred kilobytes. A plotting library in JavaScript would add megabytes to
-every file for what the few lines below do: show, hide and single out groups.
+The figure is Matplotlib's own SVG, about a hundred kilobytes. A plotting library in JavaScript would add megabytes to
+every file, only to show, hide and highlight groups, which the few lines below do.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ for (const row of document.querySelectorAll("tr[data-group]")) {
 
 
 def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
-    """The whole HTML text."""
+    """Return the whole HTML text."""
     envs = ", ".join(dict.fromkeys(group.env for group in picture.groups))
     n_runs = sum(len(group.runs) for group in picture.groups)
     heads = ("group", "environment", "runs", f"final {metric_name(picture.metric)}", "95 % interval", "best", "steps/s")
@@ -80,9 +80,9 @@ def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
 {chr(10).join(rows)}
 </tbody>
 </table>
-<p>Scores are interquartile means over runs (of those that finished, where some did), with percentile bootstrap
-intervals; best is that of each run's best value. In a curve a run that finished early keeps its last value. Point at a
-row to single its group out, untick it to hide it.</p>
+<p>Scores are interquartile means over runs (over the finished ones, if there are any), with percentile bootstrap
+intervals; best is the mean of each run's best value. In a curve, a run that finished early keeps its last value. Point
+at a row to highlight its group, untick it to hide the group.</p>
 <h2>Groups</h2>
 {chr(10).join(about)}
 <script>{_SCRIPT}</script>
@@ -104,11 +104,11 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _about(group: Group) -> str:
-    """A group's settings, its runs, the command of the first, and its whole configuration."""
+    """Return a group's settings and runs, and the command and the whole configuration of its first run."""
     first = group.runs[0]
     settings = "".join(f"<tr>{_cells([key, value])}</tr>" for key, value in group.settings.items())
     runs = "".join(f"<tr>{_cells(_run_row(run))}</tr>" for run in group.runs)
-    # A page is handed on, and where a tracker is found may hold a password.
+    # Pages are passed on, and a tracker's address may contain a password.
     shown_config = {key: value for key, value in first.config.items() if key != "logger"}
     config = yaml.safe_dump(shown_config, sort_keys=False, allow_unicode=True)
     return f"""<details>
@@ -124,7 +124,7 @@ def _run_row(run: Run) -> list[str]:
 
 
 def _command(run: Run) -> str:
-    """What was typed for this run: the ledger of its sweep has it, else Hydra noted it beside the run."""
+    """Return the command of this run, from the ledger of its sweep or from Hydra's files in the run's folder."""
     try:
         typed = _of_sweep(run.folder) or yaml.safe_load((run.folder / ".hydra" / "overrides.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError):
@@ -135,7 +135,7 @@ def _command(run: Run) -> str:
 
 
 def _of_sweep(folder: Path) -> list[str]:
-    """The run's overrides in the ledger of the sweep that it is part of, if it is."""
+    """Return the run's overrides from the ledger of its sweep; empty if it is not part of one."""
     from rlox_cli.records.ledger import FILE, Sweep
 
     for parent in folder.parents[:3]:

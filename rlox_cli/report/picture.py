@@ -1,4 +1,4 @@
-"""Learning curves, performance profiles and speed of groups of runs, drawn by Matplotlib."""
+"""Learning curves, performance profiles and speed of groups of runs, drawn with Matplotlib."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which stays apart for the colour-blind; without yellow and black, too light and too heavy.
+# Okabe and Ito's palette, which colour-blind people can distinguish, without yellow (too light) and black (too heavy).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _DASHES = ("-", "--")  # in the colours' second round
 _GREY = "#999999"
@@ -45,11 +45,11 @@ _STYLE = {
 }
 _SHADES = {"collect": "#4D4D4D", "update": "#999999", "other": "#DDDDDD"}
 _MOST_POINTS = 100  # of a curve
-_FEW_POINTS = 25  # of a curve that is drawn with them
-_MOST_SINGLE = 10  # runs of a group that are drawn one by one
+_FEW_POINTS = 25  # up to which a curve is drawn with its points
+_MOST_SINGLE = 10  # runs of a group that are drawn individually
 _FEW, _ENOUGH = 3, 5  # runs for a band; for a profile
 _DPI = 130
-_TITLE, _HEIGHT, _NAME = 42, 30, 34  # signs on a line of a panel's title, of its left edge, and of a bar's name
+_TITLE, _HEIGHT, _NAME = 42, 30, 34  # characters on a line of a panel's title, of its y label, and of a bar's name
 
 
 @dataclass
@@ -58,20 +58,20 @@ class Curve:
 
     x: np.ndarray  # (K,)
     singles: list[tuple[np.ndarray, np.ndarray]]  # of each run, as far as it got
-    middle: Interval  # (K,) IQM over the runs that are there, with its band
-    n: np.ndarray  # (K,) how many those are
+    middle: Interval  # (K,) IQM over the runs that got there, with its band
+    n: np.ndarray  # (K,) number of these runs
 
 
 @dataclass
 class Summary:
-    """What a group came to."""
+    """The results of a group."""
 
     n: int  # runs whose final scores are counted
     final: Interval  # IQM over them
     finals: np.ndarray  # (n,)
     best: float  # IQM of each run's best
     speed: float  # median of environment steps (offline: updates) per second
-    counted: str  # which runs
+    counted: str  # number of runs in each state
 
 
 def summarise(group: Group, metric: str) -> Summary:
@@ -91,10 +91,10 @@ def summarise(group: Group, metric: str) -> Summary:
 
 
 def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
-    """Bring the runs' series onto one axis and take their middle.
+    """Bring the runs' series onto one axis and take their IQM.
 
-    A run that finished before the others (it reached its score, or its time was over) keeps its last value; one that
-    was stopped is there as far as it got.
+    A run that finished before the others (at its score or its time limit) keeps its last value. A run that was stopped
+    contributes as far as it got.
     """
     series = [(s.seconds if by_time else s.steps, s.values) for s in (run.series[metric] for run in runs)]
     end = max(x[-1] for x, _ in series)
@@ -123,16 +123,16 @@ def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
 
 
 def _binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means of the points in each bin that has some."""
+    """Return the means of the points in each bin that is not empty."""
     n, _ = np.histogram(x, edges)
     sums = [np.histogram(x, edges, weights=w)[0][n > 0] / n[n > 0] for w in (x, y)]
     return sums[0], sums[1]
 
 
 class Picture:
-    """All panels of some groups in one figure.
+    """One figure with all panels of several groups.
 
-    In SVG, the id of whatever belongs to the i-th of `labels` begins with ``g<i>-``.
+    In SVG, the id of every element of the i-th of `labels` begins with ``g<i>-``.
     """
 
     def __init__(self, groups: Sequence[Group], metric: str, by_time: bool):
@@ -155,7 +155,7 @@ class Picture:
         return text.getvalue()[text.getvalue().index("<svg") :]
 
     def _best_labels(self) -> list[str]:
-        """As many as can be distinguished, those that are best in some environment first."""
+        """Return as many labels as can be distinguished, preferring those that are best in some environment."""
         ranks: dict[str, int] = {}
         for env in self._envs():
             ordered = sorted(self._of(env), key=lambda group: -self.summaries[group].final.value)
@@ -171,7 +171,7 @@ class Picture:
         return [group for group in self.groups if group.env == env]
 
     def _profiled(self, env: str) -> list[Group]:
-        """The groups with runs enough for a profile of their scores."""
+        """Return the groups with enough runs for a profile of their scores."""
         enough = [group for group in self._of(env) if self.summaries[group].n >= _ENOUGH]
         return [group for group in enough if group.label in self.told_apart and self.metric in RETURNS]
 
@@ -180,14 +180,14 @@ class Picture:
         return f"g{self.labels.index(label)}-{self._n_ids}"
 
     def look(self, label: str) -> tuple[str, str]:
-        """Colour and dashes of a label."""
+        """Return the colour and the dashes of a label."""
         if label not in self.told_apart:
             return _GREY, "-"
         turn, colour = divmod(self.told_apart.index(label), len(_COLOURS))
         return _COLOURS[colour], _DASHES[turn]
 
     def draw(self) -> Figure:
-        """The figure, by the style that is set."""
+        """Draw the figure, in the current style."""
         from matplotlib.figure import Figure
 
         envs = self._envs()
@@ -200,7 +200,7 @@ class Picture:
         if beside := [(env, metric) for env in envs for metric in self._metrics_beside(env)]:
             rows.append((beside, self._beside, 2.9))
         names = self._bar_names(timed)
-        # The tallest name decides: bars are evenly spaced.
+        # The tallest name decides, since bars are evenly spaced.
         tall = max((name.count("\n") + 1 for name in names), default=1)
         heights = [
             *(height * -(-len(of) // min(3, len(of))) for of, _, height in rows),
@@ -247,11 +247,11 @@ class Picture:
         figure.supxlabel(caption, fontsize=11, color="#444444")
 
     def _legend_signs(self, width: float) -> int:
-        """Signs of a label on one line of a legend of `width` inches."""
+        """Return how many characters of a label fit on one line of a legend of `width` inches."""
         return int(width * 8) - 6
 
     def _legend_columns(self, width: float) -> int:
-        """How many labels stand side by side in `width` inches."""
+        """Return how many labels fit next to each other in `width` inches."""
         longest = min(max(len(label) for label in self.labels), self._legend_signs(width))
         return max(1, int(width * 8 / (longest + 6)))
 
@@ -260,7 +260,7 @@ class Picture:
         return [wrapped(f"{group.label} · {group.env}" if several else group.label, _NAME) for group in groups]
 
     def _metrics_beside(self, env: str) -> list[str]:
-        """What else is drawn of runs that all train a language model: the metrics that all of them have."""
+        """Return additional metrics to draw if all runs train a language model: those that all of them have."""
         runs = [run for group in self._of(env) for run in group.runs]
         if not all(run.flat.get("model") for run in runs):
             return []
@@ -284,7 +284,7 @@ class Picture:
                 if run.status != "finished":
                     axis.plot(x[-1], y[-1], "x", color=colour, markersize=8, gid=self._id(group.label))
             whole = found.n == len(group.runs)
-            # The dotted line begins where the whole one ends.
+            # The dotted line begins where the solid one ends.
             partial = ~whole | np.append(~whole[1:], False)
             for at, style, width in ((whole, dashes, 2.2 if told_apart else 0.8), (partial, (0, (1, 1)), 1.4)):
                 line = np.where(at, found.middle.value, np.nan)
@@ -331,7 +331,7 @@ class Picture:
                 continue
             (bar,) = speed.barh(y, median, color=self.look(group.label)[0], alpha=0.6, height=0.7)
             bar.set_gid(self._id(group.label))
-            # Under the bar, at whose end its number stands.
+            # Below the bar; its number is at the end of the bar.
             below = [y + 0.43] * len(speeds)
             speed.plot(speeds, below, ".", color="black", markersize=4, gid=self._id(group.label))
             beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
@@ -346,7 +346,7 @@ class Picture:
         speed.set_yticks(range(len(names)), names)
         speed.set_ylim(len(names) - 0.5, -0.5)
         speed.set(title="speed (median; dots: runs)", xlabel=f"{_counted(groups)} per second")
-        speed.set_xlim(0, 1.3 * (fastest or 1.0))  # room for a number beside the longest bar
+        speed.set_xlim(0, 1.3 * (fastest or 1.0))  # room for a number next to the longest bar
         spread(speed.xaxis, thousands(), 4)
         share.set(title="share of training time", xlim=(0, 1))
         spread(share.xaxis, PercentFormatter(1.0))
@@ -358,8 +358,10 @@ def _band(colour: str) -> dict[str, object]:
 
 
 def _draw_references(axis: Axes, groups: Sequence[Group]) -> str:
-    """A line at each score that tuned settings must reach, and the text for them below the panel: curves
-    end where they are, so that no place beside a line is free."""
+    """Draw a line at each score that tuned settings must reach, and return the text for the label below the panel.
+
+    Curves end near these lines, so there is no room for text next to a line.
+    """
     known: dict[float, set[str]] = {}
     for run in (run for group in groups for run in group.runs):
         if run.reference is not None:
@@ -373,12 +375,12 @@ def _draw_references(axis: Axes, groups: Sequence[Group]) -> str:
 
 
 def _counted(groups: Sequence[Group]) -> str:
-    """What the steps of the groups' runs are, as an axis says it."""
+    """Return what the groups' runs count, for the label of an axis."""
     return units(run for group in groups for run in group.runs).replace("steps", "environment steps")
 
 
 def cells(summary: Summary) -> tuple[str, ...]:
-    """A summary as a table shows it: runs, final score, its interval, best score, speed."""
+    """Return the cells of a summary in a table: runs, final score, its interval, best score, speed."""
     low, high = summary.final.low, summary.final.high
     bounds = f"{short(low)} to {short(high)}" if np.isfinite(low) else "one run"
     return summary.counted, short(summary.final.value), bounds, short(summary.best), f"{summary.speed:,.0f}"

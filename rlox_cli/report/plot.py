@@ -1,4 +1,4 @@
-"""``rlox plot``: learning curves, performance profiles and speed of groups of runs, as a picture and as a page.
+"""``rlox plot``: learning curves, performance profiles and speed of groups of runs, as a picture and a web page.
 
 Statistics are those of `rlox_cli.report.statistics`: interquartile means over seeds with bootstrap intervals.
 """
@@ -42,11 +42,11 @@ def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path
 
 
 def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str], out: list[Path]) -> None:
-    """Draw, print the table of the groups and where the files are."""
+    """Draw the plot, and print a table of the groups and the paths of the files."""
     if x not in ("steps", "time"):
         raise UsageError(f"--x must be steps or time, got {x!r}")
     if by and labels:
-        raise UsageError("--label must not stand beside --by: it names the runs of each PATH")
+        raise UsageError("--label must not be combined with --by: it names the runs of each PATH")
     if labels and len(labels) != len(paths):
         raise UsageError(f"--label must be given once for each PATH ({len(paths)}), got {len(labels)}")
     for path in out:
@@ -75,7 +75,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
 
 
 def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:
-    """In a sweep's own folder; a dated name under outputs/plots for any other choice of runs."""
+    """Return a path in a sweep's own folder; for any other choice of runs, a dated name under outputs/plots."""
     if len(paths) == 1 and {run.folder.parent for run in runs} == {paths[0]}:
         return paths[0] / "plot"
     return Path("outputs", "plots", time.strftime("%Y-%m-%d-%H%M%S"))

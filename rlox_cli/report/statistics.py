@@ -1,10 +1,11 @@
-"""What several seeds say: robust means, intervals, differences and profiles of scores, as Agarwal et al. 2021
-(arXiv:2108.13264) recommend for few runs. On SciPy; nothing here knows a run or a file.
+"""Statistics over several seeds: robust means, intervals, differences and profiles of scores.
 
-``tasks`` is everywhere a sequence of arrays, one a task: (..., S) scores of its S runs, not necessarily as many in
-each; a single task is ``[scores]``. Resampling is stratified: runs are drawn anew within their task. Leading axes are
-kept, with the same runs drawn for all of them, so that (K, S) gives a curve of K points with its band. The resamples
-are the same at every call, hence the numbers too.
+Agarwal et al. 2021 (arXiv:2108.13264) recommend them for few runs. They use SciPy and are independent of run folders.
+
+``tasks`` is always a sequence of arrays, one per task: (..., S) scores of its S runs, where S may differ between tasks;
+a single task is ``[scores]``. Resampling is stratified: runs are resampled within their task. Leading axes are kept,
+with the same runs drawn for all of them, so that (K, S) gives a curve of K points with its band. The resamples, and
+therefore the results, are the same at every call.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _BATCH = 4_000_000  # numbers of the resamples that are in memory at once
 
 
 class Interval(NamedTuple):
-    """A statistic and the bounds of its percentile interval, numbers or arrays of one shape.
+    """A statistic and the bounds of its percentile interval; numbers, or arrays of the same shape.
 
-    From fewer than two runs in some task the bounds are infinite: one run says nothing of the spread.
+    If some task has fewer than two runs, the bounds are infinite, since one run does not show the spread.
     """
 
     value: Any
@@ -32,7 +33,7 @@ class Interval(NamedTuple):
 
 
 def iqm(scores: ArrayLike, axis: int = -1) -> np.ndarray:
-    """Interquartile mean: of the middle half; a quarter of the values, rounded down, goes at either end."""
+    """Return the interquartile mean, without a quarter of the values (rounded down) at each end."""
     return stats.trim_mean(scores, 0.25, axis=axis)
 
 
@@ -41,14 +42,14 @@ def interval(
     statistic: Callable[..., np.ndarray] = iqm,
     confidence: float = 0.95,
 ) -> Interval:
-    """`statistic` of all runs together, with its stratified bootstrap interval.
+    """Return `statistic` of all runs together, with its stratified bootstrap interval.
 
     Parameters
     ----------
     tasks : sequence of (..., S) arrays
-        Scores; of several tasks on one scale.
+        Scores; on the same scale for several tasks.
     statistic : callable
-        From an array and ``axis`` to the array without that axis.
+        Takes an array and ``axis``, and returns the array without that axis.
     confidence : float
         In (0, 1).
     """
@@ -61,7 +62,7 @@ def difference(
     statistic: Callable[..., np.ndarray] = iqm,
     confidence: float = 0.95,
 ) -> Interval:
-    """`statistic` of ours less that of theirs; both sides are resampled."""
+    """Return `statistic` of ours minus that of theirs; both sides are resampled."""
 
     def of(*drawn: np.ndarray) -> np.ndarray:
         a, b = drawn[: len(ours)], drawn[len(ours) :]
@@ -71,12 +72,14 @@ def difference(
 
 
 def improvement(ours: Sequence[ArrayLike], theirs: Sequence[ArrayLike], confidence: float = 0.95) -> Interval:
-    """Probability that a run of ours beats one of theirs of the same task, ties counted half; the mean over tasks.
+    """Return the probability that a run of ours beats a run of theirs on the same task, averaged over tasks.
+
+    Ties count half.
 
     Raises
     ------
     ValueError
-        Unless both sides have the same number of tasks.
+        If the sides have different numbers of tasks.
     """
     n = len(ours)
     if len(theirs) != n:
@@ -92,7 +95,7 @@ def improvement(ours: Sequence[ArrayLike], theirs: Sequence[ArrayLike], confiden
 
 
 def profile(tasks: Sequence[ArrayLike], thresholds: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Fraction of all runs above each of (K,) thresholds, (K,), with a pointwise band; each task is (S,)."""
+    """Return the fraction of all runs above each of (K,) thresholds, (K,), with a pointwise band; each task is (S,)."""
     at = np.asarray(thresholds)[:, None]
     return interval([np.asarray(scores)[None, :] > at for scores in tasks], np.mean, confidence)
 

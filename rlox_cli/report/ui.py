@@ -1,4 +1,4 @@
-"""``rlox ui``: MLflow's server over the runs made here."""
+"""``rlox ui``: MLflow's server for the runs made here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GRACE_S = 5.0  # for the server's processes to end by themselves
 
 
 def serve(store: Path, port: int, args: list[str]) -> None:
-    """Run MLflow's server over the SQLite `store` until it is stopped; all of its processes end with this one.
+    """Run MLflow's server on the SQLite `store` until it is stopped; all of its processes end with this one.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def serve(store: Path, port: int, args: list[str]) -> None:
     _require_free(host, port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store.absolute()}"]
     command += ["--default-artifact-root", str(store.absolute().parent / "mlartifacts"), "--port", str(port)]
-    # For one person: by default it starts four workers, and eight processes for jobs that only language models have.
+    # For one user: by default MLflow starts four workers, and eight processes for jobs that only language models need.
     command += ["--workers", "1", *args]
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
 
@@ -46,7 +46,7 @@ def serve(store: Path, port: int, args: list[str]) -> None:
         raise Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in _ENDING}
-    # A group of its own, which is then ended as one: the server's workers are not our children.
+    # The server gets its own process group, to end it as a whole: its workers are not our children.
     server = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         url = f"http://{host}:{port}"
@@ -55,7 +55,7 @@ def serve(store: Path, port: int, args: list[str]) -> None:
         if server.poll() is None:
             print(f"{_page(url)} (Ctrl-C stops it)", file=sys.stderr)
         code = server.wait()
-        raise RuntimeError(f"mlflow server ended with exit code {code}; what it said is above")
+        raise RuntimeError(f"mlflow server ended with exit code {code}; see its output above")
     finally:
         for number in _ENDING:
             signal.signal(number, signal.SIG_IGN)
@@ -65,7 +65,7 @@ def serve(store: Path, port: int, args: list[str]) -> None:
 
 
 def _host(args: list[str]) -> str:
-    """The address that the server's own options name, as a browser on this machine finds it."""
+    """Return the address in the server's own options, as a browser on this machine reaches it."""
     found = "127.0.0.1"
     for word, following in pairwise([*args, ""]):
         if word in ("--host", "-h"):
@@ -77,14 +77,14 @@ def _host(args: list[str]) -> str:
 
 def _require_free(host: str, port: int) -> None:
     with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just stopped
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the address of a server that was just stopped
         try:
             one.bind((host, port))
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
-                return  # the server says what is wrong with its address
+                return  # the server reports what is wrong with its address
             raise UsageError(
-                f"--port {port} must be free, but another program listens there; try --port {port + 1}"
+                f"--port {port} must be free, but another program listens on it; try --port {port + 1}"
             ) from e
 
 
@@ -97,9 +97,9 @@ def _answers(url: str) -> bool:
 
 
 def _page(url: str) -> str:
-    """The address of the runs, where they are all of one experiment, else of the experiments.
+    """Return the address of the runs if there is one experiment, else that of the experiments.
 
-    Newer versions of MLflow show them as runs of language models otherwise, whatever the experiment's tag says.
+    Without the query, newer versions of MLflow show them as runs of language models, whatever the experiment's tag is.
     """
     query = urllib.parse.urlencode({"max_results": 10})
     try:
@@ -107,18 +107,20 @@ def _page(url: str) -> str:
             known = json.load(answer).get("experiments", [])
     except (OSError, ValueError):
         known = []
-    ids = [one["experiment_id"] for one in known if one["experiment_id"] != "0"]  # 0 is MLflow's own, and empty
+    ids = [
+        one["experiment_id"] for one in known if one["experiment_id"] != "0"
+    ]  # 0 is MLflow's default experiment, which is empty
     runs = f"/{ids[0]}/runs" if len(ids) == 1 else ""
     return f"{url}/#/experiments{runs}?{MODEL_TRAINING}"
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End the server's whole group: by SIGTERM, and what is left after a while by SIGKILL."""
+    """End the server's whole process group: with SIGTERM, and after a while with SIGKILL."""
     deadline = time.monotonic() + _GRACE_S
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
-            # Until the group is empty; the server itself has to be waited for.
+            # Wait until the group is empty; the server itself must be reaped.
             while server.poll() is None or time.monotonic() < deadline:
                 os.killpg(server.pid, 0)
                 if time.monotonic() >= deadline:

@@ -1,1 +1,1 @@
-"""How does one run go? It is built, trained, resumed, evaluated; its data is collected and its trackers are served."""
+"""How is one run built, trained, resumed and evaluated? Also collecting data, and waiting for trackers."""

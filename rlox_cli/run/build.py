@@ -1,4 +1,4 @@
-"""From a validated configuration to an algorithm that can be trained."""
+"""Build an algorithm that can be trained from a validated configuration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rlox_cli.run.limits import require_memory
 
 
 def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig]:
-    """The argument for an off-policy algorithm's replay memory, whose files lie in the run's folder."""
+    """Return the argument for an off-policy algorithm's replay memory, whose files are in the run's folder."""
     if isinstance(buffer, MmapBufferConfig) and buffer.folder is None:
         buffer = replace(buffer, folder=str(folder))
     return {} if buffer is None else {"buffer": buffer}
 
 
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
-    """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
+    """Return the untrained algorithm of a new run in `folder`. Print what `init_from` leaves out."""
     cls = resolve(entry_of(algo).cls)
     if not config.language:
         require_memory(config)
@@ -49,7 +49,7 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
                 steps, unit = trained_for(header)
                 console.print(
                     f"init_from: the networks and normalisation of {header['algorithm']} at {unit[:-1]} {steps:,} are "
-                    "taken over, as far as both have them; optimisers, counters and memory start anew",
+                    "taken over, as far as both have them; optimisers, counters and the replay memory start fresh",
                     soft_wrap=True,
                     markup=False,
                 )
@@ -60,14 +60,14 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
 
 
 def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
-    """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
+    """Return the algorithm in `checkpoint`, for `resume` to continue. Print what cannot be restored."""
     cls = resolve(entry_of(algo).cls)
     if config.language:
         return restore_language(cls, config, checkpoint)
     with _notes("from_checkpoint:", console):
         arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
         algorithm = cls.from_checkpoint(checkpoint, env_id=config.env.id if trusted else None, **arguments)
-    # Before the first step there is nothing to be lost.
+    # Before the first step there is nothing to lose.
     acted = not config.offline and algorithm.counters.env_steps > 0
     if acted and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
@@ -75,14 +75,14 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
 
 
 def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[str, Any] | None) -> None:
-    """Set the end of the training and of its schedules; where schedules are stretched, that is printed.
+    """Set the end of the training and of its schedules. Print a note if schedules are stretched.
 
-    `changed` is None for a new run, and of one that goes on what was typed.
+    `changed` is None for a new run, and what was typed for a resumed one.
 
     Raises
     ------
     ValueError
-        For a ``schedule_timesteps`` that leaves nothing to learn.
+        If ``schedule_timesteps`` leaves nothing to learn.
     """
     end, schedule_end = config.total_timesteps, config.schedule_timesteps
     if changed is None:
@@ -96,7 +96,7 @@ def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[s
 
 @contextmanager
 def _notes(beginning: str, console: Console) -> Iterator[None]:
-    """Print the warnings that begin so as plain lines; no others are shown."""
+    """Print the warnings whose text starts with `beginning` as plain lines, and hide all others."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", beginning)
@@ -106,8 +106,8 @@ def _notes(beginning: str, console: Console) -> Iterator[None]:
 
 
 def _offline_arguments(config: RunConfig) -> dict[str, Any]:
-    """As `_arguments`, of an algorithm that learns from a dataset; the environment is for its evaluation."""
-    # Normalised as it is sampled, which is the quickest place for it.
+    """As `_arguments`, for an algorithm that learns from a dataset; the environment is used for its evaluation."""
+    # Observations are normalised as they are sampled, where it is fastest.
     settings = replace(config.dataset, normalize=config.dataset.normalize or config.algo.normalize_obs)
     return {
         "dataset": open_dataset(settings),
@@ -120,7 +120,7 @@ def _offline_arguments(config: RunConfig) -> dict[str, Any]:
 
 
 def _on_dataset(cls: type, config: RunConfig):
-    """An offline algorithm, its sizes and bounds those of the environment."""
+    """Return an offline algorithm with the sizes and bounds of the environment."""
     arguments, env = _offline_arguments(config), config.env
     return cls(
         seed=config.seed,
@@ -132,11 +132,11 @@ def _on_dataset(cls: type, config: RunConfig):
 
 
 def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """What an algorithm's constructor and its `from_checkpoint` are both given."""
+    """Return the arguments that an algorithm's constructor and its `from_checkpoint` share."""
     if config.dataset is not None and config.dataset.normalize_returns:
         raise ValueError(
-            "dataset.normalize_returns must be false where the replay memory holds the environment's own rewards, got "
-            "true; dataset.reward_scale and reward_shift are for rewards that were recorded on another scale"
+            "dataset.normalize_returns must be false if the replay memory holds the environment's own rewards, got "
+            "true; use dataset.reward_scale and reward_shift for rewards that were recorded on another scale"
         )
     return {
         "device": config.device,

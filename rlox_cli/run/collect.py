@@ -1,4 +1,4 @@
-"""``rlox collect``: a dataset from checkpoints' policies, or from a run's replay memory."""
+"""``rlox collect``: write a dataset with the policies of checkpoints, or from a run's replay memory."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def main(
     force: bool,
     imports: list[str],
 ) -> None:
-    """Gather and write."""
+    """Gather a dataset and write it."""
     import_modules(imports)
     check_destination(out, force)
     console = make_console()
     if replay is not None:
         if checkpoints or mix or steps is not None or env_id is not None or deterministic or agents is not None:
-            raise UsageError("--replay must stand alone: it writes what a run's memory holds, and nothing acts")
+            raise UsageError("--replay must be used alone: it writes a run's replay memory, and no policy acts")
         with _written(out) as path, _shown(console, "reading", None) as progress:
             _from_memory(replay, path, imports, progress)
         return
@@ -90,13 +90,13 @@ def main(
 
 
 def _shares(mix: str | None, checkpoints: list[str]) -> dict[str, float]:
-    """What ``--mix medium:0.5,random:0.5`` says; without it all checkpoints alike, or random actions."""
+    """Return the shares in ``--mix medium:0.5,random:0.5``; by default all checkpoints alike, or random actions."""
     if mix is None:
         names = [_name(word) or str(i + 1) for i, word in enumerate(checkpoints)]
         if any(_name(word) == "" for word in checkpoints):
-            raise UsageError("CHECKPOINT must have a name before its =, as expert=PATH, or no =")
+            raise UsageError("CHECKPOINT must have a name before its =, such as expert=PATH, or no =")
         if len(set(names)) < len(names):
-            raise UsageError(f"CHECKPOINT must have a name of its own each, got {', '.join(names)}")
+            raise UsageError(f"each CHECKPOINT must have its own name, got {', '.join(names)}")
         return dict.fromkeys(names or [_RANDOM], 1.0)
     shares: dict[str, float] = {}
     for part in mix.split(","):
@@ -112,13 +112,13 @@ def _shares(mix: str | None, checkpoints: list[str]) -> dict[str, float]:
 
 
 def _name(word: str) -> str | None:
-    """The name in ``name=path``; a path may have = in it behind its first slash."""
+    """Return the name in ``name=path``, or None. A path may contain = after its first slash."""
     name, equals, _ = word.partition("=")
     return name if equals and "/" not in name else None
 
 
 def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Path and header of the checkpoint that each name of the mix stands for."""
+    """Return the path and the header of the checkpoint for each name in the mix."""
     by_name = {name: word.partition("=")[2] for word in words if (name := _name(word)) is not None}
     unnamed = [word for word in words if _name(word) is None]
     numbers = {str(i + 1): word for i, word in enumerate(words)}
@@ -149,12 +149,12 @@ def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> d
 
 
 def _env(loaded: dict[str, tuple[Path, dict[str, Any]]], env_id: str | None) -> dict[str, Any]:
-    """The environment, which must be that of all checkpoints."""
+    """Return the environment, which must be the same for all checkpoints."""
     envs = {name: header["env"] for name, (_, header) in loaded.items()}
     own: dict[str, Any] = {"id": env_id, "kwargs": {}, "wrappers": [], "backend": "auto"}
     if not envs:
         if env_id is None:
-            raise UsageError("--env must be given where no checkpoint says it, such as --env Pendulum-v1")
+            raise UsageError("--env must be given if there is no checkpoint, such as --env Pendulum-v1")
         return own
     (first, env), *others = envs.items()
     for name, other in others:
@@ -165,7 +165,7 @@ def _env(loaded: dict[str, tuple[Path, dict[str, Any]]], env_id: str | None) -> 
 
 
 def _origin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
-    """What the dataset says of a checkpoint's policy."""
+    """Return what the dataset records about a checkpoint's policy."""
     weights = load_checkpoint(path).tensors["policy"]
     digest = hashlib.sha256()
     for name in sorted(weights):
@@ -182,13 +182,13 @@ def _origin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[int], None]) -> None:
-    """Write the memory beside a run's last checkpoint."""
+    """Write the replay memory that is stored with a run's last checkpoint."""
     saved = run / "checkpoints" / "last.safetensors" if run.is_dir() else run
     header = known_header(saved)
     require_typed(needed_modules(header["env"], header.get("run", {})), imports, saved)
     if "memory" not in header:
         raise ValueError(
-            f"--replay {run}: {saved} must have a replay memory beside it; an off-policy run keeps one where "
+            f"--replay {run}: {saved} must have a replay memory next to it; an off-policy run saves one with "
             "checkpoint.memory=true"
         )
     with warnings.catch_warnings():
@@ -205,7 +205,7 @@ def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[
 
 @contextlib.contextmanager
 def _written(out: str) -> Iterator[Path]:
-    """Where the Arrow file goes, from which other formats are made afterwards."""
+    """Yield the path for the Arrow file, and convert it to another format afterwards if necessary."""
     if out.endswith(ARROW_SUFFIXES):
         yield Path(out)
         return
@@ -219,7 +219,7 @@ def _written(out: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _shown(console: Console, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a progress bar on a terminal, and nothing elsewhere."""
     if not console.is_terminal:
         yield lambda n: None
         return

@@ -1,4 +1,4 @@
-"""``rlox eval``: a checkpoint's score, from the file alone."""
+"""``rlox eval``: compute a checkpoint's score from the file alone."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate_language import evaluate as evaluate_language
 from rlox_cli.run.evaluate_language import is_language
 
-_MOST_EPISODES = 100_000  # that a file may ask for by itself
-_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # any of them shows a window, or says that none is wanted
+_MOST_EPISODES = 100_000  # that a file may request by itself
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # if one is set, a window can be shown or is not wanted
 
 
 def main(
@@ -41,12 +41,14 @@ def main(
     pass_at: float = 1.0,
     predictions: Path | None = None,
 ) -> None:
-    """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
+    """Evaluate and print. Missing settings come from the checkpoint, else 20 episodes and seed 10_000 + seed."""
     import_modules(imports)
     if video is not None:
-        VideoWriter(video)  # a wrong ending or a missing package is reported before anything is played
+        VideoWriter(video)  # reports a wrong extension or a missing package before any episode is run
     if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
-        raise ValueError("--render must have a display, and DISPLAY is not set; --video FILE films an episode instead")
+        raise ValueError(
+            "--render must have a display, but DISPLAY is not set; --video FILE records an episode instead"
+        )
     if path.is_dir():
         path = best_of(path)
         print(f"evaluating {path}", file=sys.stderr)
@@ -60,7 +62,7 @@ def main(
             ("--predictions", predictions),
         ):
             if given:
-                raise ValueError(f"{flag} must be left out for a language model, which plays no episodes")
+                raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         evaluate_language(path, header, episodes, seed, samples, pass_at, as_json, imports)
         return
     if samples is not None:
@@ -71,36 +73,36 @@ def main(
         episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
         if type(episodes) is not int or not 1 <= episodes <= _MOST_EPISODES:
             raise ValueError(
-                f"{path} asks for n_episodes={one_line(episodes, 40)}, and a file may ask for 1 to {_MOST_EPISODES}; "
-                "choose by --episodes"
+                f"{path} requests n_episodes={one_line(episodes, 40)}, but a file may request 1 to {_MOST_EPISODES}; "
+                "set --episodes"
             )
     if seed is None:
         seed = recorded.get("seed", planned.get("seed"))
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; choose by --seed")
+            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; set --seed")
     if max_steps is None:
         max_steps = planned.get("max_steps")
         if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
             raise ValueError(
-                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; choose by --max-steps"
+                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; set --max-steps"
             )
     algorithm = restored(path, header, imports)
     if predictions is not None:
         require_kind(predictions, algorithm.spec.shows_images)
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic, max_steps=max_steps)
     summary = evaluation.summary()
-    # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.
+    # Separate from the score: pictures come from gymnasium's environment, also for native ids.
     if video is not None:
         with VideoWriter(video, render_fps(header["env"]["id"])) as film:
             shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add, max_steps=max_steps)
-        _print_episode(f"filmed in {video}", shown)
+        _print_episode(f"recorded in {video}", shown)
     if render:
         one = algorithm.evaluate(1, seed, deterministic=not stochastic, render=True, max_steps=max_steps)
         _print_episode("shown", one)
     if predictions is not None:
         foreseen = open_loop(algorithm, seed=seed, deterministic=not stochastic, max_steps=max_steps)
         save_predictions(foreseen, predictions)
-        print(f"{foreseen.horizon} steps after {foreseen.context} drawn in {predictions}", file=sys.stderr)
+        print(f"{foreseen.horizon} predicted steps after {foreseen.context}, drawn in {predictions}", file=sys.stderr)
         summary |= foreseen.summary()
     score = normalized_score(header["env"]["id"], summary["mean_return"])
     if as_json:
@@ -131,7 +133,7 @@ def main(
 
 
 def _print_agents(evaluation: Evaluation) -> None:
-    """A line for each of several agents, and each group of them; the return above is the sum over agents."""
+    """Print a line for each of several agents and each group of them; the return above is the sum over agents."""
     means = getattr(evaluation, "by_name", {})
     wide = max(map(len, means), default=0)
     for name, mean in means.items():
@@ -139,12 +141,12 @@ def _print_agents(evaluation: Evaluation) -> None:
 
 
 def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
-    """The algorithm of a checkpoint, to act; code of the user's own must be among `imports`."""
+    """Return the algorithm of a checkpoint, to act with it. Code of the user must be among `imports`."""
     env = header["env"]
     _require_imports(header, path, imports)
-    # To act needs no replay memory.
+    # Acting needs no replay memory.
     warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
-    # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
+    # Passing the environment and its wrappers lets gymnasium import their modules, which were typed.
     return resolve(entry_of(header["algorithm"]).cls).from_checkpoint(
         path,
         env_id=env["id"] if any(map(imported_module, (env["id"], str(env["kwargs"].get("env_id"))))) else None,
@@ -166,5 +168,5 @@ def _print_episode(what: str, episode: Evaluation) -> None:
 
 
 def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
-    """A file must not decide what code runs: its modules are imported only where they were typed."""
+    """Check that all modules that the file needs were typed, since a file must not decide what code runs."""
     require_typed(needed_modules(header["env"], _object(header, "run")), typed, path)

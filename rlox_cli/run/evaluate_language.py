@@ -1,4 +1,4 @@
-"""``rlox eval`` and ``rlox generate`` of a language model that was trained."""
+"""``rlox eval`` and ``rlox generate`` for a trained language model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN, _LONGEST = 5, 200  # completions in the table, and characters of each te
 _SAMPLES = 4  # completions of each prompt
 
 
-# What the evaluation of each algorithm gives a row.
+# What the evaluation of each algorithm measures for a row.
 _MEASURES = {
     "sft": "log-prob",
     "reward_model": "accuracy",
@@ -38,7 +38,7 @@ _MEASURES = {
 
 
 def is_language(header: dict[str, Any]) -> bool:
-    """Whether a checkpoint holds a language model."""
+    """Return whether a checkpoint holds a language model."""
     entry = entry_of(header["algorithm"])
     return entry is not None and resolve(entry.config).uses_dataset == "text"
 
@@ -53,7 +53,10 @@ def evaluate(
     as_json: bool,
     imports: list[str],
 ) -> None:
-    """Score the rows of the run's evaluation, and with a reward `n_samples` sampled completions of each; print."""
+    """Score the rows of the run's evaluation and print the result.
+
+    If the run has a reward, also score `n_samples` sampled completions of each prompt.
+    """
     config = _run(path, header, imports)
     algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path)
     found = header.get("evaluation")
@@ -88,12 +91,12 @@ def evaluate(
             print(f"  {f'pass@{n_samples}':<12} {summary[f'pass@{n_samples}']:.4f}")
         if summary["most_reward"] < pass_at:
             most = summary["most_reward"]
-            print(f"  no completion earned {pass_at:g}, the most was {most:.4f}; --pass-at sets the reward")
+            print(f"  no completion earned {pass_at:g}, the highest reward was {most:.4f}; see --pass-at")
         make_console().print(table)
 
 
 def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> tuple[dict[str, float], Table]:
-    """Rewards, and the shares of prompts that are passed, of `n` sampled completions of each; and a table of some."""
+    """Sample `n` completions of each prompt; return their rewards and pass rates, and a table with a few of them."""
     scored = algorithm.sampled(n_rows, n, seed)
     groups = scored.rewards.reshape(-1, n)
     right = (groups >= pass_at).sum(1)
@@ -115,7 +118,10 @@ def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> 
 
 
 def pass_rate(right: np.ndarray, n: int, k: int) -> float:
-    """pass@k of prompts of whose `n` completions so many were `right` (Chen et al. 2021, arXiv:2107.03374, eq. 1)."""
+    """Return pass@k, where `right` of each prompt's `n` completions are correct.
+
+    Chen et al. 2021, arXiv:2107.03374, eq. 1.
+    """
     misses = np.ones(len(right))
     for i in range(k):
         misses *= np.maximum(n - right - i, 0) / (n - i)
@@ -131,15 +137,17 @@ def generate(
     as_json: bool,
     imports: list[str],
 ) -> None:
-    """Complete `prompts`, or the lines of the input, and print what comes."""
+    """Complete `prompts`, or the lines of standard input, and print the completions."""
     import_modules(imports)
     path = best_of(path) if path.is_dir() else path
     header = known_header(path)
     if not is_language(header):
-        raise UsageError(f"{path} must hold a language model, got {header['algorithm']}; `rlox eval` plays its policy")
+        raise UsageError(
+            f"{path} must hold a language model, got {header['algorithm']}; use `rlox eval` for its policy"
+        )
     prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
     if not prompts:
-        raise UsageError("PROMPT must be given, or lines on the standard input")
+        raise UsageError("PROMPT must be given, or lines on standard input")
     config = _run(path, header, imports)
     algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path, acts=True)
     completed = algorithm.generate(prompts, n, seed=seed, **settings)
@@ -153,12 +161,12 @@ def generate(
 
 
 def _run(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:
-    """The configuration of the run that a checkpoint is of."""
+    """Return the configuration of the run that wrote a checkpoint."""
     run = header.get("run")
     if not isinstance(run, dict):
         raise UsageError(f"{path} must be a checkpoint of `rlox train`, which holds its run's configuration")
     require_typed(map(str, run.get("imports") or ()), imports, path)
     import_modules(imports)
     config, _ = configuration(run, imports, path)
-    # Here the model samples itself: a server may be gone, or another training's by now.
+    # Here the model samples by itself: a server may be gone, or used by another training by now.
     return replace(config, **NO_SAMPLER)

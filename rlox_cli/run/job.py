@@ -1,6 +1,6 @@
-"""What a job is in this process: the function that Hydra, or a launcher, runs, and runs by the ranks of torchrun.
+"""Jobs in this process: the function that Hydra or a launcher calls, and runs on the ranks of torchrun.
 
-Launchers pickle the first by its name.
+Launchers pickle the function by its name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rlox_cli.run.runner import Outcome, resume, run
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 
-# What the jobs of this process have done: hydra.main itself returns nothing. `rlox train` makes the lists; where they
-# are None a launcher has carried the job into a process of its own, and failures are its to report.
+# Results of the jobs of this process, since hydra.main returns nothing. `rlox train` creates the lists. If they are
+# None, a launcher runs the job in another process and reports its failures.
 OUTCOMES: list[Outcome] | None = None
 FAILURES: list[Exception] | None = None
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
-    """Train one composed job; returns the final evaluation, which is what a sweeper may optimise."""
+    """Train one composed job. Return the final evaluation, which a sweeper may optimise."""
     hydra = HydraConfig.get()
     try:
         import_modules(cfg.imports)  # a launcher's process has imported nothing yet
@@ -36,7 +36,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     except Exception as e:
         if FAILURES is None:
             raise
-        # The other jobs of a sweep go on, and Hydra does not print its own account of it.
+        # The other jobs of a sweep continue, and Hydra does not print its own report of the error.
         FAILURES.append(e)
         return {}
     if OUTCOMES is not None:
@@ -45,9 +45,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
 
 def together(config: RunConfig, algo: str, make_folder: Callable[[], Path], console: Console) -> Outcome | None:
-    """A new run by the ranks that torchrun has started, each of which calls this; its outcome, on rank 0 alone.
+    """Train a new run on the ranks that torchrun has started. Every rank calls this; only rank 0 gets the outcome.
 
-    Where torchrun has started them again, the run of the attempt before goes on from its last checkpoint.
+    If torchrun has restarted the ranks, the run of the previous attempt continues from its last checkpoint.
     """
     assert config.distributed is not None
     group = join(config.distributed_timeout_s, config.distributed)
@@ -70,14 +70,13 @@ def resume_together(
     distributed: str,
     console: Console,
 ) -> Outcome | None:
-    """Go on with the run `name` by the ranks that torchrun has started, and how these are `distributed`; as
-    `together`."""
+    """Resume the run `name` on the ranks that torchrun has started, in the mode `distributed`; as `together`."""
     group = join(timeout_s, distributed)
     with group.said():
         import_modules(modules)
         name, again = group.kept("run", lambda: name)
         if again and Path(name).is_file():
-            name = str(Path(name).parent.parent)  # the attempt before has come further
+            name = str(Path(name).parent.parent)  # the previous attempt has come further
         return _resumed(group, name, flags, overrides, modules, console)
 
 
@@ -87,7 +86,7 @@ def _resumed(
     found = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
     if found is not None and found.config.distributed is None:
         raise UsageError(
-            f"distributed must be ddp or fsdp where torchrun has started {group.size} processes, got null; add "
+            f"distributed must be ddp or fsdp when torchrun has started {group.size} processes, got null; add "
             "distributed=ddp"
         )
     outcome = None if found is None else resume(found, console)

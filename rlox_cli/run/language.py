@@ -1,4 +1,4 @@
-"""A run of a language model: its model, rows and rewards, made of what the configuration names."""
+"""Build a run of a language model: its model, rows and rewards, as the configuration names them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlox.distributed.ranks import apart
 from rlox_cli.config.language import function, is_function, is_url
 from rlox_cli.records.checkpoints import best_of
 
-# What servers of rewards and completions ask for; a command line would show it to everyone.
+# Environment variables with the tokens for reward and completion servers; a command line would show them to everyone.
 _TOKEN, _SAMPLER_TOKEN = "RLOX_REWARD_TOKEN", "RLOX_SAMPLER_TOKEN"
 
 
 def build_language(cls: Any, config: RunConfig) -> Any:
-    """A new algorithm of `cls`."""
+    """Return a new algorithm of the class `cls`."""
     found = _model(config)
     return cls(
         found[0], tokenizer=_tokenizer(config, found[1]), source=found[2], seed=config.seed, **_arguments(config)
@@ -25,17 +25,17 @@ def build_language(cls: Any, config: RunConfig) -> Any:
 
 
 def restore_language(cls: Any, config: RunConfig, checkpoint: Path, acts: bool = False) -> Any:
-    """The algorithm that `checkpoint` holds; without its rows and rewards where it only `acts`."""
+    """Return the algorithm in `checkpoint`; without its rows and rewards if it only `acts`."""
     arguments = {"device": config.device, "threads": config.threads} if acts else _arguments(config)
     saved = load_checkpoint(checkpoint, mapped=True).header.get("model")
     if isinstance(saved, dict) and (saved.get("adapters") or saved.get("config") is None):
-        # It holds only what was trained: the rest is where it was.
+        # It holds only the trained weights; the others are loaded from the original model.
         arguments["model"], _, _ = _model(config)
     return cls.from_checkpoint(checkpoint, tokenizer=_tokenizer(config, None), **arguments)
 
 
 def _arguments(config: RunConfig) -> dict[str, Any]:
-    """What an algorithm's constructor and its `from_checkpoint` are both given."""
+    """Return the arguments that an algorithm's constructor and its `from_checkpoint` share."""
     assert config.dataset is not None
     own = None if config.eval.dataset is None else rows(config.eval.dataset, config.imports)
     return {
@@ -50,7 +50,7 @@ def _arguments(config: RunConfig) -> dict[str, Any]:
 
 
 def _sampler(config: RunConfig) -> dict[str, Any]:
-    """The argument for an algorithm whose completions are sampled elsewhere."""
+    """Return the argument for an algorithm whose completions are sampled elsewhere."""
     if config.sampler is None:
         return {}
     from rlox.llm.backends import create_backend
@@ -67,7 +67,7 @@ def _sampler(config: RunConfig) -> dict[str, Any]:
 
 
 def rewards(config: RunConfig) -> dict[str, Any]:
-    """The arguments that a configuration's rewards are; none where it names none."""
+    """Return the arguments for the configured rewards, if any."""
     environment = {} if config.conversation is None else {"environment": function(config.conversation, config.imports)}
     if config.reward is None:
         return environment
@@ -86,17 +86,17 @@ def _reward(name: str, config: RunConfig) -> Any:
 
     path = Path(name)
     file = best_of(path) if path.is_dir() else path
-    with apart():  # each rank has one of its own, which scores what that rank's model has written
+    with apart():  # each rank has its own copy, which scores the completions of that rank's model
         return RewardModel.from_checkpoint(file, device=config.device, threads=config.threads)
 
 
 def rows(name: str, imports: list[str]) -> Any:
-    """What ``dataset=`` names: a path, or what a function returns."""
+    """Return the rows that ``dataset=`` names: a path, or the result of a function."""
     return function(name, imports)() if is_function(name) else name
 
 
 def _model(config: RunConfig) -> tuple[Any, Any, str | None]:
-    """Model, tokenizer and where they come from."""
+    """Return the model, its tokenizer and where they come from."""
     assert config.model is not None
     if is_function(config.model):
         made = function(config.model, config.imports)()

@@ -1,6 +1,6 @@
-"""What is looked at before every run, in milliseconds: whether the plan makes sense, and fits this machine.
+"""Checks before every run, in milliseconds: whether the plan makes sense and fits this machine.
 
-Nothing here draws a random number, and no environment is stepped.
+Nothing here draws a random number or steps an environment.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rlox.multi_agent import is_multi_agent, make_multi_agent_env
 from rlox_cli.run import machine
 from rlox_cli.terminal.errors import UsageError
 
-# Of what is free: beyond this share it may fit, but little else does.
+# Share of the free space: more may fit, but leaves little for anything else.
 _TIGHT = 0.8
 
 
 def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
-    """Warnings, a line each, about the training that `algorithm` is to do with `config` into `folder`.
+    """Return warnings, one line each, about the training of `algorithm` with `config` into `folder`.
 
     Raises
     ------
     UsageError
-        For what cannot be: a memory or files that do not fit this machine, a folder that cannot be written to.
+        If the replay memory or its files do not fit this machine, or the folder cannot be written to.
     """
     n_steps = config.total_timesteps - algorithm.counters.steps
     require_folder(folder)
@@ -51,12 +51,12 @@ def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> list[s
 
 
 def require_memory(config: RunConfig) -> None:
-    """A UsageError for networks, or numbers of environments, that this machine cannot even begin to make."""
+    """Raise a UsageError for networks, or a number of environments, that this machine cannot even create."""
     given = machine.memory()
     if given is None:
         return
     free, hidden = given[0], getattr(config.algo, "hidden_sizes", [])
-    # Weights, gradients and an optimiser's two moments, of a policy and a critic; what lies before and behind is more.
+    # Weights, gradients and two optimiser moments of a policy and a critic. Input and output layers come on top.
     weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
     for key, value, needed, what in (
         ("algo.hidden_sizes", hidden, weights, "weights, gradients and moments"),
@@ -64,13 +64,13 @@ def require_memory(config: RunConfig) -> None:
     ):
         if needed > free:
             raise UsageError(
-                f"{key} must fit in memory, got {value}, whose {what} take at least {machine.size(needed)}, where "
+                f"{key} must fit in memory, got {value}, whose {what} take at least {machine.size(needed)}, but only "
                 f"{machine.size(free)} are free; lower it"
             )
 
 
 def rollout_steps(config: RunConfig) -> int:
-    """Environment steps from one call of the update to the next; offline updates are counted themselves."""
+    """Return the number of environment steps from one update call to the next; 1 if updates are counted instead."""
     n, c = config.env.n_envs, config.algo
     if config.offline or config.language:
         return 1
@@ -78,7 +78,7 @@ def rollout_steps(config: RunConfig) -> int:
 
 
 def looks(config: RunConfig) -> int:
-    """How often in the training callbacks are asked: whether to evaluate, save or stop."""
+    """Return how often callbacks are called in the training, to evaluate, save or stop."""
     total, per_round = config.total_timesteps, rollout_steps(config)
     if config.algo.replays != "nothing" or isinstance(config.algo, (BatchConfig, LLMConfig)):
         per_round = max(per_round, min(1000, max(1, total // 100)))
@@ -86,7 +86,7 @@ def looks(config: RunConfig) -> int:
 
 
 def plan_warnings(config: RunConfig) -> Iterator[str]:
-    """About numbers that do not go together."""
+    """Yield warnings about numbers that do not fit together."""
     c, total, rollout = config.algo, config.total_timesteps, rollout_steps(config)
     off_policy = c.replays != "nothing"
     if total < rollout:
@@ -99,14 +99,14 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
     off_rollout = off_policy or several or isinstance(c, (BatchConfig, LLMConfig))
     if not off_rollout and getattr(c, "batch_size", 0) > rollout:
         yield (
-            f"algo.batch_size={c.batch_size:,} is more than a rollout holds, {rollout:,} transitions: each epoch is "
+            f"algo.batch_size={c.batch_size:,} is more than a rollout has, {rollout:,} transitions: each epoch is "
             "one step on all of them"
         )
-    # The default number is meant for longer runs, and nobody has asked for it here.
+    # The default number is meant for longer runs, and the user has not chosen it.
     if looks(config) < config.eval.n_points != EvalConfig.n_points:
         yield (
-            f"eval.n_points={config.eval.n_points:,} is more than the training has places for, {looks(config):,}: so "
-            "many evaluations are made"
+            f"eval.n_points={config.eval.n_points:,} is more than the training can evaluate: only {looks(config):,} "
+            "evaluations are made"
         )
     end = config.schedule_timesteps
     if end is not None and end < total:
@@ -114,81 +114,81 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
         if getattr(c, "learning_rate_schedule", "constant") == "linear":
             falls, stays = "algo.learning_rate", "nothing is learned"
         elif getattr(c, "policy_schedule", "constant") != "constant":
-            falls, stays = "the policy's step size", "the policy stays as it is"
+            falls, stays = "the policy's step size", "the policy does not change"
         if falls:
-            yield f"schedule_timesteps={end:,} takes {falls} to 0 before total_timesteps={total:,}: {stays} after it"
+            yield f"schedule_timesteps={end:,} takes {falls} to 0 before total_timesteps={total:,}: {stays} after that"
     if off_policy and c.learning_starts > total / 2:
         yield (
             f"algo.learning_starts={c.learning_starts:,} leaves {1 - c.learning_starts / total:.0%} of "
-            f"total_timesteps={total:,} to learn in; all before it is random"
+            f"total_timesteps={total:,} for learning; all actions before that are random"
         )
     if getattr(c, "target_update_freq", 0) >= total:
         yield (
             f"algo.target_update_freq={c.target_update_freq:,} is not below total_timesteps={total:,}: the target "
-            "network never moves"
+            "network is never updated"
         )
 
 
 def dataset_warnings(dataset: Any, config: RunConfig) -> Iterator[str]:
-    """About a dataset that fits the environment, and yet not the plan."""
+    """Yield warnings about a dataset that fits the environment, but not the plan."""
     c, n = config.algo, len(dataset)
     if c.batch_size > n:
-        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {n:,} transitions: batches repeat them"
+        yield f"algo.batch_size={c.batch_size:,} is more than the dataset has, {n:,} transitions: batches repeat them"
     gathered = dataset.metadata.get("env", {}).get("id", config.env.id)
     if gathered != config.env.id:
-        yield f"the dataset was gathered in {gathered}, and what is learned from it is evaluated in {config.env.id}"
+        yield f"the dataset was gathered in {gathered}, but the policy is evaluated in {config.env.id}"
     given, size = machine.memory(), mapped_bytes(dataset)
     if given is not None and size > given[0]:
         yield (
-            f"the dataset, {machine.size(size)}, is larger than the memory that is free, {machine.size(given[0])}: "
-            "batches wait for the disk; a part of it may do: dataset.max_transitions"
+            f"the dataset, {machine.size(size)}, is larger than the free memory, {machine.size(given[0])}: batches "
+            "wait for the disk; dataset.max_transitions limits it to a part"
         )
 
 
 def shared_warnings(algorithm: Any) -> Iterator[str]:
-    """About agents that what is learned cannot act for."""
+    """Yield warnings about agents for which the learned policy cannot act."""
     policy = algorithm.evaluation_arguments(1, 0)["policy"]
     if policy.others:
         played = ", ".join(agent for group in policy.groups for agent in group.agents)
         yield (
-            f"evaluations play {played} by what is learned, and {', '.join(policy.others)}, whose spaces are others, "
-            "at random; the return is of the former"
+            f"in evaluations the learned policy acts for {played}; the actions of {', '.join(policy.others)} are "
+            "random, since their spaces differ; the return is that of the former"
         )
 
 
 def language_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
-    """About rows of text, a model and its tokenizer that do not go together, or promise little."""
+    """Yield warnings about rows of text, a model and its tokenizer that do not fit together or promise little."""
     c, rows, model = config.algo, algorithm.rows, algorithm.model
     if c.batch_size > len(rows):
-        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {len(rows):,} rows: some repeat"
+        yield f"algo.batch_size={c.batch_size:,} is more than the dataset has, {len(rows):,} rows: some repeat"
     if hasattr(c, "max_new_tokens") and not (model.eos or c.stop):
         yield (
-            f"nothing ends a completion: the model and its tokenizer have no end of sequence, and all of them take "
+            f"nothing ends a completion: the model and its tokenizer have no end of sequence, so every completion has "
             f"{c.max_new_tokens} tokens"
         )
     if config.sampler is not None and getattr(c, "sampler_correction", None) == "none":
         yield (
-            f"algo.sampler_correction=none with sampler={config.sampler}: what its arithmetic does to probabilities is "
-            "not weighed; algo.sampler_correction=token_truncate does that"
+            f"algo.sampler_correction=none with sampler={config.sampler}: differences between its probabilities and "
+            "the model's are not corrected; algo.sampler_correction=token_truncate corrects them"
         )
     if config.eval.dataset is None:
-        yield "evaluated on the rows that are learned from; eval.dataset=FILE names others"
+        yield "the model is evaluated on its training rows; eval.dataset=FILE names others"
 
 
 def mapped_bytes(dataset: Any) -> int:
-    """Size of the file whose pages a dataset is; they are in memory while they are used and there is room."""
+    """Return the size of a dataset's mapped file; its pages stay in memory while they are used and there is room."""
     return os.stat(dataset.metadata["file"]).st_size
 
 
 def plays_native(algorithm: Any) -> bool:
-    """Whether its environment is one of ours; offline it is the one of the evaluations."""
+    """Return whether the algorithm's environment, or offline that of its evaluations, is native."""
     if getattr(algorithm, "collector", None) is not None:
         return algorithm.collector.native
     return is_native(algorithm.env_id) and not (algorithm.env_kwargs or algorithm.env_wrappers)
 
 
 def time_limit(algorithm: Any) -> int | None:
-    """Steps after which each episode ends; None where nothing says so."""
+    """Return the number of steps after which each episode ends; None if no limit is known."""
     if getattr(algorithm, "collector", None) is not None:
         return _limit_of(algorithm.collector.env, algorithm)
     env: Any
@@ -205,7 +205,7 @@ def time_limit(algorithm: Any) -> int | None:
 
 def _limit_of(env: Any, algorithm: Any) -> int | None:
     if is_multi_agent(algorithm.env_id):
-        # PettingZoo has no common name for it; this is the one of MPE and SISL.
+        # PettingZoo has no common name for it; this is the one in MPE and SISL.
         native = getattr(env, "native", None)
         given = algorithm.env_kwargs.get("max_cycles") or getattr(native, "max_episode_steps", None)
         return given if isinstance(given, int) and given > 0 else None
@@ -220,7 +220,7 @@ def _limit_of(env: Any, algorithm: Any) -> int | None:
 
 
 def _declared_limits(algorithm: Any) -> Iterator[Any]:
-    """What wrappers, arguments and gymnasium's registry say; of Atari games, which count frames, in steps of four."""
+    """Yield the limits in wrappers, arguments and gymnasium's registry. Atari games count frames; a step has four."""
     import gymnasium
 
     for wrapper in algorithm.env_wrappers:
@@ -241,23 +241,23 @@ def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
         and time_limit(algorithm) is None
     ):
         yield (
-            f"env={config.env.id} has no time limit: an evaluation's episode that does not end by itself is cut after "
+            f"env={config.env.id} has no time limit: evaluations cut off an episode that does not end by itself after "
             f"{MAX_STEPS:,} steps; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "
-            "eval.max_steps one for evaluations alone"
+            "eval.max_steps sets one for evaluations only"
         )
 
 
 def rollout_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Memory of one rollout and of the copies that an update makes of it, about; 0 where there are none."""
+    """Return about how many bytes a rollout and its copies in an update take; 0 if there are no rollouts."""
     if config.algo.replays != "nothing" or isinstance(config.algo, BatchConfig):
         return 0
     obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
-    # Rewards, flags, episode statistics, values, log-probabilities, advantages and returns: some 60 bytes.
+    # Rewards, flags, episode statistics, values, log-probabilities, advantages and returns: about 60 bytes.
     return 2 * config.env.n_envs * config.algo.n_steps * (obs + 8 * math.prod(spec.action_shape) + 60)
 
 
 def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
-    """Of the replay memory after `n_steps`; None where there is none, or it is not known."""
+    """Return the footprint of the replay memory after `n_steps`; None if there is none, or it is not known."""
     if config.buffer is None:
         return None
     c, n = config.algo, config.env.n_envs
@@ -267,58 +267,58 @@ def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footpri
 
 
 def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> Iterator[str]:
-    """About the replay memory, and `more` bytes beside it.
+    """Yield warnings about the replay memory and `more` bytes in addition to it.
 
     Raises
     ------
     UsageError
-        If it is more than there is.
+        If they do not fit in memory.
     """
     given, needed = machine.memory(), more + (0 if found is None else found.resident)
     if given is None:
         return
     free, total = given
     if found is not None and found.reserved > total:
-        what, remedy = "transitions", ", or take buffer=mmap, which keeps older ones in a file"
+        what, remedy = "transitions", ", or use buffer=mmap, which keeps older ones in a file"
         if config.buffer.holds == "sequences":
             what, remedy = "steps", ""
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {found.row:,} bytes, "
-            f"{machine.size(found.reserved)}, where there are {machine.size(total)}; lower it to "
+            f"{machine.size(found.reserved)}, but there are only {machine.size(total)}; lower it to "
             f"{int(_TIGHT * free) // found.row:,}{remedy}"
         )
     if needed > free:
         if found is None:
             raise UsageError(
                 f"algo.n_steps must fit in memory, got {config.algo.n_steps:,} in {config.env.n_envs:,} environments, "
-                f"a rollout of {machine.size(more)}, where {machine.size(free)} are free; lower it, or env.n_envs"
+                f"a rollout of {machine.size(more)}, but only {machine.size(free)} are free; lower it, or env.n_envs"
             )
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,}, of which the training fills "
-            f"{machine.size(needed)}, where {machine.size(free)} are free; lower it to "
-            f"{int(_TIGHT * free) // found.row:,}, or take buffer=mmap, which keeps older ones in a file"
+            f"{machine.size(needed)}, but only {machine.size(free)} are free; lower it to "
+            f"{int(_TIGHT * free) // found.row:,}, or use buffer=mmap, which keeps older ones in a file"
         )
     if needed > _TIGHT * free:
-        yield f"memory is tight: {machine.size(needed)} of experience, where {machine.size(free)} are free"
+        yield f"memory is tight: {machine.size(needed)} of experience, and {machine.size(free)} are free"
 
 
 def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tuple[int, int]:
-    """What a replay memory writes in `n_steps`: into its own file, and beside the checkpoints."""
+    """Return the bytes that a replay memory writes in `n_steps`: into its own file, and next to the checkpoints."""
     if found is None:
         return 0, 0
     beside = config.checkpoint.memory and not found.disk
-    # The states of steps are written again as they change, until their files are twice as large as they are.
+    # The states of steps are rewritten as they change, until their files have twice the size of the states.
     times = 2 if config.buffer.holds == "sequences" else 1
     return found.disk, times * min(n_steps, config.buffer.size) * found.row if beside else 0
 
 
 def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
-    """About the replay memory's files.
+    """Yield warnings about the replay memory's files.
 
     Raises
     ------
     UsageError
-        If they are more than the disk has room for.
+        If the disk has no room for them.
     """
     own, beside = disk_bytes(config, found, n_steps)
     at = Path(getattr(config.buffer, "folder", None) or folder)
@@ -326,20 +326,20 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     if needed > free:
         remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
         raise UsageError(
-            f"{machine.standing(at)} must have room for the replay memory's files, {machine.size(needed)}, but "
-            f"{machine.size(free)} are free; {remedy}, or choose another folder by "
+            f"{machine.standing(at)} must have room for the replay memory's files, {machine.size(needed)}, but only "
+            f"{machine.size(free)} are free; {remedy}, or choose another folder with "
             f"{'buffer.folder' if own else 'output_dir'}"
         )
     if needed > _TIGHT * free:
         yield (
-            f"the disk is nearly full: the replay memory's files take {machine.size(needed)}, where "
+            f"the disk is nearly full: the replay memory's files take {machine.size(needed)}, and "
             f"{machine.size(free)} are free at {machine.standing(at)}"
         )
 
 
 def require_folder(folder: Path) -> None:
-    """A UsageError unless `folder` can be made, or written to, and holds no run."""
+    """Raise a UsageError unless `folder` can be created or written to."""
     above = machine.standing(folder)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         what = "a folder" if not above.is_dir() else "a folder that you may write to"
-        raise UsageError(f"output_dir={folder} must lie in {what}, got {above}; choose another")
+        raise UsageError(f"output_dir={folder} must be in {what}, got {above}; choose another")

@@ -1,4 +1,4 @@
-"""What this machine still has to give: memory and disk."""
+"""The free memory and disk space of this machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import shutil
 from pathlib import Path
 
-_CGROUPS = (  # limit, use, and the part of that which the system can have back
+_CGROUPS = (  # limit, use, and the part of the use that the system can reclaim
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 def memory() -> tuple[int, int] | None:
-    """Bytes of memory that are free for a new use, and of all there is, within a container's limit; None if unknown."""
+    """Return the free and the total bytes of memory, within a container's limit; None if unknown."""
     try:
         with open("/proc/meminfo") as file:
             fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
@@ -39,17 +39,17 @@ def _container(root: Path) -> tuple[int, int] | None:
 
 
 def standing(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that is there."""
+    """Return `folder`, or its nearest parent that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that may still be written to the file system that `folder` is, or will be, on."""
+    """Return the free bytes of the file system that `folder` is, or will be, on."""
     return shutil.disk_usage(standing(folder)).free
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all that it has started, those that are still alive included (on Linux)."""
+    """Return the CPU time of this process and all that it has started, on Linux including those still alive."""
     own = os.times()
     total, tick = own.user + own.system + own.children_user + own.children_system, os.sysconf("SC_CLK_TCK")
     for listed in Path("/proc/self/task").glob("*/children"):
@@ -57,13 +57,13 @@ def cpu_seconds() -> float:
             try:
                 stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has just ended
+                continue  # the process has just ended
             total += sum(map(int, stat[11:15])) / tick
     return total
 
 
 def size(n_bytes: float) -> str:
-    """``512 MiB``, ``7.5 GiB``."""
+    """Format a size such as ``512 MiB`` or ``7.5 GiB``."""
     value, units = n_bytes / 2**20, ("MiB", "GiB", "TiB", "PiB")
     unit = 0
     while value >= 1024 and unit < len(units) - 1:

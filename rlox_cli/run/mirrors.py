@@ -1,4 +1,4 @@
-"""Wait for the trackers at the end of a command, and bring them up to date later."""
+"""Wait for the trackers at the end of a command, or bring them up to date later."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlox_cli.records.folders import find_runs
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.paths import shown
 
-# How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
+# How long the end of a command waits for the trackers. `rlox sync` can complete them later.
 _WAIT_S = 120.0
 
 
 def sync(runs: list[Path]) -> None:
-    """Mirror each run; a ValueError at the end if any could not be."""
+    """Mirror each run. Raise a ValueError at the end if any run could not be mirrored."""
     console = make_console()
     runs = runs or find_runs(Path("outputs"))
     if not runs:
@@ -41,8 +41,8 @@ def sync(runs: list[Path]) -> None:
 
 
 def finish_mirrors(folders: list[Path], console: Console) -> None:
-    """Wait until the trackers hold the runs; a tracker that is not there costs a line, never a run."""
-    with console.status("mirroring to the trackers (Ctrl-C: leave it to the background)"):
+    """Wait until the trackers have the runs. If a tracker cannot be reached, print a line; the run is not affected."""
+    with console.status("mirroring to the trackers (Ctrl-C: continue in the background)"):
         try:
             reports = tracking.wait(folders, _WAIT_S)
         except KeyboardInterrupt:
@@ -50,7 +50,7 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
     for folder, mirrors in reports.items():
         for name, report in mirrors.items():
             if not report.complete:
-                reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` brings the rest"
+                reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` copies the rest"
                 print(f"{name}: {reason}", file=sys.stderr)
             elif report.url and len(folders) == 1:
                 url = shown(Path(report.url)) if report.url.startswith("/") else report.url

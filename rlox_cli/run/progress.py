@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a live bar on a terminal, plain lines elsewhere."""
+"""The progress display of a training: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlox.callbacks import Callback
 
 _LINE_EVERY_S = 10.0
 _BAR, _NARROW_BAR, _SHORTEST_BAR = 24, 8, 4  # columns
-_WIDE = 110  # columns from which on the bar is whole
+_WIDE = 110  # columns from which the bar has its full width
 _MOST_ACTORS = 16  # that have a line
-_SMOOTHING = 0.9  # what each row keeps of the speed before it
+_SMOOTHING = 0.9  # weight of the earlier speed at each row
 _LOSSES = (
     ("policy", "policy_loss"),
     ("value", "value_loss"),
@@ -35,10 +35,10 @@ _LOSSES = (
 
 
 class ProgressCallback(Callback):
-    """Steps (offline: updates), their speed, time left, return, evaluation and losses of one run.
+    """Shows steps (offline: updates), speed, time left, return, evaluation and losses of one run.
 
-    Speed and time left are those since learning has begun: a random phase before it says nothing about either.
-    Use as a context manager, so that the terminal is given back whatever ends the training.
+    Speed and time left are measured from the start of learning, since a random phase before it predicts neither.
+    Use it as a context manager, so that the terminal is restored however the training ends.
     """
 
     acts_on_evaluation = False
@@ -51,12 +51,12 @@ class ProgressCallback(Callback):
         self._shown_at = 0.0
         self._step = 0
         self._parts: list[str] = []
-        self._actors: list[str] = []  # a line each, of an algorithm that has actors
+        self._actors: list[str] = []  # one line for each actor, if the algorithm has any
         self._evaluation = ""
         self._updates = 0
-        self._waiting = ""  # what it does in place of learning from its steps
+        self._waiting = ""  # what happens before learning from its steps
         self._since, self._since_step = 0.0, 0  # where learning began
-        self._steps = self._seconds = 0.0  # whose quotient is the speed
+        self._steps = self._seconds = 0.0  # their quotient is the speed
         self._ends_at = math.nan
         self._live: Live | None = None
 
@@ -91,7 +91,7 @@ class ProgressCallback(Callback):
 
     def on_evaluation(self, *, step: int, evaluation, algorithm=None, **info: Any) -> None:
         s = evaluation.summary()
-        # Rewards and accuracies of language models lie between 0 and 1 as a rule.
+        # Rewards and accuracies of language models are usually between 0 and 1.
         digits, what = (3, "rows") if hasattr(algorithm, "model") else (1, "episodes")
         self._evaluation = f"eval {s['mean_return']:.{digits}f} ± {s['std_return']:.{digits}f}"
         if self._live is None:
@@ -103,7 +103,7 @@ class ProgressCallback(Callback):
             self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
 
     def _measure(self, step: int, metrics: dict[str, float], algorithm, now: float) -> None:
-        """Take in a row: how long its steps took, unless there was none to learn from yet."""
+        """Add a row to the measured speed, unless learning has not begun."""
         counters, config = algorithm.counters, algorithm.config
         starts = getattr(algorithm, "memory_start", 0) + getattr(config, "learning_starts", 0)
         waiting = ""
@@ -118,7 +118,7 @@ class ProgressCallback(Callback):
             took = metrics["time/collect_s"] + metrics["time/update_s"]
             self._steps = _SMOOTHING * self._steps + step - self._step
             self._seconds = _SMOOTHING * self._seconds + took
-            # Evaluations and checkpoints take their share of what is left as they took it so far.
+            # Evaluations and checkpoints will take the same share of the remaining time as so far.
             rate = (now - self._since) / max(1, step - self._since_step)
             self._ends_at = now + rate * max(0, self.total_steps - step)
         self._waiting, self._updates, self._step = waiting, counters.updates, step
@@ -140,15 +140,15 @@ class ProgressCallback(Callback):
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
     def _state(self, metrics: dict[str, float]) -> list[str]:
-        """What else is shown, the most important first."""
+        """Return what else to show, the most important first."""
         reward = metrics.get("mean_reward", math.nan)
         played = "" if math.isnan(reward) else f"return {reward:.1f}"
         losses = [f"{name} {metrics[key]:.3g}" for name, key in _LOSSES if key in metrics]
         return [part for part in (self._speed(), played, self._evaluation, *losses) if part]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The live line, and one for each actor; what does not fit is left out from their ends."""
-        width = options.max_width - 1  # a full line makes some terminals begin another one
+        """Yield the live line, and a line for each actor. Parts at the end that do not fit are left out."""
+        width = options.max_width - 1  # a full line makes some terminals start a new one
         done = min(1.0, self._step / max(1, self.total_steps))
         bar = _BAR if width >= _WIDE else _NARROW_BAR
         line = f"{int(100 * done):3d}%"
@@ -171,7 +171,7 @@ class ProgressCallback(Callback):
 
 
 def _actor_lines(algorithm) -> list[str]:
-    """What each actor does, where there are such, and a terminal has room for them."""
+    """Return a line about each actor, if there are any, as far as a terminal has room for them."""
     collector = getattr(algorithm, "collector", None)
     lines = [] if collector is None else collector.lines()
     more = [f"and {len(lines) - _MOST_ACTORS} more"] if len(lines) > _MOST_ACTORS else []

@@ -1,4 +1,4 @@
-"""``rlox train resume=RUN``: a run's own configuration, what is typed beside it, and the training that goes on."""
+"""``rlox train resume=RUN``: continue a run with its own configuration and the changes that were typed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlox_cli.run.runner import Outcome, Resumption, Stopper, resume
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-# What a run is: a change would make another one of it, or what was saved useless.
+# Keys that define a run: a change would make it a different run, or make its checkpoints useless.
 _FIXED = (
     *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
     *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards"),
@@ -49,7 +49,7 @@ def main(
     stop_flag: Path | None = None,
     more: Sequence[Stopper] = (),
 ) -> Outcome | None:
-    """Resume a run, as `prepare` finds it; None where nothing is left to do."""
+    """Resume a run, as `prepare` finds it. Return None if nothing is left to do."""
     found = prepare(run, flags, overrides, modules, console)
     return None if found is None else resume(found, console, stop_flag, more)
 
@@ -57,14 +57,14 @@ def main(
 def prepare(
     run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console
 ) -> Resumption | None:
-    """Read the run in the folder, or of the checkpoint, `run`, and change what was typed.
+    """Read the run in the folder `run`, or of the checkpoint `run`, and apply the typed changes.
 
-    None where nothing is left to do: the run is finished, or the flags only print.
+    Return None if nothing is left to do: the run is finished, or the flags only print.
 
     Raises
     ------
     UsageError
-        For a folder that holds no run, a key that is unknown or cannot change, a flag that means something else.
+        If the folder contains no run, a key is unknown or cannot change, or a flag cannot be used here.
     """
     only_prints = _only_prints(flags)
     path = _checkpoint_of(Path(run))
@@ -74,7 +74,7 @@ def prepare(
     register()
     saved = read_config(folder)
     algo = algorithm_name(saved, folder / "config.yaml")
-    # Code of the user's is loaded only where it is typed, again: a file must not decide what runs.
+    # Code of the user is loaded only if it is typed again: a file must not decide what runs.
     require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
     import_modules(modules)
     config = _changed(saved, algo, overrides)
@@ -83,8 +83,8 @@ def prepare(
     for key, (old, new) in changed.items():
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             raise UsageError(
-                f"{key} must stay what it was ({old}) in a run that is resumed, got {new}; a new run can start from "
-                f"its weights: rlox train … init_from={shown(path)}"
+                f"{key} must stay {old} in a run that is resumed, got {new}; a new run can start from its weights: "
+                f"rlox train … init_from={shown(path)}"
             )
     if only_prints:
         print(yaml.safe_dump(resolved(config, algo), sort_keys=False), end="")
@@ -103,7 +103,7 @@ def prepare(
         )
     if "total_timesteps" in changed and config.total_timesteps < steps:
         raise UsageError(
-            f"total_timesteps must be at least what {shown(path)} has done, {steps:,}, got {config.total_timesteps:,}"
+            f"total_timesteps must be at least that of {shown(path)}, {steps:,}, got {config.total_timesteps:,}"
         )
     if path.stem == "last" and (ended := _finished(folder, checkpoint, config, changed)):
         further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
@@ -118,34 +118,36 @@ def prepare(
     now = versions()
     others = [f"{name} {was} -> {now.get(name)}" for name, was in _versions(checkpoint) if now.get(name) != was]
     if others:
-        console.print(f"made by other versions, so that last bits may differ: {', '.join(others)}", soft_wrap=True)
+        console.print(
+            f"saved with other versions, so results may differ in the last bits: {', '.join(others)}", soft_wrap=True
+        )
     if (n_saved := saved_ranks(checkpoint.header)) != (ranks := current().size):
         who = f"{n_saved} ranks" if n_saved > 1 else "1 rank"
         console.print(
-            f"saved by {who}, resumed by {ranks}: weights, optimisers, statistics and counters go on, and so do native "
-            "environments; what is drawn from now on differs",
+            f"saved by {who}, resumed by {ranks}: weights, optimisers, statistics, counters and native environments "
+            "continue; random numbers from now on differ",
             soft_wrap=True,
         )
     if config.buffer is not None and ("memory" not in checkpoint.header or n_saved != ranks):
         lacks = "holds no replay memory" if n_saved == ranks else "holds the replay memory of other ranks"
         console.print(
-            f"{path.name} {lacks}: it starts empty, and the restored policy fills it with "
+            f"{path.name} {lacks}: the memory starts empty, and the restored policy fills it with "
             f"{config.algo.learning_starts:,} steps before the first update",
             soft_wrap=True,
         )
-    # Whoever types the number of environments, or the modules they come from, has looked at what is asked for.
+    # A user who types the number of environments, or their modules, has checked what the files request.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
     return Resumption(config, algo, path, changed, typed)
 
 
 def _only_prints(flags: list[str]) -> bool:
-    """Whether the flags are ``--cfg job``; all others are Hydra's, and this is no job of Hydra's."""
+    """Return whether the flags are ``--cfg job``. All others are Hydra's, which does not run this job."""
     if not flags:
         return False
     if flags in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
         return True
     raise UsageError(
-        f"{flags[0]} must not stand beside resume=, which goes on with one run; of the flags, --cfg job may"
+        f"{flags[0]} must not be combined with resume=, which continues one run; the only flag allowed is --cfg job"
     )
 
 
@@ -155,7 +157,7 @@ def _checkpoint_of(run: Path) -> Path:
     if not run.exists():
         raise UsageError(f"resume={run} does not exist; name a run folder (`rlox ls runs`) or a checkpoint in one")
     if (run / "sweep.jsonl").is_file():
-        raise UsageError(f"resume={run} is a sweep, not a run; go on with it: rlox sweep resume {run}")
+        raise UsageError(f"resume={run} is a sweep, not a run; resume it: rlox sweep resume {run}")
     if not ((folder / FILE).is_file() and (folder / "config.yaml").is_file()):
         raise UsageError(
             f"resume={run} must be a run folder, or a checkpoint in the checkpoints/ of one, which has config.yaml and "
@@ -163,19 +165,19 @@ def _checkpoint_of(run: Path) -> Path:
         )
     if not path.is_file():
         raise UsageError(
-            f"{shown(folder)} has no {path.name}, so there is nothing to resume{_or_best(path) or '; start it anew'}"
+            f"{shown(folder)} has no {path.name}, so there is nothing to resume{_or_best(path) or '; start a new run'}"
         )
     return path.absolute()
 
 
 def _or_best(path: Path) -> str:
-    """What is left where `path` cannot be had."""
+    """Return a hint about the best checkpoint, for an error about `path`."""
     best = path.with_name("best.safetensors")
-    return f"; the best one is there: {resume_command(best)}" if best != path and best.is_file() else ""
+    return f"; the best checkpoint is there: {resume_command(best)}" if best != path and best.is_file() else ""
 
 
 def _changed(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfig:
-    """The run's configuration with what was typed."""
+    """Return the run's configuration with the typed changes."""
     cfg = typed_config(saved, algo)
     GlobalHydra.instance().clear()
     with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
@@ -193,9 +195,9 @@ def _changed(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfi
 def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     line, key = override.input_line, override.key_or_group
     if override.type is OverrideType.DEL or override.is_sweep_override():
-        raise UsageError(f"{line} must be KEY=VALUE, one value: resume= goes on with one run")
+        raise UsageError(f"{line} must be KEY=VALUE with one value: resume= continues one run")
     if key.split(".")[0].split("/")[0] in ("hydra", "output_dir", "tuned", "experiment"):
-        raise UsageError(f"{line} must not stand beside resume=, which goes on with the settings that the run has")
+        raise UsageError(f"{line} must not be combined with resume=, which continues with the run's own settings")
     if key == "logger":
         cfg.logger = composed([f"algo={algo}", "tuned=off", line], CONFIG_NAME, "").logger
         return
@@ -218,7 +220,7 @@ def _versions(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
 
 
 def _finished(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
-    """How the run came to its end, if it did and nothing typed takes it further."""
+    """Return how the run ended, or None if it did not end or a typed change lets it continue."""
     ledger = Ledger(folder)
     ledger.scan()
     if ledger.end is None or ledger.end["status"] != "finished":
@@ -226,7 +228,7 @@ def _finished(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: 
     steps, unit = trained_for(checkpoint.header)
     if steps >= config.total_timesteps:
         return f"{steps:,} {unit}"
-    # It was stopped early: by a score or for lack of progress, which a change of those may undo, or for lack of time.
+    # It stopped early: at a score or for lack of progress, which a change of these keys may undo, or at a time limit.
     by_score = "max_time=" not in ledger.end["message"]
     undo = [key for key in changed if (key.startswith("eval.") and key != "eval.workers") or key == "total_timesteps"]
     if by_score and not undo:

@@ -1,4 +1,4 @@
-"""One run: from a validated configuration to a trained, logged, checkpointed agent."""
+"""One run, from a validated configuration to a trained, logged and checkpointed agent."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that can go on, and what it goes on with."""
+    """A run that can be resumed, and what it is resumed with."""
 
     config: RunConfig
     algo: str
     checkpoint: Path
     changed: Mapping[str, Any]  # {key: [old, new]}, of the run's own configuration
-    trusted: bool  # whether the environment may be what the files say, whatever is imported
+    trusted: bool  # whether the environment may be the one in the files, whatever is imported
 
 
 class Stopper(Protocol):
-    """A callback that says why it stopped a training, if it did."""
+    """A callback that has the reason why it stopped a training, if it did."""
 
     stopped: str | None
 
 
 class StopOnSignal(Callback):
-    """Ends the training at the next update after the first of `signals`, so that what is saved is whole.
+    """Ends the training at the next update after the first of `signals`, so that a complete state is saved.
 
-    So does the file `flag`, if it comes to be: a sweep's other processes, or machines, cannot be sent a signal.
+    It also does so once the file `flag` exists, since a sweep cannot send signals to other machines.
     """
 
     def __init__(self, signals: Signals, flag: Path | None = None) -> None:
@@ -98,7 +98,7 @@ class StopOnSignal(Callback):
 
 
 def _say(text: str, console: Console) -> None:
-    """Also where the console is quiet: whoever presses Ctrl-C waits for an answer."""
+    """Print `text` even if the console is quiet: a user who presses Ctrl-C waits for an answer."""
     if console.quiet:
         print(text, file=sys.stderr, flush=True)
     else:
@@ -106,7 +106,7 @@ def _say(text: str, console: Console) -> None:
 
 
 def alone(config: RunConfig) -> RunConfig:
-    """`config` for a run beside others, which leave no core free for its evaluations unless that was asked for."""
+    """Return `config` for a run in parallel with others: no processes for evaluations, unless they were requested."""
     return replace(config, eval=replace(config.eval, workers=max(0, config.eval.workers)))
 
 
@@ -119,14 +119,14 @@ def run(
     again: bool = False,
     more: Sequence[Stopper] = (),
 ) -> Outcome:
-    """Train, evaluate, save.
+    """Train, evaluate and save.
 
     Parameters
     ----------
     stop_flag : Path, optional
-        A file that stops the training, as Ctrl-C does, once it exists.
+        A file that stops the training once it exists, as Ctrl-C does.
     again : bool
-        Whether the folder may hold a run that ended before it had saved anything; its next segment starts anew.
+        Whether the folder may contain a run that ended before it saved anything. Its next segment then starts over.
     more : sequence of Stopper
         Further callbacks, which may stop the training.
 
@@ -135,7 +135,7 @@ def run(
     Stopped
         After Ctrl-C or SIGTERM, with everything saved.
     Exception
-        Whatever went wrong; the record says so, and saved checkpoints are untouched.
+        If anything fails. The failure is recorded, and saved checkpoints are unchanged.
     """
     found = _size(folder / FILE)
     if found and not again:
@@ -145,13 +145,13 @@ def run(
 
     def verify() -> None:
         if _size(folder / FILE) != found:
-            raise RuntimeError(f"{shown(folder)} was taken by another process meanwhile; try again")
+            raise RuntimeError(f"{shown(folder)} was taken by another process in the meantime; try again")
 
     return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
 
 
 def resume(found: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()) -> Outcome:
-    """Go on with a run as if it had not been stopped; as `run`."""
+    """Continue a run as if it had not been stopped; as `run`."""
     config, algo, checkpoint = found.config, found.algo, found.checkpoint
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
     with _traceback_kept(folder):
@@ -166,7 +166,7 @@ def resume(found: Resumption, console: Console, stop_flag: Path | None = None, m
 
 @contextmanager
 def _traceback_kept(folder: Path) -> Iterator[None]:
-    """Write the traceback of what comes out of the user's code, or of a bug, into the run's folder."""
+    """Write the traceback of an error in the user's code, or of a bug, into the run's folder."""
     try:
         yield
     except Exception as e:
@@ -175,12 +175,12 @@ def _traceback_kept(folder: Path) -> Iterator[None]:
 
 
 def _size(path: Path) -> int:
-    """Of a file that only grows, in bytes; 0 where there is none."""
+    """Return the size in bytes of a file that only grows; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """Of a file that is never changed in place, only replaced."""
+    """Return what identifies a file that is never changed in place, only replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -197,11 +197,11 @@ def _carry_out(
     stop_flag: Path | None = None,
     more: Sequence[Stopper] = (),
 ) -> Outcome:
-    """The training itself, from its beginning or from where the checkpoint left it that `algorithm` was made of."""
+    """Run the training, from its start or from the checkpoint that `algorithm` was restored from."""
     if algorithm.ranks.rank:
         return _follow(algorithm, config, folder, console, changed if resumed else None)
     plain = resolved(config, algo)
-    # The path that ran, so that this file gives the same run elsewhere.
+    # The backend that is really used, so that this file gives the same run on another machine.
     plain["backend"] = algorithm.backend
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
     try:
@@ -214,7 +214,7 @@ def _carry_out(
     folder.mkdir(parents=True, exist_ok=True)
     if not resumed:
         _write_config(folder, plain)
-    line = "stopping after this update, with everything saved; Ctrl-C once more stops at once"
+    line = "stopping after this update, with everything saved; press Ctrl-C again to stop at once"
     if getattr(algorithm, "collector", None) is not None:
         algorithm.collector.notify = lambda text: console.print(text, soft_wrap=True, markup=False)
     stop = StopOnSignal(Signals(lambda text: _say(text, console), line, stop_flag), stop_flag)
@@ -245,7 +245,7 @@ def _carry_out(
         texts.append(
             PredictionsCallback(
                 folder,
-                # Behind the rows that wait for an evaluation.
+                # After the rows that wait for an evaluation.
                 lambda step, values: recorder.on_step(step=step, metrics=values),
                 lambda step, file: record.checkpoint(step, "predictions", file),
             )
@@ -276,27 +276,27 @@ def _carry_out(
                     checkpoints.best = max(checkpoints.best, _best_score(folder))
                 algorithm.train()
         except StopAtOnce as e:
-            # Without an end in its record the run counts as killed: it goes on from its last checkpoint.
+            # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
             last = (folder / "checkpoints" / "last.safetensors").is_file()
-            go_on = f". Go on: {_go_on(folder)}" if last else ""
+            go_on = f". Resume with: {_go_on(folder)}" if last else ""
             console.print(f"stopped at once. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
             raise Stopped(e.signal_number) from None
         except BaseException as e:
             kept = keep_traceback(e, folder, shown(folder))
-            # On a full disk this fails as well; what is reported is the first error.
+            # On a full disk this fails too; the first error is the one to report.
             with suppress(OSError):
                 record.end(algorithm.counters.steps, "failed", summary(e), may_pass(e), kept)
             found = failure_of(e)
             found.running, found.saved = True, _last_good(folder)
             if isinstance(e, RankLost):
-                found.saved += f". Go on: {_go_on(folder)}"
+                found.saved += f". Resume with: {_go_on(folder)}"
             raise
         finally:
             evaluations.close()
             algorithm.close()
         seconds = time.perf_counter() - started
         steps = algorithm.counters.steps
-        reasons = (f"max_time={config.max_time} was over" if time_limit.reached else None, evaluations.stopped)
+        reasons = (f"max_time={config.max_time} was reached" if time_limit.reached else None, evaluations.stopped)
         early = next(filter(None, [*reasons, *(callback.stopped for callback in more)]), None)
         if stop.signal_number:
             record.end(steps, "interrupted")
@@ -306,7 +306,7 @@ def _carry_out(
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
         console.print(
-            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: {_go_on(folder)}",
+            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Resume with: {_go_on(folder)}",
             soft_wrap=True,
         )
         _describe(folder, config, best is not None, console)
@@ -321,7 +321,7 @@ def _carry_out(
     )
     _describe(folder, config, True, console)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in timing.summary().items() if name != "total_s")
-    played = f"; beside it {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
+    played = f"; in parallel, {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
     console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
     return Outcome(folder, steps, seconds, final, best)
 
@@ -329,7 +329,7 @@ def _carry_out(
 def _follow(
     algorithm: Any, config: RunConfig, folder: Path, console: Console, changed: Mapping[str, Any] | None
 ) -> Outcome:
-    """The part that another rank than the first has in a training: what evaluates, records and saves is rank 0's."""
+    """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
     stop = StopOnSignal(Signals(lambda text: None))
     started = time.perf_counter()
     try:
@@ -350,35 +350,35 @@ def _follow(
 
 
 def _go_on(folder: Path) -> str:
-    """What to type to go on with this run."""
+    """Return the command that resumes this run."""
     ranks = current()
     start = f"torchrun --standalone --nproc-per-node={ranks.size} -m " if ranks.joined else ""
     return start + resume_command(folder)
 
 
 def _score(config: RunConfig, value: float | None) -> str:
-    """Rewards and accuracies of language models lie between 0 and 1 as a rule."""
+    """Format a score. Rewards and accuracies of language models are usually between 0 and 1."""
     return f"{value:.3f}" if config.language else f"{value:.1f}"
 
 
 def may_pass(e: BaseException) -> bool:
-    """Whether the same training, tried again, may succeed: not where its input or its numbers are at fault."""
+    """Return whether the same training may succeed when retried: not if its input or its numbers are at fault."""
     return isinstance(e, (RuntimeError, OSError, MemoryError)) and not isinstance(e, NotImplementedError)
 
 
 def _write_config(folder: Path, plain: dict[str, Any]) -> None:
-    """Replace ``config.yaml`` in one go."""
+    """Replace ``config.yaml`` atomically."""
     replace_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
 
 
 def _remove_partial(folder: Path) -> None:
-    """Remove what a killed process has not finished writing; the record's lock is held."""
+    """Remove files that a killed process has not finished writing. The caller holds the record's lock."""
     for path in folder.rglob(".*.partial"):
         path.unlink(missing_ok=True)
 
 
 def _best_score(folder: Path) -> float:
-    """The mean return that ``best.safetensors`` was kept for: it may be newer than what is resumed from."""
+    """Return the score of ``best.safetensors``, which may be newer than the checkpoint that is resumed."""
     path = folder / "checkpoints" / "best.safetensors"
     return load_checkpoint(path).header["evaluation"]["mean_return"] if path.is_file() else -math.inf
 

@@ -1,1 +1,1 @@
-"""How does one machine play for another? ``rlox worker``, and ``rlox doctor``, which asks workers how they are."""
+"""How does one machine run environments for another? ``rlox worker``, and ``rlox doctor``, which checks workers."""

@@ -1,4 +1,4 @@
-"""``rlox doctor``: how workers are."""
+"""``rlox doctor``: the state of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlox_cli.terminal.console import make_console, make_table, print_table
 
 
 def main(remote: RemoteConfig) -> bool:
-    """Print a line for each worker; returns whether all are well."""
+    """Print a line for each worker. Return whether none has a problem."""
     with ThreadPoolExecutor(min(16, len(remote.addresses))) as pool:
         found = list(pool.map(lambda address: status_of(address, remote), remote.addresses))
     table = make_table("worker", "state", "rlox", "environment", "spaces", "sessions", "answers in", "clock", "problem")

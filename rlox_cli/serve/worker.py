@@ -1,4 +1,4 @@
-"""``rlox worker``: environments for a learner on another machine."""
+"""``rlox worker``: run environments for a learner on another machine."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from rlox_cli.terminal.signals import Signals
 
 _DRAIN_S = 7.0
 _LOOK_S = 0.1
-_ONCE_S = 5.0  # without a session until --once ends: a learner may open one, see what is there, and open others
-_CALM_S, _MOST_LINES = 10.0, 20  # of refused connections, so many lines in so many seconds
+_ONCE_S = 5.0  # without a session until --once ends: a learner may open one to look at the environment, then others
+_CALM_S, _MOST_LINES = 10.0, 20  # at most this many lines about refused connections in this many seconds
 _NATIVE_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")
-# What OpenSSL says of a handshake that failed, and what that means; the rest is some other thing that spoke.
+# OpenSSL's messages about a failed handshake, and what they mean. Any other message: the client did not speak TLS.
 _TLS_WORDS = (
-    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "it brought no certificate"),
+    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "it sent no certificate"),
     ("CERTIFICATE_HAS_EXPIRED", "its certificate has expired"),
     ("certificate has expired", "its certificate has expired"),
     ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by --tls-ca, or has expired"),
-    ("TLSV1_ALERT_UNKNOWN_CA", "it does not trust this worker's certificate (its remote.ca is another's)"),
+    ("TLSV1_ALERT_UNKNOWN_CA", "it does not trust this worker's certificate (its remote.ca is another one)"),
     ("HTTP_REQUEST", "it speaks HTTP without TLS"),
-    ("WRONG_VERSION_NUMBER", "it speaks no TLS"),
+    ("WRONG_VERSION_NUMBER", "it does not speak TLS"),
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was typed beside the environment."""
+    """The options of the command, without the environment."""
 
     host: str
     port: int
@@ -58,7 +58,7 @@ class Options:
 
 
 def main(env: str, overrides: list[str], imports: list[str], options: Options) -> None:
-    """Serve until a signal comes, or with ``once`` until five seconds after the last session."""
+    """Serve until a signal comes or, with ``once``, until five seconds after the last session."""
     import_modules(imports)
     if wrong := next((word for word in overrides if not word.lstrip("+").startswith("env.")), None):
         raise UsageError(f"{wrong} must be a key of the environment, such as env.kwargs.gravity=9.8 or env.workers=4")
@@ -91,7 +91,7 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
         finally:
             server.stop()
         if server.n_sessions:
-            # An environment that hangs must not keep the process, whose exit would wait for its thread.
+            # A normal exit would wait for the thread of an environment that hangs.
             sys.stderr.flush()
             os._exit(0 if signalled is None else 128 + signalled)
     if signalled is not None:
@@ -99,9 +99,9 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
 
 
 def _serve(server: Server, env: str, spec: EnvSpec, options: Options) -> int | None:
-    """Returns the signal that ended it, if one did."""
+    """Serve, and return the signal that ended it, if any."""
     with Signals(
-        _say, "draining: no new sessions, the running ones end with their next step; again to stop at once"
+        _say, "draining: no new sessions, running ones end with their next step; repeat the signal to stop at once"
     ) as s:
         server.start()
         _announce(server, env, spec, options)
@@ -150,9 +150,9 @@ def _say(line: str) -> None:
 
 @contextlib.contextmanager
 def _translated(tls: bool) -> Iterator[None]:
-    """While gRPC serves over TLS, log which connections it refuses: only its own lines on stderr report them.
+    """While gRPC serves over TLS, log the connections that it refuses. Only gRPC's own lines on stderr report them.
 
-    They go through a pipe; whatever else this process writes there passes as it is.
+    stderr goes through a pipe; everything else that this process writes to it passes unchanged.
     """
     if not tls:
         yield
@@ -194,7 +194,7 @@ def _translate(read: int, out: int) -> None:
             n += 1
             if n <= _MOST_LINES:
                 text = line.decode(errors="replace")
-                why = next((words for sign, words in _TLS_WORDS if sign in text), "what it sent is no TLS handshake")
+                why = next((words for sign, words in _TLS_WORDS if sign in text), "it sent no TLS handshake")
                 said = f"rlox worker: {time.strftime('%H:%M:%S')} refused a connection: {why}\n"
                 _write(out, said.encode())
 

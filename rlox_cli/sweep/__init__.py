@@ -1,1 +1,1 @@
-"""How do many runs go? ``rlox train -m``: planned in a ledger, launched, retried, resumed, or chosen by Optuna."""
+"""How are many runs planned, launched, retried, resumed, or chosen by Optuna? ``rlox train -m``."""

@@ -31,7 +31,7 @@ from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-# What a file may say of a launcher: its name and plain values. Anything else could be a command, or name code.
+# What a file may specify for a launcher: its name and plain values. Anything else could be a command, or name code.
 _HARMLESS = re.compile(r"hydra/launcher=[\w-]+|\+*hydra\.launcher\.([a-z]\w*\.)*[a-z]\w*=[\w.-]*")
 _MOST_ROWS = 50  # of the table at the end
 
@@ -44,7 +44,7 @@ def start(
     jobs: list[Job],
     console: Console,
 ) -> None:
-    """Write the ledger of a new sweep and run it; `master` and `jobs` are `compose_sweep`'s of what was typed."""
+    """Write the ledger of a new sweep and run it; `master` and `jobs` are the results of `compose_sweep`."""
     settings = sweeper_settings(master)
     todo = planned(jobs)
     for config in (job.config for job in todo):
@@ -63,12 +63,12 @@ def start(
 
 
 def sweeper_settings(master: DictConfig) -> dict[str, Any]:
-    """How jobs are gone through; for Hydra's own sweeper, rlox's defaults where it has no such setting.
+    """Return the settings for running jobs; for Hydra's own sweeper, rlox's defaults if it has no such setting.
 
     Raises
     ------
     UsageError
-        For a value out of range.
+        If a value is out of range.
     """
     defaults = vars(SweeperConfig())
     found = {name: master.hydra.sweeper.get(name, defaults[name]) for name in ("retries", "max_batch_size", "plot")}
@@ -79,7 +79,7 @@ def sweeper_settings(master: DictConfig) -> dict[str, Any]:
 
 
 def planned(jobs: list[Job]) -> list[SweepJob]:
-    """Composed jobs as the ledger keeps them."""
+    """Return composed jobs as the ledger stores them."""
     found: dict[str, SweepJob] = {}
     for job in jobs:
         name = job_id(job.overrides, found)
@@ -88,23 +88,23 @@ def planned(jobs: list[Job]) -> list[SweepJob]:
 
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
-    """Go on with a sweep; `args` are ``--import`` again, and what is to be another launcher."""
+    """Resume a sweep; `args` are ``--import`` again, and settings of another launcher."""
     console = make_console()
     modules, words = take_imports(args)
     flags, typed = split_args(words)
     for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
         if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper|(-cd|--config-dir)(=|$)", word):
             raise UsageError(
-                f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; --import, -cd, "
-                "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
+                f"{word} must not be given to resume a sweep, whose jobs cannot change; allowed are --import, -cd, "
+                "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=…"
             )
     sweep = Sweep.read(folder)
     sweep.hold()
     try:
         if sweep.head.version != __version__:
             console.print(
-                f"planned by rlox {sweep.head.version}, and this is {__version__}: what is trained from now on may "
-                "differ in its last bits, or more",
+                f"planned by rlox {sweep.head.version}, but this is {__version__}: results from now on may differ in "
+                "the last bits, or more",
                 soft_wrap=True,
             )
         searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
@@ -112,8 +112,8 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         if searched:
             if retry_failed:
                 raise UsageError(
-                    "--retry-failed must be left out of a search, which has learned from its failed trials; more "
-                    "trials: hydra.sweeper.n_trials=N"
+                    "--retry-failed must be left out for a search, which has learned from its failed trials; for more "
+                    "trials, add hydra.sweeper.n_trials=N"
                 )
             optuna_search().resume(sweep, master, typed, modules, console)
             return
@@ -122,7 +122,7 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                 setattr(sweep.head, name, value)
         for key, progress in sweep.scan().items():
             if progress.state != "finished":
-                # As when it was typed: every job is checked before the first one starts.
+                # As for a new sweep, every job is checked before the first one starts.
                 configuration(copy.deepcopy(sweep.jobs[key].config), modules, sweep.folder / FILE)
         console.print(sweep.summary(), soft_wrap=True)
         _run(sweep, master, modules, console, retry_failed=retry_failed)
@@ -131,12 +131,12 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
 
 
 def _replayed(sweep: Sweep, typed: list[str]) -> list[str]:
-    """What chose the sweep's launcher, except for what is typed anew.
+    """Return the overrides that chose the sweep's launcher, except for those that are typed again.
 
     Raises
     ------
     UsageError
-        For settings that could be commands: a file must not decide what runs.
+        If a setting could be a command: a file must not decide what runs.
     """
     names = {_key(word) for word in typed}
     if "hydra/launcher" in names:
@@ -144,8 +144,8 @@ def _replayed(sweep: Sweep, typed: list[str]) -> list[str]:
     kept = [word for word in sweep.head.launcher if _key(word) not in names]
     if doubtful := [word for word in kept if not _HARMLESS.fullmatch(word)]:
         raise UsageError(
-            f"{shown(sweep.folder / FILE)} has {' '.join(doubtful)}, which a file may not decide by itself; type it "
-            "again if you trust it"
+            f"{shown(sweep.folder / FILE)} has {' '.join(doubtful)}, which is not used unless you type it; if you "
+            "trust it, type it again"
         )
     return kept
 
@@ -168,13 +168,13 @@ def _run(
             launch.run(list(sweep.jobs.values()), retry_failed)
     except BaseException:
         sweep.scan()
-        console.print(f"{sweep.summary()}. Go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        console.print(f"{sweep.summary()}. Resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
         raise
     finish(sweep, sweep.head.plot, console)
 
 
 def finish(sweep: Sweep, plot: bool, console: Console) -> None:
-    """Tables, picture and mirrors of a sweep that has come to its end.
+    """Print the tables of a sweep that has ended, draw its plot and wait for its mirrors.
 
     Raises
     ------
@@ -192,8 +192,8 @@ def finish(sweep: Sweep, plot: bool, console: Console) -> None:
         print(f"rlox: {label(sweep, job)}: {progress.state}: {progress.message}", file=sys.stderr)
     if unfinished:
         raise RuntimeError(
-            f"{len(unfinished)} of {len(sweep.jobs)} jobs are not finished; each has its account in "
-            f"{shown(sweep.folder)}/…/out.txt. Try them again: {resume_command(sweep)} --retry-failed"
+            f"{len(unfinished)} of {len(sweep.jobs)} jobs are not finished; the output of each job is in "
+            f"{shown(sweep.folder)}/…/out.txt. Retry them with: {resume_command(sweep)} --retry-failed"
         )
 
 
@@ -203,7 +203,7 @@ def _plot(sweep: Sweep) -> None:
     try:
         main([sweep.folder], EVALUATION, "steps", [], [], [])
     except (ValueError, ImportError, OSError) as e:
-        # Nothing was evaluated, or the disk is full: no reason to call the sweep a failure.
+        # Nothing was evaluated, or the disk is full: this does not make the sweep a failure.
         print(f"rlox plot: {e}", file=sys.stderr)
 
 
@@ -212,7 +212,7 @@ def status(folder: Path, as_json: bool) -> None:
 
 
 def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
-    """Every job with how far it has come, and what can be done about those that are not finished."""
+    """Print the progress of every job, and what can be done about those that are not finished."""
     sweep.scan()
     if as_json:
         print(json.dumps([_plain(sweep, job, sweep.progress[job.id]) for job in sweep.jobs.values()], indent=1))
@@ -228,9 +228,9 @@ def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
         print_jobs(sweep, console)
     console.print(sweep.summary(), soft_wrap=True)
     if sweep.is_held:
-        console.print("it is being run now")
+        console.print("the sweep is running now")
     elif unfinished:
-        console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        console.print(f"resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
 
 
 def _plain(sweep: Sweep, job: SweepJob, progress: Progress) -> dict[str, Any]:
@@ -242,12 +242,12 @@ def _plain(sweep: Sweep, job: SweepJob, progress: Progress) -> dict[str, Any]:
 
 
 def optuna_search() -> ModuleType:
-    """The module that searches, which imports Optuna.
+    """Return the module for searches, which imports Optuna.
 
     Raises
     ------
     ImportError
-        Where Optuna is not installed, with the remedy.
+        If Optuna is not installed; the message says how to install it.
     """
     try:
         from rlox_cli.sweep import search

@@ -1,4 +1,4 @@
-"""The jobs of a sweep, through whatever launcher: skipped, started, resumed, tried again, reported."""
+"""Run the jobs of a sweep with any launcher: skip, start, resume, retry and report them."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from rlox_cli.terminal.account import summary
 from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
 
-OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal
+OUT = "out.txt"  # in a job's folder: the output that a single run prints on the terminal
 _POLL_S = 0.5
 
-# The sweep's parent runs jobs itself under Hydra's basic launcher; all others run them in other processes.
+# With Hydra's basic launcher the sweep's parent process runs the jobs itself; other launchers use other processes.
 _is_parent = False
 
 
 @dataclass
 class Work:
-    """What a job's process is given beside the launcher's own settings."""
+    """What a job's process receives in addition to the launcher's own settings."""
 
     job: SweepJob
     sweep: str  # the sweep's folder
-    modules: list[str]  # that were typed, and may be imported
-    trusted: bool  # whether all of it was typed now, and is not what a file says
+    modules: list[str]  # modules that were typed, and may be imported
+    trusted: bool  # whether all of it was typed now, and does not come from a file
 
     def __str__(self) -> str:
-        # As JSON, in which OmegaConf must find nothing to interpolate.
+        # JSON without a $, so that OmegaConf finds nothing to interpolate.
         return json.dumps(asdict(self)).replace("$", "\\u0024")
 
     @classmethod
@@ -62,9 +62,9 @@ class Work:
 
 
 class KnownJobs:
-    """Hydra's config loader as far as launchers call it: here each job comes with its whole configuration.
+    """Replaces Hydra's config loader for launchers: each job comes with its whole configuration.
 
-    Composing it once more, where it runs, would cost as much as a short training, and give another job next week.
+    Composing it again in the job's process would take as long as a short training, and could give another job later.
     """
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -78,10 +78,10 @@ class KnownJobs:
 
 
 def train(cfg: DictConfig) -> dict[str, Any]:
-    """Do what is left of a job; what launchers run, by its name. Empty, or how it failed."""
+    """Do the rest of a job. Launchers call this function by its name. Return nothing, or how the job failed."""
     if not _is_parent and threading.current_thread() is threading.main_thread():
-        # Ctrl-C reaches a launcher's idle processes too, and one that ends of it has the others killed before they have
-        # saved. The stop file is what stops them.
+        # Ctrl-C also reaches a launcher's idle processes. If one of them ended, the launcher would kill the others
+        # before they have saved. The stop file stops them instead.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     work = Work.parse(cfg.work)
     folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
@@ -95,7 +95,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
             if _is_parent:
                 stop_flag.touch()
                 raise
-            # A launcher that met it would kill its other processes before they have saved.
+            # If a launcher received this exception, it would kill its other processes before they have saved.
         except Exception as e:
             traceback.print_exc(file=out)
             return {"id": work.job.id, "message": summary(e), "may_pass": may_pass(e)}
@@ -121,7 +121,7 @@ def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
 
 
 class Launch:
-    """Goes through jobs of a sweep with the launcher that a configuration chooses.
+    """Runs jobs of a sweep with the launcher that a configuration chooses.
 
     Parameters
     ----------
@@ -130,11 +130,11 @@ class Launch:
     config : DictConfig
         Its section ``hydra`` says how jobs are launched.
     modules : list of str
-        Modules of the user's that were typed.
+        Modules of the user that were typed.
     trusted : bool
-        Whether the jobs were typed now; False where they come from a file.
+        Whether the jobs were typed now; False if they come from a file.
     reported : sequence of str
-        The states that are printed when a job comes to them.
+        The states that are printed when a job reaches them.
     """
 
     def __init__(
@@ -151,14 +151,14 @@ class Launch:
         self._config = OmegaConf.masked_copy(config, ["hydra"])
         with open_dict(self._config):
             self._config.hydra.sweep.dir = str(sweep.folder)
-            self._config.hydra.output_subdir = None  # what it would hold is in the ledger
-            # Long texts, which launchers copy for every job.
+            self._config.hydra.output_subdir = None  # its content is in the ledger
+            # Long texts that launchers would copy for every job.
             self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""
         self._callbacks = HydraCallbacks(self._config)
         context = {"hydra_context": HydraContext(KnownJobs(), self._callbacks), "task_function": train}
         self._close: Callable[[], None] = lambda: None
         if settings := ray_settings(config):
-            # Hydra starts plugins of its own package alone.
+            # Hydra only instantiates plugins of its own packages.
             from rlox_cli.sweep.ray import RayLauncher
 
             self._launcher = ray = RayLauncher(settings)
@@ -168,10 +168,10 @@ class Launch:
             self._launcher = Plugins.instance().instantiate_launcher(**context, config=self._config)
         self._launched = self._barren = 0  # jobs, and launches in a row that failed before any job began
         self._tries: dict[str, tuple[int, int]] = {}  # id -> newest checkpoint at the last try, tries without a newer
-        self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
+        self._gone_on: set[str] = set()  # jobs that failed for good and were retried once on request
         self._watch = _Watch(sweep, console, reported)
-        self.exit_code: int | None = None  # of a stop that was asked for
-        line = "stopping: the jobs that run are saving what they have; Ctrl-C once more stops at once"
+        self.exit_code: int | None = None  # of a requested stop
+        line = "stopping: running jobs are saving their state; press Ctrl-C again to stop at once"
         self._signals = Signals(self._ask_to_stop, line)
 
     @contextmanager
@@ -181,7 +181,7 @@ class Launch:
         Raises
         ------
         Stopped
-            At the end, if the sweep was stopped; all jobs have saved what they did.
+            At the end, if the sweep was stopped; all jobs have saved their state.
         """
         global _is_parent
         flag = self.sweep.stop_flag
@@ -200,7 +200,7 @@ class Launch:
             _is_parent = False
             self._close()
             self._callbacks.on_multirun_end(config=self._config, config_name=None)
-            if not (flag.exists() and flag.read_text()):  # what still runs has to see it; the next start removes it
+            if not (flag.exists() and flag.read_text()):  # jobs that still run must see it; the next start removes it
                 flag.unlink(missing_ok=True)
 
     def _ask_to_stop(self, line: str) -> None:
@@ -214,12 +214,12 @@ class Launch:
         return self.exit_code is not None or self.sweep.stop_flag.exists()
 
     def run(self, jobs: Sequence[SweepJob], retry_failed: bool = False) -> None:
-        """Bring `jobs` to their ends, as far as they can be; those that are finished are left alone.
+        """Run `jobs` to their ends, as far as possible. Finished jobs are left alone.
 
         Parameters
         ----------
         retry_failed : bool
-            Whether what failed for good, by its input or its numbers, is tried once more.
+            Whether to retry jobs once that failed for good, because of their input or their numbers.
         """
         size = self.sweep.head.max_batch_size or len(jobs)
         while not self.stopped:
@@ -229,11 +229,11 @@ class Launch:
                     if not self.stopped:
                         self._launch(due[start : start + size])
             elif any(self.sweep.progress[job.id].state == "running" for job in jobs):
-                time.sleep(_POLL_S)  # in processes that outlived the parent they had
+                time.sleep(_POLL_S)  # in processes that outlived their parent
             else:
                 return
         while any(self._watch.look(job).state == "running" for job in jobs):
-            time.sleep(_POLL_S)  # they have been asked to stop
+            time.sleep(_POLL_S)  # they have been told to stop
 
     def _is_due(self, job: SweepJob, retry_failed: bool) -> bool:
         progress = self._watch.look(job)
@@ -263,7 +263,7 @@ class Launch:
         self._barren = 0 if started or error is None else self._barren + 1
         bearable = self.sweep.head.retries if error is not None and may_pass(error) else 0
         if error is not None and not self.stopped and self._barren > bearable:
-            raise error  # the launcher itself cannot do it
+            raise error  # the launcher itself fails
         for job in started if error is not None else jobs:
             progress = self.sweep.progress[job.id]
             saved, tries = self._tries.get(job.id, (progress.saved, 0))
@@ -277,13 +277,13 @@ class Launch:
             answer = {"message": summary(answer), "may_pass": may_pass(answer)}
         state = self.sweep.progress[job.id].state
         if "message" in answer and (state == "killed" if started else state not in ("finished", "running")):
-            # What came before it had opened its record stands nowhere else.
+            # A failure before the job opened its record is stored nowhere else.
             self.sweep.note_failure(job, answer["message"], answer["may_pass"])
             self._watch.look(job)
 
 
 class _Watch:
-    """Prints, in a thread, which jobs began and how they ended: their records say so, wherever they run."""
+    """Prints, in a thread, which jobs began and how they ended, from their records, wherever they run."""
 
     def __init__(self, sweep: Sweep, console: Console, states: Sequence[str]):
         self.active: list[SweepJob] = []
@@ -313,7 +313,7 @@ class _Watch:
         with self._lock:
             progress = self._sweep.progress[job.id].scan()
             now, before = (progress.attempts, progress.state), self._last.get(job.id, (0, "waiting"))
-            # That it began is worth a line only where the end does not follow at once.
+            # Print that a job began only if it does not end right away.
             if now != before and not (progress.state == "running" and time.time() - progress.started < 2 * _POLL_S):
                 self._last[job.id] = now
                 if progress.state in self._states:
@@ -329,7 +329,7 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
         text = (
             "runs"
             if progress.attempts == 1
-            else f"goes on at {unit[:-1]} {progress.step:,}, attempt {progress.attempts}"
+            else f"resumes at {unit[:-1]} {progress.step:,}, attempt {progress.attempts}"
         )
     elif text in ("failed", "killed", "interrupted"):
         text += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")
@@ -343,6 +343,6 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
 
 
 def launcher_overrides(master: DictConfig, overrides: list[str]) -> list[str]:
-    """What chooses the launcher again: its name, from wherever it came, and what was typed of its settings."""
+    """Return the overrides that choose the launcher again: its name, wherever it came from, and its typed settings."""
     name = f"hydra/launcher={master.hydra.runtime.choices['hydra/launcher']}"
     return [name, *(word for word in overrides if re.match(r"\+*hydra\.launcher\.", word))]

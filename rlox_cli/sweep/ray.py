@@ -1,4 +1,4 @@
-"""The jobs of a sweep as tasks of Ray: on this machine, or on a cluster whose nodes share the sweep's folder."""
+"""Run the jobs of a sweep as Ray tasks, on this machine or on a cluster whose nodes share the sweep's folder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlox_cli.records.ledger import FILE
 from rlox_cli.terminal.errors import UsageError
 
 _POLL_S = 0.1
-_STORE_BYTES = 128 << 20  # of a Ray of our own: configurations and outcomes are all that it carries
+_STORE_BYTES = 128 << 20  # of a Ray that we start: it only carries configurations and outcomes
 
 
 def execute(shared: dict[str, Any], number: int, overrides: list[str]) -> JobReturn:
-    """Run one job in a process of Ray's; `shared` is what all jobs of a launch have in common."""
+    """Run one job in a Ray process; `shared` contains what all jobs of a launch have in common."""
     config, context = shared["config"], shared["context"]
     ledger = Path(config.hydra.sweep.dir, FILE)
     if not ledger.is_file():
         raise UsageError(
-            f"{ledger} must be on a file system that every node of the Ray cluster shares, but {os.uname().nodename} "
+            f"{ledger} must be on a file system that all nodes of the Ray cluster share, but {os.uname().nodename} "
             "has no such file; choose another hydra.sweep.dir"
         )
     os.chdir(shared["cwd"])
@@ -44,14 +44,15 @@ def execute(shared: dict[str, Any], number: int, overrides: list[str]) -> JobRet
 
 
 class RayLauncher(Launcher):
-    """Hands jobs to Ray, each of which Ray tries once: the sweep's ledger says what is tried again.
+    """Hands jobs to Ray, which tries each of them once. The sweep's ledger decides which jobs are retried.
 
-    Ray starts with the first jobs and is left by `close`. What this object has not started it does not end.
+    The connection to Ray is made with the first jobs and ended by `close`, which stops Ray only if this object has
+    started it.
 
     Parameters
     ----------
     settings : RayLauncherConfig
-        Where Ray is, and what a job reserves there.
+        The address of Ray, and the resources that a job reserves.
     """
 
     def __init__(self, settings: RayLauncherConfig):
@@ -103,7 +104,7 @@ class RayLauncher(Launcher):
                 while waiting and len(running) < most:
                     place, overrides = waiting.pop()
                     running[remote.remote(shared, initial_job_idx + place, overrides)] = place
-                # Without a time to wait: a signal's exception would not come out of Ray as what it is.
+                # Without a timeout to wait for: Ray would not pass on the exception of a signal unchanged.
                 done, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
                 for reference in done:
                     results[running.pop(reference)] = _outcome(reference)
@@ -111,7 +112,7 @@ class RayLauncher(Launcher):
                     time.sleep(_POLL_S)
             return results
         except Exception:
-            self.close()  # the next launch begins with a Ray that works
+            self.close()  # the next launch starts with a working Ray
             raise
 
     def _connect(self) -> None:
@@ -125,7 +126,7 @@ class RayLauncher(Launcher):
             self._require_room(ray.cluster_resources())
 
     def _require_room(self, found: dict[str, float]) -> None:
-        """Raise a UsageError for what this machine will never have; on a cluster, Ray waits for it."""
+        """Raise a UsageError for resources that this machine does not have; on a cluster, Ray waits for them."""
         wanted = {"num_cpus": ("CPU", self.settings.num_cpus), "num_gpus": ("GPU", self.settings.num_gpus)}
         wanted |= {f"resources.{name}": (name, number) for name, number in self.settings.resources.items()}
         for key, (name, number) in wanted.items():
@@ -133,11 +134,11 @@ class RayLauncher(Launcher):
                 self.close()
                 raise UsageError(
                     f"hydra.launcher.{key} must be at most {most:g}, as many as this machine has, got {number:g}; "
-                    "hydra.launcher.address=HOST:PORT names a cluster"
+                    "use hydra.launcher.address=HOST:PORT for a cluster"
                 )
 
     def close(self) -> None:
-        """Leave the cluster, or end the Ray that `launch` has started."""
+        """Disconnect from the cluster, or stop the Ray that `launch` has started."""
         if self._connected:
             import ray
 
@@ -146,7 +147,7 @@ class RayLauncher(Launcher):
 
 
 def _outcome(reference: Any) -> JobReturn:
-    """What a task returned; a failed job for one that did not come to its end."""
+    """Return the result of a task; a failed job if it did not end normally."""
     import ray
 
     try:

@@ -1,9 +1,8 @@
-"""``hydra/sweeper=optuna``: a sweep whose jobs are the trials of a study, and which goes on after whatever stopped it.
+"""``hydra/sweeper=optuna``: a sweep whose jobs are the trials of a study, and which can always be resumed.
 
-The study chooses values and remembers what came of them; that there are runs, and how far they have come, stands in the
-sweep's ledger and the runs' own records, as with any sweep. A trial that was under way when everything was killed is
-still RUNNING in the study: its runs go on from their checkpoints, in their folders, and their values go to the study
-when they end.
+The study chooses values and stores their results. As with any sweep, the runs and their progress are stored in the
+sweep's ledger and the runs' own records. A trial that was running when everything was killed is still RUNNING in the
+study: its runs continue from their checkpoints, in their folders, and report their values to the study when they end.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ from rlox_cli.terminal.console import print_table
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-_CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
-_PRINTED = ("interrupted", "killed")  # states of runs that are printed beside the lines of trials
+_CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search is resumed
+_PRINTED = ("interrupted", "killed")  # states of runs that are printed in addition to the lines of trials
 
 
 class Trials:
-    """The study of a search, as the process that launches its runs sees it."""
+    """The study of a search, in the process that launches its runs."""
 
     def __init__(self, search: Search, folder: Path, n_points: int):
         self.settings, self.search = search.settings, search
-        # Whose a trial is, where several sweeps add to one study; a folder that holds its study may be moved.
+        # The sweep that a trial belongs to, if several sweeps share a study; a folder with its own study may be moved.
         self.sweep = "." if self.settings.storage is None else str(folder.absolute())
         self.file = study_file(self.settings, folder)
         make_study(self.file, self.settings.study)
@@ -64,12 +63,12 @@ class Trials:
         self._identify()
 
     def _identify(self) -> None:
-        """Write down what is searched, or see that it is what was searched before.
+        """Store what is searched in the study, or check that the study has searched the same before.
 
         Raises
         ------
         UsageError
-            Where the study's trials have other ranges, or other settings beside them.
+            If the study's trials have other ranges, or other fixed settings.
         """
         mine = {
             "overrides": sorted(line for line in self.search.fixed if not line.startswith("logger")),
@@ -84,12 +83,12 @@ class Trials:
         for key, value in mine.items():
             if known.get(key) != value:
                 raise UsageError(
-                    f"{key} of the search must stay {known.get(key)}, with which the study {self.settings.study!r} in "
-                    f"{shown(self.file)} was begun, got {value}; another study: hydra.sweeper.study=NAME"
+                    f"{key} of the search must stay {known.get(key)}, as in the study {self.settings.study!r} in "
+                    f"{shown(self.file)}, got {value}; for another study, add hydra.sweeper.study=NAME"
                 )
 
     def next(self) -> list[Trial]:
-        """Those that were under way when the sweep was stopped, then new ones; at most n_jobs, none at the end."""
+        """Return at most n_jobs trials, none at the end: first those that were running when the sweep was stopped."""
         with locked(self.file):
             known = self.study.get_trials(deepcopy=False)
             mine = [
@@ -107,8 +106,8 @@ class Trials:
         return trials
 
     def _suggest(self, trial: Trial) -> None:
-        """Give the trial a value of every searched key; what it has it keeps."""
-        # Seeded anew for each trial, so that a study that was stopped draws what it would have drawn.
+        """Give the trial a value for every searched key. Values that it already has are kept."""
+        # Seeded again for each trial, so that a resumed study draws the same values as one that was not stopped.
         seed = np.random.SeedSequence([self.settings.seed, trial.number]).generate_state(1)[0]
         self.study.sampler = optuna.samplers.TPESampler(
             seed=int(seed), multivariate=True, constant_liar=True, n_startup_trials=self.settings.n_startup_trials
@@ -117,7 +116,7 @@ class Trials:
             space.suggest(trial)
 
     def finish(self, trial: Trial, runs: Sequence[Progress]) -> bool:
-        """Report to the study how the trial's runs ended; whether they have."""
+        """Report to the study how the trial's runs ended. Return whether they have all ended."""
         pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
         failed = next((run for run in runs if run.state == "failed" and not run.may_pass), None)
         scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
@@ -130,14 +129,14 @@ class Trials:
         elif pruned is not None:
             self.study.tell(trial, state=TrialState.PRUNED)
         elif len(finite) < len(scores):
-            trial.set_user_attr("error", "the mean return of an evaluation is no finite number")
+            trial.set_user_attr("error", "the mean return of an evaluation is not a finite number")
             self.study.tell(trial, state=TrialState.FAIL)
         else:
             self.study.tell(trial, sum(finite) / len(finite))
         return True
 
     def carry_out(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:
-        """Launch trials until there are no more; the numbers of those that are left open."""
+        """Launch trials until there are no more. Return the numbers of the trials that did not end."""
         while not launch.stopped and (trials := self.next()):
             runs = [self._jobs(sweep, config, trial) for trial in trials]
             launch.run([job for jobs in runs for job in jobs])
@@ -154,7 +153,7 @@ class Trials:
         return []
 
     def _jobs(self, sweep: Sweep, config: dict[str, Any], trial: Trial) -> list[SweepJob]:
-        """The trial's runs, which the ledger has or is given now."""
+        """Return the trial's runs. Runs that are not in the ledger are added to it."""
         known = {job.extra.get("run"): job for job in sweep.jobs.values() if job.extra.get("trial") == trial.number}
         for run in range(self.settings.n_seeds):
             plain = self.search.configured(config, trial.params, run)
@@ -168,7 +167,7 @@ class Trials:
                 sweep.add([known[run]])
             elif known[run].overrides != overrides:
                 raise UsageError(
-                    f"trial {trial.number} of the study in {shown(self.file)} must be that of the ledger, "
+                    f"trial {trial.number} of the study in {shown(self.file)} must be the same as in the ledger, "
                     f"{' '.join(known[run].overrides)}, got {' '.join(overrides)}; restore the study"
                 )
         return [known[run] for run in range(self.settings.n_seeds)]
@@ -177,13 +176,13 @@ class Trials:
 def start(
     flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, job: Job, console: Console
 ) -> None:
-    """Begin a search; `master` and `job`, one of its, are `compose_sweep`'s of what was typed."""
+    """Start a search; `master` and `job` are results of `compose_sweep`, which returns several jobs of the search."""
     search = read_search(overrides, master)
     launcher = launcher_overrides(master, overrides)
     head = Head(__version__, flags, overrides, modules, launcher, retries=search.settings.retries, created=time.time())
     folder, config = Path(master.hydra.sweep.dir), resolved(job.config, job.algo)
     if not (folder / LEDGER).exists():
-        # Before there is a ledger, so that no kill can leave one that does not say it is a search's.
+        # Written before the ledger, so that a kill cannot leave a ledger that does not look like a search.
         search.write(folder, config)
     sweep = Sweep.create(folder, head, [])
     try:
@@ -196,21 +195,21 @@ def start(
 
 
 def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str], console: Console) -> None:
-    """Go on with a search; `master` has the launcher, and settings that were `typed` anew.
+    """Resume a search; `master` has the launcher, and the settings that were `typed` again.
 
     Raises
     ------
     UsageError
-        For a setting that cannot change, and for code of the user's that was not typed.
+        If a setting cannot change, or modules of the user were not typed.
     """
     search, config = Search.read(sweep.folder)
-    # Asked here once: a trial whose runs may not begin would count as failed.
+    # Checked once here: a trial whose runs cannot start would count as failed.
     configuration(copy.deepcopy(config), modules, sweep.folder / FILE)
     now = optuna_config(master)
     names = [re.split(r"[=.]", word)[2] for word in typed if word.startswith("hydra.sweeper.")]
     if fixed := [name for name in names if name not in _CHANGEABLE]:
         raise UsageError(
-            f"hydra.sweeper.{fixed[0]} must stay what it was in a search that goes on; of its settings, "
+            f"hydra.sweeper.{fixed[0]} must not change when a search is resumed; of its settings, only "
             f"{', '.join(_CHANGEABLE)} may change"
         )
     search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
@@ -220,7 +219,7 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
 
 
 def print_trials(folder: Path, console: Console) -> bool:
-    """Print the trials of the search in `folder`, the best first; whether there is more to do."""
+    """Print the trials of the search in `folder`, the best first. Return whether there are more trials to run."""
     settings = Search.read(folder)[0].settings
     if not study_file(settings, folder).is_file():
         return True
@@ -232,12 +231,12 @@ def print_trials(folder: Path, console: Console) -> bool:
 
 
 def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:
-    """Bring the search to its last trial, and report.
+    """Run the search to its last trial, and report.
 
     Raises
     ------
     RuntimeError
-        If runs died so often that they are left for another time, and if no trial came to a value.
+        If runs died too often and were given up for now, or if no trial has a value.
     """
     trials = Trials(search, sweep.folder, config["eval"]["n_points"])
     if known := len(trials.study.trials):
@@ -246,22 +245,22 @@ def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launc
         with launch.installed(), storage_errors(trials.file):
             open_ = trials.carry_out(sweep, config, launch, console)
     except BaseException:
-        console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        console.print(f"resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
         raise
 
     found = report(trials.study, search, sweep.folder, console)
     finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
     if open_:
         raise RuntimeError(
-            f"trials {', '.join(map(str, open_))} are not finished: their runs died and are left for another time; go "
-            f"on: {resume_command(sweep)}"
+            f"trials {', '.join(map(str, open_))} are not finished, because their runs died too often; resume with: "
+            f"{resume_command(sweep)}"
         )
     if not found:
-        raise RuntimeError(f"no trial came to a value; each run has its account in {shown(sweep.folder)}/…/out.txt")
+        raise RuntimeError(f"no trial has a value; the output of each run is in {shown(sweep.folder)}/…/out.txt")
 
 
 def describe(study: optuna.Study, number: int, n_trials: int) -> str:
-    """One line about a trial that has ended."""
+    """Return a line about a trial that has ended."""
     trial, best = study.get_trials(deepcopy=False)[number], best_trial(study)
     if trial.state is TrialState.COMPLETE:
         outcome = f"{trial.value:.1f}"

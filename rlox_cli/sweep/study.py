@@ -21,23 +21,23 @@ from rlox_cli.records.ledger import SweepJob
 from rlox_cli.terminal.paths import shown
 
 STUDY_FILE = "study.db"
-_MEDIAN_OF = 5  # finished trials: a median of fewer says little
+_MEDIAN_OF = 5  # finished trials: a median of fewer is not informative
 _BUSY_S = 60  # how long a process waits for others that write to the study
 
 
 def study_file(settings: OptunaConfig, folder: Path) -> Path:
-    """The SQLite file that holds the study of a sweep in `folder`."""
+    """Return the SQLite file with the study of a sweep in `folder`."""
     if settings.storage is None:
         return (folder / STUDY_FILE).absolute()
     return Path(settings.storage.removeprefix("sqlite:///")).absolute()
 
 
 def make_study(path: Path, name: str) -> None:
-    """Make sure that the SQLite file `path` has the study of that name."""
+    """Create the study of that name in the SQLite file `path`, unless it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path), storage_errors(path):
         if not path.exists():
-            # Its tables come one by one; a kill between two would leave a file that Optuna takes for a whole one.
+            # Tables are created one by one; a kill in between would leave a file that Optuna takes for complete.
             for left in path.parent.glob(f".{path.name}.*.partial"):
                 left.unlink()
             partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -47,12 +47,12 @@ def make_study(path: Path, name: str) -> None:
 
 
 def open_study(path: Path, name: str, pruner: optuna.pruners.BasePruner | None = None) -> optuna.Study:
-    """The study of that name in the SQLite file `path`."""
+    """Return the study of that name in the SQLite file `path`."""
     with storage_errors(path):
         try:
             return optuna.load_study(storage=_storage(path), study_name=name, pruner=pruner)
         except KeyError as e:
-            raise ValueError(f"{shown(path)} must hold a study of the name {name}; restore the file") from e
+            raise ValueError(f"{shown(path)} must hold a study named {name}; restore the file") from e
 
 
 def _storage(path: Path) -> optuna.storages.RDBStorage:
@@ -63,7 +63,7 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """What a database raises becomes an OSError, which may pass, as a full disk does, and says which file it is."""
+    """Turn errors of the database into an OSError with the file's name. Like a full disk, it may be temporary."""
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as e:
@@ -74,10 +74,10 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone with a study: another sweep that adds to it must neither count past its end nor take our trials."""
+    """Lock a study: another sweep that adds to it must neither exceed its number of trials nor take our trials."""
     held = lock.acquire(path.with_name(f"{path.name}.lock"), _BUSY_S)
     if held is None:
-        raise OSError(f"{shown(path)} is held by another process; stop it, and go on")
+        raise OSError(f"{shown(path)} is locked by another process; stop that process, and resume")
     try:
         yield
     finally:
@@ -85,26 +85,26 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def make_pruner(settings: OptunaConfig, n_points: int) -> optuna.pruners.BasePruner:
-    """The pruner for runs of `n_points` evaluations."""
+    """Return the pruner for runs with `n_points` evaluations."""
     if settings.pruner == "none" or n_points == 0:
         return optuna.pruners.NopPruner()
     if settings.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(1, n_points)
-    # Before a third of its evaluations a run says little about where it will end.
+    # The first third of a run's evaluations does not predict its final score well.
     return optuna.pruners.MedianPruner(min(_MEDIAN_OF, settings.n_startup_trials), math.ceil(n_points / 3))
 
 
 class TrialCallback(Callback):
-    """Reports a run's evaluations to its trial, and stops the run where the pruner says so.
+    """Reports a run's evaluations to its trial, and stops the run if the pruner decides to prune the trial.
 
-    Only a trial's first run reports, since the runs of other seeds are no later steps of it; they stop with it.
+    Only a trial's first run reports, since runs with other seeds are not later steps of it; they stop with it.
 
     Parameters
     ----------
     job : SweepJob
-        The run, which is one of a trial's.
+        A run of the trial.
     folder : path
-        The sweep's.
+        The sweep's folder.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class TrialCallback(Callback):
         self._number, self._reports = job.extra["trial"], job.extra["run"] == 0
 
     def on_training_start(self, *, algorithm: Any, **info: Any) -> bool:
-        # It may have been killed between the pruner's word and its end.
+        # The run may have been killed after the trial was pruned and before the run ended.
         self._obey(self._point(algorithm.counters.steps))
         return self.stopped is None
 
@@ -133,13 +133,13 @@ class TrialCallback(Callback):
         self._obey(point)
 
     def _point(self, step: int) -> int:
-        """How many evaluations are done. Pruners compare by these: rollouts of other lengths reach other steps."""
+        """Return how many evaluations are done. Pruners compare these, since step counts depend on rollout lengths."""
         return min(step * self.n_points // self.total, self.n_points) if self.n_points else 0
 
     def _report(self, value: float, point: int) -> None:
         known = self._frozen()
         trial = Trial(self._study, known._trial_id)
-        # A run that goes on from a checkpoint comes once more to what it has reported already.
+        # A run that resumes from a checkpoint repeats evaluations that it has already reported.
         if point not in known.intermediate_values:
             trial.report(value, point)
         if point >= max(known.intermediate_values, default=0) and trial.should_prune():
@@ -149,10 +149,13 @@ class TrialCallback(Callback):
         return self.stopped is None
 
     def _obey(self, point: int) -> None:
-        """Stop if the trial is pruned; its own run where that was said, though it was killed and has to come back."""
+        """Stop if the trial is pruned.
+
+        The reporting run stops at the evaluation that led to it, even if it was killed and must reach it again.
+        """
         with storage_errors(self._file):
             known = self._frozen()
-        # The evaluation that had it pruned is the last that was reported.
+        # The last reported evaluation is the one at which the trial was pruned.
         if not self._reports or point >= max(known.intermediate_values, default=0):
             self.stopped = known.user_attrs.get("pruned")
 
@@ -161,11 +164,11 @@ class TrialCallback(Callback):
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The trial with the highest value; None before one has come to its end."""
+    """Return the trial with the highest value; None if no trial has ended."""
     done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return max(done, key=lambda trial: (trial.value, -trial.number), default=None)
 
 
 def shown_value(value: Any) -> str:
-    """For people: ``0.000312``."""
+    """Format a value to be read: ``0.000312``."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What a study has found: its trials as a table, the best as a command and a preset, a picture of its course."""
+"""The results of a study: its trials as a table, the best one as a command and a preset, and a plot of its course."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATES = {
 
 
 def trials_table(study: optuna.Study) -> PlainTable:
-    """One row a trial, the best first; those that failed or are open last."""
+    """Return a table with one row per trial, the best first; trials that failed or are open come last."""
     trials = study.get_trials(deepcopy=False)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
     table = make_table("trial", "value", "state", *(key.removeprefix("algo.") for key in keys), "")
@@ -49,14 +49,14 @@ def trials_table(study: optuna.Study) -> PlainTable:
 
 
 def report(study: optuna.Study, search: Search, folder: Path, console: Console) -> bool:
-    """Print the trials and what is best, and write ``experiment/best.yaml`` and ``study.png`` into `folder`.
+    """Print the trials and the best one, and write ``experiment/best.yaml`` and ``study.png`` into `folder`.
 
-    Returns whether any trial came to a value.
+    Return whether any trial has a value.
     """
     print_table(console, trials_table(study))
     best = best_trial(study)
     if best is None:
-        console.print("no trial came to a value, so there is no best one", soft_wrap=True)
+        console.print("no trial has a value, so there is no best one", soft_wrap=True)
         return False
     overrides = search.overrides(best.params)
     preset = folder / PRESET
@@ -80,7 +80,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
 
 
 def preset_text(overrides: list[str], best: FrozenTrial) -> str:
-    """`overrides` as the text of a YAML file for conf/experiment; the logger is left to whoever uses it."""
+    """Return `overrides` as the text of a YAML file for conf/experiment, without the logger, which its user chooses."""
     defaults: list[Any] = []
     values: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(overrides):
@@ -96,14 +96,14 @@ def preset_text(overrides: list[str], best: FrozenTrial) -> str:
                 inner = inner.setdefault(section, {})
             inner[name] = value
     plain = yaml.safe_dump({"defaults": [*defaults, "_self_"], **values}, sort_keys=False)
-    comment = f"Trial {best.number} of a search, which came to a mean return of {best.value:.1f}."
+    comment = f"Trial {best.number} of a search, which reached a mean return of {best.value:.1f}."
     return f"# @package _global_\n# {comment}\n{plain}"
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """How much each key explains of the difference between good trials and others, the largest first; empty if unknown.
+    """Return each key's share of the difference between good trials and others, the largest first; empty if unknown.
 
-    PED-ANOVA (Watanabe, Bansal and Hutter 2023, arXiv:2304.10255), over trials that came to their end.
+    PED-ANOVA (Watanabe, Bansal and Hutter 2023, arXiv:2304.10255), over trials that have ended.
     """
     values = {trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))}
     if len(values) < 2 or not all(map(math.isfinite, values)):
@@ -112,7 +112,7 @@ def importance(study: optuna.Study) -> dict[str, float]:
 
 
 def draw(study: optuna.Study, importances: dict[str, float]) -> Figure:
-    """The study's course, and how much each of its keys mattered."""
+    """Plot the study's course, and the importance of each key."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 

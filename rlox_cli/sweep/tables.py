@@ -13,26 +13,26 @@ from rlox_cli.terminal.paths import shown
 
 
 def label(sweep: Sweep, job: SweepJob) -> str:
-    """What of its overrides the job does not share with all others."""
+    """Return the job's overrides that not all jobs share."""
     return " ".join(line for line in job.overrides if line not in sweep.shared) or job.folder
 
 
 def going_on(job: SweepJob, progress: Progress) -> str:
-    """``goes on at step 8,192``, of a job that was broken off; else nothing."""
+    """Return a text such as ``resumes at step 8,192`` for an interrupted job; empty for others."""
     at = progress.resumes_at if progress.state in ("failed", "interrupted", "killed") else None
     if at is None:
         return ""
-    return f"goes on at {unit_of(job.config)[:-1]} {at:,}" if at else "starts anew"
+    return f"resumes at {unit_of(job.config)[:-1]} {at:,}" if at else "starts over"
 
 
 def resume_command(sweep: Sweep) -> str:
-    """With the modules that have to be typed again."""
+    """Return the command that resumes the sweep, with the modules that must be typed again."""
     imports = "".join(f" --import {name}" for name in sweep.head.imports)
     return f"rlox sweep resume {shlex.quote(shown(sweep.folder))}{imports}"
 
 
 def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
-    """The table of all jobs; where there are more than `most`, of those that are not finished."""
+    """Print the table of all jobs; if there are more than `most`, only those that are not finished."""
     every = most is None or len(sweep.jobs) <= most
     counted = " or ".join(sorted({unit_of(job.config) for job in sweep.jobs.values()}))
     table = make_table("id", "job", "state", counted, "last", "best", "seconds", "attempts", "")

@@ -1,1 +1,1 @@
-"""How does a command talk? Errors and exit codes, signals, streams, the console with its tables, paths."""
+"""How are errors, exit codes, signals, streams, tables and paths handled?"""

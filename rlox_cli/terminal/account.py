@@ -1,13 +1,13 @@
-"""What is printed of an error, and the exit code.
+"""What is printed for an exception, and the exit code.
 
-Three kinds, by where an exception was raised:
+There are three kinds of exceptions, by where they were raised:
 
-- what rlox itself refuses, or the machine cannot do, is one paragraph;
-- what came out of the user's code (an environment, a reward, a policy, a wrapper, a callback) is a line of what and
-  where, and the frames of that code;
-- anything else is a bug of rlox and keeps its whole traceback.
+- an error that rlox raises on purpose, or that the machine causes, is printed as one paragraph;
+- an exception from the user's code (an environment, a reward, a policy, a wrapper, a callback) is printed as one line
+  that says what failed and where, with the frames of that code;
+- anything else is a bug in rlox and is printed with its whole traceback.
 
-Exit codes: 2 for what was typed wrong, 1 for what failed while running, 128 + signal after a signal.
+Exit codes: 2 for wrong input, 1 for a failure while running, 128 + signal after a signal.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from types import TracebackType
 from rlox.envs.failures import Failure, Frame, failure_of, frames_of
 from rlox_cli.terminal.errors import Stopped, UsageError
 
-TRACEBACK = "traceback.txt"  # in a run's folder: how it failed last
+TRACEBACK = "traceback.txt"  # in a run's folder: its last failure
 
 _RAISES = {opcode.opmap["RAISE_VARARGS"], opcode.opmap["RERAISE"]}
 _OURS = ("rlox", "rlox_cli")
 _OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[1].with_name(name)) + os.sep for name in _OURS)
-# What the machine, not a program, is at fault for; libraries raise it as it is.
+# Errors caused by the machine and not by a program. Libraries raise them too, without wrapping them.
 _MACHINE = (OSError, MemoryError, ImportError)
-# What rlox refuses, as against what failed while it ran.
+# Types of the errors about wrong input, in contrast to failures while running.
 _REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Frames of these say nothing to who wrote an environment.
+# Frames of these libraries do not help the author of an environment.
 _LIBRARIES = {
     *("gymnasium", "numpy", "scipy", "torch", "ale_py", "envpool", "cloudpickle", "joblib", "optuna", "minari", "ray"),
     *("hydra", "omegaconf", "antlr4", "typer", "click", "rich", "yaml", "safetensors", "pyarrow", "h5py"),
@@ -43,7 +43,7 @@ _MOST_FRAMES = 3
 
 
 def paragraph(e: BaseException) -> str:
-    """The message of `e` in one paragraph; an OSError with the file it is about."""
+    """Return the message of `e` as one paragraph; for an OSError, with the name of the file."""
     text = str(e)
     if isinstance(e, OSError) and e.strerror:
         text = f"{e.strerror}: {e.filename}" if e.filename else e.strerror
@@ -51,7 +51,7 @@ def paragraph(e: BaseException) -> str:
 
 
 def headline(e: BaseException) -> str:
-    """One line: what went wrong, and in which call of the user's code if it was there."""
+    """Return one line: what went wrong, and in which call of the user's code if it was raised there."""
     if is_refusal(e):
         return paragraph(e)
     text = f"{type(e).__name__}: {paragraph(e)}" if str(e) else type(e).__name__
@@ -64,19 +64,19 @@ def headline(e: BaseException) -> str:
 
 
 def summary(e: BaseException) -> str:
-    """`headline`, and the last place in the user's code: for a file's row or a table."""
+    """Return `headline` and the last line of the user's code that was reached, for a table or a row of a file."""
     frames = _users_frames(e)
     return headline(e) + (f" ({frames[-1].file}, line {frames[-1].line})" if frames else "")
 
 
 def account(e: BaseException) -> str:
-    """All that is printed of `e`: a paragraph, or a line and the frames of the user's code, or the whole traceback."""
+    """Return the text to print for `e`: a paragraph, a line with frames of the user's code, or the whole traceback."""
     found = _kept(e)
     if not is_of_user(e):
         text = f"{headline(e)}. {found.saved}" if found.saved else headline(e)
         if is_explained(e):
             return text
-        kept = f"; it is in {found.file} too" if found.file else ""
+        kept = f"; it is also in {found.file}" if found.file else ""
         return (
             f"{''.join(traceback.format_exception(e))}{text}\nThis is a bug in rlox, not in what you typed: please "
             f"report it with the traceback above{kept}"
@@ -93,16 +93,16 @@ def account(e: BaseException) -> str:
 
 
 def exit_code(e: BaseException) -> int:
-    """2 for what was typed wrong, 1 for what failed while running."""
+    """Return 2 for wrong input, 1 for a failure while running."""
     if _kept(e).running or is_of_user(e):
         return 1
     return 2 if isinstance(e, UsageError) or (is_refusal(e) and isinstance(e, _REFUSED)) else 1
 
 
 def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
-    """Write the whole traceback into `folder`, where a paragraph does not say all; returns the file's name then.
+    """Write the whole traceback into `folder` if a paragraph does not tell everything.
 
-    `shown` is the folder as messages name it.
+    Return the name of the file, or None if nothing was written. `shown` is the folder as messages name it.
     """
     if isinstance(e, (KeyboardInterrupt, Stopped)) or (is_explained(e) and not is_of_user(e)):
         return None
@@ -116,17 +116,20 @@ def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
 
 
 def is_explained(e: BaseException) -> bool:
-    """Whether it is no bug of rlox: its message, or the user's frames, say what to do about it."""
+    """Return whether `e` is not a bug in rlox: its message, or the user's frames, tell what to do about it."""
     return is_refusal(e) or _is_of_machine(e) or is_of_user(e)
 
 
 def is_of_user(e: BaseException) -> bool:
-    """Whether it came out of an environment, a reward or other code that is not rlox's own."""
+    """Return whether `e` was raised in an environment, a reward or other code outside rlox."""
     return bool(_what(e) or _users_frames(e))
 
 
 def is_refusal(e: BaseException) -> bool:
-    """Whether rlox itself raised `e`, by a ``raise`` of its own or in a kernel; a slip of its code is none."""
+    """Return whether rlox raised `e` on purpose: with its own ``raise``, or in a kernel.
+
+    An exception that Python raises because of a mistake in rlox does not count.
+    """
     if isinstance(e, UsageError):
         return True
     if there := failure_of(e).frames:
@@ -135,13 +138,13 @@ def is_refusal(e: BaseException) -> bool:
     if last is None or not _is_ours(frames_of(last)[0]):
         return False
     code = last.tb_frame.f_code.co_code
-    # A kernel's frame has no instructions to look at.
+    # A kernel's frame has no bytecode to inspect.
     compiled = last.tb_frame.f_code.co_filename.endswith((".pyx", ".pxd"))
     return compiled or code[last.tb_lasti] in _RAISES
 
 
 def _chain(e: BaseException | None) -> Iterator[BaseException]:
-    """`e`, and what it was raised from or because of; each once, for a cause may lead back to where it began."""
+    """Yield `e` and the exceptions it was raised from or during. Each comes once, since causes can form a cycle."""
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))
@@ -150,17 +153,17 @@ def _chain(e: BaseException | None) -> Iterator[BaseException]:
 
 
 def _kept(e: BaseException) -> Failure:
-    """What is kept on `e`, or on what it was raised from."""
+    """Return the `Failure` stored on `e`, or on an exception that it was raised from."""
     return next((f for f in map(failure_of, _chain(e)) if f.running or f.file or f.saved), failure_of(e))
 
 
 def _what(e: BaseException) -> str:
-    """Which call of the user's code it came out of; empty where none is known."""
+    """Return the call of the user's code that raised `e`; empty if none is known."""
     return next((what for one in _chain(e) if (what := failure_of(one).what)), "")
 
 
 def _users_frames(e: BaseException) -> list[Frame]:
-    """The frames of the user's code; of an environment that a library brings, that library's last one."""
+    """Return the frames of the user's code. For an environment from a library, return that library's last frame."""
     inside = [_frames_inside(one) for one in _chain(e)]
     for frames in inside:
         if own := [f for f in frames if f.module not in _LIBRARIES and f.module not in sys.stdlib_module_names]:
@@ -169,15 +172,15 @@ def _users_frames(e: BaseException) -> list[Frame]:
 
 
 def _frames_inside(e: BaseException) -> list[Frame]:
-    """The frames that rlox has called, without its own."""
+    """Return the frames below rlox's first one, without those of rlox."""
     frames = [*frames_of(e.__traceback__), *failure_of(e).frames]
-    # Whoever called rlox first has nothing to do with it.
+    # The code that called rlox is not involved.
     entered = next((i for i, frame in enumerate(frames) if _is_ours(frame)), 0)
     return [frame for frame in frames[entered:] if not _is_ours(frame) and not frame.file.startswith("<")]
 
 
 def _is_of_machine(e: BaseException) -> bool:
-    # CUDA's is a RuntimeError of torch's, which is not imported for its sake.
+    # torch.OutOfMemoryError is a RuntimeError; compared by name, so that torch need not be imported.
     return isinstance(e, _MACHINE) or type(e).__name__ == "OutOfMemoryError"
 
 

@@ -1,4 +1,4 @@
-"""The console everything is printed on, and tables that fit its width."""
+"""The console for all output, and tables that fit its width."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-# Of an output that is no terminal: no line of a table is ever broken.
+# Width when the output is not a terminal: no line of a table is ever broken.
 _UNBROKEN = 100_000
-_PROSE = 30  # columns that a last cell needs to be read as a paragraph beside the others
+_PROSE = 30  # columns that the last cell needs to be readable as a paragraph next to the others
 _INDENT = 4
 
 
 def make_console() -> Console:
-    """Rich's console; a file or a pipe gets every line whole."""
-    # Brackets in a path or a message are no markup.
+    """Return a Rich console that does not break lines in files and pipes."""
+    # Brackets in a path or a message are not markup.
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=_UNBROKEN)
 
 
 class PlainTable(Table):
-    """A table of plain text, in which brackets are no markup."""
+    """A table of plain text, in which brackets are not markup."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def make_table(*columns: str) -> PlainTable:
-    """A borderless table, for `print_table`."""
+    """Return a table without borders, for `print_table`."""
     return PlainTable(*(Column(name) for name in columns), box=None, pad_edge=False)
 
 
 def print_table(console: Console, table: PlainTable) -> None:
-    """Print a table of `make_table`; where it is too wide, its last column as paragraphs, or each row as a few lines.
+    """Print a table from `make_table`.
 
-    The first cell of a row that takes several lines stands alone on the first, so that a path can be copied whole.
+    If it is too wide, its last column is printed as paragraphs, or each row on several lines. In the latter case the
+    first cell has a line of its own, so that a path can be copied whole.
     """
     headers = [str(column.header) for column in table.columns]
     rows = list(zip(*(map(_text, column.cells) for column in table.columns), strict=True))
     shown = [*rows, headers] if table.show_header else rows
     widths = [max((cell_len(str(row[i])) for row in shown), default=0) for i in range(len(headers))]
-    # Two columns stand one apart.
+    # Columns are one character apart.
     room = console.width - sum(widths[:-1]) - (len(widths) - 1)
     words = (cell_len(word) for row in shown for word in str(row[-1]).split())
     if widths[-1] <= room or room >= max(_PROSE, *words):
@@ -62,9 +63,9 @@ def _text(cell: object) -> Text:
 
 
 def _lines(headers: list[str], cells: list[Text], width: int) -> list[Text]:
-    """Cells with their names, as many on a line as fit; the last one, where it has several words, on lines of its own.
+    """Return lines of cells with their names, as many per line as fit.
 
-    A word is never broken.
+    If the last cell has several words, it gets its own lines. Words are never broken.
     """
     *_, last = cells
     alone = " " in last.plain

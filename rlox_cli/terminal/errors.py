@@ -1,10 +1,10 @@
-"""The two exceptions that a command raises itself."""
+"""The two exceptions that commands raise."""
 
 from __future__ import annotations
 
 
 class Stopped(BaseException):
-    """A signal ended the training after everything was saved; not an Exception, so that a sweep ends too."""
+    """A signal ended the training after everything was saved. Not an Exception, so that it also ends a sweep."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -12,4 +12,4 @@ class Stopped(BaseException):
 
 
 class UsageError(ValueError):
-    """What was typed cannot be a run: an unknown key, a wrong type, a value out of range, a missing choice."""
+    """The input is not valid: an unknown key, a wrong type, a value out of range, a missing choice."""

@@ -17,9 +17,9 @@ from rlox_cli.terminal.signals import Signals
 
 @contextmanager
 def reported(verb: str) -> Iterator[None]:
-    """Print an exception as `account` has it, and exit with its code; RLOX_TRACEBACK=1 lets it through.
+    """Print an exception as `account` formats it, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
 
-    What saves nothing meanwhile stops at the first Ctrl-C or SIGTERM.
+    Commands that save nothing while they run stop at the first Ctrl-C or SIGTERM.
     """
     try:
         with Signals() if verb in ("eval", "collect", "bench") else nullcontext():
@@ -32,13 +32,13 @@ def reported(verb: str) -> Iterator[None]:
         print(f"rlox {verb}: interrupted", file=sys.stderr)
         raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
     except (Exception, SystemExit) as e:
-        from rlox_cli.terminal.account import account, exit_code, is_of_user  # it takes NumPy, which no help needs
+        from rlox_cli.terminal.account import account, exit_code, is_of_user  # imports NumPy, which --help does without
 
         # Hydra and its plugins may end the process themselves; an environment must not.
         if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
             raise
         rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
-        # A rank that only lost another one has nothing to say that rank 0 does not.
+        # A rank that only lost another rank has nothing to add to what rank 0 prints.
         if not rank or type(e).__name__ != "RankLost":
             print(f"rlox {verb}: {f'rank {rank}: ' if rank else ''}{account(e)}", file=sys.stderr)
         raise typer.Exit(exit_code(e)) from None

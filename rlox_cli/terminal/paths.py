@@ -1,4 +1,4 @@
-"""Paths as messages name them."""
+"""Paths as messages show them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def shown(path: Path) -> str:
-    """`path` relative to the working directory where it lies below it."""
+    """Return `path` relative to the working directory if it is below it, else absolute."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

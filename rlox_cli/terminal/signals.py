@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while something long runs: the first one lets it save, the second stops it at once."""
+"""Ctrl-C and SIGTERM during long work: the first one lets it save, the second one stops it at once."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_GRACE_S = 2.0  # that SIGTERM leaves an update, or an evaluation
-_SAVING_S = 10.0  # and what is saved after it
-_GONE_S = 4.0  # after a stop at once: then the process is ended, whatever it is busy with
-_LOOK_S = 0.5  # between two looks at the file of a sweep
-AT_ONCE = "at once"  # what that file holds after a second signal
+_GRACE_S = 2.0  # from SIGTERM until an update or an evaluation is stopped
+_SAVING_S = 10.0  # the same if the update has ended and is being saved
+_GONE_S = 4.0  # after an immediate stop: the process is then ended, whatever it is doing
+_LOOK_S = 0.5  # between two checks of a sweep's stop file
+AT_ONCE = "at once"  # content of that file after a second signal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END = b"\0"
 
 
 class StopAtOnce(KeyboardInterrupt):
-    """A second signal came, or the time was over that SIGTERM leaves."""
+    """A second signal came, or the time that SIGTERM leaves has passed."""
 
     def __init__(self, number: int):
         super().__init__(f"stopped at once by {signal.Signals(number).name}")
@@ -32,24 +32,24 @@ class StopAtOnce(KeyboardInterrupt):
 
 
 class Signals:
-    """Handles Ctrl-C and SIGTERM while its block runs; outside the main thread it does nothing.
+    """Context manager that handles Ctrl-C and SIGTERM; outside the main thread it does nothing.
 
-    The first signal is only noted. A second one raises `StopAtOnce`; so does SIGTERM by itself, two seconds later. If
-    the process has not ended four seconds after that, a thread ends it: the main one may be busy with C code.
+    The first signal is only recorded. A second one raises `StopAtOnce`. So does a single SIGTERM, two seconds later. If
+    the process has not ended four seconds after that, a thread ends it, since the main thread may be busy in C code.
 
     Parameters
     ----------
     report : callable, optional
-        Given a line, from that thread, when the first signal comes. None: that one raises `StopAtOnce` already.
+        Called with `line`, from that thread, when the first signal comes. None: the first signal raises `StopAtOnce`.
     line : str
-        What it is given.
+        The text for `report`.
     flag : Path, optional
-        The stop file of a sweep: where it holds `AT_ONCE`, this process stops so too.
+        The stop file of a sweep: when it contains `AT_ONCE`, this process stops at once as well.
 
     Attributes
     ----------
     number : int or None
-        The first signal.
+        The number of the first signal.
     """
 
     def __init__(self, report: Callable[[str], None] | None = None, line: str = "", flag: Path | None = None):
@@ -58,7 +58,7 @@ class Signals:
         self._raised = self._saving = False
 
     def saving(self) -> None:
-        """To be called when the update has ended: after SIGTERM, saving may take ten seconds."""
+        """Call this when the update has ended: after SIGTERM, saving may take ten seconds."""
         self._saving = True
 
     def __enter__(self) -> Signals:
@@ -99,13 +99,13 @@ class Signals:
             if select.select([self._read], [], [], None if wait == math.inf else max(0.0, wait))[0]:
                 found = os.read(self._read, 64)
                 if self._flag is not None and self._outer >= 0:
-                    os.write(self._outer, found.replace(_END, b""))  # to the sweep that runs the job itself
+                    os.write(self._outer, found.replace(_END, b""))  # to a sweep that runs the job itself
             for number in found:
                 if number not in _SIGNALS:
                     continue
                 if first is None and self._report is not None:
                     first = number
-                    with suppress(Exception):  # where nobody reads any more, it stops all the same
+                    with suppress(Exception):  # stop even if nobody reads the output any more
                         self._report(self._line)
                     if number == signal.SIGTERM:
                         raise_at = time.monotonic() + _GRACE_S

@@ -1,4 +1,4 @@
-"""Standard streams that outlive their reader, and show signs their encoding lacks by plain ones."""
+"""Standard streams that outlive their reader, and replace characters that their encoding lacks by plain ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-# What stands for a sign that the output's encoding lacks.
+# Replacements for characters that the output's encoding lacks.
 _PLAIN = {
     "±": "+-",
     "×": "x",
@@ -57,7 +57,7 @@ codecs.register_error("rlox.plain", _replace)
 
 
 class _Output(io.FileIO):
-    """A standard stream whose reader may leave (`| head -1`, a closed terminal): what follows goes nowhere."""
+    """A standard stream whose reader may go away (`| head -1`, a closed terminal); later output is then discarded."""
 
     def write(self, data: Any) -> int:
         try:
@@ -65,7 +65,7 @@ class _Output(io.FileIO):
         except OSError as e:
             if e.errno not in (errno.EPIPE, errno.EIO):
                 raise
-        # In place, for the processes that inherit it.
+        # Redirect the descriptor itself, for processes that inherit it.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self.fileno())
         os.close(null)
@@ -73,7 +73,7 @@ class _Output(io.FileIO):
 
 
 def _encoding(stream: TextIO | None) -> str:
-    """Of the stream; ASCII where the user's locale says so by name, though Python then writes UTF-8 all the same."""
+    """Return the stream's encoding, or ASCII if LC_ALL is C or POSIX, although Python writes UTF-8 then."""
     asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
     if not asked and os.environ.get("LC_ALL") in ("C", "POSIX"):
         return "ascii"
@@ -81,16 +81,16 @@ def _encoding(stream: TextIO | None) -> str:
 
 
 def open_streams() -> None:
-    """Make the standard streams of this process fit for a command that must go on whatever becomes of them.
+    """Prepare the standard streams of this process, so that a command continues whatever happens to them.
 
-    Each is there (`>&-` closes one, and the next file opened would get its place), stays writable when its reader
-    leaves, and shows signs that its encoding lacks by plain ones.
+    Each stream is open (`>&-` closes one, and the next file to be opened would get its number), stays writable when its
+    reader goes away, and replaces characters that its encoding lacks by plain ones.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     for number, name in ((1, "stdout"), (2, "stderr")):
         before = getattr(sys, name)
         if before is not None:

@@ -113,7 +113,7 @@ def test_images_are_filmed(tmp_path):
         assert film.n_frames > 1
     code, said = typed("eval", "a", "--predictions", "b.gif", cwd=tmp_path)
     assert code == 0, said
-    assert "4 steps after 5 drawn in b.gif" in said  # an episode has nine steps
+    assert "4 predicted steps after 5, drawn in b.gif" in said  # an episode has nine steps
     assert "open loop mean squared error" in said
 
 
