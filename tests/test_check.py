@@ -81,7 +81,7 @@ BAD = [
     (own("NanReward"), "rewards must be finite, got nan; fix the environment, or set env.reward_fn"),
     (own("NoReward"), "the reward must be a number, got NoneType"),
     (own("WrongShape"), "observations must have the shape of observation_space, (3,), got (4,)"),
-    (own("NoInfo"), "reset must return (observation, info), got ndarray of shape (3,); return {} where"),
+    (own("NoInfo"), "reset must return (observation, info), got ndarray of shape (3,); return {} if there is no info"),
     (own("OldStep"), "got a tuple of 4; this is the form of old gym: split done into terminated"),
     (own("OldReset"), "reset failed with TypeError: OldReset.reset() got an unexpected keyword argument 'seed'"),
     (own("Breaks"), "env=Breaks-v0: step failed with KeyError: \"the joint 'knee'\""),

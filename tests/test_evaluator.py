@@ -262,7 +262,7 @@ def test_stopping_rules_stop_at_the_same_point(tmp_path):
         runs = [trained(make, tmp_path / f"{n}{option}", n, steps=512, n_points=8, **option) for n in (0, -1)]
         assert played(runs[0][0]) == played(runs[1][0])
         assert runs[0][0].stopped == runs[1][0].stopped is not None
-        with pytest.raises(ValueError, match="workers must be 0 or -1 here, got 1: training waits"):
+        with pytest.raises(ValueError, match="workers must be 0 or -1 here, got 1: training must wait"):
             trained(make, tmp_path / "x", 1, **option)
 
 

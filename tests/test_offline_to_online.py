@@ -191,11 +191,11 @@ def test_the_initial_policy_equals_the_offline_one(offline, online, backend, tmp
         warnings.simplefilter("always")
         start.init_from(tmp_path / "a.safetensors")
     why = {
-        (TD3BC, SAC): "which has none: they start at 1, before the tanh",
+        (TD3BC, SAC): "it has none: they start at 1, before the tanh",
         (IQL, TD3): "exploration_noise replaces them",
         (CQL, TD3): "exploration_noise replaces them",
     }.get((offline, online))
-    assert [str(warning.message).partition(", for ")[2] for warning in reported] == ([why] if why else [])
+    assert [str(warning.message).partition(", because ")[2] for warning in reported] == ([why] if why else [])
     ours, theirs = (algorithm.evaluate(5, seed=7).returns for algorithm in (start, learner))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     for p, q in zip(start.critics.parameters(), learner.critics.parameters(), strict=True):

@@ -555,7 +555,7 @@ def test_recency_depends_only_on_contents_and_seed_and_can_be_saved(recency):
 
 def test_recency_rejects_bad_arguments(recency):
     buffer = recency(4, 2)
-    with pytest.raises(ValueError, match="it is empty"):
+    with pytest.raises(ValueError, match="the buffer must contain a transition"):
         buffer.sample(1, 0)
     buffer.push([1, 2], 0, 1.0, False, False)
     for args in ((0, 0), (1, -1), (1, 2**64)):

@@ -121,9 +121,9 @@ def fitted_policy(algorithm: Any, arrays: dict[str, np.ndarray]) -> dict[str, np
         found[bias] = np.concatenate([arrays[bias], new])
     had = was_wide or log_std is not None
     if had is not wide:
-        why = "because exploration_noise replaces them" if had else "which has none: they start at 1, before the tanh"
+        why = "exploration_noise replaces them" if had else "it has none: they start at 1, before the tanh"
         warnings.warn(
-            f"init_from: the standard deviations are not those of the checkpoint's policy, {why}",
+            f"init_from: the standard deviations are not those of the checkpoint's policy, because {why}",
             RuntimeWarning,
             stacklevel=6,
         )

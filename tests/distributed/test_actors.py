@@ -23,7 +23,6 @@ from rlox.distributed import Actor, ActorCollector, ActorPlan, Trajectory, Weigh
 from rlox.distributed.grpc_actors import ActorSessions, _checked
 from rlox.distributed.pools import make_pool
 from rlox.distributed.snapshots import snapshot
-from rlox.envs import make_vec_env
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
@@ -267,7 +266,7 @@ def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_actors_are_ready_in_the_order_of_their_answers(kind):
     policy, config = NativePolicy(4, 2, [8], False), IMPALAConfig(actors=kind, n_actors=3)
-    spec = make_vec_env("CartPole-v1", 1, 0).spec
+    spec = ActorCollector("CartPole-v1", 1, 0, config=config).spec
     pool = make_pool(ActorPlan("CartPole-v1", 2, 5, 0, policy, config), config, spec)
     try:
         for actor in (2, 0, 1):
