@@ -15,6 +15,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import typer
 import yaml
 
 from rlox.checkpoint import load_checkpoint
@@ -169,6 +170,24 @@ def test_help_is_quick_and_complete(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert rlox("--version", cwd=tmp_path).stdout.startswith("rlox 0.")
+
+
+def test_examples_in_help_fit_in_80_columns():
+    """Their lines are not wrapped otherwise: a terminal of 80 columns has room for 78 characters of help."""
+
+    def helps(command):
+        yield command.name, command.help or ""
+        for child in getattr(command, "commands", {}).values():
+            yield from helps(child)
+
+    seen = 0
+    for name, text in helps(typer.main.get_command(app)):
+        for block in text.split("\n\n"):
+            if block.startswith("\b"):
+                lines = [line.replace("\\[", "[") for line in block.splitlines()]
+                assert max(map(len, lines)) <= 78, (name, max(lines, key=len))
+                seen += len(lines)
+    assert seen > 50
 
 
 @pytest.mark.slow

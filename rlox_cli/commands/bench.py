@@ -40,9 +40,9 @@ def data(
     time divided by that of rlox: above 1, rlox is faster.
 
     \b
-    rlox bench data                              compare with NumPy and all peers installed here
+    rlox bench data                       compare with NumPy and installed peers
     rlox bench data --only 'gae|kl' --rounds 5
-    rlox bench data --peer-python ~/venvs/original/bin/python --out benchmarks
+    rlox bench data --peer-python ~/original/bin/python --out benchmarks
     """
     with reported("bench"):
         from rlox_cli.bench.data import main
@@ -86,10 +86,10 @@ def bench_train(
     system's better number of threads.
 
     \b
-    rlox bench train ppo                              native and PyTorch path, and all peers installed here
+    rlox bench train ppo            native and PyTorch path, and installed peers
     rlox bench train ppo --steps 50000 --rounds 5
-    rlox bench train --peer-python ~/venvs/sb3/bin/python --peer-python ~/venvs/original/bin/python --out benchmarks
-    rlox bench train grpo dpo --peer-python ~/venvs/trl/bin/python
+    rlox bench train --peer-python ~/sb3/bin/python --out benchmarks
+    rlox bench train grpo dpo --peer-python ~/trl/bin/python
 
     \b
     ppo, a2c   the training call alone
@@ -97,10 +97,10 @@ def bench_train(
     custom     PPO with a custom policy in PyTorch
     solve      tuned PPO until the last 100 episodes average 475
     process    rlox train as a command, compared with scripts that do the same
-    busy       the same while all other cores are busy, compared with a loop of one thread
-    grpo       GRPO of a small language model that learns to copy a digit, compared with TRL
+    busy       the same while all other cores are busy
+    grpo       a small language model learns to copy a digit, compared with TRL
     grpo-sum   the same, adding two digits
-    grpo-large the same, with 2.4 million parameters and 64 completions of 64 tokens
+    grpo-large the same, 2.4 million parameters, 64 completions of 64 tokens
     dpo        DPO on pairs of a right and a wrong sum, compared with TRL
     """
     with reported("bench"):
@@ -162,9 +162,10 @@ def learn(
 
     \b
     rlox bench learn algo=ppo env=CartPole-v1
-    rlox bench learn algo=ppo env=CartPole-v1 --seeds 40 --jobs 4 --runs outputs/forty
-    rlox bench learn algo=ppo,a2c env=CartPole-v1,Acrobot-v1 --against sb3 --reference curves --out benchmarks
-    rlox bench learn algo=ppo env=Pendulum-v1 --against sb3 --peer-python ~/venvs/sb3/bin/python
+    rlox bench learn algo=ppo --seeds 40 --jobs 4 --runs outputs/forty
+    rlox bench learn algo=ppo,a2c env=CartPole-v1,Acrobot-v1 --out benchmarks
+    rlox bench learn algo=ppo --against sb3 --reference curves
+    rlox bench learn algo=ppo --against sb3 --peer-python ~/sb3/bin/python
 
     \b
     compare a change of your own with the version before it:

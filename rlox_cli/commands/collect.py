@@ -45,10 +45,11 @@ def collect(
     """Gather a dataset for offline learning, with one or several policies or from a run's replay memory.
 
     \b
-    rlox collect outputs/…/checkpoints/best.safetensors --steps 100000 --out data/expert.arrow
-    rlox collect medium=outputs/… --mix medium:0.5,random:0.5 --steps 100000 --out data/mixed.arrow
+    rlox collect outputs/…/checkpoints/best.safetensors --out data/expert.arrow
+    rlox collect medium=outputs/… --mix medium:0.5,random:0.5 --out mixed.arrow
     rlox collect --env Pendulum-v1 --steps 10000 --out data/random.npz
-    rlox collect --env pettingzoo:mpe2.simple_tag_v3 --agents adversary --steps 10000 --out data/chase.arrow
+    rlox collect --env pettingzoo:mpe2.simple_tag_v3 --agents adversary
+      --steps 10000 --out data/chase.arrow
     rlox collect --replay outputs/… --out data/medium-replay.arrow
     rlox collect outputs/… --steps 10000 --out minari:pendulum/medium-v0
 

@@ -32,9 +32,9 @@ def plot(
     files are written to the sweep's folder, or below outputs/plots.
 
     \b
-    rlox plot outputs/sweeps/…                         one group for each combination
+    rlox plot outputs/sweeps/…                         one group per combination
     rlox plot outputs/sweeps/… --by learning_rate
-    rlox plot before after --label old --label new     one group for each PATH
+    rlox plot before after --label old --label new     one group per PATH
     rlox plot outputs --metric mean_reward --x time --out curves.png
     """
     with reported("plot"):

@@ -24,11 +24,12 @@ def show(
     rlox show algo=ppo                   the algorithm's hyper-parameters
     rlox show algo=ppo env=CartPole-v1   the tuned values next to the defaults
     rlox show buffer=prioritized         the keys of a replay memory
-    rlox show hydra.sweeper              search with Optuna: rlox train -m hydra/sweeper=optuna
-    rlox show hydra.launcher             sweeps on Ray: rlox train -m hydra/launcher=ray
-    rlox show dataset=data/medium.arrow  a dataset: rows, episodes, returns, origin
-    rlox show eval                       one section: env, buffer, dataset, eval, checkpoint,
-                                         ray, remote, logger.mlflow, logger.wandb,
+    rlox show hydra.sweeper              search with Optuna
+    rlox show hydra.launcher             sweeps on Ray (hydra/launcher=ray)
+    rlox show dataset=data/medium.arrow  rows, episodes, returns, origin
+    rlox show eval                       one section: env, buffer, dataset, eval,
+                                         checkpoint, ray, remote,
+                                         logger.mlflow, logger.wandb,
                                          logger.tensorboard, logger.csv
     """
     with reported("show"):

@@ -45,9 +45,9 @@ def resume(
 
     \b
     rlox sweep resume outputs/sweeps/…
-    rlox sweep resume outputs/sweeps/… hydra/launcher=joblib hydra.launcher.n_jobs=4
+    rlox sweep resume outputs/sweeps/… hydra/launcher=joblib
     rlox sweep resume outputs/sweeps/… --import my_package
-    rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50      more trials of a search with Optuna
+    rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50     more trials
     """
     with reported("sweep"):
         from rlox_cli.sweep.control import resume as go_on

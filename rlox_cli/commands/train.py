@@ -22,15 +22,17 @@ def train(
     \b
     rlox train algo=ppo env=CartPole-v1
     rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
-    rlox train -m algo=ppo seed=0,1,2,3            rlox train -m 'seed=range(8)' hydra/launcher=joblib
-    rlox train -m hydra/sweeper=optuna algo=ppo env=CartPole-v1 'hydra.sweeper.search=\\[learning_rate,gamma]'
+    rlox train -m algo=ppo,a2c seed=0,1,2,3
+    rlox train -m 'seed=range(8)' hydra/launcher=joblib
+    rlox train -m hydra/sweeper=optuna 'hydra.sweeper.search=\\[gamma,gae_lambda]'
     rlox train algo=dqn buffer=prioritized buffer.alpha=0.5
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
-    rlox train max_time=30m eval.stop_at=475       'logger=\\[mlflow,csv]'
+    rlox train max_time=30m eval.stop_at=475 'logger=\\[mlflow,csv]'
     rlox train init_from=outputs/…/checkpoints/best.safetensors
-    rlox train resume=outputs/…                    rlox train resume=outputs/… total_timesteps=500_000
-    rlox train experiment=ppo-smoke                rlox train -m experiment=cartpole-seeds
-    rlox train --import my_package env=Mine-v0     rlox train algo=sac env=Pendulum-v1 --check
+    rlox train resume=outputs/… total_timesteps=500_000
+    rlox train -m experiment=cartpole-seeds
+    rlox train --import my_package env=Mine-v0
+    rlox train algo=sac env=Pendulum-v1 --check
 
     If rlox has tuned settings for the algorithm and the environment (`rlox ls
     tuned`), it applies and announces them; tuned=off turns them off. `rlox show
@@ -54,12 +56,12 @@ def train(
       --check               look for problems and estimate time, memory and disk;
                             trains nothing
       -m, --multirun        one job for each combination of comma-separated values
-      --cfg job|hydra|all   print the composed configuration and exit; -p KEY: only
-                            that part; --resolve: with references resolved
+      --cfg job|hydra|all   print the composed configuration and exit; -p KEY:
+                            only that part; --resolve: with references resolved
       --info \\[TOPIC]        how the configuration was composed: all, defaults,
                             defaults-tree, searchpath, plugins
-      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/, that is
-                            searched first (`rlox cp` fills it)
+      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/, that
+                            is searched first (`rlox cp` fills it)
       -cn, --config-name N  another root configuration than config.yaml
     """
     with reported("train"):

@@ -42,8 +42,8 @@ def worker(
     rlox worker --env CartPole-v1
     rlox worker --env Humanoid-v5 env.workers=8
     rlox worker --env Mine-v0 --import my_package 'env.kwargs={size: 9}'
-    rlox worker --env ALE/Pong-v5 --host 0.0.0.0 --tls-cert worker.pem --tls-key worker.key --tls-ca ca.pem
-      --token-file token
+    rlox worker --env ALE/Pong-v5 --host 0.0.0.0 --tls-cert worker.pem
+      --tls-key worker.key --tls-ca ca.pem --token-file token
 
     On the learner: rlox train env=CartPole-v1 'remote.addresses=\\[host:7711]',
     with remote.ca, remote.cert, remote.key and remote.token_file if the worker
@@ -75,7 +75,9 @@ def doctor(
     """Check the state of workers: reachable, version, environment, spaces, sessions, latency, clock.
 
     \b
-    rlox doctor 10.0.0.5:7711 10.0.0.6:7711 --ca ca.pem --cert me.pem --key me.key --token-file token
+    rlox doctor 10.0.0.5:7711 10.0.0.6:7711
+    rlox doctor 10.0.0.5:7711 --ca ca.pem --cert me.pem --key me.key
+      --token-file token
 
     The exit code is 1 unless a session could begin at every worker.
     """

@@ -236,7 +236,7 @@ PROBE = {
         (probes.MatchTheSign, 2000, 0.95, {"learning_rate": 1e-2}),
         (probes.TwoSwitches, 3000, 0.95, {"learning_rate": 1e-2}),
         (probes.ReachTheTarget, 4000, -0.08, {"ent_coef": 1e-4, "learning_rate": 1e-2}),  # acting 0 gives -0.21
-        (probes.BrightSide, 1600, 0.95, {"hidden_dim": 32, "batch_size": 4}),
+        (probes.BrightSide, 1300, 0.95, {"hidden_dim": 32, "batch_size": 4}),
     ],
 )
 def test_solves_its_probes(env, n_steps, least, changes):
