@@ -301,7 +301,7 @@ def test_tables_do_not_interpret_markup():
 
 def test_help_does_not_drop_brackets(tmp_path):
     said = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout
-    assert "'hydra.sweeper.search=[learning_rate,gamma]'" in said
+    assert "'hydra.sweeper.search=[gamma,gae_lambda]'" in said
     assert "'logger=[mlflow,csv]'" in said
     assert "--info [TOPIC]" in said
 

@@ -279,10 +279,9 @@ def _connected(address, secured):
         return None
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(10.0, marks=pytest.mark.exhaustive)])
-def test_random_bytes_for_seconds(attacked, served, seconds):
+def test_random_bytes_for_ten_seconds(attacked, served):
     attacked.said = "refused a connection: it does not speak TLS|it sent no TLS handshake"
-    until, n = time.monotonic() + seconds, 0
+    until, n = time.monotonic() + 10.0, 0
     while time.monotonic() < until:
         with socket.create_connection(("127.0.0.1", attacked.port), 5.0) as one:
             try:
@@ -293,5 +292,5 @@ def test_random_bytes_for_seconds(attacked, served, seconds):
         n += 1
         if n % 50 == 0:
             served.step_all([0, 1])
-    assert n > 10 * seconds
+    assert n > 100
     assert attacked.log.stat().st_size < 200_000  # a flood does not fill the log
