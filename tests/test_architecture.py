@@ -152,6 +152,7 @@ def test_no_kernel_file_is_too_long_to_read():
     assert {path.name: n for path, n in lines.items() if n > MOST_LINES} == {}
 
 
+@pytest.mark.slow
 def test_only_the_command_line_imports_its_dependencies():
     for module, path in MODULES.items():
         for name, line in imports(path):

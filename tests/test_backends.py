@@ -395,6 +395,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SAC, TD3])
 @pytest.mark.parametrize("case", BOUNDED)
 @pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])

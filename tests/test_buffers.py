@@ -214,6 +214,7 @@ def test_every_buffer_composes(name):
     assert job.config.env.n_envs == 1
 
 
+@pytest.mark.slow
 def test_a_registered_buffer_composes_with_its_own_keys(registered):
     registered("newest", NewestBuffer, NewestConfig)
     jobs = compose_jobs(["-m"], ["algo=dqn", "buffer=newest,uniform", "buffer.size=300"])

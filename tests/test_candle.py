@@ -109,6 +109,7 @@ def test_arguments_are_checked():
         c.sync_weights(c.get_weights() * np.float32("nan"))
 
 
+@pytest.mark.slow
 def test_no_thread_outlives_its_collector():
     def running():
         return sum(thread.name == "rlox-collector" for thread in threading.enumerate())

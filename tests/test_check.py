@@ -333,6 +333,7 @@ def test_every_bad_job_of_a_sweep_is_reported_and_the_good_ones_are_estimated(rl
     assert titles == ["ppo on Pendulum-v1", "ppo on CartPole-v1", "dqn on CartPole-v1", "sac on Pendulum-v1"]
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_sweep_are_summed_and_seeds_are_checked_once(rlox):
     code, out, _ = rlox("-m", "seed=0,1,2", "env=CartPole-v1", "logger=none", "--check")
     assert not code
@@ -341,6 +342,7 @@ def test_the_jobs_of_a_sweep_are_summed_and_seeds_are_checked_once(rlox):
     assert "one after the other, the longest" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_with_an_invalid_job_does_not_start(rlox, tmp_path):
     code, _, err = rlox("-m", "algo=ppo,dqn", "env=Pendulum-v1", "logger=none", "total_timesteps=2000")
     assert code == 2
@@ -394,6 +396,7 @@ def test_checks_before_a_run_do_not_change_it(args, rlox, tmp_path, monkeypatch)
     assert ("warning: env=Good-v0 has no time limit" in out) == (args[0] == "--import")
 
 
+@pytest.mark.slow
 def test_checks_restore_global_generators(rlox):
     np.random.seed(3)  # noqa: NPY002
     random.seed(3)
@@ -518,6 +521,7 @@ def test_initial_costs_and_costs_per_step_are_separated():
     np.testing.assert_allclose(each, [0.02, 0.03])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_cpu_seconds_include_running_children():
     before = machine.cpu_seconds()

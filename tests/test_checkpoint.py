@@ -139,6 +139,7 @@ def test_a_failed_write_keeps_the_old_file(saved, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_checkpoint_is_read_consistently_while_a_training_replaces_it(tmp_path, monkeypatch, mapped):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # more replacements a second

@@ -279,6 +279,7 @@ def test_the_next_start_removes_only_files_that_no_checkpoint_names(tmp_path):
     assert clean_cold_files(tmp_path, ["another"]) == [named.cold_path]
 
 
+@pytest.mark.slow
 def test_a_fixed_path_is_reused_after_a_kill(tmp_path):
     dead = Killed(tmp_path / "x", "plain", tmp_path / "a")
     with pytest.raises(FileExistsError, match="in use"):

@@ -145,6 +145,7 @@ def test_episodes_are_reassembled_from_a_replay_memory(saved):
     assert data.metadata["policies"][0]["algorithm"] == "sac"
 
 
+@pytest.mark.slow
 def test_all_formats_contain_the_same_data(saved):
     arguments = (f"{saved}/dqn.safetensors", "--steps", 300, "--n-envs", 3)
     states = {}

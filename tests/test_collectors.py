@@ -253,6 +253,7 @@ def test_every_column_is_a_tensor_and_in_every_minibatch(shuffle, policy):
     assert next(RolloutBatch(*(getattr(batch, name) for name in columns[:7])).sample_minibatches(8)).dones is None
 
 
+@pytest.mark.slow
 def test_stacked_frames_are_stored_once_and_read_back_whole():
     """The same rollout with and without the frame store, over many short episodes, with each kind of padding."""
 

@@ -77,6 +77,7 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_p
     assert (typed.config.algo.learning_rate, typed.config.total_timesteps) == (0.5, 12_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logger", [path.stem for path in (CONF / "logger").glob("*.yaml")])
 def test_loggers_compose(logger):
     config = compose_jobs([], [f"logger={logger}"])[0].config.logger
@@ -109,6 +110,7 @@ def test_an_experiment_overrides_tuned_settings_and_typed_settings_override_it()
     assert typed.config.logger.csv is not None
 
 
+@pytest.mark.slow
 def test_the_sweep_of_a_preset_is_composed_and_typed_values_replace_it():
     jobs = compose_jobs(["-m"], ["experiment=cartpole-seeds", "algo.gamma=0.9,0.99"])
     assert [(job.config.seed, job.config.algo.gamma) for job in jobs] == [(s, g) for s in range(5) for g in (0.9, 0.99)]
@@ -206,6 +208,7 @@ def test_a_run_composed_by_rlox_gets_the_same_config_as_from_hydra(tmp_path, mon
         run_composed([], job, lambda cfg: 1 / 0)
 
 
+@pytest.mark.slow
 def test_callbacks_of_hydra_are_called_as_by_hydra(tmp_path, monkeypatch):
     (tmp_path / "hooks.py").write_text(
         "calls = []\n"

@@ -166,6 +166,7 @@ def test_next_observations_are_derived_and_unknown_ones_dropped(tmp_path):
     assert data.n_episodes() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 999])
 def test_derived_columns_do_not_depend_on_the_block_size(tmp_path, size):
     columns = rows(2000, seed=3)

@@ -124,6 +124,7 @@ def played(env, n_steps=77, n=2, **options):
     return vec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "used"),
     [
@@ -409,6 +410,7 @@ class Fragile(Wanderer):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_step_that_failed_there_is_no_state(workers, tmp_path):
     """Some environments may have stepped and others not; the weights can still be saved."""

@@ -472,6 +472,7 @@ def test_atari_gets_the_usual_preprocessing():
     assert coloured.spec.obs_shape == (3, 42, 42)
 
 
+@pytest.mark.slow
 def test_a_lost_life_may_end_an_episode_in_training_but_never_in_evaluation():
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")

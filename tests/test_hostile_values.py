@@ -52,6 +52,7 @@ def check_refusal(e: Exception, key: str, value) -> None:
         assert str(value) in text or f"{value:,}" in text, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
 def test_a_field_rejects_bad_values_by_name(cls):
     hints = typing.get_type_hints(cls)

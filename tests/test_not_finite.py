@@ -74,6 +74,7 @@ def test_a_policy_that_diverges_is_named_as_such(algo, backend, tmp_path):
         algorithm.train(2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_the_policy_loss_of_the_last_update_is_checked(backend):
     algorithm = rlox.TD3(

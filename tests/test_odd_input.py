@@ -116,6 +116,7 @@ def test_errors_are_one_paragraph_that_names_the_key(args, message, command, tmp
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_whole_numbers_may_be_written_with_an_exponent():
     words = ["algo=dqn", "total_timesteps=2.5e5", "buffer.size=1e5", "seed=1e3", "algo.hidden_sizes=[1e2,64]"]
     (job,) = compose_jobs([], _split([*words, "env.kwargs.gravity=1e1", "algo.learning_rate=1e-3"]))

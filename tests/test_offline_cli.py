@@ -107,6 +107,7 @@ def test_a_killed_sweep_resumes_bit_for_bit_and_counts_updates(data, tmp_path):
     assert "updates per second" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "own"),
     [("bc", []), ("td3_bc", ["alpha"]), ("iql", ["expectile", "temperature"]), ("cql", ["cql_alpha"])],

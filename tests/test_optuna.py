@@ -68,6 +68,7 @@ def master():
     return compose_sweep([], [*OPTUNA[1:], *RUNS, RATE])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind, master):
     ranges = {item.name: item.metadata["search"] for item in fields(kind) if "search" in item.metadata}
@@ -100,6 +101,7 @@ def test_a_redefined_default_keeps_its_range(kind):
                 assert kept or (kind.__name__, item.name) in FIXED, (kind, item.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "searched"),
     [

@@ -138,6 +138,7 @@ def test_fills_the_given_arrays_only_and_keeps_what_it_returned():
                 vec.step_all(actions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "kwargs", "wrappers", "error"),
     [
@@ -157,6 +158,7 @@ def test_wrong_arguments_give_the_same_messages(env, kwargs, wrappers, error):
     assert str(workers.value) == str(alone.value)
 
 
+@pytest.mark.slow
 def test_environments_that_cannot_be_sent_are_errors(tmp_path):
     lock = __import__("threading").Lock()
     with pytest.raises(TypeError, match=r"picklable by cloudpickle.*pass an id, or a function"):
@@ -177,6 +179,7 @@ def test_environments_that_cannot_be_sent_are_errors(tmp_path):
         ParallelGymVecEnv(differs, 2, workers=2)
 
 
+@pytest.mark.slow
 def test_an_id_registered_here_is_known_to_the_workers():
     gymnasium.register("MyOwnParts-v0", entry_point=Parts, max_episode_steps=3)
     try:
@@ -186,6 +189,7 @@ def test_an_id_registered_here_is_known_to_the_workers():
         del gymnasium.registry["MyOwnParts-v0"]
 
 
+@pytest.mark.slow
 def test_an_exception_comes_back_with_its_type_and_traceback_and_ends_the_workers():
     vec = ParallelGymVecEnv(Odd, 5, workers=2)
     processes = pids(vec)

@@ -202,6 +202,7 @@ def test_a_nan_stops_the_training():
         algorithm.train(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
 def test_a_run_resumes_bit_for_bit(env_id, tmp_path):
     options = {**SMALL, "replay_ratio": 4.0, "learning_rate_schedule": "constant"}

@@ -65,6 +65,7 @@ def values_of(algorithm, name, rows):
     return found if norm is None else norm.denormalized(found)
 
 
+@pytest.mark.slow
 def test_a_reward_that_needs_both_agents_is_found():
     algorithm = rlox.MAPPO(
         "together", env_fn=zoo_probes.Together, n_agents=2, n_envs=8, n_steps=20, seed=1, learning_rate=3e-3,
@@ -414,6 +415,7 @@ def test_value_norm_follows_the_returns():
     assert norm.denormalized(np.ones(1, np.float32))[0] == pytest.approx(norm.mean + norm.deviation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_an_evaluation_in_parallel_to_training_has_the_same_numbers(backend):
     found = []

@@ -203,6 +203,7 @@ def correlation(x, y):
 SMALL_NOISE = {"exploration_noise": 0.2, "noise_correlation": 0.9}
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_noise_has_its_size_and_correlation(kind, backend):

@@ -155,6 +155,7 @@ def test_without_lag_and_clipping_an_update_equals_a2cs():
     np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_a_seed_determines_the_run_whatever_the_actors_run_in():
     same = {"n_actors": 3, "normalize_obs": True, "normalize_rewards": True}
     first, metrics = trained(**same)
@@ -220,6 +221,7 @@ class _Kill(rlox.Callback):
         return True
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced_with_current_weights():
     algorithm = impala("processes", callbacks=[_Kill(3, 6)])
     notes = []
@@ -238,6 +240,7 @@ def test_a_killed_process_is_replaced_with_current_weights():
     assert algorithm.counters.env_steps == 640
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_an_error_if_actors_die_too_often():
     algorithm = impala("processes", max_restarts=1, callbacks=[_Kill(2, 8)])
     algorithm.collector.notify = lambda text: None
@@ -263,6 +266,7 @@ def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
         algorithm.train(800)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_actors_are_ready_in_the_order_of_their_answers(kind):
     policy, config = NativePolicy(4, 2, [8], False), IMPALAConfig(actors=kind, n_actors=3)
@@ -279,6 +283,7 @@ def test_actors_are_ready_in_the_order_of_their_answers(kind):
         pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_exceptions_of_an_environment_are_raised_by_train(kind):
     algorithm = rlox.IMPALA(Breaks, actors=kind, **SMALL)

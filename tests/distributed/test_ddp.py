@@ -97,6 +97,7 @@ def test_a_run_of_ranks_must_be_started_by_torchrun(command):
     assert "torchrun --standalone --nproc-per-node=2 -m rlox train algo=ppo distributed=ddp" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -129,6 +129,7 @@ def test_a_sweep_survives_killed_workers_and_stops_with_everything_saved(tmp_pat
     assert outcome(folders[0]) == outcome(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_errors_of_the_launcher(command, tmp_path, monkeypatch):
     def refused(*words):
         code, _, error = command("train", *WORDS, "hydra/launcher=ray", *words)

@@ -219,6 +219,7 @@ def test_weights_are_sent_once_until_they_change(tmp_path):
         assert fake.n_loads == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 def test_adapters_are_sent_merged_or_alone(alone):
     module = toy.model(scale=2.0)
@@ -744,6 +745,7 @@ def test_invalid_configurations_are_errors(algo, keys, said):
         checked()
 
 
+@pytest.mark.slow
 def test_the_command_line_rejects_invalid_configurations(command):
     said = "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000"
     assert said in refused(command, *COPY, "sampler=vllm")
@@ -768,6 +770,7 @@ def test_a_run_with_a_server_from_the_command_line(command, monkeypatch):
         assert len(fake.seen) == asked  # later evaluations need no server
 
 
+@pytest.mark.slow
 def test_a_run_whose_server_died_in_an_evaluation_can_be_resumed(command, monkeypatch):
     with servers.VLLM(rlox.llm.toy.make_model()[0]) as fake:
 

@@ -47,6 +47,7 @@ def test_rows_without_a_common_prefix_are_read_separately(monkeypatch):
     assert model._beginnings(layout) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_cache_with_room_draws_the_same_completions(kind, monkeypatch):
     model = LanguageModel(toy.model(kind))

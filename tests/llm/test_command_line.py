@@ -158,6 +158,7 @@ def test_four_commands_make_one_pipeline(command, here):
     assert load_checkpoint("grpo/checkpoints/last.safetensors").header["model"]["source"].endswith("best.safetensors")
 
 
+@pytest.mark.slow
 def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
     _, out, err = command("train", *COPY, "--check")
     said = out + err

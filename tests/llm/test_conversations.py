@@ -144,6 +144,7 @@ def test_only_tokens_of_the_model_are_learned():
     assert all(len(ids) > n for ids, n in zip(batch.ids, batch.sequences.n_scored, strict=True) if n > 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_a_server_samples_conversations_up_to_its_own_context(kind):
     fakes = {"vllm": servers.VLLM, "sglang": servers.SGLang}
@@ -183,6 +184,7 @@ def test_it_finds_the_way_through_a_grid():
     assert after > 0.7
 
 
+@pytest.mark.slow
 def test_the_command_line_names_the_environment(command):
     words = [
         *("model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:grid_rows", "total_timesteps=2", "logger=none"),

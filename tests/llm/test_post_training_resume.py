@@ -102,6 +102,7 @@ def test_resume_halfway(kind, lora, tmp_path):
     resumed_as_never_stopped(kind, tmp_path, lora_rank=lora)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "grpo", "online_dpo"])
 @pytest.mark.parametrize("given", [False, True], ids=["own reference", "given reference"])
 def test_resume_with_a_reference_that_moves(kind, given, tmp_path):

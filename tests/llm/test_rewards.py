@@ -300,6 +300,7 @@ def test_rewards_may_be_called_from_several_threads():
     assert found == [[[1.0] * 3]] * 4
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_is_not_awaited_leaves_no_warning():
     def broken(prompts, completions):
         raise KeyError("answer")

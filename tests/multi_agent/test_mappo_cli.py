@@ -28,6 +28,7 @@ def metrics_of(folder):
     return found
 
 
+@pytest.mark.slow
 def test_it_trains_on_pettingzoo_and_scores_each_agent(command, tmp_path):
     run = tmp_path / "run"
     code, out, _ = command(
@@ -55,6 +56,7 @@ def test_it_trains_on_pettingzoo_and_scores_each_agent(command, tmp_path):
     assert (tmp_path / "scene.gif").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(command, tmp_path):
     same = ["algo=mappo", PURSUIT, *SHORT, "checkpoint.every_steps=64"]
     assert not command("train", *same, "total_timesteps=128", f"output_dir={tmp_path / 'whole'}")[0]
@@ -79,6 +81,7 @@ def test_check_describes_the_agents(command, env):
     assert "nothing was trained" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_every_job(command, tmp_path):
     code, _, err = command(
         "train", "-m", "algo=mappo", PURSUIT, "algo.critic=central,local", "total_timesteps=64", *SHORT,
@@ -97,6 +100,7 @@ def test_bench_learn(command, tmp_path):
     assert "mappo-GridPursuit-v0: 2 seeds" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "appo"])
 def test_algorithms_for_one_agent_are_an_error(command, algo):
     code, _, err = command("train", f"algo={algo}", SPREAD)
@@ -112,6 +116,7 @@ def test_a_missing_package_is_named_with_its_remedy(command, monkeypatch):
     assert 'pip install "rlox-cli[multi-agent]"' in err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_may_not_choose_a_module(command, tmp_path, monkeypatch):
     (tmp_path / "own_game.py").write_text(
         "from mpe2.simple_spread_v3 import parallel_env as made\n\n"

@@ -106,6 +106,7 @@ class Game:
         return np.ravel([*self.hunters, self.prey]) / (self.size - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "kwargs", "steps"),
     [
@@ -327,6 +328,7 @@ def test_the_parallel_environment_plays_the_native_one():
         parallel_env(ID).step({})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_can_be_run_through_pettingzoo(workers):
     with (
@@ -498,6 +500,7 @@ def tug(central=False, **change):
     return capsule_of(AgentSpec(**fields))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("central", [False, True])
 @pytest.mark.parametrize("n", [2, 300])
 def test_another_package_can_add_an_environment(n, central):

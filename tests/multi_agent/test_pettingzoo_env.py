@@ -455,6 +455,7 @@ class Saves(Script):
         self.rng.bit_generator.state = state["rng"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)])
 @pytest.mark.parametrize("env", ["simple_tag_v3", "saves"])
 def test_a_restored_state_continues_exactly(env, workers):

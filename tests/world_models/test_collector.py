@@ -52,6 +52,7 @@ def test_rows_equal_the_steps_of_the_environment(limit):
     assert [returns.tolist() for returns, _ in ended] == [[], [], [3.0, 3.0], [], [], [3.0, 3.0], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "options"),
     [("CartPole-v1", {}), ("CartPole-v1", {"env_backend": "gymnasium"}), ("Pendulum-v1", {}),

@@ -137,6 +137,7 @@ def test_a_sequence_may_be_longer_than_every_episode():
     assert batch["is_first"][:, 1:].any(1).all()
 
 
+@pytest.mark.slow
 def test_half_precision_is_close_and_keeps_weights_and_states_in_float32():
     sizes = {"deter_dim": 32, "hidden_dim": 16, "stoch_dim": 4, "stoch_classes": 4, "batch_size": 4, "seq_len": 8}
 

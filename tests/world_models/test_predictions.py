@@ -132,6 +132,7 @@ def test_a_film_shows_truth_prediction_and_error(predictions, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
 
 
+@pytest.mark.slow
 def test_a_plot_of_vectors(tmp_path):
     found = open_loop(algorithm("CartPole-v1"), 2, deterministic=False, horizon=3)
     for name in ("a.png", "b.svg"):

@@ -119,6 +119,7 @@ def test_it_continues_from_a_state():
         DrawnCatch(7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", TASKS)
 def test_ids_work_in_all_functions(env_id):
     vec = make_vec_env(env_id, 2, 0)
