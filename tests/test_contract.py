@@ -191,7 +191,8 @@ def test_one_update_moves_every_trainable_parameter_and_no_frozen_one(name, env)
 def test_same_seed_same_training_bit_for_bit(name, env):
     first, second, other = (make(name, env, seed=s) for s in (3, 3, 4))
     for algorithm in (first, second, other):
-        algorithm.train(200)
+        algorithm.train(steps(name, 200))
+        assert algorithm.counters.updates > 0
     assert fingerprint(first) == fingerprint(second) != fingerprint(other)
 
 
@@ -915,7 +916,7 @@ def test_a_training_may_end_where_it_was_stopped(name):
 @pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_times_are_measured_for_each_training(name):
     algorithm, length = trainable(name)
-    for n in (256, 512):  # the speed of the second training does not include the first
+    for n in (steps(name, 256), steps(name, 512)):  # the speed of the second training does not include the first
         before, started = algorithm.counters.steps, time.perf_counter()
         metrics = algorithm.train(**{length: n})
         wall, done = time.perf_counter() - started, algorithm.counters.steps - before

@@ -136,7 +136,7 @@ class Collector:
         """
         bad = tuple(np.argwhere(~(np.abs(numbers) < (_LARGEST if said else np.inf)))[0])
         at = f" in {self.spec.part(int(np.ravel_multi_index(bad[1:], numbers.shape[1:])))}" if len(bad) > 1 else ""
-        remedy = "set env.reward_fn" if what == "rewards" else "clip it with a wrapper"
+        remedy = "set env.reward_fn" if what == "rewards" else "replace such values in a wrapper"
         if what == "rewards" and self.reward_fn is not None:
             what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "fix that function"
         self._raw = None

@@ -290,7 +290,7 @@ def _play_gym(
                     raise FloatingPointError(
                         f"evaluate: {env_name(env_id)}: observations must be finite, got "
                         f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; fix the "
-                        "environment, or clip it with a wrapper"
+                        "environment, or replace such values in a wrapper"
                     )
                 actions = checked_actions(spec, spec.clip(act(obs)), 1, "evaluate")
                 hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])

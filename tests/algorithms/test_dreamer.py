@@ -235,7 +235,7 @@ PROBE = {
     [
         # The latent state is also sampled during evaluation. A policy that ignores the sign gets at most 0.5 and 0.75.
         (probes.MatchTheSign, 2000, 0.95, {"learning_rate": 1e-2}),
-        (probes.TwoSwitches, 3000, 0.95, {"learning_rate": 1e-2}),
+        pytest.param(probes.TwoSwitches, 3000, 0.95, {"learning_rate": 1e-2}, marks=pytest.mark.exhaustive),
         (probes.ReachTheTarget, 4000, -0.08, {"ent_coef": 1e-4, "learning_rate": 1e-2}),  # acting 0 gives -0.21
         (probes.BrightSide, 1300, 0.95, {"hidden_dim": 32, "batch_size": 4}),
     ],
