@@ -16,7 +16,7 @@ from rlox.collectors import ReplayCollector, RolloutCollector, all_finite
 
 OFF_POLICY = {"learning_starts": 40, "buffer_size": 1000, "batch_size": 16}
 AT = "from environment {} at step {}; fix the environment, or"
-OBS = rf"observations must be finite, got {{}} in number 0 of 'leg' {AT} clip it"
+OBS = rf"observations must be finite, got {{}} in number 0 of 'leg' {AT} replace such values"
 REWARD = rf"rewards must be finite(?: and have a finite square)?, got {{}} {AT} set env.reward_fn"
 
 
