@@ -142,7 +142,7 @@ class AdviceCallback(Callback):
             # Explained variance is NaN if all returns are equal, which is neither good nor bad.
             if not math.isnan(value):
                 self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
-        # A hand-written loop does not tell the kind of actions to which the entropy belongs.
+        # In a hand-written loop, the kind of actions that the entropy is of is unknown.
         spec = getattr(algorithm, "spec", None)
         if "entropy" in metrics and spec is not None and spec.discrete:
             value = metrics["entropy"]

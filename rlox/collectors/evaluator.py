@@ -21,15 +21,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
-from rlox.envs.failures import dumps
-from rlox.envs.parallel_env import packed, raise_packed, watch_parent
+from rlox.envs.parallel_env import packed, raise_packed, sendable, unpacked, watch_parent
 from rlox.nn.modules import copied
 
 _ALIVE_EVERY = 0.5  # seconds between two checks that the other process is alive
@@ -68,23 +66,16 @@ def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = (
         if isinstance(arguments["policy"], (torch.nn.Module, RecurrentActor)):
             # Parameters may be views of one block, which a pickle would contain once for each of them.
             arguments = {**arguments, "policy": copied(arguments["policy"])}
-    env_id, registered = arguments["env_id"], None
-    if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
-        # A new interpreter does not know ids that the user's code registered; ale-py registers its own.
-        registered = sys.modules["gymnasium"].registry.get(foreign_id(env_id))
-    return dumps((list(imports), registered, threads, dumps(arguments)))
+    env_id = arguments["env_id"]
+    if isinstance(env_id, str) and "gymnasium" in sys.modules:
+        env_id = foreign_id(env_id)
+    return pickle.dumps((threads, sendable(arguments, env_id, imports)))
 
 
 def play(job: bytes) -> Evaluation:
     """Run a job of `make_job` in this process."""
-    imports, registered, threads, arguments = pickle.loads(job)
-    for name in imports:
-        import_module(name)
-    if registered is not None:
-        import gymnasium
-
-        gymnasium.registry.setdefault(registered.id, registered)
-    arguments = pickle.loads(arguments)  # the modules that it needs are now imported
+    threads, sent = pickle.loads(job)
+    arguments = unpacked(sent)
     by = arguments.pop("by", evaluate)  # for several agents, another function
     with torch_threads(threads), unchecked_distributions():
         return by(**arguments)

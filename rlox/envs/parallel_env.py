@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
@@ -379,7 +379,7 @@ def shared_out(name: str, env: Any, value: Any, n_envs: int, workers: int) -> li
         ) from e
 
 
-def sendable(value: Any, env_id: Any) -> bytes:
+def sendable(value: Any, env_id: Any, imports: Iterable[str] = worker_imports) -> bytes:
     """Pickle `value` for `unpacked` in another process.
 
     The modules that it must import and the entry of `env_id` in gymnasium's registry are included.
@@ -389,7 +389,7 @@ def sendable(value: Any, env_id: Any) -> bytes:
     if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
         registered = sys.modules["gymnasium"].registry.get(env_id)
     # The inner pickle may need the modules, which are therefore imported before it is loaded.
-    return dumps((worker_imports, dumps((value, registered))))
+    return dumps((list(imports), dumps((value, registered))))
 
 
 def unpacked(data: bytes) -> Any:

@@ -72,7 +72,7 @@ class _Column:
         if batch is None and self._optional:
             return None
         if batch is None:
-            raise AttributeError(self._name)  # tells dataclass that there is no default
+            raise AttributeError(self._name)  # for dataclass: there is no default
         value = batch.__dict__[self._name]
         if isinstance(value, np.ndarray):
             import torch

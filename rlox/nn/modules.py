@@ -63,6 +63,6 @@ def copied(part: Part) -> Part:
 
 
 def _parameters(part: Any) -> Iterator[nn.Parameter]:
-    """Those of a module, or of the modules among an object's attributes."""
+    """Yield the parameters of a module, or of the modules among an object's attributes."""
     modules = [part] if is_module(part) else [one for one in getattr(part, "__dict__", {}).values() if is_module(one)]
     return itertools.chain.from_iterable(module.parameters() for module in modules)

@@ -209,7 +209,7 @@ class MlflowRun:
         self.client.log_artifact(self.id, str(path))
         if kind != "completions":
             return
-        # This tag tells MLflow's pages that the file is a table.
+        # MLflow's pages show a file with this tag as a table.
         self.client.set_tag(self.id, "mlflow.loggedArtifacts", f'[{{"path": "{path.name}", "type": "table"}}]')
 
     def finish(self, status: str, message: str, ended: float) -> None:

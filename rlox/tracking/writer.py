@@ -18,7 +18,7 @@ and a session is an object with
 ``send(rows)``
     mirrors metrics rows, durably when it returns (else `open` must detect that they are missing).
 ``upload(kind, path)``
-    stores a checkpoint; ``session.uploads_while_alive`` tells whether to do so before the end as well.
+    stores a checkpoint; ``session.uploads_while_alive`` determines whether to do so before the end as well.
 ``finish(status, message, ended)``
     sets the final status (finished, interrupted, failed or died) and the end in seconds since the epoch.
 """

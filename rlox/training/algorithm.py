@@ -217,7 +217,7 @@ class Algorithm:
     def keep(self, name: str, part: Any, switch: str | None = None) -> Any:
         """Store `part` in checkpoints, in the section `name`. Returns it.
 
-        The hyper-parameter `switch` tells whether the part exists. If it was off in a checkpoint, the part stays new
+        The hyper-parameter `switch` determines whether the part exists. If it was off in a checkpoint, the part stays new
         when that checkpoint is loaded.
         """
         self.parts[name] = part

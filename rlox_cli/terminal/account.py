@@ -100,7 +100,7 @@ def exit_code(e: BaseException) -> int:
 
 
 def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
-    """Write the whole traceback into `folder` if a paragraph does not tell everything.
+    """Write the whole traceback into `folder` if a paragraph does not contain everything.
 
     Return the name of the file, or None if nothing was written. `shown` is the folder as messages name it.
     """

@@ -8,7 +8,7 @@ The protocol of a stream (messages of `rlox.envs.remote.codec`, one service with
 3. The server answers ``welcome``: fields ``protocol``, ``rlox``, ``time`` (its clock, seconds since 1970), ``idle_s``
    (seconds of silence that end the session), and the fields of `Session.welcome`. Or it answers ``refused`` with the
    ``reason``, and whether that may change ``soon``, and ends the stream.
-4. The client sends messages of the session, and the server answers each with one message. ``heartbeat`` tells that the
+4. The client sends messages of the session, and the server answers each with one message. ``heartbeat`` shows that the
    client still runs, and ``close`` that it leaves; neither is answered. If the session fails, the answer is ``failed``
    (fields ``message what frames trace``) and the stream ends. If the server is shutting down, the answer is
    ``draining``.
@@ -159,7 +159,7 @@ class Server:
         self._kinds = dict(sessions)
         self._grpc = grpc = grpc_module()
         self._max_sessions, self._limit, self._idle_s = max_sessions, max_message, idle_s
-        # gRPC does not tell which of the two, and may end a stream without an error. Clients that leave send `close`.
+        # gRPC does not report which of the two, and may end a stream without an error. Clients that leave send `close`.
         self._why_broken = (
             f"the stream broke off: the other side is gone, or sent more than {max_message // 2**20} MiB at once"
         )
@@ -406,7 +406,7 @@ class FullError(ValueError):
 
 
 class _Look:
-    """The session of `rlox doctor`: tells what is served, and answers every message."""
+    """The session of `rlox doctor`: reports what is served, and answers every message."""
 
     def __init__(self, server: Server):
         self.welcome = Message("welcome", {"sessions": server.n_sessions, "max_sessions": server._max_sessions})

@@ -83,9 +83,10 @@ class LanguageModel:
         self.one_pass = False  # whether a gradient must involve only a single pass over the module
         base = self.base
         self.kind = type(base).__name__
-        self.hugging_face = hasattr(base, "config") and "attention_mask" in inspect.signature(base.forward).parameters
+        parameters = inspect.signature(base.forward).parameters
+        self.hugging_face = hasattr(base, "config") and "attention_mask" in parameters
         # transformers 5.24 renamed it and warns about the old name.
-        self.cache_name = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+        self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.config = getattr(base, "config", None) if self.hugging_face else None
         if self.hugging_face and getattr(self.config, "is_encoder_decoder", False):
             raise ValueError(f"{where}: model must be a causal one, got the encoder-decoder {type(base).__name__}")
