@@ -217,8 +217,8 @@ class Algorithm:
     def keep(self, name: str, part: Any, switch: str | None = None) -> Any:
         """Store `part` in checkpoints, in the section `name`. Returns it.
 
-        The hyper-parameter `switch` determines whether the part exists. If it was off in a checkpoint, the part stays new
-        when that checkpoint is loaded.
+        The hyper-parameter `switch` determines whether the part exists. If it was off in a checkpoint, the part stays
+        new when that checkpoint is loaded.
         """
         self.parts[name] = part
         if switch is not None:
