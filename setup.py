@@ -1,7 +1,7 @@
-"""Build the Cython kernels: each one for all machines, and again for newer x86-64 CPUs from the same C code.
+"""Build the Cython kernels, on x86-64 for one CPU level or for several from the same C code.
 
-``RLOX_CPU_LEVELS=all`` builds every CPU level, as for wheels. Otherwise only the level of this machine is built, and a
-baseline that is not optimised, for other machines that use the same folder: `rlox.kernels` warns if it is used.
+``RLOX_CPU_LEVELS=all`` builds every CPU level, as for wheels. Otherwise only the level of this machine is built:
+`rlox.kernels` raises an error on a machine with a lower level.
 
 ``RLOX_CYTHON_DEBUG=1`` builds only the baseline, with Cython's run-time checks and asserts. ``RLOX_SANITIZE=address``
 or ``address,undefined`` then also adds the compiler's sanitizers; their library must be preloaded into Python, as in
@@ -12,7 +12,9 @@ import hashlib
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -47,39 +49,50 @@ if DEBUG:
 if SANITIZE:
     LINK_FLAGS = [f"-fsanitize={SANITIZE}"]
     FLAGS += [*LINK_FLAGS, "-fno-omit-frame-pointer"]
-# Features of an x86-64 CPU at each level, as named in /proc/cpuinfo; kernels/_cpu.pyx tests the same ones at import.
+# What distinguishes the levels x86-64-v2, -v3 and -v4, as named in /proc/cpuinfo and by the compiler's options -m...;
+# kernels/_cpu.pyx tests the same features at import. Compilers from before 2021 do not know -march=x86-64-vN.
 FEATURES = {
-    "_v3": {"avx2", "fma", "bmi1", "bmi2"},
-    "_v4": {"avx2", "fma", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "": ["sse4.2", "popcnt", "cx16", "sahf"],
+    "_v3": ["avx2", "fma", "bmi", "bmi2"],
+    "_v4": ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"],
 }
-BASELINE: list[str] = []
-LEVELS: dict[str, list[str]] = {}
+LEVELS: dict[str, list[str]] = {"": []}  # the compiler's options for each level that is built
 
 
-def levels_of_this_machine() -> set[str]:
-    """Return the best level that the CPU supports, or all levels if that cannot be determined."""
+def features_of_this_machine() -> set[str] | None:
+    """Return the CPU's features, or None if they cannot be determined."""
     try:
-        flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split()
     except (OSError, TypeError):
-        return set(FEATURES)
-    return {max((level for level, needed in FEATURES.items() if needed <= flags), default="")} - {""}
+        return None
+    return {"bmi" if flag == "bmi1" else flag for flag in flags}
+
+
+def compiles(options: list[str]) -> bool:
+    """Return whether the C compiler accepts these options."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    command = [*compiler, *options, "-c", "-x", "c", "-", "-o", os.devnull]
+    try:
+        return not subprocess.run(command, input=b"int x;\n", capture_output=True, check=False).returncode
+    except OSError:
+        return False
 
 
 if sysconfig.get_platform() == "linux-x86_64":
-    BASELINE = ["-march=x86-64-v2"]
     wanted = os.environ.get("RLOX_CPU_LEVELS", "machine")
     if wanted not in ("all", "machine"):
         raise SystemExit(f"setup.py: RLOX_CPU_LEVELS must be all or machine, got {wanted!r}")
-    built = set(FEATURES) if wanted == "all" else levels_of_this_machine()
-    if not DEBUG:
-        LEVELS = {
-            "_v3": ["-march=x86-64-v3"],
-            # 512 bits: Pendulum is 25 % faster than with 256, others are equal (Sapphire Rapids, GCC 12).
-            "_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
-        }
-        LEVELS = {level: flags for level, flags in LEVELS.items() if level in built}
-        if LEVELS and wanted == "machine":
-            BASELINE.append("-O0")  # compiles in less than half the time of -O1
+    options: list[str] = []
+    for level, features in FEATURES.items():
+        options = [*options, *(f"-m{feature}" for feature in features)]
+        LEVELS[level] = options
+    # 512 bits: Pendulum is 25 % faster than with 256, others are equal (Sapphire Rapids, GCC 12).
+    LEVELS["_v4"] = [*LEVELS["_v4"], "-mprefer-vector-width=512"]
+    LEVELS = {level: options for level, options in LEVELS.items() if not level or (not DEBUG and compiles(options))}
+    machine = features_of_this_machine()
+    if wanted == "machine" and machine is not None:
+        supported = [level for level in LEVELS if not level or machine.issuperset(FEATURES[level])]
+        LEVELS = {supported[-1]: LEVELS[supported[-1]]}
 
 
 class BuildKernels(build_ext):
@@ -101,9 +114,12 @@ class BuildKernels(build_ext):
 
     def run(self) -> None:
         folder = Path("kernels") if self.inplace else Path(self.build_lib, "rlox", "kernels")
-        for level in FEATURES.keys() - LEVELS.keys():
-            shutil.rmtree(folder / level, ignore_errors=True)
         extensions, self.extensions = self.extensions, []
+        # Files of a level that is not built now would take precedence, or stay behind with an older version.
+        targets = {self.target(extension).resolve() for extension in extensions}
+        for path in folder.rglob(f"*{sysconfig.get_config_var('EXT_SUFFIX')}"):
+            if path.resolve() not in targets:
+                path.unlink()
         kept = {extension.name: self.KEPT / f"{extension.name}.{fingerprint(extension)}" for extension in extensions}
         for extension in extensions:
             target = self.target(extension)
@@ -112,7 +128,7 @@ class BuildKernels(build_ext):
                 kept[extension.name].touch()
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # A level whose compilation fails is skipped. Its old file would take precedence over the new baseline.
+                # If the compilation fails, no older version stays behind.
                 target.unlink(missing_ok=True)
                 Path(self.build_lib, self.get_ext_filename(extension.name)).unlink(missing_ok=True)
                 self.extensions.append(extension)
@@ -165,7 +181,7 @@ def kernel_extensions() -> list[Extension]:
     import numpy
     from Cython.Build import cythonize
 
-    def extension(name: str, source: str, flags: list[str], optional: bool) -> Extension:
+    def extension(name: str, source: str, options: list[str]) -> Extension:
         folders = ["include", "envs", "buffers"]
         folders += ["nn"] if any(part in name for part in FUSED) else []
         folders += ["llm"] if ".llm." in name else []
@@ -176,10 +192,9 @@ def kernel_extensions() -> list[Extension]:
             [source],
             include_dirs=[numpy.get_include(), *(f"kernels/{folder}" for folder in HEADERS)],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-            extra_compile_args=FLAGS + flags + contract,
+            extra_compile_args=FLAGS + options + contract,
             extra_link_args=LINK_FLAGS,
             depends=headers,
-            optional=optional,  # a level that an old compiler does not know is skipped without an error
         )
 
     modules = sorted(Path("kernels").rglob("*.pyx"))
@@ -192,7 +207,7 @@ def kernel_extensions() -> list[Extension]:
     build_dir = Path("build/cython-debug" if DEBUG else "build/cython")
     changed = Path(__file__).stat().st_mtime
     extensions = cythonize(
-        [extension(n, str(p), BASELINE, False) for n, p in zip(names, modules, strict=True)],
+        [extension(n, str(p), LEVELS.get("", [])) for n, p in zip(names, modules, strict=True)],
         include_path=["build/names"],
         build_dir=str(build_dir),
         # In parallel only if processes are forked; otherwise each of them would run this file first.
@@ -201,19 +216,21 @@ def kernel_extensions() -> list[Extension]:
         force=any(c.stat().st_mtime < changed for c in build_dir.rglob("*.c")),
         compiler_directives=DIRECTIVES,
     )
-    for level, flags in LEVELS.items():
-        for baseline in extensions[: len(modules)]:
-            if baseline.name == "rlox.kernels._cpu":
-                continue  # it chooses the level
-            source = Path(baseline.sources[0])
+    chooses_level = "rlox.kernels._cpu"
+    built = extensions if "" in LEVELS else [one for one in extensions if one.name == chooses_level]
+    for level in LEVELS.keys() - {""}:
+        for one in extensions[: len(modules)]:
+            if one.name == chooses_level:
+                continue
+            source = Path(one.sources[0])
             # One copy per level, since object files of the same source would overwrite each other.
             copy = Path("build", level, source.name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             if not copy.exists() or copy.read_bytes() != source.read_bytes():
                 shutil.copy(source, copy)
-            name = baseline.name.replace("rlox.kernels", f"rlox.kernels.{level}", 1)
-            extensions.append(extension(name, str(copy), flags, True))
-    return extensions
+            name = one.name.replace("rlox.kernels", f"rlox.kernels.{level}", 1)
+            built.append(extension(name, str(copy), LEVELS[level]))
+    return built
 
 
 setup(

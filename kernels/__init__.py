@@ -1,9 +1,9 @@
 """Compiled kernels, and the choice of the CPU level they run at.
 
-Every kernel is built once for x86-64-v2 (any current x86-64 machine) and again for x86-64-v3 (AVX2) and
-x86-64-v4 (AVX-512), into the folders ``_v3`` and ``_v4``. A build from source builds only the baseline and the level
-of the build machine, unless ``RLOX_CPU_LEVELS=all`` is set. The level is chosen here, at import: its folder goes first
-on the package's search path, so that modules are found in it under their normal names.
+Wheels have every kernel three times: for x86-64-v2 (any current x86-64 machine), and in the folders ``_v3`` and ``_v4``
+for x86-64-v3 (AVX2) and x86-64-v4 (AVX-512). A build from source has only the level of the build machine, unless
+``RLOX_CPU_LEVELS=all`` is set. The level is chosen here, at import: its folder goes first on the package's search path,
+so that modules are found in it under their normal names.
 
 ``RLOX_CPU_LEVEL=2``, ``3`` or ``4`` forces a level, for instance to get identical bits on two machines.
 """
@@ -12,7 +12,6 @@ on the package's search path, so that modules are found in it under their normal
 # the name of a Hugging Face package that transformers probes for, and that probe must find nothing.
 if __name__ == "rlox.kernels":
     import os
-    import warnings
     from importlib.machinery import EXTENSION_SUFFIXES
     from pathlib import Path
 
@@ -23,21 +22,17 @@ if __name__ == "rlox.kernels":
     def _choose_level() -> int:
         """Return the forced level if there is one, else the best one that was built and that the CPU supports."""
         cpu = _cpu_level()
-        built = [2] + [
-            level for level in (3, 4) if any((_HERE / f"_v{level}" / f"rng{s}").is_file() for s in EXTENSION_SUFFIXES)
-        ]
+        folders = {2: _HERE, 3: _HERE / "_v3", 4: _HERE / "_v4"}
+        built = [n for n, folder in folders.items() if any((folder / f"rng{s}").is_file() for s in EXTENSION_SUFFIXES)]
+        if built and min(built) > cpu:
+            raise ImportError(
+                f"rlox.kernels: these kernels were built for x86-64-v{min(built)}, and this CPU supports only "
+                f"x86-64-v{cpu}. Install rlox on this machine, or build it with RLOX_CPU_LEVELS=all for machines that "
+                "differ"
+            )
         forced = os.environ.get("RLOX_CPU_LEVEL", "")
         if not forced:
-            best = max(level for level in built if level <= cpu)
-            if best == 2 and len(built) == 2:  # the level of the machine that built them, and an unoptimised baseline
-                warnings.warn(
-                    f"rlox.kernels: these kernels were built for x86-64-v{built[1]}; on this CPU, which has a "
-                    "lower level, they are many times slower. Install rlox on this machine, or build it with "
-                    "RLOX_CPU_LEVELS=all",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return best
+            return max((level for level in built if level <= cpu), default=2)
         if forced not in ("2", "3", "4"):
             raise ValueError(
                 f"rlox.kernels: RLOX_CPU_LEVEL must be 2, 3 or 4 (for x86-64-vN), got {forced!r}; "

@@ -1,4 +1,4 @@
-"""The results of runs, for tests that compare a killed and resumed run with an uninterrupted one."""
+"""The results of runs, for tests that compare runs with each other or with earlier numbers."""
 
 import hashlib
 import time
@@ -7,8 +7,20 @@ import forked
 import numpy as np
 
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
+
+
+class Losses(LoggerCallback):
+    """The metrics `loss/NAME`, one row for each log that has them."""
+
+    def __init__(self, *names):
+        self.names, self.rows = [f"loss/{name}" for name in names], []
+
+    def log(self, step, metrics):
+        if self.names[0] in metrics:
+            self.rows.append([metrics[name] for name in self.names])
 
 
 def outcome(run):

@@ -238,8 +238,8 @@ def test_an_exception_of_the_environment_shows_its_location(command, tmp_path):
 @pytest.mark.skipif(cores() < 2, reason="auto needs a second core")
 def test_auto_uses_a_process_if_evaluations_are_slow_and_nothing_waits_for_them(tmp_path):
     def beside(env="Slow-v0", more=(), **options):
-        evaluations = EvalCallback(6, 5, 11, workers=-1, **options)
-        PPO(env, 2, 3, callbacks=[evaluations, *more], **SLOW).train(768)
+        evaluations = EvalCallback(6, 2, 11, workers=-1, **options)
+        PPO(env, 2, 3, callbacks=[evaluations, *more], **SLOW).train(384)
         return evaluations.beside_s
 
     class Acts(Callback):

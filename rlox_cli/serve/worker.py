@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlox.envs.remote.refusals import Refusals
 from rlox.envs.remote.security import OPEN_TO_ALL, is_loopback
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
@@ -25,7 +27,6 @@ from rlox_cli.terminal.signals import Signals
 _DRAIN_S = 7.0
 _LOOK_S = 0.1
 _ONCE_S = 5.0  # without a session until --once ends: a learner may open one to look at the environment, then others
-_CALM_S, _MOST_LINES = 10.0, 20  # at most this many lines about refused connections in this many seconds
 _NATIVE_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")
 # OpenSSL's messages about a failed handshake, and what they mean. Any other message: the client did not speak TLS.
 _TLS_WORDS = (
@@ -179,24 +180,26 @@ def _translated(tls: bool) -> Iterator[None]:
 
 
 def _translate(read: int, out: int) -> None:
-    since, n = time.monotonic(), 0
-    with open(read, "rb") as lines:
+    refusals = Refusals(lambda text: _write(out, f"rlox worker: {text}\n".encode()), "connections")
+    last = b""  # a line that is not complete yet
+    while True:
+        if not select.select([read], [], [], 1.0)[0]:
+            refusals.tick()
+            continue
+        if not (data := os.read(read, 2**16)):
+            break
+        *lines, last = (last + data).split(b"\n")
         for line in lines:
             if not _NATIVE_LINE.match(line):
-                _write(out, line)
-                continue
-            if b"Handshake failed" not in line:
-                continue
-            if (now := time.monotonic()) - since > _CALM_S:
-                if n > _MOST_LINES:
-                    _write(out, f"rlox worker: {n - _MOST_LINES:,} more connections were refused\n".encode())
-                since, n = now, 0
-            n += 1
-            if n <= _MOST_LINES:
+                _write(out, line + b"\n")
+            elif b"Handshake failed" in line:
                 text = line.decode(errors="replace")
                 why = next((words for sign, words in _TLS_WORDS if sign in text), "it sent no TLS handshake")
-                said = f"rlox worker: {time.strftime('%H:%M:%S')} refused a connection: {why}\n"
-                _write(out, said.encode())
+                refusals.add(f"{time.strftime('%H:%M:%S')} refused a connection: {why}")
+        refusals.tick()
+    _write(out, last)
+    refusals.tick(end=True)
+    os.close(read)
 
 
 def _write(out: int, data: bytes) -> None:

@@ -1,16 +1,12 @@
 """DQN's own mathematics, each part of Rainbow on its own, the memory around it, and a pinned trajectory."""
 
 import copy
-import json
-import os
-import platform
-import subprocess
-import sys
 
 import numpy as np
 import probes
 import pytest
 import torch
+from outcomes import Losses
 from torch import nn
 
 from rlox.algorithms import DQN
@@ -399,7 +395,7 @@ def test_trainer_is_the_algorithm():
     assert trainer.predict(np.zeros(4)) == plain.predict(np.zeros(4))
 
 
-# (q_loss, q_value, td_error, grad_norm) of five updates at the baseline CPU level, one thread; see test_ppo.py.
+# (q_loss, q_value, td_error, grad_norm) of five updates with one thread; see test_ppo.py.
 PINNED = {
     "plain": [
         [0.743232786655426, -0.006610646843910217, 1.2432327270507812, 1.0710393190383911],
@@ -418,42 +414,15 @@ PINNED = {
 }
 
 
-@pytest.fixture(scope="module")
-def trajectories():
-    """Trajectories by kind and backend; one process computes all, since its start takes longer than they do."""
-    program = """
-import json
-from rlox.algorithms import DQN
-from rlox.callbacks.loggers import LoggerCallback
-class Rows(LoggerCallback):
-    def __init__(self):
-        self.rows = []
-    def log(self, step, metrics):
-        if "loss/q" in metrics:
-            self.rows.append([metrics["loss/" + name] for name in ("q", "q_value", "td_error", "grad_norm")])
-kinds = {"plain": dict(double_dqn=False), "rainbow": dict(dueling=True, n_step=3, prioritized=True)}
-settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, target_update_freq=16)
-found = {}
-for kind, own in kinds.items():
-    for backend in ("native", "torch"):
-        log = Rows()
-        DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=log, backend=backend, **own,
-            **settings).train(64)
-        found[kind + " " + backend] = log.rows
-print(json.dumps(found))
-"""
-    level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("kind", PINNED)
-def test_pinned_trajectory(kind, backend, trajectories):
-    np.testing.assert_allclose(trajectories[f"{kind} {backend}"], PINNED[kind], rtol=1e-4)
+def test_pinned_trajectory(kind, backend):
+    log = Losses("q", "q_value", "td_error", "grad_norm")
+    settings = {"batch_size": 16, "buffer_size": 500, "learning_starts": 32, "train_freq": 8, "learning_rate": 1e-2}
+    settings |= {"double_dqn": False} if kind == "plain" else {"dueling": True, "n_step": 3, "prioritized": True}
+    settings |= {"hidden_sizes": [16, 16], "target_update_freq": 16, "n_envs": 4, "seed": 7}
+    DQN("CartPole-v1", logger=log, backend=backend, **settings).train(64)
+    np.testing.assert_allclose(log.rows, PINNED[kind], rtol=1e-4)
 
 
 def test_a_subclass_that_changes_the_sample_is_asked_for_each():

@@ -1,15 +1,11 @@
 """PPO's own mathematics, a pinned trajectory, a custom policy."""
 
 import copy
-import json
-import os
-import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from outcomes import Losses
 from torch import nn
 
 from rlox.algorithms import PPO
@@ -54,7 +50,7 @@ def test_update_equals_the_textbook():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6, msg=name)
 
 
-# Five updates of (value_loss, entropy, grad_norm) at the baseline CPU level with one thread. Actions are sampled and
+# Five updates of (value_loss, entropy, grad_norm) with one thread. Actions are sampled and
 # weights change in between, so any numerical change is visible here and must be explained in the change log. Losses
 # that are sums of cancelling terms (policy_loss, approx_kl) are left out, since their last digits are noise.
 PINNED = {
@@ -75,38 +71,12 @@ PINNED = {
 }
 
 
-@pytest.fixture(scope="module")
-def trajectories():
-    """Trajectories by environment and backend; one process computes all, since its start takes longer than they do."""
-    program = f"""
-import json
-from rlox.algorithms import PPO
-from rlox.callbacks.loggers import LoggerCallback
-class Rows(LoggerCallback):
-    def __init__(self):
-        self.rows = []
-    def log(self, step, metrics):
-        self.rows.append([metrics["loss/value"], metrics["loss/entropy"], metrics["loss/grad_norm"]])
-found = {{}}
-for env in {[*PINNED]}:
-    for backend in ("native", "torch"):
-        log = Rows()
-        PPO(env, n_envs=4, seed=7, n_steps=32, batch_size=64, logger=log, backend=backend).train(640)
-        found[env + " " + backend] = log.rows
-print(json.dumps(found))
-"""
-    level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("env", PINNED)
-def test_pinned_trajectory(env, backend, trajectories):
-    np.testing.assert_allclose(trajectories[f"{env} {backend}"], PINNED[env], rtol=1e-4)
+def test_pinned_trajectory(env, backend):
+    log = Losses("value", "entropy", "grad_norm")
+    PPO(env, n_envs=4, seed=7, n_steps=32, batch_size=64, logger=log, backend=backend).train(640)
+    np.testing.assert_allclose(log.rows, PINNED[env], rtol=1e-4)
 
 
 def test_the_last_update_of_a_linear_schedule_learns():

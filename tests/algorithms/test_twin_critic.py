@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import platform
-import subprocess
 import sys
 from typing import ClassVar
 
@@ -16,6 +13,7 @@ import pytest
 import textbook
 import torch
 from gymnasium import spaces
+from outcomes import Losses
 from torch import nn
 
 import rlox
@@ -442,35 +440,10 @@ PINNED = {
 }
 
 
-@pytest.fixture(scope="module")
-def trajectories():
-    """Trajectories by algorithm; one process computes both, since its start takes longer than they do."""
-    program = """
-import json
-from rlox.algorithms import SAC, TD3
-from rlox.callbacks.loggers import LoggerCallback
-class Rows(LoggerCallback):
-    def __init__(self, names):
-        self.names, self.rows = names, []
-    def log(self, step, metrics):
-        if "loss/q" in metrics:
-            self.rows.append([metrics["loss/" + name] for name in self.names])
-settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, learning_rate=1e-2)
-found = {}
-for kind, more in ((SAC, ("entropy", "alpha")), (TD3, ())):
-    log = Rows(("q", "q_value", "td_error", "policy", *more))
-    kind("Pendulum-v1", n_envs=4, seed=7, train_freq=8, gradient_steps=2, logger=log, **settings).train(64)
-    found[kind.name] = log.rows
-print(json.dumps(found))
-"""
-    level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
-
-
-@pytest.mark.slow
 @BOTH
-def test_pinned_trajectory(kind, trajectories):
-    np.testing.assert_allclose(trajectories[kind.name], PINNED[kind.name], rtol=1e-4, atol=1e-5)
+def test_pinned_trajectory(kind):
+    log = Losses("q", "q_value", "td_error", "policy", *(("entropy", "alpha") if kind is SAC else ()))
+    settings = {"batch_size": 16, "buffer_size": 500, "learning_starts": 32, "train_freq": 8, "learning_rate": 1e-2}
+    settings |= {"hidden_sizes": [16, 16], "gradient_steps": 2, "n_envs": 4, "seed": 7}
+    kind("Pendulum-v1", logger=log, **settings).train(64)
+    np.testing.assert_allclose(log.rows, PINNED[kind.name], rtol=1e-4, atol=1e-5)

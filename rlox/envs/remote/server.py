@@ -42,14 +42,13 @@ from typing import Any, Protocol
 from rlox import __version__
 from rlox.envs.failures import failure_of, frames_of
 from rlox.envs.remote.codec import LARGEST_MESSAGE, VERSION, Message, ProtocolError, decode, encode
+from rlox.envs.remote.refusals import Refusals
 from rlox.envs.remote.security import OPEN_TO_ALL, PROOF, Proofs, grpc_module, is_loopback, read_pem, read_token
 
 METHOD = "/rlox.Worker/Session"
 _SPARE = 8  # streams in addition to sessions: handshakes, and status queries
 _HELLO_S = 10.0  # time for a client's first message
 _LOOK_S = 0.25
-_CALM_S = 10.0  # period in which at most `_MOST_LINES` refusals are logged
-_MOST_LINES = 20
 _LONGEST_TEXT = 4000  # characters of a message or traceback that is sent
 _MOST_FRAMES = 20
 
@@ -167,7 +166,7 @@ class Server:
         self._streams: set[_Stream] = set()
         self._lock = threading.Lock()
         self._draining, self._stopped = False, threading.Event()
-        self._refusals = (0.0, 0)  # start of the period, and their number
+        self._refusals = Refusals(self._say, "streams")
         self.served = 0  # sessions so far
         n = max_sessions + _SPARE
         options = {
@@ -234,6 +233,7 @@ class Server:
         self._pool.shutdown(wait=False)
         if self._watcher.is_alive():
             self._watcher.join()
+        self._refusals.tick(end=True)
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Serve one stream, in its own thread."""
@@ -252,7 +252,7 @@ class Server:
                 stream.why = stream.why or self._why_broken
                 return
             except (ValueError, TypeError, ImportError, MemoryError) as e:
-                self._refused(stream.peer, str(e))
+                self._refused(stream, str(e))
                 yield encode("refused", {"reason": str(e)[:_LONGEST_TEXT], "soon": isinstance(e, FullError)})
                 return
             stream.welcome, welcome = True, session.welcome
@@ -308,7 +308,7 @@ class Server:
         if stream.session:
             self._say(f"{stream.peer}: session ended{f' ({stream.why})' if stream.why else ''}")
         elif stream.why and not stream.welcome:
-            self._refused(stream.peer, stream.why)
+            self._refused(stream, stream.why)
 
     def _next(self, stream: _Stream, session: Session, requests: Iterator[bytes]) -> tuple[bytes | None, bool]:
         """Return the answer to the next request, None at the stream's end, and whether it is the last answer."""
@@ -343,7 +343,7 @@ class Server:
         refusal = self._proofs.refusal(proof if isinstance(proof, str) else None)
         if refusal is not None:
             soon, why = refusal
-            self._refused(stream.peer, why)
+            self._refused(stream, why)
             context.abort(codes.UNAVAILABLE if soon else codes.UNAUTHENTICATED, why)
         if self._draining:
             context.abort(codes.UNAVAILABLE, "the worker is shutting down")
@@ -377,21 +377,15 @@ class Server:
         self._say(f"{stream.peer}: session {self.served} ({kind})")
         return session
 
-    def _refused(self, peer: str, why: str) -> None:
-        """Log a refusal; of many refusals, only the first ones."""
-        since, n = self._refusals
-        if (now := time.monotonic()) - since > _CALM_S:
-            if n > _MOST_LINES:
-                self._say(f"{n - _MOST_LINES:,} more were refused")
-            since, n = now, 0
-        self._refusals = since, n + 1
-        if n < _MOST_LINES:
-            self._say(f"{peer}: refused: {why[:500]}")
+    def _refused(self, stream: _Stream, why: str) -> None:
+        """Log a refusal in one line, since the reason may contain text from the client."""
+        self._refusals.add(f"{stream.peer}: refused: {' '.join(why.split())[:500]}")
 
     def _watch(self) -> None:
-        """End streams that have been silent for too long."""
+        """End streams that have been silent for too long, and log how many refusals were not logged one by one."""
         while not self._stopped.wait(_LOOK_S):
             now = time.monotonic()
+            self._refusals.tick()
             with self._lock:
                 late = [stream for stream in self._streams if stream.expires < now]
             for stream in late:
