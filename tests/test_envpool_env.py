@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
+from importlib.util import find_spec
 
 import forked
 import gymnasium
@@ -17,12 +18,11 @@ from rlox.checkpoint import load_checkpoint
 from rlox.collectors import RolloutCollector
 from rlox.config import EnvConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs.envpool_env import EnvPoolVecEnv, evaluation_kwargs
 from rlox.envs.gym_vec_env import GymVecEnv, step_arrays
 from rlox.kernels.envs.vec_env import VecEnv
 
-pytest.importorskip("envpool")
-
-from rlox.envs.envpool_env import EnvPoolVecEnv, evaluation_kwargs
+pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="needs EnvPool")
 
 
 def play(env, steps, seed=0):

@@ -34,7 +34,7 @@ SMALL = {"total_timesteps": "600", "eval.n_points": "1", "eval.n_episodes": "2",
 SMALLER = {
     "off-policy": {"total_timesteps": "200", "algo.learning_starts": "100"},
     "offline": {"total_timesteps": "100"},
-    "world model": {"total_timesteps": "220", "algo.learning_starts": "200"},
+    "world model": {"total_timesteps": "208", "algo.learning_starts": "200"},
 }
 MOST_STEPS = 1_536
 

@@ -337,8 +337,8 @@ def test_errors_of_sweep_commands(tmp_path, monkeypatch, capsys):
     [
         ["algo=ppo,dqn", "env=CartPole-v1,Acrobot-v1", "seed=1", "algo.gamma=0.9"],
         ["algo=dqn", "buffer=uniform,prioritized", "buffer.size=300,10_000", "algo.batch_size=16"],
-        ["experiment=cartpole-seeds", "algo.gamma=0.9,0.95", "+env.kwargs.gravity=9.0", "logger=[csv,mlflow]"],
-        ["eval={n_points:1},{n_points:2}", "total_timesteps=range(100,400,100)", "algo.learning_starts=10", "algo=sac"],
+        ["experiment=cartpole-seeds", "algo.gamma=0.9", "+env.kwargs.gravity=9.0", "logger=[csv,mlflow]"],
+        ["eval={n_points:1},{n_points:2}", "total_timesteps=range(100,300,100)", "algo.learning_starts=10", "algo=sac"],
         ["algo.hidden_sizes=[8],[16,16]", "tuned=off", "max_time=1h", "seed=choice(3,4)", "env=Pendulum-v1"],
     ],
 )

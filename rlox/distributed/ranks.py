@@ -11,6 +11,7 @@ PyTorch is imported only when ranks join, since a single process may not need it
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -247,6 +248,7 @@ def saved_ranks(header: dict[str, Any]) -> int:
 
 ALONE = Ranks()
 _current: Ranks = ALONE
+_groups = itertools.count()  # numbers of the groups that this process joins
 
 
 def current() -> Ranks:
@@ -319,8 +321,8 @@ class Group(Ranks):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         timeout = timedelta(seconds=timeout_s)
-        # The agent's store outlives an attempt, and so do the addresses of its ranks: each attempt therefore uses its
-        # own part of the store (https://github.com/pytorch/pytorch/issues/135712).
+        # The agent's store outlives an attempt, and so do the addresses of its ranks: each attempt, and each group of an
+        # attempt, therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
         kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         backend = "gloo"
         if torch.cuda.is_available() and dist.is_nccl_available():
@@ -329,7 +331,7 @@ class Group(Ranks):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             self._store = dist.TCPStore(host, port, self.size, self.rank == 0 and not kept, timeout)
-            mine = dist.PrefixStore(f"rlox{self.attempt}", self._store)
+            mine = dist.PrefixStore(f"rlox{self.attempt}.{next(_groups)}", self._store)
             dist.init_process_group(backend, store=mine, rank=self.rank, world_size=self.size, timeout=timeout)
             self._patient = dist.new_group(backend="gloo", timeout=_PATIENT)
         except RuntimeError as e:

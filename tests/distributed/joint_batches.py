@@ -1,7 +1,6 @@
-"""Run by torchrun: train with two ranks, then alone on the joint batches, and print the difference of the weights."""
+"""Train with two ranks, then alone on the joint batches, and print the difference of the weights."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -159,10 +158,6 @@ def main():
         agent, seen = trained[cls]
         assert agent.counters.updates == 10, agent.counters
         assert isinstance(seen[0][0][0], (RolloutBatch, TransitionBatch))
-        print(cls.name, difference(agent, alone(cls, make, seen)))
+        print("ddp", cls.name, difference(agent, alone(cls, make, seen)))
     for name, make in kinds.items():
-        print(name, difference(together[name], make()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print("ddp", name, difference(together[name], make()))

@@ -36,15 +36,6 @@ def require_same(run, undisturbed):
             np.testing.assert_array_equal(array, theirs.tensors[section][name], err_msg=name)
 
 
-@pytest.mark.slow
-def test_two_ranks_with_shards_equal_one_process_with_the_joint_batch(tmp_path):
-    code, said = torchrun(*TWO, str(HERE / "shared_out.py"), cwd=tmp_path)
-    assert code == 0, said
-    apart = {words[0]: float(words[1]) for line in said.splitlines() if len(words := line.split()) == 2}
-    assert apart.keys() >= {"sft", "dpo", "reward_model", "grpo", "online_dpo", "lora"}, said
-    assert max(apart.values()) < 1e-6, apart
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_rank_leaves_an_error_and_a_checkpoint_that_one_process_resumes(tmp_path, command, monkeypatch):

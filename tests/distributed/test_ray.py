@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import forked
@@ -18,7 +19,7 @@ from outcomes import outcome
 
 from rlox_cli.records.ledger import Sweep
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 SLOW = """
 import time

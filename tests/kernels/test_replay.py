@@ -320,11 +320,10 @@ def test_frame_stacks_come_back_exactly(padding, dtype, has_next, values):
         buffer.push(obs.astype(dtype), 0, i, term, trunc, next_obs.astype(dtype) if has_next else None)
         if i % 7 == 0:
             batch = buffer.sample(20, i)
-            for row in range(20):
-                at = int(batch.rewards[row])
-                np.testing.assert_array_equal(batch.obs[row], data[at][0])
-                if has_next:
-                    np.testing.assert_array_equal(batch.next_obs[row], data[at][1])
+            drawn = [data[int(reward)] for reward in batch.rewards]
+            np.testing.assert_array_equal(batch.obs, [obs for obs, *_ in drawn])
+            if has_next:
+                np.testing.assert_array_equal(batch.next_obs, [next_obs for _, next_obs, *_ in drawn])
             assert batch.rewards.min() >= i - 49
 
 

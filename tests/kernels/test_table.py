@@ -107,13 +107,12 @@ class Machine(RuleBasedStateMachine):
     def columns(self):
         n = len(self.model["rewards"])
         assert len(self.table) == self.table.len() == n
-        np.testing.assert_array_equal(self.table.observations(), np.reshape(self.model["obs"], (n, D)))
-        np.testing.assert_array_equal(self.table.actions(), np.reshape(self.model["actions"], (n, A)))
-        np.testing.assert_array_equal(self.table.rewards(), self.model["rewards"])
-        np.testing.assert_array_equal(self.table.terminated(), self.model["terminated"])
-        np.testing.assert_array_equal(self.table.truncated(), self.model["truncated"])
+        assert np.array_equal(self.table.observations(), np.reshape(self.model["obs"], (n, D)))
+        assert np.array_equal(self.table.actions(), np.reshape(self.model["actions"], (n, A)))
+        for name in ("rewards", "terminated", "truncated"):
+            assert np.array_equal(getattr(self.table, name)(), self.model[name]), name
         for view, copy in self.views:
-            np.testing.assert_array_equal(view, copy)
+            assert np.array_equal(view, copy)
 
 
 TestMachine = Machine.TestCase

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 import rlox
 
-pytest.importorskip("mpe2")
+pytestmark = pytest.mark.skipif(find_spec("mpe2") is None, reason="needs mpe2")
 
 SPREAD = "env=pettingzoo:mpe2.simple_spread_v3"
 PURSUIT = "env=GridPursuit-v0"

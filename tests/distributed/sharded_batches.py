@@ -1,7 +1,4 @@
-"""Run by torchrun: train language models sharded over two ranks, then in one process, and print the difference of the
-weights."""
-
-import sys
+"""Train language models sharded over two ranks, then in one process, and print the difference of the weights."""
 
 import numpy as np
 import pytest
@@ -103,7 +100,7 @@ def main():
     for name, make in KINDS.items():
         ours, last = together[name]
         alone = make()
-        print(name, difference(ours, state(alone)))
+        print("fsdp", name, difference(ours, state(alone)))
         for metric in ("loss", "grad_norm"):
             assert last[metric] == pytest.approx(alone.last[metric], rel=1e-4, abs=1e-6), (name, metric)
         # A file saved by the ranks can be loaded in a single process.
@@ -111,7 +108,3 @@ def main():
         loaded = type(alone).from_checkpoint(f"{name}.safetensors", dataset=PAIRS if name != "sft" else TEXTS, **given)
         assert all(np.array_equal(x, ours[key]) for key, x in state(loaded).items()), name
         assert loaded.parts.keys() == alone.parts.keys()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
