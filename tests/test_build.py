@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from rlox.kernels._cpu import cpu_level
 
 PROJECT = Path(__file__).parents[1]
 KERNELS = {"_cpu.pyx", "reward.pyx"}
@@ -81,3 +84,21 @@ def test_a_kernel_that_does_not_compile_leaves_no_older_one(project):
     with pytest.raises(AssertionError, match=r"nowhere\.h"):
         build(project)
     assert "reward" not in built(project)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="CPU levels of x86-64 on Linux")
+def test_only_the_level_of_the_machine_and_the_compiler_is_built(project, tmp_path):
+    levels = {"": 2, "_v3": 3, "_v4": 4}
+    compiler = tmp_path / "old-cc"  # knows neither AVX2 nor x86-64-v2
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-mavx*|*-march=*) exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    options = {"RLOX_CYTHON_DEBUG": "", "CFLAGS": "-O0"}
+
+    def found() -> list[int]:
+        kernels = project / "kernels"
+        return [n for folder, n in levels.items() if any((kernels / folder).glob("reward.*so"))]
+
+    build(project, CC=str(compiler), **options)
+    assert found() == [2]
+    build(project, **options)
+    assert found() == [cpu_level()]
