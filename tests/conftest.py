@@ -54,10 +54,15 @@ def _own_worker_imports():
 @pytest.fixture
 def command(tmp_path, monkeypatch, capfd):
     """Runs the command in this process, since starting Python each time would take minutes."""
+    import forked
+
     from rlox_cli.main import app
+    from rlox_cli.preflight import estimate
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, seconds in forked.BRIEF.items():
+        monkeypatch.setattr(estimate, name, seconds)
 
     def run(*args: str) -> tuple[int, str, str]:
         code = app(list(args), prog_name="rlox", standalone_mode=False)

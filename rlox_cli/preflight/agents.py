@@ -9,6 +9,7 @@ import numpy as np
 
 from rlox.config import RunConfig
 from rlox.multi_agent import make_multi_agent_env
+from rlox_cli.preflight.play import random_actions, same
 from rlox_cli.terminal.errors import UsageError
 
 # Limits of the probe in CPU seconds and steps, and how many steps are taken twice to check that a seed repeats them.
@@ -48,12 +49,12 @@ def _played(first: Any, second: Any, rng: np.random.Generator, where: str) -> tu
     first.reset_all()
     second.reset_all()
     while len(rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(rewards) < 20):
-        actions = [_random(group.spec, len(group.agents), rng) for group in first.spec.groups]
+        actions = [random_actions(group.spec, rng, 1, len(group.agents)) for group in first.spec.groups]
         step = first.step_all(actions)
         if not differs and len(rewards) < _PAIR_STEPS:
             twin = second.step_all(actions)
             compared = (("observations", "final_obs"), ("rewards", "rewards"))
-            differs = next((what for what, name in compared if not _same(getattr(step, name), getattr(twin, name))), "")
+            differs = next((what for what, name in compared if not same(getattr(step, name), getattr(twin, name))), "")
         rewards.append(float(sum(each.sum() for each in step.rewards)))
         if step.ended[0]:
             lengths.append(int(step.episode_lengths[0]))
@@ -71,17 +72,3 @@ def _played(first: Any, second: Any, rng: np.random.Generator, where: str) -> tu
     if len(set(rewards)) == 1:
         lines.append(f"{where}: all rewards were {rewards[0]:g} under random actions, so nothing is learned from them")
     return lengths, float(np.mean(rewards)), len(set(rewards)) == 1, lines
-
-
-def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
-
-
-def _random(spec: Any, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Return random actions for `n` agents, (1, n, …), within ±1 if there are no bounds."""
-    if spec.discrete:
-        return rng.integers(spec.n_actions, size=(1, n))
-    if spec.n_choices is not None:
-        return rng.integers(spec.n_choices, size=(1, n, len(spec.n_choices)))
-    low, high = (np.where(np.isfinite(b), b, d) for b, d in ((spec.act_low, -1.0), (spec.act_high, 1.0)))
-    return rng.uniform(low, high, (1, n, spec.act_dim)).astype(np.float32)

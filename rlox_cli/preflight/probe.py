@@ -16,6 +16,7 @@ from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.envs.failures import note_cause, wrong_answer
 from rlox.multi_agent import is_multi_agent
+from rlox_cli.preflight.play import random_actions, same
 from rlox_cli.run.limits import plays_native, time_limit
 from rlox_cli.terminal.errors import UsageError
 
@@ -141,15 +142,15 @@ def _played(config: RunConfig, where: str) -> _Played:
     found, started = _Played([], [], 0, 0.0, ""), time.process_time()
     try:
         obs, other = (_called(where, "reset", env.reset_all) for env in (first, second))
-        if not _same(obs, other):
+        if not same(obs, other):
             found.differs = "observations"
         while len(found.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(found.rewards) < 20):
-            actions = _random_actions(spec, rng)
+            actions = random_actions(spec, rng, 1)
             out = _called(where, "step", first.step_all, actions)
             if not found.differs and len(found.rewards) < _PAIR_STEPS:
                 twin = _called(where, "step", second.step_all, actions)
                 compared = (("observations", "final_obs"), ("rewards", "rewards"))
-                found.differs = next((what for what, key in compared if not _same(out[key], twin[key])), "")
+                found.differs = next((what for what, key in compared if not same(out[key], twin[key])), "")
             _require_finite(where, out["final_obs"], len(found.rewards) + 1)
             _require_reward(where, out["rewards"][0])
             found.rewards.append(float(out["rewards"][0]))
@@ -199,17 +200,3 @@ def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limi
     if scale > _LARGE_REWARD and config.env.reward_fn is None and not getattr(c, "normalize_rewards", False):
         remedy = "algo.normalize_rewards=true" if hasattr(c, "normalize_rewards") else "env.reward_fn"
         yield f"{where}: rewards reach {scale:.3g}; {remedy} can bring them near 1"
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.array_equal(one, other, equal_nan=True)
-
-
-def _random_actions(spec: Any, rng: np.random.Generator) -> np.ndarray:
-    """Return one random action, within ±1 if there are no bounds."""
-    if spec.discrete:
-        return rng.integers(spec.n_actions, size=1)
-    if spec.n_choices is not None:
-        return rng.integers(spec.n_choices, size=(1, len(spec.n_choices)))
-    low, high = (np.where(np.isfinite(b), b, d) for b, d in ((spec.act_low, -1.0), (spec.act_high, 1.0)))
-    return rng.uniform(low, high, (1, spec.act_dim)).astype(np.float32)

@@ -162,12 +162,11 @@ class Sweep:
         require_new(sweep.folder)
         sweep.folder.mkdir(parents=True, exist_ok=True)
         sweep.hold()
-        if (sweep.folder / FILE).exists():
+        try:
+            require_new(sweep.folder)  # another process may have created it in the meantime
+        except UsageError:
             sweep.release()
-            raise UsageError(
-                f"output_dir={shown(folder)} must be a new folder, but contains a sweep; choose another, or resume "
-                f"it: rlox sweep resume {shown(folder)}"
-            )
+            raise
         partial = sweep.folder / f".{FILE}.{os.getpid()}.partial"
         with open(partial, "w") as file:
             file.writelines(_line(item) for item in lines)
