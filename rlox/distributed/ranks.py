@@ -321,8 +321,8 @@ class Group(Ranks):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         timeout = timedelta(seconds=timeout_s)
-        # The agent's store outlives an attempt, and so do the addresses of its ranks: each attempt, and each group of an
-        # attempt, therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
+        # The agent's store outlives an attempt, and so do the addresses of its ranks. Each group of each attempt
+        # therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
         kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         backend = "gloo"
         if torch.cuda.is_available() and dist.is_nccl_available():
