@@ -126,7 +126,8 @@ class TwinDelayed(Textbook):
         self.fit_critics(batch, targets)
 
 
-def agree(ours: nn.Module, theirs: nn.Module, most: float = 1e-5) -> None:
+def agree(ours: nn.Module, theirs: nn.Module, most: float = 2e-5) -> None:
+    # After eight updates, rounding alone reaches 1.001e-5 without FMA; a wrong gradient moves weights by about 1e-3.
     for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert (a - b).abs().max() <= most * b.abs().max(), name
 
