@@ -248,6 +248,11 @@ cdef inline void add_squares(Py_ssize_t d, cf64_r x, cf64_r mean, f64_r total) n
         total[j] += delta * delta
 
 
+cdef enum:
+    TILE = 64  # numbers
+    LINE = 8  # numbers in a cache line
+
+
 cdef inline void standardise(Py_ssize_t d, cf64_r x, cf64_r mean, cf64_r factor, f64_r out) noexcept nogil:
     cdef Py_ssize_t j
     for j in range(d):
@@ -492,13 +497,28 @@ cdef class RunningStatsVec:
         cdef cnp.ndarray array = self._batch(data, batch_size, "RunningStatsVec.normalize_batch")
         cdef cnp.ndarray result = fresh(empty, cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_FLOAT64)
         cdef Py_ssize_t i
-        cdef Py_ssize_t d = self.d
+        cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
+        cdef Py_ssize_t width = self.d
         cdef const f64* x = <const f64*>cnp.PyArray_DATA(array)
         cdef f64* out = <f64*>cnp.PyArray_DATA(result)
+        cdef const f64* mean = self.rows
+        cdef const f64* factor = self.rows + 2 * self.d
+        cdef f64[TILE + LINE] means
+        cdef f64[TILE + LINE] factors
         self._factors()
-        for i in range(cnp.PyArray_SIZE(array) // d):
-            standardise(d, <cf64_r>(x + i * d), <cf64_r>self.rows, <cf64_r>(self.rows + 2 * d),
-                        <f64_r>(out + i * d))
+        i = 0
+        if width <= TILE // 2 and n >= 4 * TILE:  # loops over short rows would be too short for vectors
+            width = TILE // width * width
+            for i in range(width + LINE):
+                means[i], factors[i] = mean[i % self.d], factor[i % self.d]
+            # Then start where a cache line of `out` starts, so that no vector is written to two of them.
+            i = (LINE - (<size_t>out // sizeof(f64)) % LINE) % LINE
+            standardise(i, <cf64_r>x, <cf64_r>means, <cf64_r>factors, <f64_r>out)
+            mean, factor = means + i, factors + i
+        while i < n:
+            width = min(width, n - i)
+            standardise(width, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>(out + i))
+            i += width
         return result
 
     def reset(self) -> None:

@@ -71,6 +71,15 @@ def test_normalisation():
     np.testing.assert_allclose(one.normalize(x[7, 0]), expected[7, 0], rtol=1e-10)
 
 
+@pytest.mark.parametrize("dim", [1, 3, 4, 17, 32, 33, 70])
+@pytest.mark.parametrize("n", [1, 5, 255, 301])
+def test_rows_of_a_batch_are_normalised_as_single_ones(dim, n):
+    stats, rng = RunningStatsVec(dim), np.random.default_rng(0)
+    stats.batch_update(rng.normal(3.0, 2.0, (50, dim)))
+    rows = rng.normal(size=(n, dim))
+    np.testing.assert_array_equal(stats.normalize_batch(rows), [stats.normalize(row) for row in rows])
+
+
 def test_a_constant_column_is_not_divided_by_a_tiny_number():
     stats = RunningStatsVec(1)
     stats.update([1.0])
