@@ -507,10 +507,12 @@ cdef class RunningStatsVec:
         cdef f64[TILE + LINE] factors
         self._factors()
         i = 0
-        if width <= TILE // 2 and n >= 4 * TILE:  # loops over short rows would be too short for vectors
+        if width <= TILE // 2 and n >= 2 * TILE:  # loops over short rows would be too short for vectors
             width = TILE // width * width
-            for i in range(width + LINE):
-                means[i], factors[i] = mean[i % self.d], factor[i % self.d]
+            memcpy(means, mean, self.d * sizeof(f64))
+            memcpy(factors, factor, self.d * sizeof(f64))
+            for i in range(self.d, width + LINE):
+                means[i], factors[i] = means[i - self.d], factors[i - self.d]
             # Then start where a cache line of `out` starts, so that no vector is written to two of them.
             i = (LINE - (<size_t>out // sizeof(f64)) % LINE) % LINE
             standardise(i, <cf64_r>x, <cf64_r>means, <cf64_r>factors, <f64_r>out)
