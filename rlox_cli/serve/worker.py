@@ -182,24 +182,22 @@ def _translated(tls: bool) -> Iterator[None]:
 def _translate(read: int, out: int) -> None:
     refusals = Refusals(lambda text: _write(out, f"rlox worker: {text}\n".encode()), "connections")
     last = b""  # a line that is not complete yet
-    while True:
-        if not select.select([read], [], [], 1.0)[0]:
+    with open(read, "rb", buffering=0) as pipe:
+        while True:
+            if select.select([pipe], [], [], 1.0)[0]:
+                if not (data := pipe.read(2**16)):
+                    break
+                *lines, last = (last + data).split(b"\n")
+                for line in lines:
+                    if not _NATIVE_LINE.match(line):
+                        _write(out, line + b"\n")
+                    elif b"Handshake failed" in line:
+                        text = line.decode(errors="replace")
+                        why = next((words for sign, words in _TLS_WORDS if sign in text), "it sent no TLS handshake")
+                        refusals.add(f"{time.strftime('%H:%M:%S')} refused a connection: {why}")
             refusals.tick()
-            continue
-        if not (data := os.read(read, 2**16)):
-            break
-        *lines, last = (last + data).split(b"\n")
-        for line in lines:
-            if not _NATIVE_LINE.match(line):
-                _write(out, line + b"\n")
-            elif b"Handshake failed" in line:
-                text = line.decode(errors="replace")
-                why = next((words for sign, words in _TLS_WORDS if sign in text), "it sent no TLS handshake")
-                refusals.add(f"{time.strftime('%H:%M:%S')} refused a connection: {why}")
-        refusals.tick()
     _write(out, last)
     refusals.tick(end=True)
-    os.close(read)
 
 
 def _write(out: int, data: bytes) -> None:
