@@ -50,9 +50,9 @@ def test_update_equals_the_textbook():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6, msg=name)
 
 
-# Five updates of (value_loss, entropy, grad_norm) with one thread. Actions are sampled and
-# weights change in between, so any numerical change is visible here and must be explained in the change log. Losses
-# that are sums of cancelling terms (policy_loss, approx_kl) are left out, since their last digits are noise.
+# Five updates of (value_loss, entropy, grad_norm) with one thread. Actions are sampled and weights change in between,
+# so any numerical change is visible here and must be explained in the change log. Losses that are sums of cancelling
+# terms (policy_loss, approx_kl) are left out, since their last digits are noise.
 PINNED = {
     "CartPole-v1": [
         [68.52908325195312, 0.6931257247924805, 14.635065078735352],
