@@ -193,13 +193,9 @@ def rlox(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for module, name, seconds in (
-        (estimate, "_SHORT_S", 0.01),
-        (estimate, "_UPDATES_S", 0.01),
-        (estimate, "_EVALUATION_S", 0.01),
-        (probe, "_SECONDS", 0.1),
-    ):
-        monkeypatch.setattr(module, name, seconds)
+    for name, seconds in forked.BRIEF.items():
+        monkeypatch.setattr(estimate, name, seconds)
+    monkeypatch.setattr(probe, "_SECONDS", 0.1)
     if (faulty := sys.modules.get("faulty_envs")) is not None:
         faulty.Locked.made = 0
 
