@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist, nobody calls it
 def pytest_xdist_auto_num_workers(config):
     """For ``-n auto``, use one worker more than cores: many tests wait for a process, a port or a timeout."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -47,6 +48,7 @@ class _Seat:
         self.requests: queue.SimpleQueue[Weights | None] = queue.SimpleQueue()
         self.answers = answers
         self.over = False  # whether pending requests are dropped
+        self.abandoned = False  # whether the thread closes the actor, since nobody waits for it
         self.given: deque[Trajectory | BaseException] = deque()
         self.thread = threading.Thread(target=self.serve, name=f"rlox actor {index}", daemon=True)
         self.thread.start()
@@ -58,6 +60,20 @@ class _Seat:
                 self.answers.put((self, self.actor.rollout(weights)))
             except BaseException as e:
                 self.answers.put((self, e))
+        if self.abandoned:
+            self.actor.close()
+
+    def end(self) -> None:
+        """Let the thread end after its current rollout."""
+        self.over = True
+        self.requests.put(None)
+
+
+def _abandon(seats: list[_Seat]) -> None:
+    """End the threads of a pool that was dropped without `close`, without waiting for them."""
+    for seat in seats:
+        seat.abandoned = True
+        seat.end()
 
 
 class ThreadActors:
@@ -96,6 +112,9 @@ class ThreadActors:
                 actor.close()
             raise
         self._seats = [_Seat(actor, i, self._answers) for i, actor in enumerate(actors)]
+        # The threads refer to their seats only, so that a pool that nobody refers to is collected.
+        self._finalizer = weakref.finalize(self, _abandon, self._seats)
+        self._finalizer.atexit = False  # the threads are daemons
 
     @property
     def exact(self) -> bool:
@@ -153,9 +172,9 @@ class ThreadActors:
         return f"actor {actor} (a thread)"
 
     def close(self) -> None:
+        self._finalizer.detach()
         for seat in self._seats:
-            seat.over = True
-            seat.requests.put(None)
+            seat.end()
         end = time.monotonic() + _JOIN_WITHIN
         for seat in self._seats:
             seat.thread.join(max(0.0, end - time.monotonic()))

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -296,6 +297,9 @@ def test_exceptions_of_an_environment_are_raised_by_train(kind):
 def test_starts_and_stops_leave_nothing():
     def held():
         gc.collect()  # objects of other tests too
+        for thread in threading.enumerate():
+            if thread.name.startswith("rlox actor"):
+                thread.join(0.5)  # it may be ending
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     trained(64, kind="processes")
@@ -307,17 +311,46 @@ def test_starts_and_stops_leave_nothing():
     assert held() == before
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes", "grpc"])
+def test_actors_end_with_an_algorithm_that_is_dropped_without_close(kind, request, eventually):
+    more = {"worker_addresses": request.getfixturevalue("workers")} if kind == "grpc" else {"actors": kind}
+    gc.collect()  # objects of other tests too
+    before = {*threading.enumerate()}
+    algorithm = rlox.IMPALA("CartPole-v1", **SMALL, **more)
+    algorithm.train(64)
+    pids = [child.process.pid for child in getattr(algorithm.collector._pool, "_children", [])]
+    assert len(pids) == (2 if kind == "processes" else 0)
+    started = [t for t in {*threading.enumerate()} - before if t.name.startswith("rlox actor")]
+    assert len(started) == (0 if kind == "processes" else 2)
+
+    del algorithm
+    gc.collect()
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
+    assert not any(Path("/proc", str(pid)).exists() for pid in pids)
+    if kind == "grpc":
+        for server in request.getfixturevalue("servers"):
+            eventually(lambda server=server: not server._streams)
+
+
 # ---- on workers
 
 
 @pytest.fixture(scope="module")
-def workers():
-    """Addresses of two workers that play CartPole-v1."""
+def servers():
+    """Two workers that play CartPole-v1."""
     envs = EnvSessions("CartPole-v1")
     servers = [Server({"env": envs, "actor": ActorSessions(envs)}).start() for _ in range(2)]
-    yield [f"127.0.0.1:{server.port}" for server in servers]
+    yield servers
     for server in servers:
         server.stop(0.1)
+
+
+@pytest.fixture(scope="module")
+def workers(servers):
+    """Addresses of the two workers."""
+    return [f"127.0.0.1:{server.port}" for server in servers]
 
 
 def test_rollouts_come_from_workers(workers):
