@@ -57,7 +57,7 @@ def command(tmp_path, monkeypatch, capfd):
     """Runs the command in this process, since starting Python each time would take minutes."""
     import forked
 
-    from rlox_cli.main import app
+    from rlox_cli.main import commands
     from rlox_cli.preflight import estimate
 
     monkeypatch.chdir(tmp_path)
@@ -66,7 +66,7 @@ def command(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(estimate, name, seconds)
 
     def run(*args: str) -> tuple[int, str, str]:
-        code = app(list(args), prog_name="rlox", standalone_mode=False)
+        code = commands()(list(args), prog_name="rlox", standalone_mode=False)
         return code, *capfd.readouterr()
 
     return run

@@ -187,7 +187,7 @@ def _import() -> None:
 
     import rlox_cli.run.resume  # noqa: F401
     from rlox.algorithms import ALGORITHMS, resolve
-    from rlox_cli.main import app
+    from rlox_cli.main import commands
     from rlox_cli.preflight import estimate
 
     vars(estimate).update(BRIEF)
@@ -197,7 +197,7 @@ def _import() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         # Warm up the caches of Typer, Hydra and its parser, environments, networks and one update.
         for words in (["ls", "envs"], ["train", "--check", "env=CartPole-v1", "total_timesteps=512", "backend=torch"]):
-            app(words, prog_name="rlox", standalone_mode=False)
+            commands()(words, prog_name="rlox", standalone_mode=False)
     gc.collect()
     gc.freeze()  # otherwise a collection in a child would copy every page
 

@@ -22,7 +22,7 @@ from rlox.buffers import footprint, make_buffer
 from rlox.config import BufferConfig, MmapBufferConfig, PrioritizedBufferConfig
 from rlox.envs import EnvSpec
 from rlox_cli.config.compose import compose_jobs
-from rlox_cli.main import app
+from rlox_cli.main import commands
 from rlox_cli.preflight import check, estimate, probe
 from rlox_cli.run import limits, machine
 
@@ -201,7 +201,7 @@ def rlox(tmp_path, monkeypatch, capfd):
 
     def run(*args: str) -> tuple[int, str, str]:
         before = listing(tmp_path)
-        code = app(["train", *args], prog_name="rlox", standalone_mode=False)
+        code = commands()(["train", *args], prog_name="rlox", standalone_mode=False)
         if "--check" in args:
             assert listing(tmp_path) == before
             assert not list(scratch.iterdir())
@@ -259,7 +259,7 @@ def datasets(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datasets")
     for name, env in (("pend", "Pendulum-v1"), ("cart", "CartPole-v1"), ("own", "Good-v0")):
         words = ["collect", *OWN, "--env", env, "--steps", "300", "--out", str(folder / f"{name}.arrow")]
-        assert not app(words, prog_name="rlox", standalone_mode=False)
+        assert not commands()(words, prog_name="rlox", standalone_mode=False)
     (folder / "cut.arrow").write_bytes((folder / "pend.arrow").read_bytes()[:2000])
     return folder
 

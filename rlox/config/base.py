@@ -57,6 +57,16 @@ def is_below(path: str) -> bool:
     return bool(path.strip("./")) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
+_types: dict[type, dict[str, Any]] = {}
+
+
+def _types_of(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields. Evaluating the annotations takes longer than all checks."""
+    if kind not in _types:
+        _types[kind] = typing.get_type_hints(kind)
+    return _types[kind]
+
+
 def _type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
 
@@ -175,7 +185,7 @@ class Config:
     largest: ClassVar[int] = 2**63 - 1  # upper bound of integers
 
     def __post_init__(self) -> None:
-        where, hints = type(self).__name__, typing.get_type_hints(type(self))
+        where, hints = type(self).__name__, _types_of(type(self))
         for item in fields(self):
             value, kind = getattr(self, item.name), hints[item.name]
             if isinstance(value, tuple):
@@ -237,7 +247,7 @@ class Config:
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"{cls.__name__}: a configuration must map fields to values, got {shown(values)}")
-        hints, given = typing.get_type_hints(cls), dict(values)
+        hints, given = _types_of(cls), dict(values)
         for name, value in values.items():
             kinds = [kind for kind in (hints.get(name), *typing.get_args(hints.get(name))) if isinstance(kind, type)]
             inner = next((kind for kind in kinds if issubclass(kind, Config)), None)

@@ -40,7 +40,6 @@ def complete(incomplete: str) -> list[str]:
         loader = GlobalHydra.instance().config_loader()
         plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
         found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
-    found = [item for item in found if not item.rstrip("=").endswith("_schema")]
     found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
     if not found:
         from rlox.config.migration import completions

@@ -38,7 +38,7 @@ from rlox_cli.config.rules import applied_settings, check_run
 from rlox_cli.config.schema import (
     CONFIG_MODULE,
     CONFIG_NAME,
-    OwnFolderFirst,
+    SearchPath,
     ray_settings,
     register,
     to_run_config,
@@ -64,9 +64,9 @@ class Job:
 
 
 def _take_config_dir(flags: list[str]) -> list[str]:
-    """Return `flags` without ``-cd DIR``; `OwnFolderFirst` serves that folder from now on."""
+    """Return `flags` without ``-cd DIR``; `SearchPath` serves that folder from now on."""
     folder = flag_value(flags, "--config-dir", "-cd")
-    OwnFolderFirst.folder = None if folder is None else Path(folder).resolve()
+    SearchPath.folder = None if folder is None else Path(folder).resolve()
     if folder is None:
         return flags
     if not Path(folder).is_dir():

@@ -43,7 +43,6 @@ def explain(e: BaseException) -> str:
         if group:
             # Hydra lists no options for an item of a list, as in logger=[mlflow,cvs].
             options = e.options or GlobalHydra.instance().config_loader().get_group_options(group)
-            options = [option for option in options if not option.endswith("_schema")]
             more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
             return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
     if isinstance(e, HydraException) and "Ambiguous value for argument" in str(e):

@@ -27,7 +27,7 @@ from rlox.multi_agent import is_multi_agent
 from rlox.offline.dataset import check_source
 from rlox_cli.config.imports import import_modules, resolve_reward
 from rlox_cli.config.language import check_language, refuse_language
-from rlox_cli.config.schema import OwnFolderFirst
+from rlox_cli.config.schema import SearchPath
 
 OFF_POLICY_ONLY = "on-policy algorithms have none, algo=dqn has one"
 
@@ -224,9 +224,9 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
 
 def _own_tuned_pairs() -> set[str]:
     """Return ``<algo>/<env>`` for all tuned settings in the folder of ``-cd``."""
-    if OwnFolderFirst.folder is None:
+    if SearchPath.folder is None:
         return set()
-    root = OwnFolderFirst.folder / "tuned"
+    root = SearchPath.folder / "tuned"
     return {path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/**/*.yaml")}
 
 

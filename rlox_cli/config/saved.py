@@ -17,7 +17,7 @@ from rlox.buffers import buffer_config_class
 from rlox.config import DatasetConfig, RunConfig
 from rlox_cli.config.explain import explain
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
-from rlox_cli.config.schema import run_schema
+from rlox_cli.config.schema import schema_of
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -82,7 +82,7 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
 
 def typed_config(saved: dict[str, Any], algo: str) -> DictConfig:
     """Return `saved` with the types of its sections, strict about keys."""
-    cfg = copy.deepcopy(run_schema())
+    cfg = copy.deepcopy(schema_of(RunConfig))
     cfg.algo = OmegaConf.structured(resolve(entry_of(algo).config))
     memory = saved.get("buffer")
     if memory is not None:

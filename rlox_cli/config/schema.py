@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import secrets
 from dataclasses import dataclass
@@ -11,16 +12,17 @@ from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from rlox.algorithms import ALGORITHMS, resolve
-from rlox.buffers import buffer_config_class
+from rlox.algorithms import entry_of, resolve
+from rlox.buffers import BUFFERS, buffer_config_class
 from rlox.config import RayResources, RunConfig
 from rlox_cli.config.language import is_function
 from rlox_cli.config.ranges import OptunaConfig
-from rlox_cli.config.shipped import shipped
 from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource, RowsSource
 from rlox_cli.terminal.errors import UsageError
 
@@ -42,8 +44,6 @@ SECTION_OF = {
     "TensorboardConfig": "logger.tensorboard.",
     "CsvConfig": "logger.csv.",
 }
-
-_STORED: dict[tuple[str, str], type] = {}
 
 
 @dataclass
@@ -68,8 +68,8 @@ class RayLauncherConfig(RayResources):
         yield "n_jobs", self.n_jobs == -1 or self.n_jobs >= 1, "be -1 or >= 1"
 
 
-class OwnFolderFirst(SearchPathPlugin):
-    """Puts the folder of ``-cd`` before the shipped files, so that an edited copy of a shipped file takes precedence.
+class SearchPath(SearchPathPlugin):
+    """Adds the schemas, and puts the folder of ``-cd`` before the shipped files, so that its files take precedence.
 
     Hydra's own ``--config-dir`` comes after them, where a file of the same name is never found.
     """
@@ -79,34 +79,70 @@ class OwnFolderFirst(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.folder is not None:
             search_path.prepend("command-line", f"file://{self.folder}")
+        search_path.append("rlox", "schemas://")
+
+
+class SchemaSource(ConfigSource):
+    """The typed configurations that files refer to: ``run_schema``, ``algo/NAME_schema``, ``buffer/NAME_schema`` ….
+
+    Hydra's ConfigStore would copy all of them for every composition, and building all takes a tenth of a second.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return "schemas"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return False
+
+    def is_config(self, config_path: str) -> bool:
+        return _kind_of(config_path) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        kind = _kind_of(config_path)
+        if kind is None:
+            raise ConfigLoadError(f"no schema: {config_path}")
+        return ConfigResult(self.provider, "schemas://", copy.deepcopy(schema_of(kind)), {"package": None})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return []
+
+
+def _kind_of(config_path: str) -> type | None:
+    """Return the dataclass of a schema; None if there is none of that name."""
+    path = config_path.removesuffix(".yaml")
+    group, _, name = path.removesuffix("_schema").rpartition("/")
+    if not path.endswith("_schema"):
+        return None
+    if group == "algo":
+        entry = entry_of(name)
+        return resolve(entry.config) if entry is not None else None
+    if group == "buffer":
+        return buffer_config_class(name) if name in BUFFERS else None
+    return {"run": RunConfig, "hydra/sweeper/optuna": OptunaConfig, "hydra/launcher/ray": RayLauncherConfig}.get(
+        f"{group}/{name}".lstrip("/")
+    )
+
+
+@cache
+def schema_of(kind: type) -> DictConfig:
+    return OmegaConf.structured(kind)
 
 
 def register() -> None:
-    """Register the schemas, the config sources and the resolvers with Hydra; idempotent."""
-    _store("", "run_schema", RunConfig)
-    for name in shipped("algo"):
-        _store("algo", f"{name}_schema", resolve(ALGORITHMS[name].config))
-    for name in shipped("buffer"):
-        _store("buffer", f"{name}_schema", buffer_config_class(name))
-    _store("hydra/sweeper", "rlox", SweeperConfig)
-    _store("hydra/sweeper", "optuna_schema", OptunaConfig)
-    _store("hydra/launcher", "ray_schema", RayLauncherConfig)
-    Plugins.instance().register(GymEnvSource)
-    Plugins.instance().register(AlgorithmSource)
-    Plugins.instance().register(BufferSource)
-    Plugins.instance().register(DatasetSource)
-    Plugins.instance().register(RowsSource)
-    Plugins.instance().register(OwnFolderFirst)
+    """Register the sweeper, the config sources and the resolvers with Hydra; idempotent."""
+    ConfigStore.instance().store("rlox", schema_of(SweeperConfig), "hydra/sweeper")
+    for plugin in (
+        *(SearchPath, SchemaSource, GymEnvSource),
+        *(AlgorithmSource, BufferSource, DatasetSource, RowsSource),
+    ):
+        Plugins.instance().register(plugin)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("task_name", task_name, replace=True)
-
-
-def _store(group: str, name: str, kind: type) -> None:
-    """Give Hydra a schema, unless it already has it, since building one takes milliseconds."""
-    if _STORED.get((group, name)) is not kind:
-        ConfigStore.instance().store(name, kind, group or None)
-        _STORED[group, name] = kind
 
 
 def ray_settings(cfg: DictConfig) -> RayLauncherConfig | None:
@@ -144,9 +180,4 @@ def task_name(source: str) -> str:
 def to_run_config(cfg: DictConfig) -> RunConfig:
     """Return the typed configuration of a composed job, with every rule checked."""
     plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
-    return OmegaConf.to_object(OmegaConf.merge(run_schema(), plain))
-
-
-@cache
-def run_schema() -> DictConfig:
-    return OmegaConf.structured(RunConfig)
+    return OmegaConf.to_object(OmegaConf.merge(schema_of(RunConfig), plain))

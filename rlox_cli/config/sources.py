@@ -126,21 +126,18 @@ class DatasetSource(_Choices):
 
 
 class AlgorithmSource(_Choices):
-    """``algo=NAME`` for an algorithm without a YAML file, which another package adds, and its ``NAME_schema``."""
+    """``algo=NAME`` for an algorithm without a YAML file, which another package adds."""
 
     group, name_of_scheme = "algo", "algorithms"
 
     def serves(self, name: str) -> bool:
-        name = name.removesuffix("_schema")
         return name not in shipped("algo") and name in algorithm_names()  # reads which packages are installed
 
     def names(self) -> list[str]:
         return algorithm_names()
 
     def config(self, name: str) -> tuple[DictConfig, str | None]:
-        kind = resolve(entry_of(name.removesuffix("_schema")).config)
-        if name.endswith("_schema"):
-            return OmegaConf.structured(kind), None
+        kind = resolve(entry_of(name).config)
         found: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
         if not issubclass(kind, OnPolicyConfig):
             found["env"] = {"n_envs": 1}
