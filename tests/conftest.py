@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,18 @@ def pytest_xdist_auto_num_workers(config):
     """For ``-n auto``, use one worker more than cores: many tests wait for a process, a port or a timeout."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores + 1, config.option.maxprocesses or cores + 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect no garbage while a million objects that stay are imported, and do not look at them again later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
