@@ -209,7 +209,7 @@ def test_initial_weights_equal_the_modules():
 
 def test_pytorchs_update_learns_from_the_kernels_rollouts():
     ppo, by_module = (PPO("CartPole-v1", seed=4, backend="torch", **SMALL) for _ in range(2))
-    by_module._beside = None
+    by_module._acting = None
     assert ppo.backend == "torch"
     assert ppo.backend_reason == "as requested; a kernel collects"
     assert isinstance(ppo.actor, NativePolicy)

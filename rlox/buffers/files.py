@@ -259,8 +259,8 @@ def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
     Only the name of the saved path is used, because the path is read from a file and the memory writes to it.
     """
     name = os.path.basename(saved)
-    beside = folder.parent.parent / name
-    return beside if own is None or beside.is_file() else Path(own) / name
+    in_run = folder.parent.parent / name
+    return in_run if own is None or in_run.is_file() else Path(own) / name
 
 
 def _pieces(folder: Path, entry: dict[str, Any]) -> list[dict[str, np.ndarray]]:

@@ -385,7 +385,7 @@ class Group(Ranks):
         return None
 
     def report(self, error: BaseException) -> None:
-        """Tell the other ranks why this rank ends."""
+        """Report to the other ranks why this rank ends."""
         if isinstance(error, RankLost):
             return
         text = " ".join(str(error).split()) or type(error).__name__

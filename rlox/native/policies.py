@@ -187,7 +187,7 @@ class NativePolicy(NativeActor):
         return policy
 
     @classmethod
-    def beside(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
+    def sharing(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
         """Create a policy that acts for a module trained with PyTorch, whose parameters are views of `block`, in
         order."""
         policy = cls._of(module, spec, config.optimizer, block)

@@ -180,7 +180,7 @@ def collect(
                 if hasattr(vec, "close"):
                     vec.close()
             n_cut += episodes.n_cut
-            acting = {**_told(behaviour), **_exploration(behaviour.algorithm, deterministic)}
+            acting = {**_named(behaviour), **_exploration(behaviour.algorithm, deterministic)}
             entries.append({**acting, "n_steps": count, **_summary(returns)})
         metadata = {
             "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
@@ -225,7 +225,7 @@ def _require_disk(path: str | os.PathLike, n_steps: int, spec: EnvSpec) -> None:
         )
 
 
-def _told(behaviour: Behaviour) -> dict[str, Any]:
+def _named(behaviour: Behaviour) -> dict[str, Any]:
     return {"name": behaviour.name, **behaviour.info}
 
 

@@ -120,8 +120,8 @@ class MlflowMirror:
                 self._experiments[name] = found.experiment_id
             else:
                 # Without a location, MLflow puts artifacts under the writer's working directory.
-                beside = self.database and (self.database.parent / "mlartifacts").as_uri()
-                self._experiments[name] = self.client.create_experiment(name, beside)
+                location = self.database and (self.database.parent / "mlartifacts").as_uri()
+                self._experiments[name] = self.client.create_experiment(name, location)
             # MLflow's page guesses an unknown kind, and may then show the layout for traces of language models.
             known = (found.tags if found is not None else {}).get(KIND, "")
             if not known or known.endswith("_inferred") or known == "no_inferred_type":

@@ -189,7 +189,7 @@ def off_policy(algorithm) -> dict[str, float]:
     collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
     end = c.end
-    tell_every = min(1000, max(1, c.horizon_steps // 100))
+    report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
@@ -215,7 +215,9 @@ def off_policy(algorithm) -> dict[str, float]:
         started, round_start, c.in_round = clock(), c.env_steps, 0
         algorithm.check_kernel("train")
         if fused:
-            done = algorithm.rounds(min(tell_every - (c.env_steps - c.horizon_start) % tell_every, end - c.env_steps))
+            done = algorithm.rounds(
+                min(report_every - (c.env_steps - c.horizon_start) % report_every, end - c.env_steps)
+            )
             collector.env_steps = c.env_steps
             algorithm.require_finite_memory(len(done))
             c.ended(done.episode_returns, done.episode_lengths)
@@ -261,7 +263,7 @@ def off_policy(algorithm) -> dict[str, float]:
             collect_s += collected - started
             update_s += now - collected
         so_far = c.env_steps - c.horizon_start
-        if so_far // tell_every == (so_far - len(done)) // tell_every and c.env_steps < end:
+        if so_far // report_every == (so_far - len(done)) // report_every and c.env_steps < end:
             continue
         losses = ranks.metrics(_means(history, rounds=bool(fused)))
         history.clear()
@@ -301,7 +303,7 @@ def offline(algorithm) -> dict[str, float]:
     """
     c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
-    tell_every = min(1000, max(1, c.horizon_steps // 100))
+    report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = ranks.lead(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
@@ -310,7 +312,7 @@ def offline(algorithm) -> dict[str, float]:
         history: list[dict[str, Any]] = []
         started, drawing_s, c.in_round = clock(), 0.0, 0
         algorithm.check_kernel("train")
-        n = min(tell_every - (c.updates - c.horizon_start) % tell_every, c.end - c.updates)
+        n = min(report_every - (c.updates - c.horizon_start) % report_every, c.end - c.updates)
         for _ in range(n):
             drawing = clock()
             try:

@@ -90,7 +90,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     loop = staticmethod(loops.on_policy)
     stream = Stream.PERMUTATION
-    _beside: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
+    _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 
     collector: RolloutCollector
     normalizer: VecNormalize | None = None
@@ -153,13 +153,13 @@ class OnPolicyAlgorithm(Algorithm):
     @property
     def actor(self) -> nn.Module | NativePolicy:
         """The actor of collection and evaluation."""
-        beside = self._beside
-        return beside if beside is not None and beside.altered() is None else super().actor
+        acting = self._acting
+        return acting if acting is not None and acting.altered() is None else super().actor
 
     def check_kernel(self, where: str, functions: bool = False) -> None:
         super().check_kernel(where, functions)
-        if functions and self._beside is not None and difference("acting", self.collector, reread=False) is not None:
-            self._beside = None
+        if functions and self._acting is not None and difference("acting", self.collector, reread=False) is not None:
+            self._acting = None
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
         """Run ``update`` as a kernel."""
@@ -194,5 +194,5 @@ class OnPolicyAlgorithm(Algorithm):
         self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
         if exact and difference("acting", self.collector) is None:
-            self._beside = NativePolicy.beside(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
+            self._acting = NativePolicy.sharing(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend_reason += "; a kernel collects"

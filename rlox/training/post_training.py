@@ -215,8 +215,8 @@ class LLMAlgorithm(Algorithm):
     def _share_out(self) -> None:
         """Shard the model, and a separate reference, over the ranks if sharding is enabled."""
         read = self.policy.blank if isinstance(self.policy, RewardHead) else self.model.blank
-        beside = None if self.reference is None else self.reference.beside
-        passes = [(self.policy, read), *([] if beside is None else [(beside.module, beside.blank)])]
+        separate = None if self.reference is None else self.reference.separate
+        passes = [(self.policy, read), *([] if separate is None else [(separate.module, separate.blank)])]
         for module, one in passes:
             self.ranks.shard(module, partial(self._blank, one), self.device, self._precision() == "bfloat16")
         self.model.one_pass = self.ranks.sharded

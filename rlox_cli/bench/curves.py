@@ -59,14 +59,14 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
                 axis.fill_between(steps, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
             (handles[name],) = axis.plot(steps, band.value, marker="." if len(steps) < 3 else "", color=colour)
             counts.append(f"{len(curves)}")
-        beside = ""
+        note = ""
         if "threshold" in cell:
             score = cell["threshold"]["score"]
             axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--")
-            beside = f"\ndashed: score to reach, {score:g}"
+            note = f"\ndashed: score to reach, {score:g}"
         seeds_said = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
         axis.set_title(wrapped(label + seeds_said, 44), fontsize=10)
-        axis.set_xlabel(unit_of(cell.get("settings", {})).replace("steps", "environment steps") + beside, fontsize=9)
+        axis.set_xlabel(unit_of(cell.get("settings", {})).replace("steps", "environment steps") + note, fontsize=9)
         axis.set_ylabel("evaluation return", fontsize=9)
         axis.tick_params(labelsize=8)
         spread(axis.xaxis, thousands())

@@ -121,12 +121,12 @@ def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[s
     nominal_runs = list(fingerprint.from_table(nominal["quantities"]).values())
     found = fingerprint.compare([run.quantities for run in runs], nominal_runs)
     cell["fingerprint"] = {**vars(found), "differing": [vars(one) for one in found.differing]}
-    beside = f"of {found.n_quantities} quantities ({found.n_ours} runs, {found.n_nominal} nominal runs)"
+    quantities = f"of {found.n_quantities} quantities ({found.n_ours} runs, {found.n_nominal} nominal runs)"
     if found.differs:
-        return FAIL, f"{len(found.differing)} {beside} differ"
+        return FAIL, f"{len(found.differing)} {quantities} differ"
     if found.n_ours < 2:
         return MORE, "at least 2 seeds are needed"
-    return PASS, f"none {beside} differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
+    return PASS, f"none {quantities} differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
 
 
 def task_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -103,11 +103,11 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
             "final return",
             f"{interval_text(Interval(cell['iqm'], cell['iqm_low'], cell['iqm_high']))} (IQM, 95 % interval)",
         )
-        beside = f"; theirs {interval_text(Interval(**cell[f'area_{key}']))}" if key else ""
-        line("area under curve", f"{interval_text(Interval(**cell['area']))} (mean return over training){beside}")
+        theirs = f"; theirs {interval_text(Interval(**cell[f'area_{key}']))}" if key else ""
+        line("area under curve", f"{interval_text(Interval(**cell['area']))} (mean return over training){theirs}")
     if "threshold" in cell:
-        beside = f"; theirs {_reach(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
-        line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'], _unit(cell))}{beside}")
+        theirs = f"; theirs {_reach(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
+        line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'], _unit(cell))}{theirs}")
     if key:
         line("beats theirs", f"with probability {_share_text(Interval(**cell['improvement']))}")
     found = cell.get("fingerprint", {})

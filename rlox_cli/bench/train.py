@@ -368,8 +368,8 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
             axis.plot(seconds[k], k, "o", color="black" if system.startswith("rlox") else "tab:orange")
             learned = _learned_by(row["runs"][system])
             said = f"{seconds[k]:.2g} s, {row['ratio'][system]:.2g}x" + (f", evaluation {learned}" if learned else "")
-            beside = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": _FIGURE_SIZE}
-            axis.annotate(said, (seconds[k], k), **beside)
+            style = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": _FIGURE_SIZE}
+            axis.annotate(said, (seconds[k], k), **style)
             longest = max(longest, len(said))
         axis.set_yticks(range(len(systems)), systems)
         axis.set(xscale="log", xlabel="CPU seconds (median)", ylim=(-0.6, len(systems) - 0.4))

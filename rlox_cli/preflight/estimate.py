@@ -121,11 +121,11 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     mirrors = {
         name: start.python * (once + each * rows) for name, (once, each) in costs.items() if name in loggers(config)
     }
-    own, beside = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
+    own, saved = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
     memory = _peak() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
     if found is not None:
         memory += found.resident
-        if beside:
+        if saved:
             # A save holds a copy of the new transitions, and their serialised bytes.
             between = min(total, config.checkpoint.every_s / each[1], config.checkpoint.every_steps or total)
             # For sequences this may be all of them, since their states change.
@@ -140,7 +140,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         ),
         longest_evaluation=float(longest[1]),
         memory=memory,
-        disk=2 * checkpoint.stat().st_size + own + beside,
+        disk=2 * checkpoint.stat().st_size + own + saved,
         workers=workers,
         update=None if update is None else float(update[0]),
     )

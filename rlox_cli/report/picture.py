@@ -139,7 +139,7 @@ class Picture:
         self.groups, self.metric, self.by_time = groups, metric, by_time
         self.summaries = {group: summarise(group, metric) for group in groups}
         self.labels = list(dict.fromkeys(group.label for group in groups))
-        self.told_apart = self._best_labels()
+        self.coloured = self._best_labels()
         self._n_ids = 0
 
     def save(self, paths: Sequence[Path]) -> str:
@@ -173,7 +173,7 @@ class Picture:
     def _profiled(self, env: str) -> list[Group]:
         """Return the groups with enough runs for a profile of their scores."""
         enough = [group for group in self._of(env) if self.summaries[group].n >= _ENOUGH]
-        return [group for group in enough if group.label in self.told_apart and self.metric in RETURNS]
+        return [group for group in enough if group.label in self.coloured and self.metric in RETURNS]
 
     def _id(self, label: str) -> str:
         self._n_ids += 1
@@ -181,9 +181,9 @@ class Picture:
 
     def look(self, label: str) -> tuple[str, str]:
         """Return the colour and the dashes of a label."""
-        if label not in self.told_apart:
+        if label not in self.coloured:
             return _GREY, "-"
-        turn, colour = divmod(self.told_apart.index(label), len(_COLOURS))
+        turn, colour = divmod(self.coloured.index(label), len(_COLOURS))
         return _COLOURS[colour], _DASHES[turn]
 
     def draw(self) -> Figure:
@@ -192,13 +192,13 @@ class Picture:
 
         envs = self._envs()
         profiled = [env for env in envs if self._profiled(env)]
-        columns = max(min(3, len(envs)), *(min(3, len(self._metrics_beside(env))) for env in envs))
-        timed = [group for group in self.groups if group.label in self.told_apart]
+        columns = max(min(3, len(envs)), *(min(3, len(self._other_metrics(env))) for env in envs))
+        timed = [group for group in self.groups if group.label in self.coloured]
         rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [(envs, self._curves, 3.6)]
         if profiled:
             rows.append((profiled, self._profiles, 3.1))
-        if beside := [(env, metric) for env in envs for metric in self._metrics_beside(env)]:
-            rows.append((beside, self._beside, 2.9))
+        if others := [(env, metric) for env in envs for metric in self._other_metrics(env)]:
+            rows.append((others, self._metric_panel, 2.9))
         names = self._bar_names(timed)
         # The tallest name decides, since bars are evenly spaced.
         tall = max((name.count("\n") + 1 for name in names), default=1)
@@ -207,7 +207,7 @@ class Picture:
             1.5 + (0.14 + 0.22 * tall) * len(timed),
         ]
         width = max(10.0, 5.0 * columns)
-        entries = [wrapped(label, self._legend_signs(width)).count("\n") + 1 for label in self.told_apart]
+        entries = [wrapped(label, self._legend_signs(width)).count("\n") + 1 for label in self.coloured]
         around = 0.5 + 0.25 * max(entries, default=1) * -(-(len(entries) + 1) // max(1, self._legend_columns(width)))
         figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
         *parts, last = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -226,11 +226,11 @@ class Picture:
         from matplotlib.lines import Line2D
 
         handles = []
-        for label in self.told_apart:
+        for label in self.coloured:
             colour, dashes = self.look(label)
             shown_label = wrapped(label, self._legend_signs(figure.get_figwidth()))
             handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=shown_label))
-        if others := len(self.labels) - len(self.told_apart):
+        if others := len(self.labels) - len(self.coloured):
             handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"{others} others"))
         columns = max(1, min(len(handles), self._legend_columns(figure.get_figwidth())))
         figure.legend(handles=handles, loc="outside upper center", ncols=columns)
@@ -259,38 +259,38 @@ class Picture:
         several = len(self._envs()) > 1
         return [wrapped(f"{group.label} · {group.env}" if several else group.label, _NAME) for group in groups]
 
-    def _metrics_beside(self, env: str) -> list[str]:
+    def _other_metrics(self, env: str) -> list[str]:
         """Return additional metrics to draw if all runs train a language model: those that all of them have."""
         runs = [run for group in self._of(env) for run in group.runs]
         if not all(run.flat.get("model") for run in runs):
             return []
         return [name for name in LANGUAGE if name != self.metric and all(name in run.series for run in runs)]
 
-    def _beside(self, axis: Axes, item: tuple[str, str]) -> None:
+    def _metric_panel(self, axis: Axes, item: tuple[str, str]) -> None:
         self._draw_curves(axis, *item)
 
     def _curves(self, axis: Axes, env: str) -> None:
         self._draw_curves(axis, env, self.metric)
 
     def _draw_curves(self, axis: Axes, env: str, metric: str) -> None:
-        groups = sorted(self._of(env), key=lambda group: group.label in self.told_apart)
+        groups = sorted(self._of(env), key=lambda group: group.label in self.coloured)
         for group in groups:
             (colour, dashes), found = self.look(group.label), curve(group.runs, metric, self.by_time)
-            told_apart = group.label in self.told_apart
+            coloured = group.label in self.coloured
             points = "." if len(found.x) <= _FEW_POINTS else ""
             for run, (x, y) in zip(group.runs, found.singles, strict=True):
-                if told_apart and 1 < len(group.runs) <= _MOST_SINGLE:
+                if coloured and 1 < len(group.runs) <= _MOST_SINGLE:
                     axis.plot(x, y, color=colour, linewidth=0.8, alpha=0.4, gid=self._id(group.label))
                 if run.status != "finished":
                     axis.plot(x[-1], y[-1], "x", color=colour, markersize=8, gid=self._id(group.label))
             whole = found.n == len(group.runs)
             # The dotted line begins where the solid one ends.
             partial = ~whole | np.append(~whole[1:], False)
-            for at, style, width in ((whole, dashes, 2.2 if told_apart else 0.8), (partial, (0, (1, 1)), 1.4)):
+            for at, style, width in ((whole, dashes, 2.2 if coloured else 0.8), (partial, (0, (1, 1)), 1.4)):
                 line = np.where(at, found.middle.value, np.nan)
                 look = {"color": colour, "linestyle": style, "linewidth": width, "markersize": 4 * width}
                 axis.plot(found.x, line, marker=points, gid=self._id(group.label), **look)
-            if told_apart:
+            if coloured:
                 axis.fill_between(
                     *(found.x, found.middle.low, found.middle.high),
                     **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
@@ -334,8 +334,8 @@ class Picture:
             # Below the bar; its number is at the end of the bar.
             below = [y + 0.43] * len(speeds)
             speed.plot(speeds, below, ".", color="black", markersize=4, gid=self._id(group.label))
-            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
-            speed.annotate(concise(median), (median, y), gid=self._id(group.label), **beside)
+            style = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
+            speed.annotate(concise(median), (median, y), gid=self._id(group.label), **style)
             fastest = max(fastest, *speeds)
             left, shares = 0.0, [run.shares for run in group.runs if run.shares]
             for name, shade in _SHADES.items() if shares else ():

@@ -306,10 +306,10 @@ def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tupl
     """Return the bytes that a replay memory writes in `n_steps`: into its own file, and next to the checkpoints."""
     if found is None:
         return 0, 0
-    beside = config.checkpoint.memory and not found.disk
+    saves = config.checkpoint.memory and not found.disk
     # The states of steps are rewritten as they change, until their files have twice the size of the states.
     times = 2 if config.buffer.holds == "sequences" else 1
-    return found.disk, times * min(n_steps, config.buffer.size) * found.row if beside else 0
+    return found.disk, times * min(n_steps, config.buffer.size) * found.row if saves else 0
 
 
 def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
@@ -320,9 +320,9 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     UsageError
         If the disk has no room for them.
     """
-    own, beside = disk_bytes(config, found, n_steps)
+    own, saved = disk_bytes(config, found, n_steps)
     at = Path(getattr(config.buffer, "folder", None) or folder)
-    free, needed = machine.free_disk(at), own + beside
+    free, needed = machine.free_disk(at), own + saved
     if needed > free:
         remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
         raise UsageError(

@@ -233,7 +233,7 @@ class Launch:
             else:
                 return
         while any(self._watch.look(job).state == "running" for job in jobs):
-            time.sleep(_POLL_S)  # they have been told to stop
+            time.sleep(_POLL_S)  # they were asked to stop
 
     def _is_due(self, job: SweepJob, retry_failed: bool) -> bool:
         progress = self._watch.look(job)

@@ -116,7 +116,7 @@ def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
 
 
 def is_explained(e: BaseException) -> bool:
-    """Return whether `e` is not a bug in rlox: its message, or the user's frames, tell what to do about it."""
+    """Return whether `e` is not a bug in rlox: its message, or the user's frames, say what to do about it."""
     return is_refusal(e) or _is_of_machine(e) or is_of_user(e)
 
 

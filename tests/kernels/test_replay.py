@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from generator import MASK, derive_key
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,7 +16,6 @@ from scipy.stats import chisquare
 import rlox
 from rlox.kernels.rng import _philox_block
 
-MASK = 2**64 - 1
 DOMAIN_REPLAY = int.from_bytes(b"REPL", "big")
 FULL = os.environ.get("RLOX_HYPOTHESIS") == "full"
 # 40 operations per example: 2,000 in all, or 12,000.
@@ -27,19 +27,9 @@ MACHINE = settings(
 )
 
 
-def key_of(seed):
-    def splitmix64(x):
-        x = (x + 0x9E3779B97F4A7C15) & MASK
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-        return x ^ (x >> 31)
-
-    return splitmix64(splitmix64(seed))
-
-
 def draws(seed, n, high):
     """The uniform draws of [0, high) as specified: one 32-bit word each, four to a block."""
-    words = [w for i in range(-(-n // 4)) for w in _philox_block(key_of(seed), i, DOMAIN_REPLAY)]
+    words = [w for i in range(-(-n // 4)) for w in _philox_block(derive_key(seed), i, DOMAIN_REPLAY)]
     return [w * high >> 32 for w in words[:n]]
 
 

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from generator import derive_key, philox
 from outside_envs import OBSERVE, RESET, STEP, AgentSpec, P, bounds, capsule_of
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
@@ -21,7 +22,6 @@ from rlox.kernels.rng import Rng
 from rlox.multi_agent import MultiAgentStep, is_multi_agent, make_multi_agent_env, parallel_env
 
 ID = "GridPursuit-v0"
-MASK = (1 << 64) - 1
 MOVES = [(0, 0), (-1, 0), (0, 1), (1, 0), (0, -1)]
 
 
@@ -32,28 +32,6 @@ def forget_what_a_test_registers():
 
 
 # ---- the game in plain Python
-
-
-def splitmix64(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def key_of(seed, index):
-    return splitmix64((splitmix64(seed) + index * 0x9E3779B97F4A7C15) & MASK)
-
-
-def words(key, counter, domain, block):
-    """Philox4x32-10."""
-    a, b, k0, k1 = counter & 0xFFFFFFFF, counter >> 32, key & 0xFFFFFFFF, key >> 32
-    x, y = domain, block
-    for _ in range(10):
-        m0, m1 = a * 0xD2511F53, x * 0xCD9E8D57
-        a, b, x, y = (m1 >> 32) ^ b ^ k0, m1 & 0xFFFFFFFF, (m0 >> 32) ^ y ^ k1, m0 & 0xFFFFFFFF
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return a, b, x, y
 
 
 class Game:
@@ -68,7 +46,7 @@ class Game:
     def reset(self):
         self.episode += 1
         self.t, self.total = 0, 0.0
-        drawn = [word for block in range(5) for word in words(self.key, self.episode, 1, block)]
+        drawn = [word for block in range(5) for word in philox(self.key, self.episode, 1 | block << 32)]
         cells = [divmod(word * self.size**2 >> 32, self.size) for word in drawn[: self.n + 1]]
         self.hunters, self.prey = cells[:-1], cells[-1]
 
@@ -82,7 +60,7 @@ class Game:
         self.hunters = [self.moved(cell, move) for cell, move in zip(self.hunters, moves, strict=True)]
         caught = sum(d < 2 for d in self.steps_to(self.prey)) >= self.need
         if not caught:
-            chance, first, _, _ = words(self.key, self.episode, 2, self.t)
+            chance, first, _, _ = philox(self.key, self.episode, 2 | self.t << 32)
             order = [(first * 5 // 2**32 + k) % 5 for k in range(5)]
             if chance < self.chance * 2**32:
                 self.by_chance += 1
@@ -119,7 +97,7 @@ class Game:
 )
 def test_the_dynamics_equal_those_of_a_python_game(n, kwargs, steps):
     env = make_multi_agent_env(ID, n, 11, kwargs)
-    games = [Game(key_of(11, i), **kwargs) for i in range(n)]
+    games = [Game(derive_key(11, i), **kwargs) for i in range(n)]
     for game in games:
         game.reset()
     agents = games[0].n

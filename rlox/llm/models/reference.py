@@ -48,7 +48,7 @@ class Reference:
         return "switched" if self._switched else "given" if self.own_module is None else "copy"
 
     @property
-    def beside(self) -> LanguageModel | None:
+    def separate(self) -> LanguageModel | None:
         """The reference, or None if it is the policy without its adapters."""
         return None if self._switched else self._model
 
