@@ -251,6 +251,7 @@ cdef inline void add_squares(Py_ssize_t d, cf64_r x, cf64_r mean, f64_r total) n
 cdef enum:
     TILE = 64  # numbers
     LINE = 8  # numbers in a cache line
+    CACHED = 2_000_000  # numbers
 
 
 cdef inline void standardise(Py_ssize_t d, cf64_r x, cf64_r mean, cf64_r factor, f64_r out) noexcept nogil:
@@ -507,7 +508,9 @@ cdef class RunningStatsVec:
         cdef f64[TILE + LINE] factors
         self._factors()
         i = 0
-        if width <= TILE // 2 and n >= 2 * TILE:  # loops over short rows would be too short for vectors
+        # Loops over short rows are too short for vectors. In arrays larger than the cache, which wait for memory, only
+        # the shortest rows are.
+        if n >= 2 * TILE and width <= (TILE // 2 if n < CACHED else 3):
             width = TILE // width * width
             memcpy(means, mean, self.d * sizeof(f64))
             memcpy(factors, factor, self.d * sizeof(f64))
