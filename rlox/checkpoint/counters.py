@@ -15,7 +15,7 @@ MOST_STEPS = 2**62 - 1  # limit of a training's steps; kernels add to them in 64
 
 
 def _mean(recent: deque[float] | deque[int]) -> float:
-    # NumPy takes ten times as long for so few numbers, which matters in A2C's rounds of about 100 us.
+    # NumPy takes ten times as long for so few numbers.
     return sum(recent) / len(recent) if recent else math.nan
 
 
@@ -31,6 +31,8 @@ class Counters:
     schedule_steps: int = 0  # steps after which its schedules end; differs from horizon_steps only on request
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # undiscounted, of whole episodes
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))  # steps
+    mean_reward: float = field(default=math.nan, compare=False)  # mean of recent_returns; NaN if there are none
+    mean_length: float = field(default=math.nan, compare=False)  # mean of recent_lengths
     clock: str = "env_steps"  # the counter that measures a training's length; offline: updates
     # Steps of the rollout or round that the update learns from (offline: of the last update); 0 during collection.
     in_round: int = field(default=0, compare=False)
@@ -95,17 +97,15 @@ class Counters:
 
     def ended(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Count E completed episodes, given their undiscounted returns (E,) and lengths in steps (E,)."""
-        self.episodes += len(returns)
+        if len(returns):  # in most short rollouts no episode ends
+            self.episodes += len(returns)
+            self.remember(returns, lengths)
+
+    def remember(self, returns: np.ndarray, lengths: np.ndarray) -> None:
+        """Add episodes to the recent ones, without counting them."""
         self.recent_returns.extend(returns.tolist())
         self.recent_lengths.extend(lengths.tolist())
-
-    @property
-    def mean_reward(self) -> float:
-        return _mean(self.recent_returns)
-
-    @property
-    def mean_length(self) -> float:
-        return _mean(self.recent_lengths)
+        self.mean_reward, self.mean_length = _mean(self.recent_returns), _mean(self.recent_lengths)
 
     def restore(self, scalars: Mapping[str, int]) -> None:
         """Restore the values that `scalars` returned."""

@@ -688,9 +688,8 @@ class Algorithm:
             restoring.load_part(part, tensors.get(name, {}), f"{type(self).__name__}: from_checkpoint: {name}")
         self.counters.restore(header["counters"])
         self.callbacks.set_state(header.get("callbacks", {}))
-        statistics = tensors.get("statistics", {})
-        self.counters.recent_returns.extend(statistics.get("episode_returns", np.empty(0)).tolist())
-        self.counters.recent_lengths.extend(statistics.get("episode_lengths", np.empty(0)).tolist())
+        statistics, none = tensors.get("statistics", {}), np.empty(0)
+        self.counters.remember(statistics.get("episode_returns", none), statistics.get("episode_lengths", none))
         self.rng.set_state(header["generators"][self.stream.name.lower()])
         if "torch" in tensors["generators"]:
             import torch
