@@ -135,10 +135,8 @@ def schema_of(kind: type) -> DictConfig:
 def register() -> None:
     """Register the sweeper, the config sources and the resolvers with Hydra; idempotent."""
     ConfigStore.instance().store("rlox", schema_of(SweeperConfig), "hydra/sweeper")
-    for plugin in (
-        *(SearchPath, SchemaSource, GymEnvSource),
-        *(AlgorithmSource, BufferSource, DatasetSource, RowsSource),
-    ):
+    plugins = (SearchPath, SchemaSource, GymEnvSource, AlgorithmSource, BufferSource, DatasetSource, RowsSource)
+    for plugin in plugins:
         Plugins.instance().register(plugin)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
