@@ -31,8 +31,10 @@ class Counters:
     schedule_steps: int = 0  # steps after which its schedules end; differs from horizon_steps only on request
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # undiscounted, of whole episodes
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))  # steps
-    mean_reward: float = field(default=math.nan, compare=False)  # mean of recent_returns; NaN if there are none
-    mean_length: float = field(default=math.nan, compare=False)  # mean of recent_lengths
+    mean_reward: float = field(
+        default=math.nan, init=False, compare=False
+    )  # mean of recent_returns; NaN if there are none
+    mean_length: float = field(default=math.nan, init=False, compare=False)  # mean of recent_lengths
     clock: str = "env_steps"  # the counter that measures a training's length; offline: updates
     # Steps of the rollout or round that the update learns from (offline: of the last update); 0 during collection.
     in_round: int = field(default=0, compare=False)

@@ -60,7 +60,7 @@ def is_below(path: str) -> bool:
 _types: dict[type, dict[str, Any]] = {}
 
 
-def _types_of(kind: type) -> dict[str, Any]:
+def types_of(kind: type) -> dict[str, Any]:
     """Return the types of a dataclass's fields. Evaluating the annotations takes longer than all checks."""
     if kind not in _types:
         _types[kind] = typing.get_type_hints(kind)
@@ -185,7 +185,7 @@ class Config:
     largest: ClassVar[int] = 2**63 - 1  # upper bound of integers
 
     def __post_init__(self) -> None:
-        where, hints = type(self).__name__, _types_of(type(self))
+        where, hints = type(self).__name__, types_of(type(self))
         for item in fields(self):
             value, kind = getattr(self, item.name), hints[item.name]
             if isinstance(value, tuple):
@@ -247,7 +247,7 @@ class Config:
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"{cls.__name__}: a configuration must map fields to values, got {shown(values)}")
-        hints, given = _types_of(cls), dict(values)
+        hints, given = types_of(cls), dict(values)
         for name, value in values.items():
             kinds = [kind for kind in (hints.get(name), *typing.get_args(hints.get(name))) if isinstance(kind, type)]
             inner = next((kind for kind in kinds if issubclass(kind, Config)), None)

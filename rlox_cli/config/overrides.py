@@ -7,7 +7,6 @@ import re
 from dataclasses import fields
 from decimal import Decimal
 from functools import cache
-from typing import get_type_hints
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,6 +18,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
 from rlox.config import RunConfig, nearest
+from rlox.config.base import types_of
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
@@ -95,7 +95,7 @@ def _whole_keys() -> set[str]:
         at + item.name
         for at, kind in sections
         for item in fields(kind)
-        if re.search(r"\bint\b", str(get_type_hints(kind)[item.name]))
+        if re.search(r"\bint\b", str(types_of(kind)[item.name]))
     }
 
 

@@ -111,20 +111,25 @@ class SchemaSource(ConfigSource):
         return []
 
 
+_SINGLE = {
+    "run_schema": RunConfig,
+    "hydra/sweeper/optuna_schema": OptunaConfig,
+    "hydra/launcher/ray_schema": RayLauncherConfig,
+}
+
+
 def _kind_of(config_path: str) -> type | None:
     """Return the dataclass of a schema; None if there is none of that name."""
     path = config_path.removesuffix(".yaml")
-    group, _, name = path.removesuffix("_schema").rpartition("/")
     if not path.endswith("_schema"):
         return None
+    group, _, name = path.removesuffix("_schema").rpartition("/")
     if group == "algo":
         entry = entry_of(name)
-        return resolve(entry.config) if entry is not None else None
+        return None if entry is None else resolve(entry.config)
     if group == "buffer":
         return buffer_config_class(name) if name in BUFFERS else None
-    return {"run": RunConfig, "hydra/sweeper/optuna": OptunaConfig, "hydra/launcher/ray": RayLauncherConfig}.get(
-        f"{group}/{name}".lstrip("/")
-    )
+    return _SINGLE.get(path)
 
 
 @cache

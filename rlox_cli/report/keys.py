@@ -16,6 +16,7 @@ from rlox import config as configs
 from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class
 from rlox.config import nearest, tuned
+from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
 from rlox_cli.report.dataset import print_dataset
 from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table
@@ -75,7 +76,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
         "meaning",
     ]
     table = make_table(*columns)
-    hints, meaning = typing.get_type_hints(cls), comments(cls)
+    hints, meaning = types_of(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
         if (
