@@ -3,7 +3,7 @@
 import numpy as np
 
 cimport numpy as cnp
-from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from libc.string cimport memcpy, memset
 
 from rlox.kernels.buffers.replay cimport ReplayBuffer
@@ -275,7 +275,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             Finite, at least 0; None for the highest priority given so far (at least 1), as in Schaul et al.
         """
         cdef f32 leaf
-        if PyFloat_CheckExact(priority) and PyFloat_AsDouble(priority) == self.last_priority:
+        if PyFloat_CheckExact(priority) and PyFloat_AS_DOUBLE(priority) == self.last_priority:
             leaf = self.last_leaf
         else:
             leaf = self.leaf_of(priority, f"{self.name}.push")

@@ -86,7 +86,6 @@ cdef class Ring:
                    object next_obs) except -1
     cdef i64 write(self, const char* obs, const char* next_obs, const f32* action, f32 reward, int term,
                    int trunc) noexcept
-    cdef void write_stacks(self, char* r, const char* obs, const char* next_obs) noexcept
     cdef cnp.ndarray as_rows(self, object value, Py_ssize_t n, str label)
     cdef Py_ssize_t store_batch(self, object obs, object next_obs, object actions, object rewards,
                                 object terminated, object truncated) except -1

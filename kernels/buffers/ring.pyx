@@ -3,7 +3,7 @@
 import numpy as np
 
 cimport numpy as cnp
-from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from libc.string cimport memcpy, memset
 
 from rlox.kernels.buffers.rows cimport as_obs_dtype, as_values, batch_flags
@@ -28,6 +28,51 @@ cdef inline bint plain(Ring self, object value) noexcept:
         and cnp.PyArray_DIM(<cnp.ndarray>value, 0) == self.obs_dim_
         and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>value)
     )
+
+
+cdef void write_stacks(Ring self, char* r, const char* obs, const char* next_obs) noexcept:
+    cdef Layout* layout = &self.layout
+    cdef i64 env = self.count % layout.n_envs
+    cdef i64* previous = <i64*>cnp.PyArray_DATA(self.previous) + env * layout.n_stacked
+    cdef i64* numbers = <i64*>r
+    cdef i64 floor = layout.next_frame - layout.reach
+    cdef i64 slot
+    # Drop the record about to be overwritten, then those whose frames this push may overwrite.
+    if self.size == layout.capacity:
+        self.size -= 1
+    while self.size:
+        slot = (self.count - self.size) % layout.capacity
+        if (((<i64*>(record(layout, slot) + layout.tail_at)) - 1)[0]
+                > layout.next_frame + 2 * layout.n_stacked - 1 - layout.n_frames):
+            break
+        self.left(slot)
+        self.size -= 1
+    if floor < 0:
+        floor = 0
+    # Within an episode, obs equals the previous next_obs or, without next_obs, is one frame further.
+    encode(layout, obs, previous, floor, 0 if layout.next_at else 1, numbers)
+    if layout.next_at:
+        encode(layout, next_obs, numbers, floor, 1, <i64*>(r + layout.next_at))
+        numbers = <i64*>(r + layout.next_at)
+    memcpy(previous, numbers, layout.n_stacked * sizeof(i64))
+    (<i64*>(r + layout.tail_at) - 1)[0] = floor
+
+
+cdef inline i64 append(Ring self, const char* obs, const char* next_obs, const f32* action, f32 reward,
+                       int term, int trunc) noexcept:
+    """Append one transition; return its slot."""
+    cdef Layout* layout = &self.layout
+    cdef i64 slot = self.cursor
+    cdef char* r = record(layout, slot)
+    if layout.n_stacked > 1:
+        write_stacks(self, r, obs, next_obs)
+    else:
+        copy(r, obs, layout.obs_bytes)
+        if layout.next_at:
+            copy(r + layout.next_at, next_obs, layout.obs_bytes)
+    write_tail(layout, r, action, reward, term, trunc)
+    took_one(layout.capacity, &self.count, &self.size, &self.cursor)
+    return slot
 
 
 cdef dict read_columns(object text, str where):
@@ -248,7 +293,7 @@ cdef class Ring:
         if has_next and not plain(self, next_obs):
             next_obs = self.as_obs(next_obs, "next_obs")
         if self.layout.act_dim == 1 and PyFloat_CheckExact(action):
-            number = <f32>PyFloat_AsDouble(action)
+            number = <f32>PyFloat_AS_DOUBLE(action)
         else:
             if not (
                 type(action) is cnp.ndarray
@@ -260,7 +305,7 @@ cdef class Ring:
                 action = self.as_action(action)
             action_data = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>action)
         if PyFloat_CheckExact(reward):
-            reward_value = PyFloat_AsDouble(reward)
+            reward_value = PyFloat_AS_DOUBLE(reward)
         else:
             reward_value = as_number(reward, f"{self.name}.push", "reward")
         term = 1 if terminated is True else 0
@@ -279,46 +324,8 @@ cdef class Ring:
 
     cdef i64 write(self, const char* obs, const char* next_obs, const f32* action, f32 reward, int term,
                    int trunc) noexcept:
-        """Append one transition; return its slot."""
-        cdef Layout* layout = &self.layout
-        cdef i64 slot = self.cursor
-        cdef char* r = record(layout, slot)
-        if layout.n_stacked > 1:
-            self.write_stacks(r, obs, next_obs)
-        else:
-            copy(r, obs, layout.obs_bytes)
-            if layout.next_at:
-                copy(r + layout.next_at, next_obs, layout.obs_bytes)
-        write_tail(layout, r, action, reward, term, trunc)
-        took_one(layout.capacity, &self.count, &self.size, &self.cursor)
-        return slot
-
-    cdef void write_stacks(self, char* r, const char* obs, const char* next_obs) noexcept:
-        cdef Layout* layout = &self.layout
-        cdef i64 env = self.count % layout.n_envs
-        cdef i64* previous = <i64*>cnp.PyArray_DATA(self.previous) + env * layout.n_stacked
-        cdef i64* numbers = <i64*>r
-        cdef i64 floor = layout.next_frame - layout.reach
-        cdef i64 slot
-        # Drop the record about to be overwritten, then those whose frames this push may overwrite.
-        if self.size == layout.capacity:
-            self.size -= 1
-        while self.size:
-            slot = (self.count - self.size) % layout.capacity
-            if (((<i64*>(record(layout, slot) + layout.tail_at)) - 1)[0]
-                    > layout.next_frame + 2 * layout.n_stacked - 1 - layout.n_frames):
-                break
-            self.left(slot)
-            self.size -= 1
-        if floor < 0:
-            floor = 0
-        # Within an episode, obs equals the previous next_obs or, without next_obs, is one frame further.
-        encode(layout, obs, previous, floor, 0 if layout.next_at else 1, numbers)
-        if layout.next_at:
-            encode(layout, next_obs, numbers, floor, 1, <i64*>(r + layout.next_at))
-            numbers = <i64*>(r + layout.next_at)
-        memcpy(previous, numbers, layout.n_stacked * sizeof(i64))
-        (<i64*>(r + layout.tail_at) - 1)[0] = floor
+        """Append one transition; return its slot. It is no part of `store`, whose checks are faster alone."""
+        return append(self, obs, next_obs, action, reward, term, trunc)
 
     def push(self, obs, action, reward, terminated, truncated, next_obs=None):
         """Append one transition; a full buffer drops the oldest one.
@@ -394,7 +401,7 @@ cdef class Ring:
         cdef const u8* trunc = <const u8*>cnp.PyArray_DATA(trunc_)
         cdef Py_ssize_t i
         for i in range(n):
-            self.write(o, next_data, a, r[i], term[i] != 0, trunc[i] != 0)
+            append(self, o, next_data, a, r[i], term[i] != 0, trunc[i] != 0)
             o += obs_bytes
             if has_next:
                 next_data += obs_bytes

@@ -4,6 +4,7 @@ from libc.string cimport memcpy, memset
 
 from rlox.kernels.buffers.gather cimport CHUNK, draw_indices
 from rlox.kernels.philox cimport DOMAIN_SEQUENCES
+from rlox.kernels.prefetch cimport prefetch
 from rlox.kernels.types cimport i64, u8, u64
 
 cdef enum:
@@ -16,6 +17,7 @@ cdef enum:
     NEXT_OBS = 6
     STATE = 7
     N_COLUMNS = 8
+    AHEAD = 4  # of how many sequences ahead the first rows are prefetched
 
 
 cdef struct Rings:
@@ -54,8 +56,10 @@ cdef inline void copy_steps(const char* ring, Py_ssize_t slots, Py_ssize_t at, P
     cdef Py_ssize_t before = min(used, slots - at)
     if step == row:
         memcpy(out, ring + at * row, before * row)
-        memcpy(out + before * row, ring, (used - before) * row)
-        memset(out + used * row, 0, (length - used) * row)
+        if used > before:
+            memcpy(out + before * row, ring, (used - before) * row)
+        if length > used:
+            memset(out + used * row, 0, (length - used) * row)
         return
     for j in range(length):
         if j >= used:
@@ -138,9 +142,15 @@ cdef inline void draw_starts(const Rings* rings, const i64* offsets, u64 key, i6
 cdef inline void copy_sequences(const Rings* rings, const i64* indices, Py_ssize_t b, Py_ssize_t length, bint cross,
                                 bint time_major, char** out, u8* mask) noexcept nogil:
     """Copy the `b` sequences that start at `indices`; an index is the step's number times N, plus the environment."""
-    cdef Py_ssize_t j, k, e, at, used, row
+    cdef Py_ssize_t j, k, e, at, used, row, soon
     cdef i64 number
     for k in range(b):
+        if k + AHEAD < b:
+            e, number = indices[k + AHEAD] % rings.n_envs, indices[k + AHEAD] // rings.n_envs
+            soon = e * rings.slots + slot_of(rings, e, number)
+            for j in range(STATE):
+                if out[j] != NULL:
+                    prefetch(rings.columns[j] + soon * rings.sizes_of[j])
         e, number = indices[k] % rings.n_envs, indices[k] // rings.n_envs
         at = slot_of(rings, e, number)
         used = length
