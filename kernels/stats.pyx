@@ -497,7 +497,7 @@ cdef class RunningStatsVec:
         """Normalize B samples as `normalize` does, in the shape of `data`. Arguments as for `batch_update`."""
         cdef cnp.ndarray array = self._batch(data, batch_size, "RunningStatsVec.normalize_batch")
         cdef cnp.ndarray result = fresh(empty, cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_FLOAT64)
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, k
         cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
         cdef Py_ssize_t width = self.d
         cdef const f64* x = <const f64*>cnp.PyArray_DATA(array)
@@ -506,6 +506,8 @@ cdef class RunningStatsVec:
         cdef const f64* factor = self.rows + 2 * self.d
         cdef f64[TILE + LINE] means
         cdef f64[TILE + LINE] factors
+        if n == 0:
+            return result
         self._factors()
         i = 0
         # Loops over short rows are too short for vectors. In arrays larger than the cache, which wait for memory, only
@@ -520,10 +522,10 @@ cdef class RunningStatsVec:
             i = (LINE - (<size_t>out // sizeof(f64)) % LINE) % LINE
             standardise(i, <cf64_r>x, <cf64_r>means, <cf64_r>factors, <f64_r>out)
             mean, factor = means + i, factors + i
-        while i < n:
-            width = min(width, n - i)
+        for k in range((n - i) // width):
             standardise(width, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>(out + i))
             i += width
+        standardise(n - i, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>(out + i))
         return result
 
     def reset(self) -> None:
