@@ -15,6 +15,7 @@ from libc.string cimport memcpy, memset
 from rlox.kernels.checks cimport as_index, as_number, as_real, as_seed
 from rlox.kernels.fmath cimport bits_of
 from rlox.kernels.outputs cimport fresh
+from rlox.kernels.stream cimport stream, stream_end
 from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, real, u64
 
 cnp.import_array()
@@ -251,6 +252,8 @@ cdef inline void add_squares(Py_ssize_t d, cf64_r x, cf64_r mean, f64_r total) n
 cdef enum:
     TILE = 64  # numbers
     LINE = 8  # numbers in a cache line
+    SHORT = TILE // 2  # numbers in a row
+    LONGEST = LINE * SHORT
     CACHED = 2_000_000  # numbers
 
 
@@ -258,6 +261,39 @@ cdef inline void standardise(Py_ssize_t d, cf64_r x, cf64_r mean, cf64_r factor,
     cdef Py_ssize_t j
     for j in range(d):
         out[j] = (x[j] - mean[j]) * factor[j]
+
+
+cdef void standardise_rows(Py_ssize_t n, Py_ssize_t d, const f64* x, const f64* mean, const f64* factor,
+                           f64* out) noexcept nogil:
+    """Standardise n numbers, in rows of d. Rows too short for vectors are processed several at a time."""
+    cdef f64[LONGEST + LINE] means
+    cdef f64[LONGEST + LINE] factors
+    cdef f64[LONGEST + 2] block
+    cdef f64* at = block + (<size_t>block // sizeof(f64)) % 2  # 16-byte aligned
+    cdef bint streamed = n > CACHED and d <= SHORT
+    cdef Py_ssize_t width = d
+    cdef Py_ssize_t i = 0
+    if n >= 2 * TILE and d <= SHORT:
+        # Whole cache lines for `stream`.
+        width = LINE * d if streamed else TILE // d * d
+        memcpy(means, mean, d * sizeof(f64))
+        memcpy(factors, factor, d * sizeof(f64))
+        for i in range(d, width + LINE):
+            means[i], factors[i] = means[i - d], factors[i - d]
+        # Then start where a cache line of `out` starts, so that no vector is written to two of them.
+        i = (LINE - (<size_t>out // sizeof(f64)) % LINE) % LINE
+        standardise(i, <cf64_r>x, <cf64_r>means, <cf64_r>factors, <f64_r>out)
+        mean, factor = means + i, factors + i
+    if streamed:
+        while i + width <= n:
+            standardise(width, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>at)
+            stream(out + i, at, width)
+            i += width
+        stream_end()
+    while i < n:
+        width = min(width, n - i)
+        standardise(width, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>(out + i))
+        i += width
 
 
 cdef void add_batch(Py_ssize_t n, Py_ssize_t d, const f64* x, f64* count, f64* mean, f64* m2, f64* chunk_mean,
@@ -497,35 +533,9 @@ cdef class RunningStatsVec:
         """Normalize B samples as `normalize` does, in the shape of `data`. Arguments as for `batch_update`."""
         cdef cnp.ndarray array = self._batch(data, batch_size, "RunningStatsVec.normalize_batch")
         cdef cnp.ndarray result = fresh(empty, cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_FLOAT64)
-        cdef Py_ssize_t i, k
-        cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
-        cdef Py_ssize_t width = self.d
-        cdef const f64* x = <const f64*>cnp.PyArray_DATA(array)
-        cdef f64* out = <f64*>cnp.PyArray_DATA(result)
-        cdef const f64* mean = self.rows
-        cdef const f64* factor = self.rows + 2 * self.d
-        cdef f64[TILE + LINE] means
-        cdef f64[TILE + LINE] factors
-        if n == 0:
-            return result
         self._factors()
-        i = 0
-        # Loops over short rows are too short for vectors. In arrays larger than the cache, which wait for memory, only
-        # the shortest rows are.
-        if n >= 2 * TILE and width <= (TILE // 2 if n < CACHED else 3):
-            width = TILE // width * width
-            memcpy(means, mean, self.d * sizeof(f64))
-            memcpy(factors, factor, self.d * sizeof(f64))
-            for i in range(self.d, width + LINE):
-                means[i], factors[i] = means[i - self.d], factors[i - self.d]
-            # Then start where a cache line of `out` starts, so that no vector is written to two of them.
-            i = (LINE - (<size_t>out // sizeof(f64)) % LINE) % LINE
-            standardise(i, <cf64_r>x, <cf64_r>means, <cf64_r>factors, <f64_r>out)
-            mean, factor = means + i, factors + i
-        for k in range((n - i) // width):
-            standardise(width, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>(out + i))
-            i += width
-        standardise(n - i, <cf64_r>(x + i), <cf64_r>mean, <cf64_r>factor, <f64_r>(out + i))
+        standardise_rows(cnp.PyArray_SIZE(array), self.d, <const f64*>cnp.PyArray_DATA(array), self.rows,
+                         self.rows + 2 * self.d, <f64*>cnp.PyArray_DATA(result))
         return result
 
     def reset(self) -> None:

@@ -80,6 +80,15 @@ def test_rows_of_a_batch_are_normalised_as_single_ones(dim, n):
     np.testing.assert_array_equal(stats.normalize_batch(rows), [stats.normalize(row) for row in rows])
 
 
+@pytest.mark.parametrize("dim", [1, 3, 32, 33])
+def test_a_batch_larger_than_the_cache_is_normalised_as_its_parts(dim):
+    stats, rng = RunningStatsVec(dim), np.random.default_rng(0)
+    stats.batch_update(rng.normal(3.0, 2.0, (50, dim)))
+    rows = rng.normal(size=(2_100_005 // dim, dim))
+    parts = [stats.normalize_batch(part) for part in np.array_split(rows, 50)]
+    np.testing.assert_array_equal(stats.normalize_batch(rows), np.concatenate(parts))
+
+
 def test_a_constant_column_is_not_divided_by_a_tiny_number():
     stats = RunningStatsVec(1)
     stats.update([1.0])
