@@ -123,14 +123,16 @@ cdef inline void locate(const Tiers* t, const Layout* layout, const i64* slots, 
     """Find the records of up to GROUP slots and prefetch their first lines."""
     cdef i64 lap = t.head - t.head % t.total_capacity
     cdef Py_ssize_t i, line
+    cdef i64 number
     cdef Py_ssize_t lines = min(<Py_ssize_t>LINES, (layout.row + 63) // 64)
     for i in range(n):
         # Slots are those of a ring of total_capacity: transition k is in slot k % total_capacity.
-        numbers[i] = lap + slots[i]
-        if numbers[i] >= t.head:
-            numbers[i] -= t.total_capacity
-        rows[i] = find(t, numbers[i])
-        for line in range(lines):
+        number = lap + slots[i]
+        number -= t.total_capacity if number >= t.head else 0
+        numbers[i] = number
+        rows[i] = find(t, number)
+        prefetch(rows[i])
+        for line in range(1, lines):
             prefetch(rows[i] + 64 * line)
 
 
