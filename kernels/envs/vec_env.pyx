@@ -5,7 +5,7 @@ import numpy as np
 cimport numpy as cnp
 from cpython.dict cimport PyDict_Copy, PyDict_GetItemWithError
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 
 from rlox.kernels.checks cimport as_index, check_out
@@ -282,22 +282,22 @@ cdef class VecEnv(NativeEnvs):
 
     cdef int read_list(self, list actions) except -1:
         """Fill `choices` from N plain ints (ten times faster than NumPy). Return 0 if there is anything else."""
-        cdef Py_ssize_t i
-        cdef int overflow = 0
+        cdef Py_ssize_t i = 0
         cdef i64* choices
         cdef PyObject* item
         if self.choices is None:
             self.choices = np.empty(self.n_envs, np.int64)
         choices = <i64*>cnp.PyArray_DATA(self.choices)
-        for i in range(self.n_envs):
-            item = PyList_GET_ITEM(actions, i)
-            if not PyLong_CheckExact(<object>item):
-                return 0
-            choices[i] = PyLong_AsLongLongAndOverflow(<object>item, &overflow)
-            if overflow:
-                raise ValueError(
-                    f"VecEnv.step_all: actions must be in [0, {self.spec.n_actions}), got {actions[i]} at index {i}"
-                )
+        try:
+            for i in range(self.n_envs):
+                item = PyList_GET_ITEM(actions, i)
+                if not PyLong_CheckExact(<object>item):
+                    return 0
+                choices[i] = <object>item
+        except OverflowError:
+            raise ValueError(
+                f"VecEnv.step_all: actions must be in [0, {self.spec.n_actions}), got {actions[i]} at index {i}"
+            ) from None
         return 1
 
     cdef dict fresh(self, Outputs* to):
