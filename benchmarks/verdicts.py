@@ -224,7 +224,7 @@ def false_alarms(cell: str, size: int) -> int:
 def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict:
     """Return the verdicts of the command on the sets of a bug."""
     sets = planted(name, first_seed, bug.n_seeds, n_sets, runs / name)
-    said = [{one["by"]: one["verdict"] for one in cell["verdicts"]} for _, cell in sets]
+    verdicts = [{one["by"]: one["verdict"] for one in cell["verdicts"]} for _, cell in sets]
     first = sets[0][1]["fingerprint"]["differing"]
     ours = [run for _, cell in sets for run in fingerprint.from_table(cell["quantities"]).values()]
     found = {
@@ -233,7 +233,7 @@ def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict
         "n_seeds": bug.n_seeds,
         "sets": len(sets),
         "fails": sum(code == learn.EXIT_CODES[FAIL] for code, _ in sets),
-        "fails_by": {by: sum(of.get(by) == FAIL for of in said) for by in ("reference", "fingerprint")},
+        "fails_by": {by: sum(of.get(by) == FAIL for of in verdicts) for by in ("reference", "fingerprint")},
         "fails_resampled": power(ours, nominal_runs(bug.cell), bug.n_seeds),
         "iqm": [cell["iqm"] for _, cell in sets],
         "first_set_differs": [str(fingerprint.Quantity(**one)) for one in first[:5]],

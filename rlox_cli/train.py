@@ -25,7 +25,7 @@ from rlox_cli.config.compose import (
     searches,
 )
 from rlox_cli.config.imports import import_modules, take_imports
-from rlox_cli.config.overrides import is_multirun, only_choose, run_folder, split_args
+from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args
 from rlox_cli.config.sources import with_env
 from rlox_cli.records.folders import require_new
 from rlox_cli.run import job
@@ -79,7 +79,7 @@ def main(args: list[str]) -> None:
         check(jobs, multirun, console)
         return
     if jobs and not only_prints and jobs[0].config.distributed is not None:
-        outcome = job.together(jobs[0].config, jobs[0].algo, lambda: _new_folder(jobs[0]), console)
+        outcome = job.train_on_ranks(jobs[0].config, jobs[0].algo, lambda: _new_folder(jobs[0]), console)
         if outcome is not None:
             finish_mirrors([outcome.folder], console)
         return
@@ -103,7 +103,7 @@ def main(args: list[str]) -> None:
         return
     job.OUTCOMES, job.FAILURES = [], []
     try:
-        if jobs and not multirun and only_choose(flags):
+        if jobs and not multirun and only_select_config(flags):
             run_composed(flags, jobs[0], job.train)
         else:
             run_hydra(flags, overrides, job.train)
@@ -125,7 +125,7 @@ def _resume(
     from rlox_cli.run.resume import prepare
 
     if _n_started() and not checks and not flags:
-        timeout_s, distributed = _meeting(run, overrides)
+        timeout_s, distributed = _rendezvous(run, overrides)
         outcome = job.resume_together(run, flags, overrides, modules, timeout_s, distributed, console)
         if outcome is not None:
             finish_mirrors([outcome.folder], console)
@@ -191,7 +191,7 @@ def _new_folder(found: Job) -> Path:
     return folder
 
 
-def _meeting(run: str, overrides: list[str]) -> tuple[float, str]:
+def _rendezvous(run: str, overrides: list[str]) -> tuple[float, str]:
     """Return how many seconds the ranks of a run wait for each other, and how the run is distributed.
 
     Both come from the run's configuration; a typed ``distributed=`` takes precedence.

@@ -16,7 +16,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import BUFFERS
 from rlox.config import Config, RunConfig, tuned_pairs
 from rlox_cli.config.compose import compose_jobs, run_composed, run_hydra
-from rlox_cli.config.overrides import only_choose
+from rlox_cli.config.overrides import only_select_config
 from rlox_cli.report.keys import comments
 
 CONF = Path(str(files("rlox_cli.conf")))
@@ -241,6 +241,6 @@ def test_callbacks_of_hydra_are_called_as_by_hydra(tmp_path, monkeypatch):
 
 
 def test_flags_for_more_than_a_run_are_left_to_hydra():
-    assert only_choose(["-cd", "own", "--config-name=other", "-r"])
-    assert not only_choose(["-cd", "own", "--shell-completion"])
-    assert not only_choose(["--cfg", "job"])
+    assert only_select_config(["-cd", "own", "--config-name=other", "-r"])
+    assert not only_select_config(["-cd", "own", "--shell-completion"])
+    assert not only_select_config(["--cfg", "job"])

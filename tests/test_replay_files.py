@@ -63,7 +63,7 @@ def test_a_series_of_saves_restores_the_memory(kind, tmp_path):
             start += n
         taken = files.take(buffer)
         entry, arrays = taken.write()
-        taken.tidy()
+        taken.remove_unneeded()
         entry = json.loads(json.dumps(entry))
         expected, sample = buffer.get_state(), buffer.sample(16, 1) if len(buffer) else {}
         if kind == "mmap":
@@ -82,7 +82,7 @@ def test_a_save_writes_new_rows_and_keeps_files_of_the_last_checkpoint(tmp_path)
     push(buffer, 500, rng, 0)
     taken = files.take(buffer)
     before, arrays = taken.write()
-    taken.tidy()
+    taken.remove_unneeded()
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*")}
     push(buffer, 10, rng, 500)
     after, _ = files.take(buffer).write()
@@ -244,7 +244,7 @@ def test_a_custom_memory_is_saved_completely(tmp_path):
         buffer.push_batch(obs, obs + 1, obs[:, :1], obs[:, 0], np.zeros(15, bool), np.ones(15, bool))
         taken = files.take(buffer)
         entry, arrays = taken.write()
-        taken.tidy()
+        taken.remove_unneeded()
         found = NewestBuffer(20, 3, 1)
         load(found, tmp_path, json.loads(json.dumps(entry)), arrays)
         equal(found.get_state(), buffer.get_state())
@@ -359,7 +359,7 @@ def test_sequences_after_any_series_of_saves(tmp_path):
             grown(buffer, 1, rng, start)
             start += 1
         entry, arrays = taken.write()
-        taken.tidy()
+        taken.remove_unneeded()
         entry = json.loads(json.dumps(entry))
         found = sequences()
         load(found, tmp_path, entry, arrays)
@@ -375,7 +375,7 @@ def test_a_save_of_sequences_writes_only_new_rows(tmp_path):
     for i in range(40):
         taken = files.take(buffer)
         entry, arrays = taken.write()
-        taken.tidy()
+        taken.remove_unneeded()
         sizes.append(sum((tmp_path / file["name"]).stat().st_size for file in entry["files"]))
         held.append({file["name"] for file in entry["files"]})
         batch = buffer.sample(100, 10, i, with_indices=True)

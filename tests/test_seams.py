@@ -131,7 +131,7 @@ def test_an_external_memory_with_n_step_returns_must_implement_cut(tmp_path):
     try:
         dqn = DQN(ENV, buffer={"name": "outside-n-step", "size": 300, "n_step": 3}, **SMALL)
         dqn.train(40)
-        dqn.collector.forget()
+        dqn.collector.forget_buffer()
         with pytest.raises(TypeError, match=r"must define cut\(\) in case environments restart, NStep does not"):
             dqn.train(10)
         cuts = []

@@ -81,8 +81,8 @@ def workers(before: list[str], folder: Path, n: int) -> Iterator[list[str]]:
             command = [*before, sys.executable, "-m", "rlox", *words]
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
         for process in started:
-            if process.stdout is None or WORKER not in (said := process.stdout.readline()):
-                raise RuntimeError(f"hosts.py: a worker must print its address, got {said!r}")
+            if process.stdout is None or WORKER not in (line := process.stdout.readline()):
+                raise RuntimeError(f"hosts.py: a worker must print its address, got {line!r}")
         yield [f"{WORKER}:{7711 + i}" for i in range(n)]
     finally:
         for process in started:

@@ -26,11 +26,11 @@ def workers(env: str, n: int, *words: str) -> Iterator[list[str]]:
 def _address(process: subprocess.Popen) -> str:
     if process.stdout is None:
         raise ValueError("workers: the worker's stdout must be a pipe")
-    said = ""
+    output = ""
     for line in process.stdout:
-        said += line
+        output += line
         for word in line.split():
             host, _, port = word.partition(":")
             if host == "127.0.0.1" and port.isdecimal():
                 return word
-    raise RuntimeError(f"workers: a worker must print its address, got {said!r}")
+    raise RuntimeError(f"workers: a worker must print its address, got {output!r}")

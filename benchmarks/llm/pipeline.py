@@ -31,7 +31,7 @@ import post_training_pipeline as pipeline  # noqa: E402  (of examples/)
 POLICIES = {"sft": rlox.SFT, "grpo": rlox.GRPO, "dpo": rlox.DPO}
 
 
-def fooled(folder, held_out):
+def wrongly_preferred(folder, held_out):
     """Return for each policy the share of its wrong answers that get a higher reward than the right answer."""
     judge, found = rlox.RewardModel.from_checkpoint(folder / "reward_model.safetensors", device="cpu"), {}
     for name, cls in POLICIES.items():
@@ -60,7 +60,7 @@ def measure(seed, folder):
         subprocess.run(words, env=environment(1), check=True)
         found = json.loads((folder / "scores.json").read_text())
         found |= {"cpu_s": round(children_s() - cpu, 1), "wall_s": round(time.perf_counter() - began, 1)}
-        found["judge_fooled"] = fooled(folder, pipeline.sums(seed)[0])
+        found["judge_fooled"] = wrongly_preferred(folder, pipeline.sums(seed)[0])
         (folder / "measured.json").write_text(json.dumps(found))
     return json.loads((folder / "measured.json").read_text())
 

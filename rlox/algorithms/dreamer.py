@@ -228,7 +228,7 @@ class DreamerV3(OffPolicyAlgorithm):
         )  # fmt: skip
 
         # Imagination from every state, without gradients: H actions, H + 1 states.
-        imagined, taken = self.imagine(states.at_once(), imagined_draws, noise)
+        imagined, taken = self.imagine(states.flat_states(), imagined_draws, noise)
         with torch.no_grad():
             reached = imagined[1:]
             continues = heads.continues(imagined)[..., 0].sigmoid()

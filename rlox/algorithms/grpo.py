@@ -196,7 +196,7 @@ class GRPO(LLMAlgorithm):
         c, whole, n_steps = self.config, batch.sequences, self.config.n_epochs * self.config.n_minibatches
         self.follow_schedule()
         rewards = self.ranks.all_rows(batch.rewards)
-        advantages = self.ranks.mine(group_advantages(rewards, c.group_size, c.scale_rewards, c.baseline))
+        advantages = self.ranks.own_rows(group_advantages(rewards, c.group_size, c.scale_rewards, c.baseline))
         advantages = torch.from_numpy(advantages).float().to(self.device)
         sampled = torch.from_numpy(batch.sampler_log_probs).to(self.device)
         # With a single step, the policy is still the one that sampled, and the first pass gives its log-probabilities.

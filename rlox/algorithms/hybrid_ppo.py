@@ -18,7 +18,7 @@ from rlox.collectors.candle import CandleCollector
 from rlox.nn.batch import RolloutBatch
 
 
-class _Ahead:
+class _CandleAdapter:
     """Adapter with which PPO's loop uses a `CandleCollector` instead of its `RolloutCollector`."""
 
     def __init__(self, collector: CandleCollector, plain: Any):
@@ -90,7 +90,7 @@ class HybridPPO:
             raise ValueError("HybridPPO: normalize_obs and normalize_rewards must be off; use PPO if you need them")
         options = (c.gamma, c.gae_lambda, c.activation)
         ahead = CandleCollector(env_id, n_envs, None, None, c.n_steps, hidden, seed, *options)
-        self.algorithm.collector = _Ahead(ahead, self.algorithm.collector)
+        self.algorithm.collector = _CandleAdapter(ahead, self.algorithm.collector)
 
     def train(self, total_timesteps: int) -> dict[str, float]:
         """Train for `total_timesteps` environment steps. Returns the last metrics (see `PPO.train`)."""

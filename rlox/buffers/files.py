@@ -42,12 +42,12 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Taken:
+class MemorySnapshot:
     """A copy of the parts of a memory that must be written, taken at one moment."""
 
     # Writes the files; returns the header's entry and the tensors, from which `load` restores the memory.
     write: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
-    tidy: Callable[[], None]  # removes files that the checkpoint does not need; called once it is in place
+    remove_unneeded: Callable[[], None]  # removes files that the checkpoint does not need; called once it is in place
 
 
 class ReplayFiles:
@@ -58,7 +58,7 @@ class ReplayFiles:
     folder : path
         Folder of the files; created when it is first needed.
     entry : dict, optional
-        The entry that a `Taken` wrote in another process, to continue with its files. Requires `buffer`.
+        The entry that a `MemorySnapshot` wrote in another process, to continue with its files. Requires `buffer`.
     buffer : Buffer, optional
         The memory that `load` restored from `entry`.
     """
@@ -70,7 +70,7 @@ class ReplayFiles:
         self.folder = Path(folder)
         self._run = secrets.token_hex(4)
         self._lock = threading.Lock()  # guards the disk: a checkpoint may be requested while another is written
-        self._begin_anew()
+        self._start_over()
         if entry is not None and entry["files"] and isinstance(buffer, SequenceReplayBuffer) and len(buffer):
             self._files, self._mark = list(entry["files"]), buffer.mark
         if (
@@ -87,28 +87,28 @@ class ReplayFiles:
             self._upto = (values["count"], values.get("next_frame", 0))
             self._newest = arrays["rows"][-1].tobytes()
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self._files = []
         self._upto = (0, 0)  # transitions and frames in the files
         self._newest = b""  # last row in the files, to notice if the memory was replaced
         self._mark = None  # for a memory of sequences: marks what the files contain
 
-    def take(self, buffer: Buffer) -> Taken:
+    def take(self, buffer: Buffer) -> MemorySnapshot:
         """Copy the new rows, so that another thread can write them while the memory continues to change.
 
-        Errors such as OSError are raised there, by `Taken.write`.
+        Errors such as OSError are raised there, by `MemorySnapshot.write`.
         """
         if isinstance(buffer, MmapReplayBuffer):
             # Its file keeps the transitions that the two newest states name.
             values, arrays = _split(buffer.get_state(include_cold=False))
-            return self._taken_of([], values, arrays, {})
+            return self._snapshot_of([], values, arrays, {})
         if isinstance(buffer, SequenceReplayBuffer):
             return self._take_sequences(buffer)
         if not isinstance(buffer, ReplayBuffer):
             values, arrays = _split(buffer.get_state())
             self._files = []
             file = self._named(secrets.token_hex(4))
-            return self._taken_of([file], values, {}, {file["name"]: arrays})
+            return self._snapshot_of([file], values, {}, {file["name"]: arrays})
         count, frame = self._upto
         # One row more than the new ones, to notice if the memory was cleared or replaced.
         values, arrays = _split(buffer.get_state(max(0, count - 1), frame))
@@ -116,7 +116,7 @@ class ReplayFiles:
         if count and len(rows) == now[0] - count + 1 and rows[0].tobytes() == self._newest:
             arrays["rows"] = rows[1:]
         else:
-            self._begin_anew()
+            self._start_over()
             count = 0
             values, arrays = _split(buffer.get_state(0, 0))
         news = {name: arrays.pop(name) for name in _BIG if name in arrays}
@@ -129,9 +129,9 @@ class ReplayFiles:
             files.append({**entry, "bytes": size, "joined": 0})
             self._newest = news["rows"][-1].tobytes()
         self._upto = now
-        return self._taken_of(files, values, arrays, {files[-1]["name"]: news} if grown else {})
+        return self._snapshot_of(files, values, arrays, {files[-1]["name"]: news} if grown else {})
 
-    def _take_sequences(self, buffer: SequenceReplayBuffer) -> Taken:
+    def _take_sequences(self, buffer: SequenceReplayBuffer) -> MemorySnapshot:
         before = [file for file in self._files if "states" in file]
         row = 8 + 4 * buffer.state_dim  # bytes of a state and its place
         all_states = sum(file["bytes"] for file in before) > row * len(buffer)
@@ -152,19 +152,19 @@ class ReplayFiles:
             file = {**self._named(f"states-{secrets.token_hex(4)}"), "states": True}
             news[file["name"]] = found["states"]
             states.append({**file, "bytes": sum(x.nbytes for x in found["states"].values())})
-        return self._taken_of([*rows, *states], values, arrays, news)
+        return self._snapshot_of([*rows, *states], values, arrays, news)
 
     def _named(self, stem: str) -> dict[str, Any]:
         return {"name": f"{stem}-{self._run}.safetensors"}
 
-    def _taken_of(
+    def _snapshot_of(
         self,
         files: list[dict[str, Any]],
         values: dict[str, Any],
         arrays: dict[str, np.ndarray],
         news: dict[str, dict[str, np.ndarray]],
-    ) -> Taken:
-        """Return a `Taken` whose memory is in `files`; `news` are the contents of the new files, by name."""
+    ) -> MemorySnapshot:
+        """Return a `MemorySnapshot` whose memory is in `files`; `news` are the contents of the new files, by name."""
         self._files = files
         named: list[dict[str, Any]] = []
 
@@ -183,18 +183,18 @@ class ReplayFiles:
                     if self._files is files:
                         self._files = named
                 except BaseException:
-                    self._begin_anew()
+                    self._start_over()
                     raise
             return {"values": values, "files": named}, arrays
 
-        def tidy() -> None:
+        def remove_unneeded() -> None:
             with self._lock:
                 needed = {file["name"] for file in (*named, *self._files)}
                 for path in self.folder.glob("*.safetensors"):
                     if path.name not in needed:
                         path.unlink(missing_ok=True)
 
-        return Taken(write, tidy)
+        return MemorySnapshot(write, remove_unneeded)
 
     def _write(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         save_checkpoint(self.folder / name, Checkpoint({"file": name}, {"memory": arrays}))
@@ -214,7 +214,7 @@ class ReplayFiles:
 
 
 def _require_entry(entry: Any) -> None:
-    """Raise a ValueError unless a header's entry has the form that `Taken` writes: names, counts, short strings."""
+    """Raise a ValueError unless a header's entry is as `MemorySnapshot` writes it: names, counts, short strings."""
 
     def is_text(value: Any) -> bool:
         return isinstance(value, str) and len(value) < 65_536 and "\0" not in value

@@ -132,7 +132,7 @@ class AdviceCallback(Callback):
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         if self.plan and hasattr(algorithm, "config"):
             for kind, line in plan_advice(algorithm):
-                self._say(kind, line)
+                self._give(kind, line)
 
     def on_step(self, *, metrics: dict[str, float] | None = None, algorithm=None, **info: Any) -> bool:
         if metrics is None:
@@ -141,7 +141,7 @@ class AdviceCallback(Callback):
             value = metrics.get(advice.metric, math.nan)
             # Explained variance is NaN if all returns are equal, which is neither good nor bad.
             if not math.isnan(value):
-                self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
+                self._check(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
         # In a hand-written loop, the kind of actions that the entropy is of is unknown.
         spec = getattr(algorithm, "spec", None)
         if "entropy" in metrics and spec is not None and spec.discrete:
@@ -149,21 +149,21 @@ class AdviceCallback(Callback):
             if self._entropy_start is None:
                 self._entropy_start = value
             start = self._entropy_start
-            self._judge("entropy", value < 0.01 * start, _LASTING, _ENTROPY, value=value, start=start)
+            self._check("entropy", value < 0.01 * start, _LASTING, _ENTROPY, value=value, start=start)
         if "grad_norm" in metrics:
             value = metrics["grad_norm"]
             if len(self._grad_norms) >= _RECENT // 5:
                 median = statistics.median(self._grad_norms)
-                self._judge("grad_norm", value > 100.0 * median > 0.0, _LASTING, _GRAD_NORM, value=value, median=median)
+                self._check("grad_norm", value > 100.0 * median > 0.0, _LASTING, _GRAD_NORM, value=value, median=median)
             self._grad_norms.append(value)
         return True
 
-    def _judge(self, kind: str, holds: bool, updates: int, line: str, **values: float) -> None:
+    def _check(self, kind: str, holds: bool, updates: int, line: str, **values: float) -> None:
         self._streaks[kind] = self._streaks.get(kind, 0) + 1 if holds else 0
         if self._streaks[kind] == updates:
-            self._say(kind, line.format(**values))
+            self._give(kind, line.format(**values))
 
-    def _say(self, kind: str, text: str) -> None:
+    def _give(self, kind: str, text: str) -> None:
         if kind in self.given:
             return
         self.given.append(kind)

@@ -190,12 +190,12 @@ class CallbackList(Callback):
         """Return whether this callback defines the hook of this name."""
         return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
-    def that_act_on_evaluations(self) -> list[Callback]:
+    def acting_on_evaluations(self) -> list[Callback]:
         """Return the callbacks because of which training must wait for evaluations."""
         found: list[Callback] = []
         for callback in self.callbacks:
             if isinstance(callback, CallbackList):
-                found += callback.that_act_on_evaluations()
+                found += callback.acting_on_evaluations()
             elif callback.acts_on_evaluation and CallbackList.listens_to(callback, "on_evaluation"):
                 found.append(callback)
         return found
@@ -224,7 +224,7 @@ class CallbackList(Callback):
                 self._inner = outer + took
         return answers
 
-    def _go_on(self, hook: str, info: dict[str, Any]) -> bool:
+    def _no_stop_requested(self, hook: str, info: dict[str, Any]) -> bool:
         """Return whether no callback requests a stop. Raises TypeError for return values other than bool or None."""
         go_on = True
         for callback, answer in zip(self.callbacks, self._call(hook, info), strict=False):
@@ -246,14 +246,14 @@ class CallbackList(Callback):
     def on_training_start(self, **info: Any) -> bool:
         """Return False if any callback requests that nothing is trained; the others are still called."""
         self._at = time.perf_counter()
-        return self._go_on("on_training_start", info)
+        return self._no_stop_requested("on_training_start", info)
 
     def on_rollout_end(self, **info: Any) -> None:
         self._call("on_rollout_end", info)
 
     def on_step(self, **info: Any) -> bool:
         """Return False if any callback requests a stop; the others are still called."""
-        go_on = self._go_on("on_step", info)
+        go_on = self._no_stop_requested("on_step", info)
         self._lap()
         return go_on
 

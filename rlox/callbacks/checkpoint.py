@@ -105,7 +105,7 @@ class CheckpointCallback(Callback):
         algorithm = _algorithm(self, algorithm, **info)
         if isinstance(algorithm, _HandWritten):
             algorithm.require("policy")  # fail now, not at the first save
-        self._tell(algorithm)
+        self._check_writes(algorithm)
         steps = algorithm.counters.steps - self._saved_step
         due = time.monotonic() - self._saved_at >= self.every_s or steps >= (self.every_steps or math.inf)
         # A checkpoint saved while an evaluation of an earlier step is pending would lose that evaluation.
@@ -143,12 +143,12 @@ class CheckpointCallback(Callback):
 
     def on_training_error(self, *, algorithm, **info: Any) -> None:
         with suppress(OSError):
-            self._tell(algorithm, wait=True)
+            self._check_writes(algorithm, wait=True)
 
     def on_training_end(self, *, algorithm=None, **info: Any) -> None:
         algorithm = _algorithm(self, algorithm, **info)
         self.save_last(algorithm)
-        self._tell(algorithm, wait=True)
+        self._check_writes(algorithm, wait=True)
 
     def save_last(self, algorithm) -> None:
         """Start writing ``last.safetensors`` now, unless it already contains this step."""
@@ -164,11 +164,11 @@ class CheckpointCallback(Callback):
     def _write(self, algorithm, kind: str, step: int, write: Callable[[], None]) -> None:
         if kind in self._writes:
             self._writes[kind].join()
-            self._tell(algorithm)
+            self._check_writes(algorithm)
         self._writes[kind] = _Write(write, step=step, kind=kind, path=self.folder / f"{kind}.safetensors")
         self._writes[kind].start()
 
-    def _tell(self, algorithm, wait: bool = False) -> None:
+    def _check_writes(self, algorithm, wait: bool = False) -> None:
         """Check the running writes: report the finished ones to callbacks, and raise their errors."""
         for kind, write in list(self._writes.items()):
             if wait:

@@ -27,7 +27,7 @@ _USUAL_STEP_S, _USUAL_LENGTH = 5e-5, 1000
 
 
 @dataclass
-class _Begun:
+class _Pending:
     """A started evaluation whose result was not collected yet."""
 
     step: int
@@ -122,12 +122,12 @@ class EvalCallback(Callback):
         self.imports = list(imports)
         self.beside_s = 0.0
         self._most_workers = 0  # how many may be started now
-        self._weighing = False  # whether workers may be started later, if evaluations turn out to take long
-        self._weigh_at = 0
+        self._measuring = False  # whether workers may be started later, if evaluations turn out to take long
+        self._decide_at = 0
         self._took_s: float | None = None  # duration of the last evaluation in this process
         self._collected = (0, 0.0)  # step at the start of this training, and its seconds of collection
         self._processes: list[EvaluationWorker] = []
-        self._begun: deque[_Begun] = deque()
+        self._pending: deque[_Pending] = deque()
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.best = -math.inf
         self.waited = 0
@@ -183,10 +183,10 @@ class EvalCallback(Callback):
 
     def on_step(self, *, step: int, algorithm=None, metrics: dict[str, float] | None = None, **info: Any) -> bool:
         algorithm = _algorithm(self, algorithm, step, **info)
-        if self._weighing:
-            self._weigh(algorithm, step, metrics or {})
-        if self._begun:
-            self._deliver(algorithm)
+        if self._measuring:
+            self._start_process_if_slow(algorithm, step, metrics or {})
+        if self._pending:
+            self._process_results(algorithm)
         if self._due and step >= self._due[0]:
             every = [] if self.every_steps is None else [step + self.every_steps]
             self._due = every or [point for point in self._due if point > step]
@@ -196,14 +196,14 @@ class EvalCallback(Callback):
             else:
                 self.evaluate(algorithm)
             # At the end of training there is nothing left to stop.
-            if not (last or self._begun):
+            if not (last or self._pending):
                 self.stopped = self._reason()
         return self.stopped is None
 
     def on_collection_error(self, *, algorithm=None, **info: Any) -> None:
         # The first error is the one to report.
         with suppress(Exception):
-            self._deliver(algorithm, wait=True)
+            self._process_results(algorithm, wait=True)
 
     def on_training_error(self, *, algorithm=None, **info: Any) -> None:
         self.on_collection_error(algorithm=algorithm)
@@ -213,7 +213,7 @@ class EvalCallback(Callback):
         algorithm = _algorithm(self, algorithm, **info)
         if algorithm.counters.steps >= algorithm.counters.end or isinstance(algorithm, _HandWritten):
             self.evaluate(algorithm)
-        self._deliver(algorithm, wait=True)
+        self._process_results(algorithm, wait=True)
         self.close()
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class EvalCallback(Callback):
         for process in self._processes:
             process.close()
         self._processes.clear()
-        self._begun.clear()
+        self._pending.clear()
 
     def obstacle(self, algorithm) -> str | None:
         """Return why this training cannot be evaluated in parallel; None if it can."""
@@ -232,7 +232,7 @@ class EvalCallback(Callback):
             return f"{kind.__name__} has an evaluate of its own"
         if self.stop_at is not None or self.patience is not None:
             return "training must wait for each evaluation if stop_at or patience is set"
-        if acting := algorithm.callbacks.that_act_on_evaluations():
+        if acting := algorithm.callbacks.acting_on_evaluations():
             return f"{type(acting[0]).__name__} acts on each evaluation, so training must wait for it"
         if sum(isinstance(callback, EvalCallback) for callback in algorithm.callbacks.by_name().values()) > 1:
             return "there is another EvalCallback, and their results must come in order"
@@ -280,27 +280,27 @@ class EvalCallback(Callback):
         """Decide how many processes this training may use for its evaluations, or when to decide that."""
         c = algorithm.counters
         self.close()
-        self._most_workers, self._weighing = 0, False
+        self._most_workers, self._measuring = 0, False
         if self.workers > 0:
             if (obstacle := self.obstacle(algorithm)) is not None:
                 raise ValueError(f"EvalCallback: workers must be 0 or -1 here, got {self.workers}: {obstacle}")
             self._most_workers = self.workers
             self._start_worker()  # it starts up while training begins
         elif self.workers < 0 and self._due and self.obstacle_for_auto(algorithm) is None:
-            self._weighing, self._collected = True, (c.steps, 0.0)
-            self._weigh_at = c.steps + (self._due[0] - c.steps) // 4
+            self._measuring, self._collected = True, (c.steps, 0.0)
+            self._decide_at = c.steps + (self._due[0] - c.steps) // 4
 
-    def _weigh(self, algorithm, step: int, metrics: dict[str, float]) -> None:
+    def _start_process_if_slow(self, algorithm, step: int, metrics: dict[str, float]) -> None:
         """Start a process as soon as the remaining evaluations are known to take long enough."""
         begun, seconds = self._collected
         self._collected = begun, seconds + metrics.get("time/collect_s", 0.0)
-        if step < self._weigh_at:
+        if step < self._decide_at:
             return
         left = len(self._due) if self.every_steps is None else 2
-        self._weigh_at = self._due[0] if self._due else sys.maxsize
+        self._decide_at = self._due[0] if self._due else sys.maxsize
         self._most_workers = self.planned_workers(algorithm, left * self._expected_s(algorithm, step))
         if self._most_workers:
-            self._weighing = False
+            self._measuring = False
             self._start_worker()
 
     def _expected_s(self, algorithm, step: int) -> float:
@@ -324,22 +324,22 @@ class EvalCallback(Callback):
     def _begin(self, algorithm, step: int) -> None:
         """Start the evaluation of the current policy in a process."""
         job = self._job(algorithm)
-        while len(self._begun) >= self._most_workers > 0:
-            self._deliver(algorithm, wait=True, leave=self._most_workers - 1)
+        while len(self._pending) >= self._most_workers > 0:
+            self._process_results(algorithm, wait=True, leave=self._most_workers - 1)
         if not self._most_workers:  # a process has died in the meantime
             self.evaluate(algorithm)
             return
         worker = next((process for process in self._processes if not process.busy), None) or self._start_worker()
         worker.begin(job)
-        self._begun.append(_Begun(step, job, worker))
+        self._pending.append(_Pending(step, job, worker))
         algorithm.callbacks.on_evaluation_start(step=step, algorithm=algorithm)
 
-    def _deliver(self, algorithm, wait: bool = False, leave: int = 0) -> None:
+    def _process_results(self, algorithm, wait: bool = False, leave: int = 0) -> None:
         """Process available results in the order of steps; with `wait`, until at most `leave` are pending."""
-        while self._begun:
-            one = self._begun[0]
+        while self._pending:
+            one = self._pending[0]
             try:
-                if not one.worker.ready(wait and len(self._begun) > leave):
+                if not one.worker.ready(wait and len(self._pending) > leave):
                     return
                 evaluation, seconds = one.worker.result()
             except WorkerDied as e:
@@ -358,14 +358,14 @@ class EvalCallback(Callback):
                 self.beside_s += seconds
                 if evaluation.n_cut:
                     warn_of_cut(algorithm.env_id, int(evaluation.lengths.max()))
-            self._begun.popleft()
+            self._pending.popleft()
             self._take(algorithm, one.step, evaluation)
 
     def evaluate(self, algorithm) -> None:
         """Evaluate now, unless the last evaluation was at this step."""
         step = algorithm.counters.steps
-        if self._begun and self._begun[-1].step == step:
-            self._deliver(algorithm, wait=True)
+        if self._pending and self._pending[-1].step == step:
+            self._process_results(algorithm, wait=True)
         if self.evaluations and self.evaluations[-1][0] == step:
             return
         started = time.perf_counter()
@@ -374,7 +374,7 @@ class EvalCallback(Callback):
         evaluate = getattr(algorithm, "scored", algorithm.evaluate)  # language models have no episodes
         evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started
-        self._deliver(algorithm, wait=True)
+        self._process_results(algorithm, wait=True)
         self._take(algorithm, step, evaluation)
 
     def _take(self, algorithm, step: int, evaluation: Evaluation) -> None:

@@ -63,7 +63,7 @@ class ModuleActor:
 
 
 class ModuleRollout:
-    """Use of a module in one rollout: `act` for each step, and `judge` for all steps at the end.
+    """Use of a module in one rollout: `act` for each step, and `evaluate_actions` for all steps at the end.
 
     Parameters
     ----------
@@ -87,8 +87,8 @@ class ModuleRollout:
             policy.fill_noise(rng, noise.numpy())
             self._noise = noise.to(device)
         self.context = torch.inference_mode
-        self._judge = ModuleJudge(policy, device)
-        self.place = self._judge.place
+        self._evaluator = ModuleEvaluator(policy, device)
+        self.place = self._evaluator.place
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Return the actions (N, …) of step `t`."""
@@ -101,23 +101,23 @@ class ModuleRollout:
         return action.cpu().numpy()
 
     @torch.no_grad()
-    def judge(
+    def evaluate_actions(
         self, seen: np.ndarray | FrameStacks, actions: np.ndarray, after: np.ndarray
     ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """Return the results of `ModuleJudge`; for a custom module, with the log-probabilities from acting."""
+        """Return the results of `ModuleEvaluator`; for a custom module, with the log-probabilities from acting."""
         if self._noise is None:
-            return self._judge(seen, actions, after, torch.stack(self._log_probs).reshape(-1).clone())
-        return self._judge(seen, actions, after)
+            return self._evaluator(seen, actions, after, torch.stack(self._log_probs).reshape(-1).clone())
+        return self._evaluator(seen, actions, after)
 
     @torch.no_grad()
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
         if self._noise is None:
             return torch.stack(self._log_probs).reshape(-1).cpu().numpy()
-        return self._judge.log_probs(self.place(seen), self.place(actions)).cpu().numpy()
+        return self._evaluator.log_probs(self.place(seen), self.place(actions)).cpu().numpy()
 
 
-class ModuleJudge:
+class ModuleEvaluator:
     """Log-probabilities and values of a rollout collected by a module, or by an earlier version of it.
 
     Parameters

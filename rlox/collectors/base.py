@@ -129,19 +129,19 @@ class Collector:
             raise ValueError(f"{self._where}: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}")
         return shaped
 
-    def _refuse_numbers(self, what: str, numbers: np.ndarray, step: int, said: str = "") -> None:
+    def _refuse_numbers(self, what: str, numbers: np.ndarray, step: int, suffix: str = "") -> None:
         """Raise for observations (N, *obs_shape), or rewards (N,), that are not finite after `step`.
 
         The running episodes are dropped, so that no checkpoint contains them.
         """
-        bad = tuple(np.argwhere(~(np.abs(numbers) < (_LARGEST if said else np.inf)))[0])
+        bad = tuple(np.argwhere(~(np.abs(numbers) < (_LARGEST if suffix else np.inf)))[0])
         at = f" in {self.spec.part(int(np.ravel_multi_index(bad[1:], numbers.shape[1:])))}" if len(bad) > 1 else ""
         remedy = "set env.reward_fn" if what == "rewards" else "replace such values in a wrapper"
         if what == "rewards" and self.reward_fn is not None:
             what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "fix that function"
         self._raw = None
         raise FloatingPointError(
-            f"{self._where}: {self._name}: {what} must be finite{said}, got {numbers[bad]}{at} from environment "
+            f"{self._where}: {self._name}: {what} must be finite{suffix}, got {numbers[bad]}{at} from environment "
             f"{bad[0]} at step {step:,}; fix the environment, or {remedy}"
         )
 

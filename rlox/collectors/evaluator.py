@@ -139,14 +139,14 @@ class EvaluationWorker:
             except TimeoutError:
                 # A child process of a dead worker may still have the socket open.
                 if self.process.poll() is not None:
-                    raise self._death() from None
+                    raise self._died() from None
                 continue
             except BlockingIOError:
                 return False
             except ConnectionResetError:
                 part = b""
             if not part:
-                raise self._death()
+                raise self._died()
             self._unread += part
         return True
 
@@ -162,7 +162,7 @@ class EvaluationWorker:
             raise_packed(*pickle.loads(answer))
         return evaluation, answer
 
-    def _death(self) -> WorkerDied:
+    def _died(self) -> WorkerDied:
         self.close()
         code = self.process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"

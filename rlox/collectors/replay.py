@@ -95,7 +95,7 @@ class ReplayCollector(Collector):
         )
         rewards = self._advance(obs, actions)
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
-        self.follow_on(buffer)
+        self.continue_in(buffer)
         buffer.push_batch(
             obs.reshape(n, -1),
             out["final_obs"].reshape(n, -1),
@@ -104,10 +104,10 @@ class ReplayCollector(Collector):
             terminated,
             truncated,
         )
-        self.has_fed(buffer)
+        self.remember_buffer(buffer)
         ended = terminated | truncated
         returns, lengths = self._ended(ended)
-        self._see(self._raw)
+        self._update_normalizer(self._raw)
         if self.action_noise is not None:
             self.action_noise.end(ended)
         return returns, lengths
@@ -146,7 +146,7 @@ class ReplayCollector(Collector):
             self._refuse_numbers("observations", self._raw, self.env_steps)
         return returns, lengths
 
-    def follow_on(self, buffer: Any) -> None:
+    def continue_in(self, buffer: Any) -> None:
         """Cut the memory's n-step returns, unless its newest transitions come from this collector's last step.
 
         Raises
@@ -164,17 +164,17 @@ class ReplayCollector(Collector):
                 f"{type(buffer).__name__} does not; see rlox.buffers.Buffer, or set n_step=1"
             )
 
-    def has_fed(self, buffer: Any) -> None:
+    def remember_buffer(self, buffer: Any) -> None:
         """Record that the memory's newest transitions led to the environments' current observations."""
         self._fed = (buffer, getattr(buffer, "n_pushed", None))
 
-    def forget(self) -> None:
+    def forget_buffer(self) -> None:
         """Record that no memory's newest transitions led to the environments' current observations."""
         self._fed = None
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         super().set_state(state)
-        self.forget()
+        self.forget_buffer()
 
     def position(self) -> str | None:
         """Return a digest of the environments' current observations; None before they have started."""
@@ -186,7 +186,7 @@ class ReplayCollector(Collector):
             self._raw = self.env.reset_all()
             if not all_finite(self._raw):
                 self._refuse_numbers("observations", self._raw, self.env_steps)
-            self._see(self._raw)
+            self._update_normalizer(self._raw)
         return self._raw
 
     def require_finite_rows(self, rows: np.ndarray) -> None:
@@ -210,7 +210,7 @@ class ReplayCollector(Collector):
             if not all_finite(some[:, :d]):
                 self._refuse_numbers("observations", some[:, :d], step - n)
 
-    def _see(self, obs: np.ndarray) -> None:
+    def _update_normalizer(self, obs: np.ndarray) -> None:
         if self.normalizer is not None:
             self.normalizer.update(obs)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rlox.collectors.acting import ModuleRollout
 
 
-class NativeJudge:
-    """Counterpart of `acting.ModuleJudge` for native policies: log-probabilities and values of a rollout."""
+class NativeEvaluator:
+    """Counterpart of `acting.ModuleEvaluator` for native policies: log-probabilities and values of a rollout."""
 
     def __init__(self, policy: NativePolicy):
         self._net = policy.net
@@ -49,8 +49,8 @@ class _NativeRollout:
         self.policy = policy
         self.noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
         policy.fill_noise(rng, self.noise)
-        self.judge = NativeJudge(policy)
-        self.place = self.judge.place
+        self.evaluate_actions = NativeEvaluator(policy)
+        self.place = self.evaluate_actions.place
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         return self.policy.act(obs, self.noise[t])
@@ -176,7 +176,7 @@ class RolloutCollector(Collector):
         n, cut = self.n_envs, len(steps.limits) > 0
         after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
         seen = steps.seen(self.device)
-        seen, actions, log_probs, values, after_values = steps.acting.judge(seen, steps.flat_actions, after)
+        seen, actions, log_probs, values, after_values = steps.acting.evaluate_actions(seen, steps.flat_actions, after)
         next_values = None
         if cut:
             next_values = np.zeros((n_steps, n), np.float32)
@@ -294,18 +294,18 @@ class RolloutCollector(Collector):
         """Raise if numbers of a rollout are not finite: observations, those `reached` at time limits, or rewards."""
         if all_finite(obs) and all_finite(reached) and all_finite(rewards):
             return
-        said = "" if self.normalizer is None else " after normalisation"
+        suffix = "" if self.normalizer is None else " after normalisation"
         for t, row in enumerate(rewards):
             step = self.env_steps + (t + 1) * self.n_envs
             # Observations after the step; those of stacked images are integers.
             if len(obs) > len(rewards) and not all_finite(obs[t + 1]):
-                self._refuse_numbers("observations", obs[t + 1], step, said)
+                self._refuse_numbers("observations", obs[t + 1], step, suffix)
             if not all_finite(row):
-                self._refuse_numbers("rewards", row, step, said)
+                self._refuse_numbers("rewards", row, step, suffix)
             at_limit = np.zeros((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
             at_limit[limits[limits[:, 0] == t, 1]] = reached[limits[:, 0] == t]
             if not all_finite(at_limit):
-                self._refuse_numbers("observations", at_limit, step, said)
+                self._refuse_numbers("observations", at_limit, step, suffix)
 
     def _refuse_row(self, rewards: np.ndarray, step: int) -> None:
         """Raise if the observations after a step, or its rewards, cannot be used for normalisation."""

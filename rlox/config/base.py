@@ -144,10 +144,12 @@ def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def _unfit(value: Any, kind: Any, most: int) -> str | None:
+def _unrepresentable(value: Any, kind: Any, most: int) -> str | None:
     """Return the rule that a number breaks because kernels cannot represent it, in any field; None if there is none."""
     if isinstance(value, (list, tuple)):
-        rules = (_unfit(item, typing.get_args(kind)[0], most) for item in value) if typing.get_args(kind) else ()
+        rules = (
+            (_unrepresentable(item, typing.get_args(kind)[0], most) for item in value) if typing.get_args(kind) else ()
+        )
         return next((rule for rule in rules if rule is not None), None)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -160,7 +162,7 @@ def _unfit(value: Any, kind: Any, most: int) -> str | None:
     return f"be at most {FLOAT32_MAX:.1e} in size, to fit float32" if abs(value) > FLOAT32_MAX else None
 
 
-def _vanishes(value: Any) -> bool:
+def _underflows(value: Any) -> bool:
     """Whether a number other than 0 becomes 0 in float32."""
     return isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN
 
@@ -199,13 +201,13 @@ class Config:
 
                 theirs = answers(item.name, hints, value=value)
                 raise TypeError(f"{e}{f'; {theirs}' if theirs else ''}") from None
-            rule = _unfit(value, kind, self.largest)
+            rule = _unrepresentable(value, kind, self.largest)
             if rule is not None:
                 raise ValueError(f"{where}: {item.name} must {rule}, got {shown(value)}")
         for name, holds, rule in self.rules():
             if not holds:
                 raise ValueError(f"{where}: {name} must {rule}, got {shown(getattr(self, name))}")
-        for name in [item.name for item in fields(self) if _vanishes(getattr(self, item.name))]:
+        for name in [item.name for item in fields(self) if _underflows(getattr(self, item.name))]:
             try:
                 replace(self, **{name: 0.0})
             except ValueError as e:

@@ -124,10 +124,10 @@ class WandbConfig(Config):
         """
         if self.mode is not None:
             return self.mode
-        said = os.environ.get("WANDB_MODE") or "online"
-        found = {"dryrun": "offline", "run": "online"}.get(said, said)  # older names of W&B
+        mode_text = os.environ.get("WANDB_MODE") or "online"
+        found = {"dryrun": "offline", "run": "online"}.get(mode_text, mode_text)  # older names of W&B
         if found not in WANDB_MODES:
-            raise ValueError(f"WandbConfig: WANDB_MODE must be one of {', '.join(WANDB_MODES)}, got {said!r}")
+            raise ValueError(f"WandbConfig: WANDB_MODE must be one of {', '.join(WANDB_MODES)}, got {mode_text!r}")
         return found
 
 

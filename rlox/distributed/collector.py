@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
-from rlox.collectors.rollout import NativeJudge
+from rlox.collectors.rollout import NativeEvaluator
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
@@ -24,7 +24,7 @@ from rlox.nn.batch import RolloutBatch
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.collectors.acting import ModuleJudge
+    from rlox.collectors.acting import ModuleEvaluator
 
 _LOOK_EVERY = 0.5  # seconds between two checks for late actors
 _RETRY_AFTER = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next attempts to restart an actor
@@ -32,7 +32,7 @@ _MOST_SHOWN = 32  # maximum number of actors for metrics per actor
 _TURN, _VERSION = "turn", "version"  # in the state
 
 
-class _Standing:
+class _ActorRecord:
     """The learner's record of one actor."""
 
     def __init__(self) -> None:
@@ -120,14 +120,14 @@ class ActorCollector(Collector):
             "remote": remote,
         }
         self._pool: ActorPool | None = None
-        self._standing = [_Standing() for _ in range(config.n_actors)]
+        self._records = [_ActorRecord() for _ in range(config.n_actors)]
         self._answered: list[deque[Trajectory]] = [deque() for _ in range(config.n_actors)]  # collected by `state`
         self._replay: deque[Trajectory] = deque(maxlen=config.replay_size)
         self._turn = 0  # the actor whose rollout is next, if their order is fixed
         self._version = 0  # number of batches so far
         self._saved: dict[str, np.ndarray] | None = None  # state of a checkpoint, until the actors have started
         self._waited = 0.0
-        self._looked = time.monotonic()  # time of the last check for late actors
+        self._checked_at = time.monotonic()  # time of the last check for late actors
         self._failure: Exception | None = None  # of an environment, found while a checkpoint was created
         self._numbers: dict[str, float] = {}
 
@@ -157,8 +157,8 @@ class ActorCollector(Collector):
             failure, self._failure = self._failure, None
             raise failure
         pool = self._pool if self._pool is not None else self._start(policy, n_steps)
-        if time.monotonic() - self._looked > _LOOK_EVERY:
-            self._look_for_late(pool)
+        if time.monotonic() - self._checked_at > _LOOK_EVERY:
+            self._check_timeouts(pool)
         self._request(pool, policy)
         began = time.perf_counter()
         new = [self._take(pool, policy) for _ in range(c.rollouts_per_update)]
@@ -175,13 +175,13 @@ class ActorCollector(Collector):
 
     def lines(self) -> list[str]:
         """Return one line for each actor: its speed, its lag behind the learner, and its restarts."""
-        described = [f"actor {i}" for i in range(len(self._standing))]
+        described = [f"actor {i}" for i in range(len(self._records))]
         if self._pool is not None:
-            described = [self._pool.describe(i) for i in range(len(self._standing))]
+            described = [self._pool.describe(i) for i in range(len(self._records))]
         return [
             f"{what}: {s.steps_per_second:,.0f} steps/s, lag {s.lag}, "
             f"{s.restarts} restart{'' if s.restarts == 1 else 's'}{'' if s.down_since is None else ', lost'}"
-            for what, s in zip(described, self._standing, strict=True)
+            for what, s in zip(described, self._records, strict=True)
         ]
 
     # ---- actors
@@ -198,13 +198,13 @@ class ActorCollector(Collector):
         """Request from every actor as many rollouts as it may owe, after retrying the restart of lost actors."""
         self._retry(pool)
         weights, now = None, time.monotonic()
-        for actor, standing in enumerate(self._standing):
-            while standing.down_since is None and standing.asked < self._config.rollouts_ahead:
+        for actor, record in enumerate(self._records):
+            while record.down_since is None and record.asked < self._config.rollouts_ahead:
                 if weights is None:
                     weights = Weights(self._version, snapshot(policy), self._statistics())
-                if standing.asked == 0:
-                    standing.since = now
-                standing.asked += 1
+                if record.asked == 0:
+                    record.since = now
+                record.asked += 1
                 pool.request(actor, weights)
 
     def _statistics(self) -> dict[str, np.ndarray]:
@@ -223,78 +223,77 @@ class ActorCollector(Collector):
             else:
                 ready = pool.ready(wanted, _LOOK_EVERY)
                 if not ready:
-                    self._look_for_late(pool)
+                    self._check_timeouts(pool)
                     self._request(pool, policy)
                     continue
                 held = ready[0]
                 try:
                     trajectory = pool.result(held)
                 except ActorLost as e:
-                    self._lose(pool, held, e)
+                    self._restart_lost(pool, held, e)
                     self._request(pool, policy)
                     continue
             self._turn = (held + 1) % c.n_actors
-            self._note(held, trajectory)
+            self._update_record(held, trajectory)
             return trajectory
 
-    def _note(self, actor: int, trajectory: Trajectory) -> None:
+    def _update_record(self, actor: int, trajectory: Trajectory) -> None:
         """Update the actor's record for a rollout, and merge its normalisation statistics."""
-        standing = self._standing[actor]
-        standing.asked -= 1
-        standing.since = time.monotonic()
-        standing.attempts = 0
-        standing.lag = self._version - trajectory.version
-        standing.steps_per_second = len(trajectory) / max(trajectory.seconds, 1e-9)
+        record = self._records[actor]
+        record.asked -= 1
+        record.since = time.monotonic()
+        record.attempts = 0
+        record.lag = self._version - trajectory.version
+        record.steps_per_second = len(trajectory) / max(trajectory.seconds, 1e-9)
         if self.normalizer is not None and trajectory.moments:
             self.normalizer.merge(trajectory.moments)
 
-    def _look_for_late(self, pool: ActorPool) -> None:
+    def _check_timeouts(self, pool: ActorPool) -> None:
         now, most = time.monotonic(), self._config.actor_timeout
-        self._looked = now
-        for actor, standing in enumerate(self._standing):
-            if standing.down_since is not None:
+        self._checked_at = now
+        for actor, record in enumerate(self._records):
+            if record.down_since is not None:
                 # The other actors continue without it, unless it is its turn.
-                needed = self._turn == actor if self._config.in_turn else self._all_down()
-                if needed and now - standing.down_since > most:
+                needed = self._turn == actor if self._config.in_turn else self._all_lost()
+                if needed and now - record.down_since > most:
                     raise TimeoutError(
                         f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; fix it, or raise "
                         "algo.actor_timeout"
                     )
-            elif standing.asked and now - standing.since > most and not pool.ready([actor], 0.0):
-                self._lose(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
+            elif record.asked and now - record.since > most and not pool.ready([actor], 0.0):
+                self._restart_lost(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
 
-    def _all_down(self) -> bool:
-        return all(standing.down_since is not None for standing in self._standing)
+    def _all_lost(self) -> bool:
+        return all(record.down_since is not None for record in self._records)
 
-    def _lose(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
+    def _restart_lost(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
         """Restart a lost actor now, or if that fails, later."""
-        standing, c = self._standing[actor], self._config
-        standing.asked = 0
+        record, c = self._records[actor], self._config
+        record.asked = 0
         self._answered[actor].clear()
         what = pool.describe(actor)
-        if standing.restarts >= c.max_restarts:
+        if record.restarts >= c.max_restarts:
             raise RuntimeError(
-                f"{self._where}: {what} was lost ({e}) after {standing.restarts} restarts, the limit of "
-                "algo.max_restarts"
+                f"{self._where}: {what} was lost ({e}) after {record.restarts} restarts, the limit of algo.max_restarts"
             ) from e
-        standing.restarts += 1
-        standing.down_since = time.monotonic()
-        standing.retry_at = 0.0
+        record.restarts += 1
+        record.down_since = time.monotonic()
+        record.retry_at = 0.0
         self.notify(f"{what} was lost: {e}; its rollout is dropped, and it restarts with fresh episodes")
         self._retry(pool)
 
     def _retry(self, pool: ActorPool) -> None:
-        for actor, standing in enumerate(self._standing):
-            if standing.down_since is None or time.monotonic() < standing.retry_at:
+        for actor, record in enumerate(self._records):
+            if record.down_since is None or time.monotonic() < record.retry_at:
                 continue
             try:
                 pool.restart(actor)
             except ActorLost:
-                wait = _RETRY_AFTER[min(standing.attempts, len(_RETRY_AFTER) - 1)]
-                standing.attempts += 1
-                standing.retry_at = time.monotonic() + wait
+                wait = _RETRY_AFTER[min(record.attempts, len(_RETRY_AFTER) - 1)]
+                record.attempts += 1
+                record.retry_at = time.monotonic() + wait
                 continue
-            standing.down_since = None
+            record.down_since = None
 
     # ---- batches
 
@@ -320,16 +319,16 @@ class ActorCollector(Collector):
         """
         c, rollouts = self._config, [*new, *old]
         obs, actions, behaviour, rewards, terminated, truncated = (
-            _side_by_side([getattr(rollout, name) for rollout in rollouts])
+            _join_envs([getattr(rollout, name) for rollout in rollouts])
             for name in ("obs", "actions", "log_probs", "rewards", "terminated", "truncated")
         )
         n_steps, n = rewards.shape
         limits, reached = _limits(rollouts)
         after = np.concatenate([obs[-1], reached]) if len(limits) else obs[-1]
         seen, taken = obs[:-1].reshape(-1, *obs.shape[2:]), actions.reshape(-1, *actions.shape[2:])
-        judge: Any = NativeJudge(policy) if isinstance(policy, NativePolicy) else self._module_judge(policy)
-        place = judge.place
-        seen, taken, log_probs, values, after_values = judge(seen, taken, after)
+        evaluator: Any = NativeEvaluator(policy) if isinstance(policy, NativePolicy) else self._module_evaluator(policy)
+        place = evaluator.place
+        seen, taken, log_probs, values, after_values = evaluator(seen, taken, after)
         next_values = np.zeros((n_steps, n), np.float32)
         if len(limits):
             next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
@@ -362,29 +361,29 @@ class ActorCollector(Collector):
             taken=sum(map(len, new)),
         )
 
-    def _module_judge(self, policy: nn.Module) -> ModuleJudge:
-        from rlox.collectors.acting import ModuleJudge
+    def _module_evaluator(self, policy: nn.Module) -> ModuleEvaluator:
+        from rlox.collectors.acting import ModuleEvaluator
 
-        return ModuleJudge(policy, self.device)
+        return ModuleEvaluator(policy, self.device)
 
     def _count(self, rollouts: Sequence[Trajectory], log_ratios: np.ndarray) -> None:
         """Compute the metrics of a batch."""
         lags = np.array([self._version - rollout.version for rollout in rollouts])
         with np.errstate(over="ignore"):
             ratios = np.exp(log_ratios)
-        standing = self._standing
+        records = self._records
         self._numbers = {
             "actors/lag_mean": float(lags.mean()),
             "actors/lag_max": float(lags.max()),
             "actors/ratio_mean": float(ratios.mean()),
             "actors/ratio_clipped": float((ratios > self._config.rho_bar).mean()),
             "time/answers_waiting": float(self._waiting()),
-            "actors/restarts": float(sum(s.restarts for s in standing)),
-            "actors/lost": float(sum(s.down_since is not None for s in standing)),
+            "actors/restarts": float(sum(s.restarts for s in records)),
+            "actors/lost": float(sum(s.down_since is not None for s in records)),
             "time/learner_waits_s": self._waited,
         }
-        if len(standing) <= _MOST_SHOWN:
-            for i, s in enumerate(standing):
+        if len(records) <= _MOST_SHOWN:
+            for i, s in enumerate(records):
                 self._numbers[f"time/actor{i}_steps_per_second"] = s.steps_per_second
                 self._numbers[f"actors/{i}/lag"] = float(s.lag)
                 self._numbers[f"actors/{i}/restarts"] = float(s.restarts)
@@ -392,7 +391,7 @@ class ActorCollector(Collector):
     def _waiting(self) -> int:
         """Return the number of actors whose rollouts wait for the learner."""
         held = sum(1 for answers in self._answered if answers)
-        return held if self._pool is None else held + len(self._pool.ready(range(len(self._standing)), 0.0))
+        return held if self._pool is None else held + len(self._pool.ready(range(len(self._records)), 0.0))
 
     # ---- checkpoints
 
@@ -416,19 +415,19 @@ class ActorCollector(Collector):
             return self._saved
         if not self.restorable or not pool.exact:
             return None
-        for actor, standing in enumerate(self._standing):
-            while len(self._answered[actor]) < standing.asked:
+        for actor, record in enumerate(self._records):
+            while len(self._answered[actor]) < record.asked:
                 if not pool.ready([actor], self._config.actor_timeout):
                     return None  # it is late, and will be restarted
                 try:
                     self._answered[actor].append(pool.result(actor))
                 except ActorLost as e:
-                    self._lose(pool, actor, e)
+                    self._restart_lost(pool, actor, e)
                 except Exception as e:
                     self._failure = e  # raised by the next `collect`; this checkpoint is still written
                     return None
         found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
-        for actor in range(len(self._standing)):
+        for actor in range(len(self._records)):
             for name, array in pool.state(actor).items():
                 found[f"actor{actor}/{name}"] = array
             for k, trajectory in enumerate(self._answered[actor]):
@@ -445,24 +444,24 @@ class ActorCollector(Collector):
         actors = {name for name in parts if name.startswith("actor")}
         if _VERSION not in state or _TURN not in state:
             raise ValueError(f"{type(self).__name__}.restore: the state must contain {_TURN} and {_VERSION}")
-        if not self.restorable or not actors <= {f"actor{i}" for i in range(len(self._standing))}:
+        if not self.restorable or not actors <= {f"actor{i}" for i in range(len(self._records))}:
             self._lost = "the checkpoint's state is of other actors"
             return False
         for name, arrays in parts.items():
             if not name.startswith("actor"):
                 Trajectory.of(arrays)
         self._saved = dict(sorted(state.items()))
-        self._version, self._turn = int(state[_VERSION]), int(state[_TURN]) % len(self._standing)
+        self._version, self._turn = int(state[_VERSION]), int(state[_TURN]) % len(self._records)
         return True
 
     def _continue(self, pool: ActorPool, state: dict[str, np.ndarray]) -> None:
         """Restore the actors, and the rollouts that they owe, from the state of a checkpoint."""
         parts = _sections(state)
-        for actor, standing in enumerate(self._standing):
+        for actor, record in enumerate(self._records):
             pool.set_state(actor, parts.get(f"actor{actor}", {}))
-            while (arrays := parts.get(f"answer{actor}.{standing.asked}")) is not None:
+            while (arrays := parts.get(f"answer{actor}.{record.asked}")) is not None:
                 self._answered[actor].append(Trajectory.of(arrays))
-                standing.asked += 1
+                record.asked += 1
         k = 0
         while (arrays := parts.get(f"replay{k}")) is not None:
             self._replay.append(Trajectory.of(arrays))
@@ -489,7 +488,7 @@ def _array(column: Any) -> np.ndarray:
     return column if isinstance(column, np.ndarray) else column.cpu().numpy()
 
 
-def _side_by_side(arrays: list[np.ndarray]) -> np.ndarray:
+def _join_envs(arrays: list[np.ndarray]) -> np.ndarray:
     """Join arrays (T, N, …) to one array (T, sum of N, …)."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, 1)
 

@@ -76,9 +76,9 @@ class _Layout:
             ("truncated", steps, np.bool_),
         ):
             self.columns.append((name, shape, dtype, at))
-            at += _up(math.prod(shape) * np.dtype(dtype).itemsize)
+            at += _padded(math.prod(shape) * np.dtype(dtype).itemsize)
         self._rollout = at
-        self.size = slots * (at + _up(weights))
+        self.size = slots * (at + _padded(weights))
 
     def arrays(self, memory: mmap.mmap, slot: int) -> dict[str, np.ndarray]:
         """Return views of the rollout in `slot`."""
@@ -87,10 +87,10 @@ class _Layout:
 
     def weights_at(self, slot: int) -> int:
         """Return the offset of the weights of request `slot`."""
-        return self.slots * self._rollout + slot * _up(self.weights)
+        return self.slots * self._rollout + slot * _padded(self.weights)
 
 
-def _up(size: int) -> int:
+def _padded(size: int) -> int:
     return (size + 63) // 64 * 64
 
 
@@ -138,7 +138,7 @@ class ProcessActors:
             for actor in range(n_actors):
                 self._children.append(self._started(actor))
             for actor in range(n_actors):
-                self._exact &= self._greeted(actor)
+                self._exact &= self._wait_until_created(actor)
         except BaseException:
             self.close()
             raise
@@ -189,7 +189,7 @@ class ProcessActors:
         self._arrived = [other for other in self._arrived if other != actor]
         self._starts[actor] += 1
         self._children[actor] = self._started(actor)
-        self._greeted(actor)
+        self._wait_until_created(actor)
 
     def state(self, actor: int) -> dict[str, np.ndarray]:
         self._send(self._children[actor], (_STATE,))
@@ -216,7 +216,7 @@ class ProcessActors:
             sock.sendall(framed(self._order) + framed(struct.pack("<QQ", actor, self._starts[actor])))
         return child
 
-    def _greeted(self, actor: int) -> bool:
+    def _wait_until_created(self, actor: int) -> bool:
         """Wait until the actor has created its environments, and return whether its state can be saved."""
         return self._other(actor, _HELLO)
 
@@ -255,7 +255,7 @@ class ProcessActors:
             except ConnectionResetError:
                 part = b""
             if not part:
-                child.gone = self._death_of(actor)
+                child.gone = self._cause_of_death(actor)
                 self._arrived.append(actor)
                 continue
             child.unread += part
@@ -282,7 +282,7 @@ class ProcessActors:
             else:
                 child.others.append((kind, value))
 
-    def _death_of(self, actor: int) -> str:
+    def _cause_of_death(self, actor: int) -> str:
         process = self._children[actor].process
         try:
             code = process.wait(1.0)

@@ -85,7 +85,7 @@ class Ranks:
             )
         return n // self.size
 
-    def mine(self, rows: np.ndarray) -> np.ndarray:
+    def own_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return this rank's part of `rows` (B, …), which are the same on all ranks."""
         n = len(rows) // self.size
         return rows[self.rank * n : (self.rank + 1) * n]
@@ -94,7 +94,7 @@ class Ranks:
         """Return the rank's own generator; for rank 0, the same as in a single process."""
         return Rng(seed, stream)
 
-    def take_part(self, collector: Any) -> None:
+    def share_envs(self, collector: Any) -> None:
         """Make `collector` step its share of the environments of all ranks, with that share's actions."""
 
     # ---- agreement
@@ -122,17 +122,17 @@ class Ranks:
     def merge(self, normalizer: VecNormalize | Any) -> None:
         """Merge the statistics of all ranks, so that all have the same."""
 
-    def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
+    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
         """Call a hook of the callbacks on rank 0, and return its answer on every rank."""
         return getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
 
     # ---- checkpoints
 
-    def whole(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
+    def with_all_ranks(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
         """Return `checkpoint` with the other ranks' own state; their replay memories are written below `folder`."""
         return checkpoint
 
-    def tidy(self, header: dict[str, Any], folder: Path) -> None:
+    def remove_unneeded(self, header: dict[str, Any], folder: Path) -> None:
         """Remove memory files of the other ranks below `folder` that no checkpoint needs.
 
         Needed are the files that `header`, of a checkpoint on disk, or the last gathered checkpoint names.
@@ -187,9 +187,9 @@ class Ranks:
         elif len(_saved_ranks(whole)) + 1 != self.size:
             tensors["environment"] = {}
         if "action_noise" in whole.tensors:
-            tensors["action_noise"] = {name: self.mine(x) for name, x in whole.tensors["action_noise"].items()}
+            tensors["action_noise"] = {name: self.own_rows(x) for name, x in whole.tensors["action_noise"].items()}
         if "returns" in (normalization := whole.tensors.get("normalization", {})):
-            tensors["normalization"] = {**normalization, "returns": self.mine(normalization["returns"])}
+            tensors["normalization"] = {**normalization, "returns": self.own_rows(normalization["returns"])}
         return mine
 
     # ---- a language model
@@ -262,7 +262,7 @@ def started() -> bool:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def in_one_process() -> Iterator[None]:
     """Context in which new algorithms belong only to this process, for example a reward model that only scores."""
     global _current
     before, _current = _current, ALONE
@@ -352,7 +352,7 @@ class Group(Ranks):
     def rng(self, seed: int, stream: int) -> Rng:
         return Rng(Rng(seed, stream).key, _SHARED + self.rank) if self.rank else Rng(seed, stream)
 
-    def take_part(self, collector: Any) -> None:
+    def share_envs(self, collector: Any) -> None:
         n, first = collector.n_envs, self.rank * collector.n_envs
         if collector.native:
             state = collector.env.get_state()
@@ -365,17 +365,17 @@ class Group(Ranks):
     # ---- agreement
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         """Context of collective operations: raises a `RankLost` with the reason if a rank is gone."""
         try:
             yield
         except RuntimeError as e:
-            said = self._failure()
-            lost = said or (
+            reason = self._failure()
+            lost = reason or (
                 "another rank ended without an error message (it was killed, or its machine is gone), or did not "
                 "answer in time"
             )
-            raise RankLost(f"rank {self.rank} cannot continue: {lost}") from (None if said else e)
+            raise RankLost(f"rank {self.rank} cannot continue: {lost}") from (None if reason else e)
 
     def _failure(self) -> str | None:
         """Return the report of the rank that failed first, if any."""
@@ -394,7 +394,7 @@ class Group(Ranks):
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
         found = value.detach().clone()
-        with self._together():
+        with self._collective():
             self._dist.all_reduce(found)
         return found
 
@@ -403,7 +403,7 @@ class Group(Ranks):
 
     def reduce(self, grad: torch.Tensor) -> None:
         """Replace a gradient with its mean over the ranks."""
-        with self._together():
+        with self._collective():
             self._dist.all_reduce(grad)
         grad /= self.size
 
@@ -414,14 +414,14 @@ class Group(Ranks):
         """Return `values` of every rank; they must have the same shape on each."""
         mine = self._torch.from_numpy(np.ascontiguousarray(values))
         found = [self._torch.empty_like(mine) for _ in range(self.size)]
-        with self._together():
+        with self._collective():
             self._dist.all_gather(found, mine)
         return [one.numpy() for one in found]
 
     def all_objects(self, thing: _T) -> list[_T]:
         """Return `thing` of every rank."""
         found: list[Any] = [None] * self.size
-        with self._together():
+        with self._collective():
             self._dist.all_gather_object(found, thing)
         return found
 
@@ -460,7 +460,7 @@ class Group(Ranks):
 
     # ---- orders
 
-    def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
+    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
         """Call the hook on rank 0; the others call their own callbacks' hook, and then follow orders of rank 0."""
         if self.rank:
             getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
@@ -484,14 +484,14 @@ class Group(Ranks):
     def from_first(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make` on rank 0; the others wait for it."""
         box = [make() if self.rank == 0 else None]
-        with self._together():
+        with self._collective():
             self._dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
     def _send(self, part: Any) -> list[Any]:
         """Return the parts of all ranks on rank 0, and a list of None on the others."""
         found: list[Any] = [None] * self.size
-        with self._together():
+        with self._collective():
             self._dist.gather_object(part, found if self.rank == 0 else None, dst=0, group=self._patient)
         return found
 
@@ -506,7 +506,7 @@ class Group(Ranks):
             header["memory"], tensors["memory"] = algorithm.remember(folder)
         return Checkpoint(header, tensors)
 
-    def whole(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
+    def with_all_ranks(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
         header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
         if not self._leads:
             # The other ranks do not take part, so training from this file starts fresh episodes.
@@ -564,7 +564,7 @@ class Group(Ranks):
         for name, array in sorted(algorithm._weights().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         box: list[Any] = [None] * self.size
-        with self._together():
+        with self._collective():
             self._dist.all_gather_object(box, digest.hexdigest(), group=self._patient)
         if len(set(box)) > 1:
             raise RuntimeError(
@@ -573,7 +573,7 @@ class Group(Ranks):
                 "weights from an unseeded generator"
             )
 
-    def kept(self, name: str, make: Callable[[], str]) -> tuple[str, bool]:
+    def shared_text(self, name: str, make: Callable[[], str]) -> tuple[str, bool]:
         """Return a text that rank 0 creates once for all attempts, and whether an earlier attempt created it."""
 
         def first() -> tuple[str, bool]:
@@ -587,7 +587,7 @@ class Group(Ranks):
         return self.from_first(first)
 
     @contextmanager
-    def said(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Context that reports exceptions of this rank to the others."""
         try:
             yield
@@ -599,7 +599,7 @@ class Group(Ranks):
         """Leave the group when all ranks are done."""
         global _current
         _current = ALONE
-        with self._together():
+        with self._collective():
             self._dist.barrier(group=self._patient)
         self._dist.destroy_process_group()
 

@@ -136,7 +136,7 @@ class RayActors:
             self._group.append(self._reserved())
             for actor in range(n_actors):
                 self._hosts.append(self._started(actor))
-            self.exact = self._begun()
+            self.exact = self._wait_until_created()
         except BaseException:
             self.close()
             raise
@@ -221,7 +221,7 @@ class RayActors:
             [dict(bundle) for _ in range(self.n_actors)], s.placement.upper(), **apart
         )
 
-    def _begun(self) -> bool:
+    def _wait_until_created(self) -> bool:
         """Wait until all actors have created their environments, and return whether all their states can be saved."""
         calls = [host.begin.remote().future() for host in self._hosts]
         if wait(calls, self._settings.start_timeout).not_done:

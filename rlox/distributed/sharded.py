@@ -60,7 +60,7 @@ class ShardedGroup(Group):
         """
         mine = self._torch.tensor([what, number])
         found = [self._torch.empty_like(mine) for _ in range(self.size)]
-        with super()._together():
+        with super()._collective():
             self._dist.all_gather(found, mine, group=self._patient if self._led else None)
         asked = [(int(one[0]), int(one[1])) for one in found if one[0] != _NOTHING]
         return min(asked, default=None)
@@ -88,9 +88,9 @@ class ShardedGroup(Group):
             self._serving = False
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         self._ask(_NOTHING, 0)
-        with super()._together():
+        with super()._collective():
             yield
 
     @contextmanager
@@ -101,11 +101,11 @@ class ShardedGroup(Group):
         except RuntimeError as e:
             if isinstance(e, RankLost) or not (isinstance(e, self._dist.DistError) or "gloo" in str(e)):
                 raise
-            with super()._together():
+            with super()._collective():
                 raise
 
     @contextmanager
-    def _patiently(self) -> Iterator[None]:
+    def _long_wait(self) -> Iterator[None]:
         """Context in which rank 0 may take a long time; all ranks enter it together."""
         before = self._led
         if not before:
@@ -116,12 +116,12 @@ class ShardedGroup(Group):
         finally:
             self._led = before
 
-    def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
-        with self._patiently():
-            return super().lead(algorithm, hook, **info)
+    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
+        with self._long_wait():
+            return super().call_hook(algorithm, hook, **info)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        with self._patiently():
+        with self._long_wait():
             return super().from_first(make)
 
     # ---- sharded models and tensors
@@ -158,7 +158,7 @@ class ShardedGroup(Group):
     def _spread(self, module: nn.Module) -> None:
         """Copy the weights of rank 0 to all ranks, tensor by tensor; each rank will keep a part of its copy."""
         tensors = (*module.parameters(), *module.buffers())
-        with self._together(), self._torch.no_grad():
+        with self._collective(), self._torch.no_grad():
             for tensor in tensors:
                 held = tensor.detach().reshape(-1).cpu()
                 self._dist.broadcast(held.view(self._torch.uint8), src=0)
@@ -175,7 +175,7 @@ class ShardedGroup(Group):
             return tensor
         self._ask(_GATHER, self._numbers[tensor])
         shared: Any = tensor
-        with self._torch.no_grad(), super()._together():
+        with self._torch.no_grad(), super()._collective():
             return shared.full_tensor()
 
     def part(self, module: nn.Module) -> ShardedPart:

@@ -24,7 +24,7 @@ from rlox.distributed.snapshots import own_policy
 _JOIN_WITHIN = 2.0  # seconds that a thread has to end its rollout when the pool is closed
 
 
-class Driven(Protocol):
+class DrivenActor(Protocol):
     """An object that a thread drives: `rlox.distributed.Actor`, or a local representative of a remote actor."""
 
     @property
@@ -42,7 +42,9 @@ class Driven(Protocol):
 class _Seat:
     """An actor, its thread, and the queues between thread and learner."""
 
-    def __init__(self, actor: Driven, index: int, answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]]):
+    def __init__(
+        self, actor: DrivenActor, index: int, answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]]
+    ):
         self.actor = actor
         self.index = index
         self.requests: queue.SimpleQueue[Weights | None] = queue.SimpleQueue()
@@ -97,13 +99,13 @@ class ThreadActors:
     def __init__(self, plan: ActorPlan, n_actors: int):
         self._begin([partial(Actor, own_policy(plan), i) for i in range(n_actors)])
 
-    def _begin(self, makers: Sequence[Callable[[], Driven]]) -> None:
+    def _begin(self, makers: Sequence[Callable[[], DrivenActor]]) -> None:
         """Create all actors, then start their threads."""
         self.n_actors = len(makers)
         self._answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]] = queue.SimpleQueue()
         self._arrived: list[int] = []  # the actors of all unread answers, in the order of arrival
         self._seats: list[_Seat] = []
-        actors: list[Driven] = []
+        actors: list[DrivenActor] = []
         try:
             for make in makers:
                 actors.append(make())
@@ -155,7 +157,7 @@ class ThreadActors:
             "algo.actor_timeout, or use algo.actors=processes"
         )
 
-    def _replace(self, actor: int, made: Driven) -> None:
+    def _replace(self, actor: int, made: DrivenActor) -> None:
         """Replace a lost actor by a new one."""
         old = self._seats[actor]
         old.requests.put(None)

@@ -149,7 +149,7 @@ class EnvGroup:
             if obs_out is not None:
                 obs_out[i] = obs
         except (Exception, SystemExit) as e:
-            self._blame("reset", e, answer)
+            self._explain_failure("reset", e, answer)
             raise
         self._returns[i], self._lengths[i] = 0.0, 0
 
@@ -163,7 +163,7 @@ class EnvGroup:
             over = steps.step(actions, reached)
         except (Exception, SystemExit) as e:
             self.at = steps.at
-            self._blame("step", e, steps.answer, actions[self.at])
+            self._explain_failure("step", e, steps.answer, actions[self.at])
             raise
         for name, column in self._columns.items():
             if name in out:
@@ -175,7 +175,7 @@ class EnvGroup:
             self.length_queue.append(int(self._lengths[self.at]))
             self._start(self.at, None, obs_out)
 
-    def _blame(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
+    def _explain_failure(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
         at, action = self.at, None if action is None else self.adapter.to_env(action)
         explain_env_failure(
             e,

@@ -188,9 +188,9 @@ class Workers:
         for worker in self.workers:
             data = command if frames is None else command + framed(frames[worker.index])
             try:
-                self._deliver(worker, data)
+                self._send_all(worker, data)
             except (BrokenPipeError, ConnectionResetError):
-                raise self._death(worker) from None
+                raise self._died(worker) from None
             except BaseException:
                 if frames is not None:  # the worker would read the rest of a frame as its next command
                     self.stop()
@@ -237,10 +237,10 @@ class Workers:
             except ConnectionResetError:
                 part = b""
             if not part:
-                raise self._death(worker)
+                raise self._died(worker)
             worker.unread += part
 
-    def _deliver(self, worker: _Worker, data: bytes) -> None:
+    def _send_all(self, worker: _Worker, data: bytes) -> None:
         """Send all of `data`, even if a busy worker takes long to read it."""
         rest = memoryview(data)
         while rest:
@@ -253,9 +253,9 @@ class Workers:
         # Any worker may have died, also this one if a child process of it still has the socket open.
         for worker in self.workers:
             if worker.process.poll() is not None:
-                raise self._death(worker) from None
+                raise self._died(worker) from None
 
-    def _death(self, worker: _Worker) -> RuntimeError:
+    def _died(self, worker: _Worker) -> RuntimeError:
         self._failed = True
         try:
             code = worker.process.wait(1.0)

@@ -153,7 +153,7 @@ class Client:
 
     def status(self, path: str) -> int:
         """Return the status of a GET: 405 for a path that only accepts a POST, 404 for a path that does not exist."""
-        return self._tried("GET", path, None, min(self._timeout, _SOON))[0]
+        return self._send_with_retries("GET", path, None, min(self._timeout, _SOON))[0]
 
     def is_up(self) -> bool:
         """Return whether ``GET /health`` is answered with status 200, without retries."""
@@ -200,16 +200,18 @@ class Client:
             ) from e
 
     def _asked(self, method: str, path: str, data: bytes | None, remedy: str, timeout: float | None = None) -> bytes:
-        status, reason, answer = self._tried(method, path, data, self._timeout if timeout is None else timeout)
+        status, reason, answer = self._send_with_retries(
+            method, path, data, self._timeout if timeout is None else timeout
+        )
         if 200 <= status < 300:
             return answer
         what = remedy if remedy and status not in _OF_TOKENS else self._remedies.get(status, "")
         raise RuntimeError(
             f"{self._where}{path}: the server must accept the request, got {status} "
-            f"({one_line(_said(answer) or reason, 400)}){what and f'; {what}'}"
+            f"({one_line(_error_text(answer) or reason, 400)}){what and f'; {what}'}"
         )
 
-    def _tried(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, str, bytes]:
+    def _send_with_retries(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, str, bytes]:
         """Send a request, with retries where they may help, and return status, reason and body."""
         pause, last = self._pause, ""
         for tries in range(self._retries + 1):
@@ -220,19 +222,19 @@ class Client:
             try:
                 status, reason, answer, later = self._exchange(method, path, data, timeout)
             except (OSError, http.client.HTTPException) as e:
-                self._lose()
+                self._count_lost()
                 last = one_line(e) or type(e).__name__
                 continue
             if status not in _AGAIN:
                 return status, reason, answer
-            last = f"{status} ({one_line(_said(answer) or reason)})"
+            last = f"{status} ({one_line(_error_text(answer) or reason)})"
             pause = max(pause, min(later, _LONGEST_PAUSE))
         raise ServerLost(
             f"{self._where}{path}: the server must answer within {timeout:g} s, got {last} {self._retries + 1} times; "
             "start it, check its log, or raise timeout or retries"
         )
 
-    def _lose(self) -> None:
+    def _count_lost(self) -> None:
         with self._lock:
             self.lost += 1
 
@@ -244,7 +246,7 @@ class Client:
             except queue.Empty:
                 connection, kept = self._kind(self._host, self._port, timeout=timeout), False
             try:
-                return self._over(connection, method, path, data, timeout)
+                return self._send_over(connection, method, path, data, timeout)
             except TimeoutError:
                 connection.close()
                 raise
@@ -253,12 +255,12 @@ class Client:
                 if not kept:
                     raise
                 # The server may have closed an idle connection, or may have been restarted.
-                self._lose()
+                self._count_lost()
             except BaseException:
                 connection.close()
                 raise
 
-    def _over(
+    def _send_over(
         self, connection: http.client.HTTPConnection, method: str, path: str, data: bytes | None, timeout: float
     ) -> tuple[int, str, bytes, float]:
         if connection.sock is None:
@@ -283,7 +285,7 @@ class Client:
         return answer.status, answer.reason, body, float(later) if later.isascii() and later.isdigit() else 0.0
 
 
-def _said(answer: bytes) -> str:
+def _error_text(answer: bytes) -> str:
     """Return a server's explanation of an error, from whichever of the usual fields contains it."""
     try:
         found = json.loads(answer)

@@ -197,12 +197,12 @@ def _json(text: str, where: str, line: int | None = None) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as e:
-        place, column, said = e.lineno if line is None else line, f" at column {e.colno}", e.msg
+        place, column, problem = e.lineno if line is None else line, f" at column {e.colno}", e.msg
         text = e.doc.split("\n")[e.lineno - 1]
     except (ValueError, RecursionError) as e:  # an integer of thousands of digits, or deeply nested lists
-        place, column, said = 1 if line is None else line, "", one_line(e)
-    remedy = "; name it .jsonl, if it has one object per line" if line is None and said == "Extra data" else ""
-    raise ValueError(f"{where}: line {place} must be JSON, got {shown(text)} ({said}{column}){remedy}")
+        place, column, problem = 1 if line is None else line, "", one_line(e)
+    remedy = "; name it .jsonl, if it has one object per line" if line is None and problem == "Extra data" else ""
+    raise ValueError(f"{where}: line {place} must be JSON, got {shown(text)} ({problem}{column}){remedy}")
 
 
 def _csv_columns(text: str, where: str) -> dict[str, list]:
@@ -507,7 +507,7 @@ def encode(
         )
     ids: list[int] = []
     if prompt is not None:
-        ids = _opening(tokenizer, prompt) if isinstance(prompt, str) else _render(tokenizer, prompt, True, where)
+        ids = _start_ids(tokenizer, prompt) if isinstance(prompt, str) else _render(tokenizer, prompt, True, where)
         if not ids:
             raise ValueError(f"{where}: prompt must have at least one token, got {shown(prompt)}")
     if completion is None:
@@ -515,19 +515,19 @@ def encode(
     if isinstance(prompt, str) or (prompt is None and isinstance(completion, str)):
         if not isinstance(completion, str):
             raise ValueError(f"{where}: completion must be a text, as prompt is, got {shown(completion)}")
-        answer = _opening(tokenizer, completion) if prompt is None else _ids(tokenizer, completion, False)
+        answer = _start_ids(tokenizer, completion) if prompt is None else _ids(tokenizer, completion, False)
         if prompt is None and not answer:
             raise ValueError(f"{where}: text must have at least one token, got {shown(completion)}")
     else:
         answer = _answer(tokenizer, prompt or [], completion, ids, where)
-    return ids, _ended(tokenizer, answer, end) if add_eos else answer
+    return ids, _with_eos(tokenizer, answer, end) if add_eos else answer
 
 
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
     return [int(i) for i in tokenizer(text, add_special_tokens=special)["input_ids"]]
 
 
-def _opening(tokenizer: Any, text: str) -> list[int]:
+def _start_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text with special tokens, without the EOS that some tokenizers append."""
     ids, eos = _ids(tokenizer, text, True), getattr(tokenizer, "eos_token_id", None)
     if not ids or ids[-1] != eos:
@@ -572,7 +572,7 @@ def _answer(tokenizer: Any, prompt: Chat, completion: Text, opening: list[int], 
     return _ids(tokenizer, messages[0]["content"], False)
 
 
-def _ended(tokenizer: Any, ids: list[int], eos: int) -> list[int]:
+def _with_eos(tokenizer: Any, ids: list[int], eos: int) -> list[int]:
     """Return `ids` with one EOS at the end; white space that a template adds after the EOS is removed."""
     if eos in ids:
         end = len(ids) - ids[::-1].index(eos)

@@ -93,7 +93,7 @@ def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, lengt
     return np.subtract(1.0, noise, out=noise)
 
 
-def apart(numbers: Sequence[int] | np.ndarray) -> list[int]:
+def unique_numbers(numbers: Sequence[int] | np.ndarray) -> list[int]:
     """Replace repeated `numbers` by unique ones, so that a prompt that is drawn twice gets different completions."""
     seen: Counter[int] = Counter()
     found = []
@@ -174,7 +174,7 @@ def sample(
     numbers = range(len(prompts)) if numbers is None else numbers
     noise = torch.from_numpy(completion_noise(seed, step, numbers, n, settings.max_new_tokens)).to(model.device)
     ends = torch.tensor(sorted({*model.eos, *settings.stop}), dtype=torch.int64, device=model.device)
-    decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.hugging_face else _Whole(model, prompts, n)
+    decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.hugging_face else _FullRows(model, prompts, n)
     rows = len(prompts) * n
     ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
     log_probs = torch.zeros((rows, settings.max_new_tokens), device=model.device)
@@ -278,7 +278,7 @@ class _Cached:
             self.mask, self.position = self.mask[rows], self.position[rows]  # type: ignore[index]
 
 
-class _Whole:
+class _FullRows:
     """Counterpart of `_Cached` for a module that reads whole rows. Padding is on the right, where no token sees it."""
 
     can_leave = True

@@ -102,10 +102,10 @@ class Sequences:
 
     def padded(self) -> Layout:
         """Return a layout with one sequence per row."""
-        ids, _ = self.whole()
+        ids, _ = self.padded_rows()
         return self._layout(ids[:, : max(ids.shape[1] - 1, 1)], None, self._owner, self._columns)
 
-    def whole(self) -> tuple[np.ndarray, np.ndarray]:
+    def padded_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all tokens (B, T) int64, one sequence per row with padding 0 on the right, and the lengths (B,)."""
         ids = np.zeros((len(self), max(int(self.lengths.max(initial=0)), 1)), np.int64)
         ids[self._owner, self._columns] = self.ids

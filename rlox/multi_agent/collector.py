@@ -266,7 +266,7 @@ class MultiAgentCollector(Collector):
             final = np.stack([step.final_state for step in results])
             reached = [steps[-1].state[goes_on // n_members], final[cut_t, cut_m // n_members]]
             after = player.judged(np.concatenate(reached), np.concatenate([who[goes_on], who[cut_m]]))
-        log_probs, seen_values, after_values = part.judge(obs, states, masks, actions, after)
+        log_probs, seen_values, after_values = part.evaluate_actions(obs, states, masks, actions, after)
         values, final_values = np.zeros((2, n_steps, m), np.float32)
         last_values = np.zeros(m, np.float32)
         values[t_of, m_of] = seen_values

@@ -223,7 +223,7 @@ class ZooCopies:
             if not (isinstance(obs, Mapping) and isinstance(infos, Mapping)):
                 raise TypeError("reset must return two dicts")
         except (Exception, SystemExit) as e:
-            self._blame(i, "reset", e, answer, list(getattr(self.envs[i], "agents", ())))
+            self._explain_failure(i, "reset", e, answer, list(getattr(self.envs[i], "agents", ())))
             raise
         return obs, infos
 
@@ -322,7 +322,7 @@ class ZooCopies:
                 ) from e
             return False
         except (Exception, SystemExit) as e:
-            self._blame(0, "state", e, UNANSWERED, ())
+            self._explain_failure(0, "state", e, UNANSWERED, ())
             raise
         return True
 
@@ -341,7 +341,7 @@ class ZooCopies:
         out.clear()
         for i, seed in enumerate(seeds):
             self._start(i, seed, out)
-        self._settle(out, list(range(len(self.envs))))
+        self._finish(out, list(range(len(self.envs))))
 
     def step(self, actions: Sequence[np.ndarray], out: MultiAgentStep) -> None:
         """Step every copy once, and write every array."""
@@ -358,7 +358,7 @@ class ZooCopies:
                 if self._reads_state:
                     self._put_state(i, out.final_state)
             except (Exception, SystemExit) as e:
-                self._blame(i, "step", e, answer, [agent.name for agent in live])
+                self._explain_failure(i, "step", e, answer, [agent.name for agent in live])
                 raise
             if not self._live[i]:
                 over.append(i)
@@ -383,7 +383,7 @@ class ZooCopies:
                 if mask is not None:
                     mask[i] = True
             self._start(i, None, out)
-        self._settle(out, over)
+        self._finish(out, over)
 
     def _start(self, i: int, seed: int | None, out: MultiAgentStep) -> None:
         """Start an episode of copy `i`; write its rows of ``obs``, ``masks`` and the environment's ``state``."""
@@ -394,7 +394,7 @@ class ZooCopies:
             answer = env.reset(seed=seed)
             obs, infos = answer
             self._check_spaces(i)
-            self._look(i, list(env.agents), ())
+            self._update_listed(i, list(env.agents), ())
             if not self._live[i]:
                 self._refuse(i, "reset must leave at least one agent in agents, got none")
             for agent in self._live[i]:
@@ -403,10 +403,10 @@ class ZooCopies:
             if self._reads_state:
                 self._put_state(i, out.state)
         except (Exception, SystemExit) as e:
-            self._blame(i, "reset", e, answer, [agent.name for agent in self._live[i]])
+            self._explain_failure(i, "reset", e, answer, [agent.name for agent in self._live[i]])
             raise
 
-    def _settle(self, out: MultiAgentStep, started: Sequence[int]) -> None:
+    def _finish(self, out: MultiAgentStep, started: Sequence[int]) -> None:
         """Write values that depend on all observations; the copies `started` have started an episode."""
         if started:
             self._check_finite(out, "obs", started)
@@ -444,11 +444,11 @@ class ZooCopies:
             if not done or name in obs:
                 final_rows[g][i, a] = row(obs[name])
         if flagged or not same:
-            for agent in self._look(i, list(names), flagged):
+            for agent in self._update_listed(i, list(names), flagged):
                 out.final_obs[agent.group][i, agent.column] = agent.row(obs[agent.name])
         self._put_masks(i, obs, infos, out)
 
-    def _look(self, i: int, names: list[Any], flagged: Sequence[Any]) -> list[_Agent]:
+    def _update_listed(self, i: int, names: list[Any], flagged: Sequence[Any]) -> list[_Agent]:
         """Determine which of the agents that copy `i` lists act next, and return those that did not act before.
 
         An agent with a flag is dead until it has been missing from the list.
@@ -614,7 +614,7 @@ class ZooCopies:
         note_cause(error, self._what(i))
         raise error
 
-    def _blame(self, i: int, hook: str, e: BaseException, answer: Any, live: Sequence[Any]) -> None:
+    def _explain_failure(self, i: int, hook: str, e: BaseException, answer: Any, live: Sequence[Any]) -> None:
         """Note on `e` which copy raised it; raise a ValueError from it if that copy's answer is invalid.
 
         An environment must not end the process: a SystemExit becomes a RuntimeError.
@@ -713,7 +713,7 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
     # Methods of subclasses, in addition to those of `ForeignEnvs`; the last replaces `_set_state`.
     _reset: Callable[[list[int | None], MultiAgentStep], None]
     _step: Callable[[list[np.ndarray], MultiAgentStep], None]
-    _put_back: Callable[[list[Any]], None]
+    _restore_states: Callable[[list[Any]], None]
 
     def __init__(self, env: Any, n_envs: int, seed: int):
         super().__init__(env, n_envs)
@@ -747,7 +747,7 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
         return out
 
     def _set_state(self, states: list[Any]) -> None:
-        self._put_back(states)
+        self._restore_states(states)
         self._alive = [np.zeros((self.n_envs, len(group.agents)), np.bool_) for group in self.spec.groups]
         places = {slot: (g, a) for g, group in enumerate(self.spec.groups) for a, slot in enumerate(group.slots)}
         for i, one in enumerate(states):
@@ -795,7 +795,7 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
         found, self.why_not = self._copies.get_state(), self._copies.why_not
         return found
 
-    def _put_back(self, states: list[Any]) -> None:
+    def _restore_states(self, states: list[Any]) -> None:
         self._copies.set_state(states)
 
     def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:

@@ -20,7 +20,7 @@ _START, _STEP, _SCALE = 1000.0, 8.0, 400.0  # of Elo ratings: the initial value,
 
 
 @dataclass
-class Kept:
+class EarlierPolicy:
     """An earlier policy of a player."""
 
     weights: np.ndarray  # (P,) f32
@@ -59,7 +59,7 @@ class SelfPlay:
         self.names = list(names)
         self.learner = 0  # the player whose turn it is
         self.ratings = np.full(len(self.names), _START)
-        self.pools: list[list[Kept]] = [[] for _ in self.names]
+        self.pools: list[list[EarlierPolicy]] = [[] for _ in self.names]
         self._slots = [list(one) for one in slots]
         self._parts, self._copies = list(parts), list(copies)
         self._most, self._every, self._seed = most, every, seed
@@ -90,7 +90,7 @@ class SelfPlay:
     def _keep(self, p: int) -> None:
         """Add the current policy of player `p` to its pool; drop the oldest if the pool is full."""
         pool = self.pools[p]
-        pool.append(Kept(self._parts[p].flat(), float(self.ratings[p])))
+        pool.append(EarlierPolicy(self._parts[p].flat(), float(self.ratings[p])))
         del pool[: -self._most]
 
     def end(self, returns: np.ndarray) -> None:
@@ -137,4 +137,4 @@ class SelfPlay:
         self.ratings, self._chosen = arrays["ratings"].copy(), arrays["chosen"].copy()
         for p in range(len(self.names)):
             pairs = zip(arrays[f"weights.{p}"], arrays[f"ratings.{p}"], strict=True)
-            self.pools[p] = [Kept(weights.copy(), float(rating)) for weights, rating in pairs]
+            self.pools[p] = [EarlierPolicy(weights.copy(), float(rating)) for weights, rating in pairs]

@@ -93,7 +93,7 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         found, self.why_not = self._pool.get_state(), self._pool.why_not
         return found
 
-    def _put_back(self, states: list[Any]) -> None:
+    def _restore_states(self, states: list[Any]) -> None:
         self._pool.set_state(states)
 
     def render(self) -> np.ndarray | None:

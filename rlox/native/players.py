@@ -110,7 +110,7 @@ class NativePart(NativeActor):
         self.fill_noise(rng, noise)
         return self.act(obs, noise, masks)
 
-    def judge(
+    def evaluate_actions(
         self,
         obs: np.ndarray,
         states: np.ndarray | None,

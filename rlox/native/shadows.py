@@ -53,7 +53,7 @@ _ACTOR_CRITIC = (
     _LOG_SQRT_2PI,
     "rlox.nn.policies:policy_outputs",
     "rlox.collectors.acting:ModuleRollout",
-    "rlox.collectors.acting:ModuleJudge",
+    "rlox.collectors.acting:ModuleEvaluator",
     "rlox.collectors.rollout:RolloutCollector._step_by_step",
 )
 _ON_POLICY = (

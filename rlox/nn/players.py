@@ -117,7 +117,7 @@ class ModulePart:
         return _outputs(self.policy, self.policy.features(rows), self.place(masks))
 
     @torch.no_grad()
-    def judge(
+    def evaluate_actions(
         self,
         obs: np.ndarray,
         states: np.ndarray | None,

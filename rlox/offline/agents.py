@@ -21,7 +21,7 @@ from rlox.offline.rows import AGENT, Block
 _PATIENCE = 10_000  # steps without an action of any chosen agent after which an error is raised
 
 
-class Lives:
+class AgentEpisodes:
     """N environments with several agents, of which only the chosen agents are recorded.
 
     Parameters

@@ -21,7 +21,7 @@ from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
-from rlox.offline.agents import Lives
+from rlox.offline.agents import AgentEpisodes
 from rlox.offline.arrow import ArrowWriter, block_rows
 from rlox.offline.rows import COLUMNS, Block, Rows
 from rlox.offline.scores import reference_returns
@@ -158,7 +158,7 @@ def collect(
             side_by_side = min(n_envs, count)
             vec: Any
             if several:
-                vec = Lives(env["id"], side_by_side, int(own_seed), env["kwargs"], agents)
+                vec = AgentEpisodes(env["id"], side_by_side, int(own_seed), env["kwargs"], agents)
                 spec, names = vec.spec, vec.agents
             else:
                 backend = env.get("backend", "auto")
@@ -340,7 +340,7 @@ def _act(
     return returns
 
 
-def _stretches(first: int, stop: int, size: int, seams: np.ndarray) -> Iterator[tuple[int, int]]:
+def _ranges_without_seams(first: int, stop: int, size: int, seams: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield ranges of at most `size` numbers from `first` to `stop`, without a seam inside a range."""
     for start, end in pairwise([first, *(int(seam) for seam in seams if first < seam < stop), stop]):
         for at in range(start, end, size):
@@ -393,7 +393,7 @@ def write_replay(
         episodes = _Episodes(rows, n_envs)
         size = max(1, block_rows(8 * spec.obs_dim) // n_envs) * n_envs
         reached: list[np.ndarray | None] = [None] * n_envs  # the observation after each environment's last row
-        for start, stop in _stretches(first, count, size, buffer.seams):
+        for start, stop in _ranges_without_seams(first, count, size, buffer.seams):
             if start in buffer.seams:
                 episodes.finish()
             batch = buffer.gather(np.arange(start, stop) % buffer.capacity)

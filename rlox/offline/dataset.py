@@ -240,11 +240,11 @@ def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where
 def _check_mapped(columns: Block, where: str) -> None:
     """Run the checks that files written by rlox have already passed, without keeping or copying anything."""
 
-    class Nowhere:
+    class Discard:
         def write(self, block: Block) -> None:
             pass
 
-    rows, n = Rows(where, Nowhere()), len(columns["rewards"])
+    rows, n = Rows(where, Discard()), len(columns["rewards"])
     for start in range(0, n, _ROWS):
         rows.push({name: column[start : start + _ROWS] for name, column in columns.items()})
 

@@ -178,7 +178,7 @@ class _Follower:
         self.idle_since = time.monotonic()
         self.shown: Report | None = None
 
-    def look(self) -> Report | None:
+    def poll(self) -> Report | None:
         """Return the final report, or None while the writer is working."""
         waiting = stores.is_pending(self.store, self.run)
         report = _report(self.run, self.name, waiting)
@@ -240,7 +240,7 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
             continue
         follower = _Follower(run, name, store, progress)
         asked = time.time()
-        while (found := follower.look()) is None:
+        while (found := follower.poll()) is None:
             state = stores.read_state(run, name)
             failed = state.error is not None and state.updated > asked
             if is_alive(run) and (failed or (state.error is None and state.offset >= target)):
@@ -266,7 +266,7 @@ def wait(runs: Iterable[str | Path], timeout: float, progress: Progress | None =
         late = time.monotonic() >= deadline
         waiting = []
         for follower in followers:
-            report = follower.look()
+            report = follower.poll()
             if report is None and late:
                 report = _report(follower.run, follower.name, waiting=True)
             if report is None:

@@ -523,7 +523,7 @@ class Algorithm:
 
         Training may continue before that function is called, or while another thread runs it.
         """
-        return partial(save_checkpoint, path, self.ranks.whole(self._checkpoint(**header)))
+        return partial(save_checkpoint, path, self.ranks.with_all_ranks(self._checkpoint(**header)))
 
     def _checkpoint(self, **header: Any) -> Checkpoint:
         self.check_kernel("save")

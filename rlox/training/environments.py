@@ -92,7 +92,7 @@ def construct(
         env_backend=env_backend,
         **({} if remote is None else {"remote": remote}),
     )
-    ranks.take_part(algorithm.collector)
+    ranks.share_envs(algorithm.collector)
     spec = algorithm.spec = algorithm.collector.spec
     if spec.action_kind not in algorithm.actions:
         classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}

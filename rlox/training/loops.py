@@ -125,7 +125,7 @@ def on_policy(algorithm) -> dict[str, float]:
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     native = algorithm.backend == "native"
     algorithm.collector.env_steps = c.env_steps
-    go_on = ranks.lead(algorithm, "on_training_start")
+    go_on = ranks.call_hook(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
@@ -162,11 +162,11 @@ def on_policy(algorithm) -> dict[str, float]:
             "time/update_s": now - updating,
             "time/cpu_s": time.process_time() - cpu,
         }
-        go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
+        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += time.perf_counter() - now
     algorithm.check_kernel("train", functions=True)
-    ranks.lead(algorithm, "on_training_end")
+    ranks.call_hook(algorithm, "on_training_end")
     return metrics
 
 
@@ -194,7 +194,7 @@ def off_policy(algorithm) -> dict[str, float]:
     history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
     collector.env_steps = c.env_steps
-    go_on = ranks.lead(algorithm, "on_training_start")
+    go_on = ranks.call_hook(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     fused = algorithm.fused()
     left = algorithm.pretraining_due() if go_on else 0
@@ -209,7 +209,7 @@ def off_policy(algorithm) -> dict[str, float]:
         metrics = {"mean_reward": c.mean_reward, **ranks.metrics(_means(history)), **times}
         history.clear()
         require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
-        go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
+        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
         started, round_start, c.in_round = clock(), c.env_steps, 0
@@ -280,12 +280,12 @@ def off_policy(algorithm) -> dict[str, float]:
         }
         collect_s = update_s = 0.0
         now = clock()
-        go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
+        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.check_kernel("train", functions=True)
-    ranks.lead(algorithm, "on_training_end")
+    ranks.call_hook(algorithm, "on_training_end")
     return metrics
 
 
@@ -305,7 +305,7 @@ def offline(algorithm) -> dict[str, float]:
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
-    go_on = ranks.lead(algorithm, "on_training_start")
+    go_on = ranks.call_hook(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
@@ -341,10 +341,10 @@ def offline(algorithm) -> dict[str, float]:
             "time/cpu_s": time.process_time() - cpu,
         }
         now = clock()
-        go_on = ranks.lead(algorithm, "on_step", step=c.updates, reward=c.mean_reward, metrics=metrics)
+        go_on = ranks.call_hook(algorithm, "on_step", step=c.updates, reward=c.mean_reward, metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.check_kernel("train", functions=True)
-    ranks.lead(algorithm, "on_training_end")
+    ranks.call_hook(algorithm, "on_training_end")
     return metrics

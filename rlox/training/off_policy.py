@@ -255,7 +255,7 @@ class OffPolicyAlgorithm(Algorithm):
             replay_files.load(self._buffer, folder, entry, saved.tensors.get("memory", {}))
             self._files = replay_files.ReplayFiles(folder, entry, self._buffer)
             if self._goes_on:
-                self.collector.has_fed(self._buffer)
+                self.collector.remember_buffer(self._buffer)
         return self._buffer
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
@@ -345,7 +345,7 @@ class OffPolicyAlgorithm(Algorithm):
         n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
         obs = collector.observe()  # the first call starts the environments
         buffer = self.buffer
-        collector.follow_on(buffer)
+        collector.continue_in(buffer)
         names = ("train_freq", "gradient_steps", "batch_size", "learning_starts", "learning_rate", "gamma", *names)
         found = self.native.net.rounds(
             collector.env.stepper(),
@@ -362,7 +362,7 @@ class OffPolicyAlgorithm(Algorithm):
             **{name: getattr(c, name) for name in names},
             **arguments,
         )
-        collector.has_fed(buffer)
+        collector.remember_buffer(buffer)
         return found
 
     def require_finite_memory(self, n: int) -> None:
@@ -473,14 +473,14 @@ class OffPolicyAlgorithm(Algorithm):
         if not memory:
             return super().snapshot(path, **header)
         folder = Path(path).parent
-        checkpoint = self.ranks.whole(self._checkpoint(**header), folder)
-        write_memory, tidy = self._take_memory(folder)
+        checkpoint = self.ranks.with_all_ranks(self._checkpoint(**header), folder)
+        write_memory, remove_unneeded = self._take_memory(folder)
 
         def write() -> None:
             checkpoint.header["memory"], checkpoint.tensors["memory"] = write_memory()
             save_checkpoint(path, checkpoint)
-            tidy()
-            self.ranks.tidy(checkpoint.header, memory_folder(folder))
+            remove_unneeded()
+            self.ranks.remove_unneeded(checkpoint.header, memory_folder(folder))
 
         return write
 
@@ -506,7 +506,7 @@ class OffPolicyAlgorithm(Algorithm):
             entry, arrays = taken.write()
             return {**entry, "start": start}, arrays
 
-        return write, taken.tidy
+        return write, taken.remove_unneeded
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         """Load weights as `Algorithm._start_from`, including critics, because new critics would ruin the policy.
@@ -572,9 +572,9 @@ class OffPolicyAlgorithm(Algorithm):
         self.buffer.set_state({**saved.header["values"], **saved.tensors["memory"]})
         self.memory_start = saved.header["memory_start"]
         if saved.header.get("position") == self.collector.position() is not None:
-            self.collector.has_fed(self.buffer)
+            self.collector.remember_buffer(self.buffer)
         else:
-            self.collector.forget()
+            self.collector.forget_buffer()
 
     def close(self) -> None:
         """End the environments' worker processes, and close a memory that uses files."""

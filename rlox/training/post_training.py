@@ -28,7 +28,7 @@ from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.models.reference import Reference
 from rlox.llm.models.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
 from rlox.llm.rewards.scoring import texts_of
-from rlox.llm.sampling import Completions, Settings, apart, sample
+from rlox.llm.sampling import Completions, Settings, sample, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
@@ -265,7 +265,7 @@ class LLMAlgorithm(Algorithm):
 
     def sample(self) -> Any:
         """Return the batch of the next update."""
-        return self.batch(self.rows, self.ranks.mine(self.numbers(self.counters.updates)))
+        return self.batch(self.rows, self.ranks.own_rows(self.numbers(self.counters.updates)))
 
     def batch(self, rows: Any, numbers: np.ndarray) -> Any:
         """Return the batch of the rows with these `numbers`."""
@@ -356,7 +356,9 @@ class LLMAlgorithm(Algorithm):
                     self.callbacks.on_collection_error(algorithm=self, error=e)
                 raise
         with self.cast():
-            return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=apart(numbers))
+            return sample(
+                model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=unique_numbers(numbers)
+            )
 
     def _context(self) -> int | None:
         """Return the most tokens of a sequence: the model's, or the `sampler`'s if that is smaller; None if unknown."""

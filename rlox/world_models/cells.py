@@ -40,7 +40,7 @@ def pick(logits: Tensor, uniform: Tensor, unimix: float) -> Tensor:
     up to c - 1. The gradient is that of the probabilities (straight through).
     """
     if _kernel_computes(logits):
-        return _Pick.apply(logits, uniform, unimix)
+        return _SampleOneHot.apply(logits, uniform, unimix)
     n, classes = uniform.shape[-1], logits.shape[-1] // uniform.shape[-1]
     probs = (1 - unimix) * logits.unflatten(-1, (n, classes)).softmax(-1) + unimix / classes
     index = (probs.detach().cumsum(-1)[..., :-1] < uniform[..., None]).sum(-1)
@@ -106,7 +106,7 @@ class _Gates(torch.autograd.Function):
         return torch.from_numpy(dx), torch.from_numpy(dh)
 
 
-class _Pick(torch.autograd.Function):
+class _SampleOneHot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, uniform, unimix):
         ctx.classes, ctx.unimix = logits.shape[-1] // uniform.shape[-1], unimix

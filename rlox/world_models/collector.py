@@ -64,9 +64,9 @@ class SequenceCollector(ReplayCollector):
         """
         n, spec, out = self.n_envs, self.spec, self._out
         if self._raw is None:
-            self.forget()
+            self.forget_buffer()
         obs = self.observe()
-        self.follow_on(buffer)
+        self.continue_in(buffer)
         initial = agent.initial(n)
         carry = initial if self._carry is None else self._carry
         if carry.shape != initial.shape:
@@ -98,12 +98,12 @@ class SequenceCollector(ReplayCollector):
         ]
         rows = [np.concatenate(pair) if len(over) else pair[0] for pair in columns]
         buffer.push_batch(rows[0], None, *rows[1:5], is_first=rows[5], state=rows[6], envs=rows[7])
-        self.has_fed(buffer)
+        self.remember_buffer(buffer)
         self._carry, self._first = after, ended
         self._rewards = np.where(ended, np.float32(0), rewards)
         return self._ended(ended)
 
-    def follow_on(self, buffer: Any) -> None:
+    def continue_in(self, buffer: Any) -> None:
         """Start new episodes, unless the memory's newest rows are those of this collector's last step.
 
         The newest row of an episode that does not continue becomes truncated.

@@ -250,7 +250,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], units: int, rng: Rng):
         super().__init__()
-        sizes, depths = pyramid(shape, units)
+        sizes, depths = image_sizes(shape, units)
         self.layers = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise([shape[0], *depths]))
         self.n_tokens = depths[-1] * math.prod(sizes[-1])
 
@@ -266,7 +266,7 @@ class ImageDecoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], n_in: int, units: int, rng: Rng):
         super().__init__()
-        self.shape, (self.sizes, depths) = shape, pyramid(shape, units)
+        self.shape, (self.sizes, depths) = shape, image_sizes(shape, units)
         self.start = (depths[-1], *self.sizes[-1])
         self.dense = Dense(n_in, math.prod(self.start), rng)
         self.layers = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise(depths[::-1]))
@@ -298,7 +298,7 @@ class Conv(nn.Module):
         return x if self.norm is None else self.norm(x.movedim(-3, -1)).movedim(-1, -3)
 
 
-def pyramid(shape: tuple[int, ...], units: int) -> tuple[list[tuple[int, int]], list[int]]:
+def image_sizes(shape: tuple[int, ...], units: int) -> tuple[list[tuple[int, int]], list[int]]:
     """Return the sizes (height, width) of an image (C, H, W) as it is halved to about 4, and the channels of each."""
     sizes, depth = [(shape[1], shape[2])], max(4, units // 16)
     while (min(sizes[-1]) > 4 and len(sizes) < 5) or len(sizes) == 1:
@@ -317,7 +317,7 @@ class Latents(NamedTuple):
         """Features (..., F)."""
         return torch.cat(self, -1)
 
-    def at_once(self) -> Latents:
+    def flat_states(self) -> Latents:
         """Return all states as rows (M, ...), without gradients."""
         return Latents(*(x.detach().flatten(0, -2) for x in self))
 

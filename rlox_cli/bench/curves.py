@@ -74,6 +74,8 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
     # Outside the panels, where it does not cover a curve.
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), fontsize=9)
     episodes = sorted({str(cell.get("settings", {}).get("eval", {}).get("n_episodes", 20)) for cell in cells.values()})
-    said = f"IQM over seeds and its 95 % bootstrap interval; {' or '.join(episodes)} deterministic episodes per point"
-    figure.supxlabel(said, fontsize=9)
+    caption = (
+        f"IQM over seeds and its 95 % bootstrap interval; {' or '.join(episodes)} deterministic episodes per point"
+    )
+    figure.supxlabel(caption, fontsize=9)
     return figure

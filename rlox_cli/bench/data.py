@@ -153,10 +153,10 @@ class Worker:
     def _read(self) -> dict[str, Any]:
         line = self._from.readline()
         if not line:
-            said = self._errors.read().strip().splitlines()
+            lines = self._errors.read().strip().splitlines()
             raise UsageError(
                 f"{self.system} in {self.python} ended with status {self._process.wait()}"
-                + (f": {said[-1]}" if said else "")
+                + (f": {lines[-1]}" if lines else "")
             )
         return json.loads(line)
 
@@ -397,10 +397,10 @@ def _write(out, rows, rounds, samples, versions, only, peer_pythons, console) ->
              f"--rounds {rounds}", *("--peer-python PYTHON" for _ in peer_pythons)]  # fmt: skip
     result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
     (out / "data.json").write_text(json.dumps(result, indent=1) + "\n")
-    said = f"{result['machine']}; median of {samples} samples in {rounds} rounds, one thread; " + ", ".join(
+    caption = f"{result['machine']}; median of {samples} samples in {rounds} rounds, one thread; " + ", ".join(
         f"{name} {version}" for name, version in versions.items()
     )
-    plot(rows, out / "data.png", said)
+    plot(rows, out / "data.png", caption)
     console.print(f"written: {out / 'data.json'}, {out / 'data.png'}")
 
 

@@ -86,23 +86,23 @@ def more_seeds(n: int, found: Interval, bound: float) -> str:
 def judge_reference(scores: Sequence[float], reference: float) -> tuple[str, str]:
     """Return the verdict against a reference score, and the reason."""
     n, found = len(scores), interval([scores])
-    said = f"IQM {interval_text(found)}, reference {reference:g}"
+    text = f"IQM {interval_text(found)}, reference {reference:g}"
     if n >= _FEWEST and found.low >= reference:
-        return PASS, said
+        return PASS, text
     if n >= _FEWEST and found.high < reference:
-        return FAIL, said
-    return MORE, f"{said}; {more_seeds(n, found, reference)}"
+        return FAIL, text
+    return MORE, f"{text}; {more_seeds(n, found, reference)}"
 
 
 def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, title: str) -> tuple[str, str]:
     """Return the verdict against other runs, and the reason. An interval below 0 fails, even within the margin."""
     n, found = min(len(ours), len(theirs)), difference([ours], [theirs])
-    said = f"IQM minus that of {title} {interval_text(found, '+')}, margin {margin:.3g}"
+    text = f"IQM minus that of {title} {interval_text(found, '+')}, margin {margin:.3g}"
     if len(ours) >= _FEWEST and found.high < 0:
-        return FAIL, said
+        return FAIL, text
     if len(ours) >= _FEWEST and found.low >= -margin:
-        return PASS, said
-    return MORE, f"{said}; {more_seeds(n, found, -margin)} of both"
+        return PASS, text
+    return MORE, f"{text}; {more_seeds(n, found, -margin)} of both"
 
 
 def interval_text(found: Interval, sign: str = "") -> str:
@@ -177,7 +177,7 @@ def judge(label: str, job: Job, runs: dict[int, Run], diverged: dict[int, str], 
         "env": config.env.id,
         "settings": seeds.settings(config, job.algo),
         "reference": config.reference,
-        "diverged": {str(seed): said for seed, said in diverged.items()},
+        "diverged": {str(seed): text for seed, text in diverged.items()},
         "final": {str(seed): run.score for seed, run in runs.items()},
         "curves": {str(seed): run.curve for seed, run in runs.items()},
         "quantities": fingerprint.as_table({seed: run.quantities for seed, run in runs.items()}),

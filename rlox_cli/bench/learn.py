@@ -57,11 +57,11 @@ def measure(
     def report(seed: int, run: Run | str) -> None:
         nonlocal done
         done += 1
-        said = run
+        text = run
         if isinstance(run, Run):
             last = run.curve[-1]
-            said = f"{run.score:.1f} after {last['step']:,} {unit_of(vars(job.config))}, {last['cpu_s']:.1f} s CPU"
-        console.print(f"{label} seed {seed}: {said} ({done} of {len(chosen)})", soft_wrap=True, markup=False)
+            text = f"{run.score:.1f} after {last['step']:,} {unit_of(vars(job.config))}, {last['cpu_s']:.1f} s CPU"
+        console.print(f"{label} seed {seed}: {text} ({done} of {len(chosen)})", soft_wrap=True, markup=False)
 
     name = re.sub(r"[^\w.-]+", "_", label)
     runs, diverged = seeds.train(job.config, job.algo, chosen, lambda seed: folder / f"{name}-s{seed}", jobs, report)
@@ -90,13 +90,13 @@ def dumps(found: Any) -> str:
 def describe(label: str, cell: dict[str, Any], console: Console) -> None:
     """Print the result of `judge`."""
 
-    def line(name: str, said: str) -> None:
-        console.print(f"  {name:<17} {said}", soft_wrap=True, markup=False)
+    def line(name: str, text: str) -> None:
+        console.print(f"  {name:<17} {text}", soft_wrap=True, markup=False)
 
     n, steps = len(cell["final"]), f"{cell['settings']['total_timesteps']:,}"
     console.print(f"{label}: {n} seed{'s' if n != 1 else ''} of {steps} {_unit(cell)}", soft_wrap=True, markup=False)
-    for seed, said in cell["diverged"].items():
-        line("diverged", f"seed {seed}: {said}")
+    for seed, text in cell["diverged"].items():
+        line("diverged", f"seed {seed}: {text}")
     key = next((key.removeprefix("iqm_") for key in cell if key in ("iqm_sb3", "iqm_before")), None)
     if n:
         line(
@@ -106,14 +106,14 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         theirs = f"; theirs {interval_text(Interval(**cell[f'area_{key}']))}" if key else ""
         line("area under curve", f"{interval_text(Interval(**cell['area']))} (mean return over training){theirs}")
     if "threshold" in cell:
-        theirs = f"; theirs {_reach(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
-        line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'], _unit(cell))}{theirs}")
+        theirs = f"; theirs {_reached_text(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
+        line(f"{cell['threshold']['score']:g} reached", f"{_reached_text(cell['threshold'], _unit(cell))}{theirs}")
     if key:
         line("beats theirs", f"with probability {_share_text(Interval(**cell['improvement']))}")
     found = cell.get("fingerprint", {})
     differing = [str(fingerprint.Quantity(**one)) for one in found.get("differing", [])]
-    for said in [*differing[:_SHOWN], *([f"… and {len(differing) - _SHOWN} more"] if differing[_SHOWN:] else [])]:
-        line("differs", said)
+    for text in [*differing[:_SHOWN], *([f"… and {len(differing) - _SHOWN} more"] if differing[_SHOWN:] else [])]:
+        line("differs", text)
     if "other_settings" in found:
         line(
             "fingerprint",
@@ -135,7 +135,7 @@ def _unit(cell: dict[str, Any]) -> str:
     return unit_of(cell.get("settings", {}))  # results of earlier versions have none
 
 
-def _reach(found: dict[str, Any], counted: str) -> str:
+def _reached_text(found: dict[str, Any], counted: str) -> str:
     times = [
         f"{found[name]:{form}} {unit}"
         for name, form, unit in (("steps", ",.0f", counted), ("cpu_s", ".3g", "s CPU"), ("wall_s", ".3g", "s wall"))

@@ -28,7 +28,7 @@ from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.config.imports import import_modules
 from rlox_cli.config.saved import differences, resolved
-from rlox_cli.run.runner import Resumption, alone, resume, run
+from rlox_cli.run.runner import Resumption, resume, run, without_eval_workers
 from rlox_cli.terminal.errors import Stopped, UsageError
 from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
@@ -111,7 +111,7 @@ def train(
     """
     seeds = list(seeds)
     if jobs > 1:
-        config = alone(config)
+        config = without_eval_workers(config)
     for seed in seeds:
         _require_same(config, algo, seed, folder(seed))
     found: dict[int, Run | str] = {}
@@ -126,7 +126,7 @@ def train(
     else:
         _train_beside(config, algo, seeds, folder, jobs, take)
     runs = {seed: run for seed in seeds if isinstance(run := found[seed], Run)}
-    return runs, {seed: said for seed in seeds if isinstance(said := found[seed], str)}
+    return runs, {seed: reason for seed in seeds if isinstance(reason := found[seed], str)}
 
 
 def _train_beside(

@@ -121,8 +121,8 @@ def save_start(path: Path) -> None:
         [sys.executable, program("tasks.py", "llm"), path], env=environment(1), cwd="/", capture_output=True, text=True
     )
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise UsageError(f"rlox failed to create the model that the sums begin with: {said}")
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UsageError(f"rlox failed to create the model that the sums begin with: {reason}")
 
 
 # Starts a command and waits for it and for all processes that it leaves running: rlox mirrors its record from one.
@@ -145,13 +145,13 @@ with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
         file.seek(0)
         texts.append(file.read().decode(errors="replace"))
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps({"status": status, "said": texts[0][-500:], "error": texts[1][-500:],
+print(json.dumps({"status": status, "output": texts[0][-500:], "error": texts[1][-500:],
                   "wall_s": wall, "cpu_s": used.ru_utime + used.ru_stime}))
 """
 
 
 def process_once(command: list[str], folder: str) -> dict[str, Any]:
-    """Return the wall time of a command, the CPU time of it and all processes it starts, and its output (``said``).
+    """Return the wall time of a command, the CPU time of it and all processes it starts, and its ``output``.
 
     Raises
     ------
@@ -176,10 +176,10 @@ def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list
     return [python, str(program("trainings.py")), json.dumps(request)]
 
 
-def _learned(system: str, said: str, folder: str) -> float:
+def _learned(system: str, output: str, folder: str) -> float:
     """Return the mean return of the last evaluation, from our record or from the last line of a peer's output."""
     if system != "rlox":
-        return json.loads(said.splitlines()[-1])["eval_return"]
+        return json.loads(output.splitlines()[-1])["eval_return"]
     rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
     return [row["eval/mean_return"] for row in rows if "eval/mean_return" in row][-1]
 
@@ -203,7 +203,7 @@ def _process(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
         measured = {"wall_s": found["wall_s"], "cpu_s": found["cpu_s"]}
         if system == "control":
             return measured
-        return {**measured, "eval_return": _learned(system, found["said"], folder)}
+        return {**measured, "eval_return": _learned(system, found["output"], folder)}
 
 
 def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
@@ -367,10 +367,10 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
         for k, system in enumerate(systems):
             axis.plot(seconds[k], k, "o", color="black" if system.startswith("rlox") else "tab:orange")
             learned = _learned_by(row["runs"][system])
-            said = f"{seconds[k]:.2g} s, {row['ratio'][system]:.2g}x" + (f", evaluation {learned}" if learned else "")
+            label = f"{seconds[k]:.2g} s, {row['ratio'][system]:.2g}x" + (f", evaluation {learned}" if learned else "")
             style = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": _FIGURE_SIZE}
-            axis.annotate(said, (seconds[k], k), **style)
-            longest = max(longest, len(said))
+            axis.annotate(label, (seconds[k], k), **style)
+            longest = max(longest, len(label))
         axis.set_yticks(range(len(systems)), systems)
         axis.set(xscale="log", xlabel="CPU seconds (median)", ylim=(-0.6, len(systems) - 0.4))
         # Leave as much of the axis free next to the slowest system as the longest text takes.

@@ -60,7 +60,7 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
             flags.append(word)
         elif "=" in word or word.startswith("~"):
             # kwargs may have any key, but in Hydra's strict mode each key would be unknown.
-            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _whole(word))
+            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _as_integer(word))
         else:
             raise UsageError(f"{_short(word)!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
     if not any(word.split("=")[0] in ("--cfg", "-c", "--info", "-i") for word in flags):
@@ -70,7 +70,7 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def _whole(override: str) -> str:
+def _as_integer(override: str) -> str:
     """Return `override` with 1e6, which Hydra reads as a float, as 1000000 if its key takes an integer."""
     key, _, value = override.partition("=")
     if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _whole_keys():
@@ -191,7 +191,7 @@ def flag_value(flags: list[str], *names: str) -> str | None:
     return None
 
 
-def only_choose(flags: list[str]) -> bool:
+def only_select_config(flags: list[str]) -> bool:
     """Return whether the flags, if any, only say where a run's configuration is composed from."""
     words = iter(flags)
     for word in words:

@@ -28,7 +28,7 @@ from rlox.config import MmapBufferConfig, RunConfig
 from rlox.envs import EnvSpec
 from rlox_cli.config.compose import Job, folder_of, named_by_time
 from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
-from rlox_cli.preflight.language import Look, look
+from rlox_cli.preflight.language import LanguageReport, measure
 from rlox_cli.preflight.probe import probe_env
 from rlox_cli.records.folders import require_new
 from rlox_cli.report.dataset import described_returns
@@ -129,7 +129,7 @@ def require_buildable(jobs: list[Job]) -> None:
             continue
         seen.add(key)
         try:
-            with _streams_kept():
+            with _generators_restored():
                 here = replace(c.remote, addresses=[])  # the workers are checked when the job starts
                 build(replace(c, env=replace(c.env, n_envs=1, workers=0), remote=here), job.algo, Path()).close()
         except Exception as e:
@@ -171,14 +171,14 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     require_folder(folder)
     require_new(folder)
     warnings = [*_tracker_warnings(config)]
-    with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _streams_kept():
+    with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
         scratch, before = Path(name), machine.cpu_seconds()
         algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
         start = replace(start, building=machine.cpu_seconds() - before)
         try:
             warnings += training_warnings(algorithm, config, folder)
             if config.language:
-                return _of_language(job, algorithm, look(algorithm, config, start, scratch), folder, warnings)
+                return _of_language(job, algorithm, measure(algorithm, config, start, scratch), folder, warnings)
             seen = probe_env(algorithm, config)
             found = estimate(algorithm, config, seen, start, scratch)
         finally:
@@ -198,7 +198,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     return Report(f"{job.algo} on {config.env.id}", lines, found)
 
 
-def _of_language(job: Job, algorithm: Any, found: Look, folder: Path, warnings: list[str]) -> Report:
+def _of_language(job: Job, algorithm: Any, found: LanguageReport, folder: Path, warnings: list[str]) -> Report:
     """Return the report on a job that trains a language model."""
     config = job.config
     c = config.algo
@@ -228,7 +228,7 @@ def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
 
 
 @contextmanager
-def _streams_kept() -> Iterator[None]:
+def _generators_restored() -> Iterator[None]:
     """Restore the global random generators afterwards, since code of the user may draw from them."""
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global generator is meant)
     try:
@@ -335,7 +335,7 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
         if name == "mlflow":
             uri = config.logger.mlflow.tracking_uri
             if uri.startswith("sqlite:///"):
-                above = machine.standing(Path(uri.removeprefix("sqlite:///")))
+                above = machine.existing_parent(Path(uri.removeprefix("sqlite:///")))
                 if not os.access(above, os.W_OK):
                     yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
             else:

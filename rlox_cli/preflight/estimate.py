@@ -28,7 +28,7 @@ from rlox.multi_agent import is_multi_agent
 from rlox.tracking.record import Record
 from rlox_cli.preflight.probe import Seen
 from rlox_cli.run import machine
-from rlox_cli.run.limits import disk_bytes, looks, replay_footprint, rollout_bytes, rollout_steps
+from rlox_cli.run.limits import callback_calls, disk_bytes, replay_footprint, rollout_bytes, rollout_steps
 from rlox_cli.run.progress import ProgressCallback
 
 # About how many CPU seconds the parts of a probe may take. A single update or episode is always completed.
@@ -114,7 +114,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
 
     evaluating[0] += workers * start.python  # their interpreters
     cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
-    rows = looks(config) + n_evaluations
+    rows = callback_calls(config) + n_evaluations
     mlflow, costs = config.logger.mlflow, dict(_MIRRORS)
     if mlflow is not None and not mlflow.tracking_uri.startswith("sqlite:"):
         costs["mlflow"] = _MLFLOW_SERVER
@@ -168,7 +168,7 @@ def _by_the_clock(training: float, evaluating: float, n: int, workers: int) -> f
 
 def evaluations(config: RunConfig) -> int:
     """Return the number of evaluations."""
-    return max(1, min(config.eval.n_points, looks(config)))
+    return max(1, min(config.eval.n_points, callback_calls(config)))
 
 
 def loggers(config: RunConfig) -> list[str]:

@@ -19,7 +19,7 @@ _UPDATES = 2  # number of timed updates, after a first one
 
 
 @dataclass(frozen=True)
-class Look:
+class LanguageReport:
     """The findings, and the estimate for the whole run."""
 
     lines: list[tuple[str, str]]
@@ -27,7 +27,7 @@ class Look:
     estimate: Estimate
 
 
-def look(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> Look:
+def measure(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> LanguageReport:
     """Train `algorithm` for a few updates, and extrapolate to the whole run."""
     warnings = [*_warnings(algorithm)]
     with torch_threads(config.threads):
@@ -58,7 +58,7 @@ def look(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> Look
             f"it takes {machine.size(peak)} of memory, but only {machine.size(given[0])} are free: raise "
             "algo.accumulation, lower algo.batch_size, or train adapters with algo.lora_rank=16"
         )
-    return Look([*_lines(algorithm), *samples[0], ("memory", memory)], warnings, found)
+    return LanguageReport([*_lines(algorithm), *samples[0], ("memory", memory)], warnings, found)
 
 
 def _lines(algorithm: Any) -> Iterator[tuple[str, str]]:

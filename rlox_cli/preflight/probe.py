@@ -66,11 +66,11 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
         warnings.simplefilter("always")
         lines = [] if native else [*_contract(config, where)]
         found = _played(config, where)
-    said = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
-    lines += [f"{where}: {text}" for text in said if not native and not any(usual in text for usual in _USUAL)]
+    messages = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
+    lines += [f"{where}: {text}" for text in messages if not native and not any(usual in text for usual in _USUAL)]
     if found.differs:
         lines = [line for line in lines if "determinis" not in line]  # reported below, with the remedy
-    lines += _oddities(found, algorithm.spec, config, where, limit)
+    lines += _behaviour_warnings(found, algorithm.spec, config, where, limit)
     rewards = found.rewards
     return Seen(limit, found.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
 
@@ -92,10 +92,10 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
         bare = env.unwrapped
         # Checked first: wrappers and checkers fail on these with less helpful messages.
         answer = _called(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
-        _require_sound(where, bare, "reset", answer)
+        _require_valid(where, bare, "reset", answer)
         bare.action_space.seed(config.seed % 2**31)
         answer = _called(where, "step", bare.step, bare.action_space.sample())
-        _require_sound(where, bare, "step", answer)
+        _require_valid(where, bare, "step", answer)
         _require_reward(where, answer[1])
         try:
             check_env(bare, skip_render_check=True, skip_close_check=True)
@@ -113,7 +113,7 @@ def _called(where: str, what: str, call: Callable[..., Any], *args: Any, **kwarg
         raise UsageError(f"{where}: {what} failed with {type(e).__name__}: {_plain(str(e))}") from e
 
 
-def _require_sound(where: str, env: Any, hook: str, answer: Any) -> None:
+def _require_valid(where: str, env: Any, hook: str, answer: Any) -> None:
     if (wrong := wrong_answer(env, hook, answer)) is not None:
         raise UsageError(f"{where}: {wrong}")
 
@@ -124,7 +124,7 @@ def _require_reward(where: str, reward: Any) -> None:
 
 
 @dataclass
-class _Played:
+class _Results:
     """Results of random actions."""
 
     rewards: list[float]
@@ -134,12 +134,12 @@ class _Played:
     differs: str  # what differed with the same seed and actions; empty if nothing did
 
 
-def _played(config: RunConfig, where: str) -> _Played:
+def _played(config: RunConfig, where: str) -> _Results:
     """Take random actions in one environment, and for a while in a second one with the same seed."""
     c = config.env
     first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
     spec, rng = spec_of(first), np.random.default_rng(config.seed)
-    found, started = _Played([], [], 0, 0.0, ""), time.process_time()
+    found, started = _Results([], [], 0, 0.0, ""), time.process_time()
     try:
         obs, other = (_called(where, "reset", env.reset_all) for env in (first, second))
         if not same(obs, other):
@@ -174,7 +174,9 @@ def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
         )
 
 
-def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limit: int | None) -> Iterator[str]:
+def _behaviour_warnings(
+    found: _Results, spec: EnvSpec, config: RunConfig, where: str, limit: int | None
+) -> Iterator[str]:
     """Yield warnings about behaviour that training can cope with, but that is probably not intended."""
     c, lengths = config.algo, found.lengths
     if found.differs:

@@ -81,7 +81,7 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
     finals, found = [], {}
     for env in envs:
         sides = [ended([run for run in side if run.env == env]) for side in (a, b)]
-        goal = _goal(sides, metric) if threshold is None else threshold
+        required = _required_score(sides, metric) if threshold is None else threshold
         ours, theirs = (_values(side, metric, -1) for side in sides)
         finals.append((ours, theirs))
         found[env] = {
@@ -89,8 +89,8 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
             "runs": [
                 [{"folder": shown(run.folder), "seed": run.seed, "status": run.status} for run in s] for s in sides
             ],
-            "metrics": _metrics(sides, metric, goal),
-            "threshold": goal,
+            "metrics": _metrics(sides, metric, required),
+            "threshold": required,
             "pairs": _pairs(sides, metric),
             "verdict": verdict(ours, theirs, "better" if metric in RETURNS else "higher"),
         }
@@ -172,13 +172,13 @@ def _values(runs: Sequence[Run], metric: str, at: int) -> np.ndarray:
     return np.array([run.series[metric].values[at] for run in runs])
 
 
-def _goal(sides: Sequence[Sequence[Run]], metric: str) -> float | None:
+def _required_score(sides: Sequence[Sequence[Run]], metric: str) -> float | None:
     """Return the score that the runs' tuned settings must reach; the lowest if there are several."""
     known = [run.reference for side in sides for run in side if run.reference is not None]
     return min(known) if known and metric in RETURNS else None
 
 
-def _metrics(sides: Sequence[Sequence[Run]], metric: str, goal: float | None) -> dict[str, Any]:
+def _metrics(sides: Sequence[Sequence[Run]], metric: str, required: float | None) -> dict[str, Any]:
     """Return the IQM of each metric on both sides, and the difference of b to a."""
     series = [[run.series[metric] for run in side] for side in sides]
     first = max(s.steps[0] for side in series for s in side)
@@ -195,8 +195,8 @@ def _metrics(sides: Sequence[Sequence[Run]], metric: str, goal: float | None) ->
         found[name] = {"a": float(iqm(a)), "b": float(iqm(b)), "difference": apart.value}
         found[name] |= {"low": apart.low, "high": apart.high}
     found["mean_over_steps"]["steps"] = [int(first), int(last)]
-    if goal is not None:
-        reached = [[_first_at(s.steps, s.values, goal) for s in side] for side in series]
+    if required is not None:
+        reached = [[_first_at(s.steps, s.values, required) for s in side] for side in series]
         middle = [float(np.median(side)) for side in reached]
         found["steps_to_threshold"] = {"a": middle[0], "b": middle[1]}
         found["steps_to_threshold"]["reached"] = [int(np.isfinite(side).sum()) for side in reached]
@@ -212,8 +212,8 @@ def _mean(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> float
     return float(np.trapezoid(np.interp(x, steps, values), x) / (last - first))
 
 
-def _first_at(steps: np.ndarray, values: np.ndarray, goal: float) -> float:
-    there = np.flatnonzero(values >= goal)
+def _first_at(steps: np.ndarray, values: np.ndarray, required: float) -> float:
+    there = np.flatnonzero(values >= required)
     return float(steps[there[0]]) if len(there) else math.inf
 
 

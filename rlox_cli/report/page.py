@@ -55,7 +55,7 @@ def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
     heads = ("group", "environment", "runs", f"final {metric_name(picture.metric)}", "95 % interval", "best", "steps/s")
     rows, about = [], []
     for group in picture.groups:
-        number, (colour, _) = picture.labels.index(group.label), picture.look(group.label)
+        number, (colour, _) = picture.labels.index(group.label), picture.appearance(group.label)
         counted, *numbers = cells(picture.summaries[group])
         swatch = f'<input type="checkbox" checked> <i style="background: {colour}"></i>'
         cell = f"<td><label>{swatch}{escape(group.label)}</label></td>{_cells([group.env, counted])}"

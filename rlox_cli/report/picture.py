@@ -179,7 +179,7 @@ class Picture:
         self._n_ids += 1
         return f"g{self.labels.index(label)}-{self._n_ids}"
 
-    def look(self, label: str) -> tuple[str, str]:
+    def appearance(self, label: str) -> tuple[str, str]:
         """Return the colour and the dashes of a label."""
         if label not in self.coloured:
             return _GREY, "-"
@@ -227,7 +227,7 @@ class Picture:
 
         handles = []
         for label in self.coloured:
-            colour, dashes = self.look(label)
+            colour, dashes = self.appearance(label)
             shown_label = wrapped(label, self._legend_signs(figure.get_figwidth()))
             handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=shown_label))
         if others := len(self.labels) - len(self.coloured):
@@ -275,7 +275,7 @@ class Picture:
     def _draw_curves(self, axis: Axes, env: str, metric: str) -> None:
         groups = sorted(self._of(env), key=lambda group: group.label in self.coloured)
         for group in groups:
-            (colour, dashes), found = self.look(group.label), curve(group.runs, metric, self.by_time)
+            (colour, dashes), found = self.appearance(group.label), curve(group.runs, metric, self.by_time)
             coloured = group.label in self.coloured
             points = "." if len(found.x) <= _FEW_POINTS else ""
             for run, (x, y) in zip(group.runs, found.singles, strict=True):
@@ -288,8 +288,8 @@ class Picture:
             partial = ~whole | np.append(~whole[1:], False)
             for at, style, width in ((whole, dashes, 2.2 if coloured else 0.8), (partial, (0, (1, 1)), 1.4)):
                 line = np.where(at, found.middle.value, np.nan)
-                look = {"color": colour, "linestyle": style, "linewidth": width, "markersize": 4 * width}
-                axis.plot(found.x, line, marker=points, gid=self._id(group.label), **look)
+                options = {"color": colour, "linestyle": style, "linewidth": width, "markersize": 4 * width}
+                axis.plot(found.x, line, marker=points, gid=self._id(group.label), **options)
             if coloured:
                 axis.fill_between(
                     *(found.x, found.middle.low, found.middle.high),
@@ -309,7 +309,7 @@ class Picture:
         margin = 0.03 * (np.ptp(finals) or 1.0)
         thresholds = np.unique([finals.min() - margin, *finals, finals.max() + margin])
         for group in groups:
-            colour, dashes = self.look(group.label)
+            colour, dashes = self.appearance(group.label)
             found = profile([self.summaries[group].finals], thresholds)
             style = {"color": colour, "linestyle": dashes, "linewidth": 2.2}
             axis.step(thresholds, found.value, where="post", gid=self._id(group.label), **style)
@@ -329,7 +329,7 @@ class Picture:
             speeds, median = [run.speed for run in group.runs if run.seconds], self.summaries[group].speed
             if not speeds:
                 continue
-            (bar,) = speed.barh(y, median, color=self.look(group.label)[0], alpha=0.6, height=0.7)
+            (bar,) = speed.barh(y, median, color=self.appearance(group.label)[0], alpha=0.6, height=0.7)
             bar.set_gid(self._id(group.label))
             # Below the bar; its number is at the end of the bar.
             below = [y + 0.43] * len(speeds)

@@ -44,15 +44,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
     return outcome.final
 
 
-def together(config: RunConfig, algo: str, make_folder: Callable[[], Path], console: Console) -> Outcome | None:
+def train_on_ranks(config: RunConfig, algo: str, make_folder: Callable[[], Path], console: Console) -> Outcome | None:
     """Train a new run on the ranks that torchrun has started. Every rank calls this; only rank 0 gets the outcome.
 
     If torchrun has restarted the ranks, the run of the previous attempt continues from its last checkpoint.
     """
     assert config.distributed is not None
     group = join(config.distributed_timeout_s, config.distributed)
-    with group.said():
-        name, again = group.kept("folder", lambda: str(make_folder()))
+    with group.reporting_errors():
+        name, again = group.shared_text("folder", lambda: str(make_folder()))
         folder = Path(name)
         if again and group.from_first((folder / "checkpoints" / "last.safetensors").is_file):
             return _resumed(group, name, [], [], config.imports, console)
@@ -72,9 +72,9 @@ def resume_together(
 ) -> Outcome | None:
     """Resume the run `name` on the ranks that torchrun has started, in the mode `distributed`; as `together`."""
     group = join(timeout_s, distributed)
-    with group.said():
+    with group.reporting_errors():
         import_modules(modules)
-        name, again = group.kept("run", lambda: name)
+        name, again = group.shared_text("run", lambda: name)
         if again and Path(name).is_file():
             name = str(Path(name).parent.parent)  # the previous attempt has come further
         return _resumed(group, name, flags, overrides, modules, console)

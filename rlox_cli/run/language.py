@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
-from rlox.distributed.ranks import apart
+from rlox.distributed.ranks import in_one_process
 from rlox_cli.config.language import function, is_function, is_url
 from rlox_cli.records.checkpoints import best_of
 
@@ -86,7 +86,7 @@ def _reward(name: str, config: RunConfig) -> Any:
 
     path = Path(name)
     file = best_of(path) if path.is_dir() else path
-    with apart():  # each rank has its own copy, which scores the completions of that rank's model
+    with in_one_process():  # each rank has its own copy, which scores the completions of that rank's model
         return RewardModel.from_checkpoint(file, device=config.device, threads=config.threads)
 
 

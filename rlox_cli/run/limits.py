@@ -77,7 +77,7 @@ def rollout_steps(config: RunConfig) -> int:
     return n * c.n_steps if c.replays == "nothing" else -(-getattr(c, "train_freq", 1) // n) * n
 
 
-def looks(config: RunConfig) -> int:
+def callback_calls(config: RunConfig) -> int:
     """Return how often callbacks are called in the training, to evaluate, save or stop."""
     total, per_round = config.total_timesteps, rollout_steps(config)
     if config.algo.replays != "nothing" or isinstance(config.algo, (BatchConfig, LLMConfig)):
@@ -103,10 +103,10 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
             "one step on all of them"
         )
     # The default number is meant for longer runs, and the user has not chosen it.
-    if looks(config) < config.eval.n_points != EvalConfig.n_points:
+    if callback_calls(config) < config.eval.n_points != EvalConfig.n_points:
         yield (
-            f"eval.n_points={config.eval.n_points:,} is more than the training can evaluate: only {looks(config):,} "
-            "evaluations are made"
+            f"eval.n_points={config.eval.n_points:,} is more than the training can evaluate: only "
+            f"{callback_calls(config):,} evaluations are made"
         )
     end = config.schedule_timesteps
     if end is not None and end < total:
@@ -326,20 +326,20 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     if needed > free:
         remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
         raise UsageError(
-            f"{machine.standing(at)} must have room for the replay memory's files, {machine.size(needed)}, but only "
-            f"{machine.size(free)} are free; {remedy}, or choose another folder with "
+            f"{machine.existing_parent(at)} must have room for the replay memory's files, {machine.size(needed)}, but "
+            f"only {machine.size(free)} are free; {remedy}, or choose another folder with "
             f"{'buffer.folder' if own else 'output_dir'}"
         )
     if needed > _TIGHT * free:
         yield (
             f"the disk is nearly full: the replay memory's files take {machine.size(needed)}, and "
-            f"{machine.size(free)} are free at {machine.standing(at)}"
+            f"{machine.size(free)} are free at {machine.existing_parent(at)}"
         )
 
 
 def require_folder(folder: Path) -> None:
     """Raise a UsageError unless `folder` can be created or written to."""
-    above = machine.standing(folder)
+    above = machine.existing_parent(folder)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         what = "a folder" if not above.is_dir() else "a folder that you may write to"
         raise UsageError(f"output_dir={folder} must be in {what}, got {above}; choose another")

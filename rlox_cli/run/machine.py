@@ -38,14 +38,14 @@ def _container(root: Path) -> tuple[int, int] | None:
     return None
 
 
-def standing(folder: Path) -> Path:
+def existing_parent(folder: Path) -> Path:
     """Return `folder`, or its nearest parent that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def free_disk(folder: Path) -> int:
     """Return the free bytes of the file system that `folder` is, or will be, on."""
-    return shutil.disk_usage(standing(folder)).free
+    return shutil.disk_usage(existing_parent(folder)).free
 
 
 def cpu_seconds() -> float:

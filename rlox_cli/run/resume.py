@@ -92,7 +92,7 @@ def prepare(
     try:
         checkpoint = load_checkpoint(path, mapped=True)  # for its header
     except ValueError as e:
-        raise ValueError(f"{e}{_or_best(path)}") from e
+        raise ValueError(f"{e}{_best_hint(path)}") from e
     steps, unit = trained_for(checkpoint.header)
     if checkpoint.header["algorithm"] != algo:
         raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
@@ -165,12 +165,13 @@ def _checkpoint_of(run: Path) -> Path:
         )
     if not path.is_file():
         raise UsageError(
-            f"{shown(folder)} has no {path.name}, so there is nothing to resume{_or_best(path) or '; start a new run'}"
+            f"{shown(folder)} has no {path.name}, so there is nothing to resume"
+            f"{_best_hint(path) or '; start a new run'}"
         )
     return path.absolute()
 
 
-def _or_best(path: Path) -> str:
+def _best_hint(path: Path) -> str:
     """Return a hint about the best checkpoint, for an error about `path`."""
     best = path.with_name("best.safetensors")
     return f"; the best checkpoint is there: {resume_command(best)}" if best != path and best.is_file() else ""

@@ -97,7 +97,7 @@ class StopOnSignal(Callback):
         return False
 
 
-def _say(text: str, console: Console) -> None:
+def _print_always(text: str, console: Console) -> None:
     """Print `text` even if the console is quiet: a user who presses Ctrl-C waits for an answer."""
     if console.quiet:
         print(text, file=sys.stderr, flush=True)
@@ -105,7 +105,7 @@ def _say(text: str, console: Console) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
 
-def alone(config: RunConfig) -> RunConfig:
+def without_eval_workers(config: RunConfig) -> RunConfig:
     """Return `config` for a run in parallel with others: no processes for evaluations, unless they were requested."""
     return replace(config, eval=replace(config.eval, workers=max(0, config.eval.workers)))
 
@@ -147,7 +147,7 @@ def run(
         if _size(folder / FILE) != found:
             raise RuntimeError(f"{shown(folder)} was taken by another process in the meantime; try again")
 
-    return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
+    return _run_training(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
 
 
 def resume(found: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()) -> Outcome:
@@ -161,7 +161,7 @@ def resume(found: Resumption, console: Console, stop_flag: Path | None = None, m
         if _identity(checkpoint) != identity:
             raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
 
-    return _carry_out(algorithm, config, algo, folder, console, verify, found.changed, True, stop_flag, more)
+    return _run_training(algorithm, config, algo, folder, console, verify, found.changed, True, stop_flag, more)
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _carry_out(
+def _run_training(
     algorithm,
     config: RunConfig,
     algo: str,
@@ -217,7 +217,7 @@ def _carry_out(
     line = "stopping after this update, with everything saved; press Ctrl-C again to stop at once"
     if getattr(algorithm, "collector", None) is not None:
         algorithm.collector.notify = lambda text: console.print(text, soft_wrap=True, markup=False)
-    stop = StopOnSignal(Signals(lambda text: _say(text, console), line, stop_flag), stop_flag)
+    stop = StopOnSignal(Signals(lambda text: _print_always(text, console), line, stop_flag), stop_flag)
     timing = TimingCallback()
     play = config.eval
     evaluations = EvalCallback(
@@ -278,7 +278,7 @@ def _carry_out(
         except StopAtOnce as e:
             # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
             last = (folder / "checkpoints" / "last.safetensors").is_file()
-            go_on = f". Resume with: {_go_on(folder)}" if last else ""
+            go_on = f". Resume with: {_resume_command(folder)}" if last else ""
             console.print(f"stopped at once. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
             raise Stopped(e.signal_number) from None
         except BaseException as e:
@@ -289,7 +289,7 @@ def _carry_out(
             found = failure_of(e)
             found.running, found.saved = True, _last_good(folder)
             if isinstance(e, RankLost):
-                found.saved += f". Resume with: {_go_on(folder)}"
+                found.saved += f". Resume with: {_resume_command(folder)}"
             raise
         finally:
             evaluations.close()
@@ -306,7 +306,7 @@ def _carry_out(
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
         console.print(
-            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Resume with: {_go_on(folder)}",
+            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Resume with: {_resume_command(folder)}",
             soft_wrap=True,
         )
         _describe(folder, config, best is not None, console)
@@ -349,7 +349,7 @@ def _follow(
     return Outcome(folder, algorithm.counters.steps, time.perf_counter() - started, {}, None)
 
 
-def _go_on(folder: Path) -> str:
+def _resume_command(folder: Path) -> str:
     """Return the command that resumes this run."""
     ranks = current()
     start = f"torchrun --standalone --nproc-per-node={ranks.size} -m " if ranks.joined else ""

@@ -71,7 +71,7 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
     )
     kinds = {"env": sessions, **_actors(sessions, options.max_envs, limit)}
     with _translated(options.tls_cert is not None), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _print(f"warning: {message}")
         warnings.simplefilter("always", RuntimeWarning)
         server = Server(
             kinds,
@@ -85,7 +85,7 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
             max_sessions=options.max_sessions,
             max_message=limit,
             idle_s=options.idle_s,
-            log=_say,
+            log=_print,
         )
         try:
             signalled = _serve(server, chosen.id, sessions.spec, options)
@@ -102,7 +102,7 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
 def _serve(server: Server, env: str, spec: EnvSpec, options: Options) -> int | None:
     """Serve, and return the signal that ended it, if any."""
     with Signals(
-        _say, "draining: no new sessions, running ones end with their next step; repeat the signal to stop at once"
+        _print, "draining: no new sessions, running ones end with their next step; repeat the signal to stop at once"
     ) as s:
         server.start()
         _announce(server, env, spec, options)
@@ -113,7 +113,7 @@ def _serve(server: Server, env: str, spec: EnvSpec, options: Options) -> int | N
                 busy = time.monotonic()
         s.saving()
         server.stop(_DRAIN_S)
-        _say(f"stopped after {server.served:,} session{'' if server.served == 1 else 's'}")
+        _print(f"stopped after {server.served:,} session{'' if server.served == 1 else 's'}")
         return s.number
 
 
@@ -125,7 +125,7 @@ def _actors(envs: EnvSessions, most_envs: int, limit: int) -> dict:
 
 def _announce(server: Server, env: str, spec: EnvSpec, options: Options) -> None:
     if options.insecure and options.tls_cert is None and not is_loopback(options.host):
-        _say(f"warning: --insecure: {OPEN_TO_ALL}")
+        _print(f"warning: --insecure: {OPEN_TO_ALL}")
     host = options.host if options.host not in ("0.0.0.0", "::") else "THIS-HOST"
     keys = [f"env={env}", f"'remote.addresses=[{host}:{server.port}]'"]
     if options.token_file:
@@ -145,7 +145,7 @@ def _announce(server: Server, env: str, spec: EnvSpec, options: Options) -> None
         print(f"rlox worker: {line}", flush=True)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(f"rlox worker: {time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 

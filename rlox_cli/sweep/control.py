@@ -26,7 +26,7 @@ from rlox_cli.records.ledger import FILE, Head, Progress, Sweep, SweepJob, job_i
 from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.sweep.launch import Launch, launcher_overrides
-from rlox_cli.sweep.tables import going_on, label, print_jobs, resume_command
+from rlox_cli.sweep.tables import label, print_jobs, resume_command, resume_hint
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -222,7 +222,7 @@ def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
         unfinished = optuna_search().print_trials(sweep.folder, console)
         for job in sweep.jobs.values():
             progress = sweep.progress[job.id]
-            if note := going_on(job, progress):
+            if note := resume_hint(job, progress):
                 console.print(f"{job.folder}: {progress.state}, {note}", soft_wrap=True, markup=False)
     else:
         print_jobs(sweep, console)

@@ -29,8 +29,8 @@ from rlox_cli.config.schema import ray_settings
 from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
 from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
-from rlox_cli.run.runner import alone, may_pass, run
-from rlox_cli.sweep.tables import going_on, label
+from rlox_cli.run.runner import may_pass, run, without_eval_workers
+from rlox_cli.sweep.tables import label, resume_hint
 from rlox_cli.terminal.account import summary
 from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
@@ -116,7 +116,7 @@ def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
         resume(str(folder), [], typed, work.modules, console, stop_flag, more)
         return
     config, algo = configuration(work.job.config, work.modules, Path(work.sweep, FILE))
-    config = alone(config) if beside_others else config
+    config = without_eval_workers(config) if beside_others else config
     run(config, algo, folder, console, stop_flag, True, more)
 
 
@@ -232,11 +232,11 @@ class Launch:
                 time.sleep(_POLL_S)  # in processes that outlived their parent
             else:
                 return
-        while any(self._watch.look(job).state == "running" for job in jobs):
+        while any(self._watch.update(job).state == "running" for job in jobs):
             time.sleep(_POLL_S)  # they were asked to stop
 
     def _is_due(self, job: SweepJob, retry_failed: bool) -> bool:
-        progress = self._watch.look(job)
+        progress = self._watch.update(job)
         if progress.state in ("finished", "running"):
             return False
         if progress.state == "failed" and not progress.may_pass:
@@ -259,7 +259,7 @@ class Launch:
             error, results = e, []
         self._watch.active = []
         self._launched += len(jobs)
-        started = [job for job in jobs if self._watch.look(job).attempts > attempts[job.id]]
+        started = [job for job in jobs if self._watch.update(job).attempts > attempts[job.id]]
         self._barren = 0 if started or error is None else self._barren + 1
         bearable = self.sweep.head.retries if error is not None and may_pass(error) else 0
         if error is not None and not self.stopped and self._barren > bearable:
@@ -279,7 +279,7 @@ class Launch:
         if "message" in answer and (state == "killed" if started else state not in ("finished", "running")):
             # A failure before the job opened its record is stored nowhere else.
             self.sweep.note_failure(job, answer["message"], answer["may_pass"])
-            self._watch.look(job)
+            self._watch.update(job)
 
 
 class _Watch:
@@ -307,9 +307,9 @@ class _Watch:
         while not self._end.wait(_POLL_S):
             for job in self.active:
                 if self._last.get(job.id, (0, "waiting"))[1] != "finished":
-                    self.look(job)
+                    self.update(job)
 
-    def look(self, job: SweepJob) -> Progress:
+    def update(self, job: SweepJob) -> Progress:
         with self._lock:
             progress = self._sweep.progress[job.id].scan()
             now, before = (progress.attempts, progress.state), self._last.get(job.id, (0, "waiting"))
@@ -333,7 +333,7 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
         )
     elif text in ("failed", "killed", "interrupted"):
         text += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")
-        text += f" ({note})" if (note := going_on(job, progress)) else ""
+        text += f" ({note})" if (note := resume_hint(job, progress)) else ""
     elif text == "finished":
         text = f"{progress.step:,} {unit} in {progress.seconds:.1f} s"
         if progress.last is not None:

@@ -135,7 +135,7 @@ class Trials:
             self.study.tell(trial, sum(finite) / len(finite))
         return True
 
-    def carry_out(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:
+    def run_trials(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:
         """Launch trials until there are no more. Return the numbers of the trials that did not end."""
         while not launch.stopped and (trials := self.next()):
             runs = [self._jobs(sweep, config, trial) for trial in trials]
@@ -189,7 +189,7 @@ def start(
         console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
         for space in search.spaces:
             console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)
-        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, _PRINTED), console)
+        run_to_end(sweep, search, config, Launch(sweep, master, modules, True, console, _PRINTED), console)
     finally:
         sweep.release()
 
@@ -215,7 +215,7 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
     search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
     search.write(sweep.folder, config)
     sweep.head.retries = search.settings.retries
-    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, _PRINTED), console)
+    run_to_end(sweep, search, config, Launch(sweep, master, modules, False, console, _PRINTED), console)
 
 
 def print_trials(folder: Path, console: Console) -> bool:
@@ -230,7 +230,7 @@ def print_trials(folder: Path, console: Console) -> bool:
     return done < settings.n_trials
 
 
-def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:
+def run_to_end(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:
     """Run the search to its last trial, and report.
 
     Raises
@@ -243,7 +243,7 @@ def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launc
         console.print(f"the study has {known} of {search.settings.n_trials} trials", soft_wrap=True)
     try:
         with launch.installed(), storage_errors(trials.file):
-            open_ = trials.carry_out(sweep, config, launch, console)
+            open_ = trials.run_trials(sweep, config, launch, console)
     except BaseException:
         console.print(f"resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
         raise

@@ -122,7 +122,7 @@ class TrialCallback(Callback):
 
     def on_training_start(self, *, algorithm: Any, **info: Any) -> bool:
         # The run may have been killed after the trial was pruned and before the run ended.
-        self._obey(self._point(algorithm.counters.steps))
+        self._stop_if_pruned(self._point(algorithm.counters.steps))
         return self.stopped is None
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
@@ -130,7 +130,7 @@ class TrialCallback(Callback):
         if self._reports and step < self.total:
             with storage_errors(self._file):
                 self._report(evaluation.summary()["mean_return"], point)
-        self._obey(point)
+        self._stop_if_pruned(point)
 
     def _point(self, step: int) -> int:
         """Return how many evaluations are done. Pruners compare these, since step counts depend on rollout lengths."""
@@ -148,7 +148,7 @@ class TrialCallback(Callback):
     def on_step(self, **info: Any) -> bool:
         return self.stopped is None
 
-    def _obey(self, point: int) -> None:
+    def _stop_if_pruned(self, point: int) -> None:
         """Stop if the trial is pruned.
 
         The reporting run stops at the evaluation that led to it, even if it was killed and must reach it again.

@@ -17,7 +17,7 @@ def label(sweep: Sweep, job: SweepJob) -> str:
     return " ".join(line for line in job.overrides if line not in sweep.shared) or job.folder
 
 
-def going_on(job: SweepJob, progress: Progress) -> str:
+def resume_hint(job: SweepJob, progress: Progress) -> str:
     """Return a text such as ``resumes at step 8,192`` for an interrupted job; empty for others."""
     at = progress.resumes_at if progress.state in ("failed", "interrupted", "killed") else None
     if at is None:
@@ -43,7 +43,7 @@ def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
         steps = f"{p.step:,}/{job.config['total_timesteps']:,}"
         last = "" if p.last is None else f"{p.last:.1f} ± {p.spread or 0.0:.1f}"
         best = "" if p.best is None else f"{p.best:.1f}"
-        note = "; ".join(filter(None, (p.message, going_on(job, p))))
+        note = "; ".join(filter(None, (p.message, resume_hint(job, p))))
         cells = (label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), note)
         table.add_row(job.id, *cells)
     if table.row_count:

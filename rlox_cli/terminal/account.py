@@ -55,7 +55,7 @@ def headline(e: BaseException) -> str:
     if is_refusal(e):
         return paragraph(e)
     text = f"{type(e).__name__}: {paragraph(e)}" if str(e) else type(e).__name__
-    what, frames = _what(e), _users_frames(e)
+    what, frames = _user_call(e), _user_frames(e)
     if not what and frames:
         what = f"{frames[-1].function} in {Path(frames[-1].file).name}, line {frames[-1].line},"
     if what:
@@ -65,13 +65,13 @@ def headline(e: BaseException) -> str:
 
 def summary(e: BaseException) -> str:
     """Return `headline` and the last line of the user's code that was reached, for a table or a row of a file."""
-    frames = _users_frames(e)
+    frames = _user_frames(e)
     return headline(e) + (f" ({frames[-1].file}, line {frames[-1].line})" if frames else "")
 
 
 def account(e: BaseException) -> str:
     """Return the text to print for `e`: a paragraph, a line with frames of the user's code, or the whole traceback."""
-    found = _kept(e)
+    found = _stored_failure(e)
     if not is_of_user(e):
         text = f"{headline(e)}. {found.saved}" if found.saved else headline(e)
         if is_explained(e):
@@ -82,7 +82,7 @@ def account(e: BaseException) -> str:
             f"report it with the traceback above{kept}"
         )
     lines = [headline(e)]
-    for frame in _users_frames(e)[-_MOST_FRAMES:]:
+    for frame in _user_frames(e)[-_MOST_FRAMES:]:
         lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
         if frame.source:
             lines.append(f"    {frame.source}")
@@ -94,7 +94,7 @@ def account(e: BaseException) -> str:
 
 def exit_code(e: BaseException) -> int:
     """Return 2 for wrong input, 1 for a failure while running."""
-    if _kept(e).running or is_of_user(e):
+    if _stored_failure(e).running or is_of_user(e):
         return 1
     return 2 if isinstance(e, UsageError) or (is_refusal(e) and isinstance(e, _REFUSED)) else 1
 
@@ -122,7 +122,7 @@ def is_explained(e: BaseException) -> bool:
 
 def is_of_user(e: BaseException) -> bool:
     """Return whether `e` was raised in an environment, a reward or other code outside rlox."""
-    return bool(_what(e) or _users_frames(e))
+    return bool(_user_call(e) or _user_frames(e))
 
 
 def is_refusal(e: BaseException) -> bool:
@@ -152,23 +152,23 @@ def _chain(e: BaseException | None) -> Iterator[BaseException]:
         e = e.__cause__ if e.__cause__ is not None or e.__suppress_context__ else e.__context__
 
 
-def _kept(e: BaseException) -> Failure:
+def _stored_failure(e: BaseException) -> Failure:
     """Return the `Failure` stored on `e`, or on an exception that it was raised from."""
     return next((f for f in map(failure_of, _chain(e)) if f.running or f.file or f.saved), failure_of(e))
 
 
-def _what(e: BaseException) -> str:
+def _user_call(e: BaseException) -> str:
     """Return the call of the user's code that raised `e`; empty if none is known."""
     return next((what for one in _chain(e) if (what := failure_of(one).what)), "")
 
 
-def _users_frames(e: BaseException) -> list[Frame]:
+def _user_frames(e: BaseException) -> list[Frame]:
     """Return the frames of the user's code. For an environment from a library, return that library's last frame."""
     inside = [_frames_inside(one) for one in _chain(e)]
     for frames in inside:
         if own := [f for f in frames if f.module not in _LIBRARIES and f.module not in sys.stdlib_module_names]:
             return own
-    return inside[0][-1:] if _what(e) and not is_refusal(e) else []
+    return inside[0][-1:] if _user_call(e) and not is_refusal(e) else []
 
 
 def _frames_inside(e: BaseException) -> list[Frame]:

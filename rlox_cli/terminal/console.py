@@ -73,11 +73,11 @@ def _lines(headers: list[str], cells: list[Text], width: int) -> list[Text]:
     for header, cell in zip(headers, cells[:-1] if alone else cells, strict=False):
         if not cell.plain:
             continue
-        said = Text.assemble(f"{header} " if header else "", cell)
-        if lines and cell_len(lines[-1].plain) + 2 + cell_len(said.plain) <= width:
-            lines[-1].append("  ").append(said)
+        label = Text.assemble(f"{header} " if header else "", cell)
+        if lines and cell_len(lines[-1].plain) + 2 + cell_len(label.plain) <= width:
+            lines[-1].append("  ").append(label)
         else:
-            lines.append(said)
+            lines.append(label)
     if alone:
         line = Text()
         for word in last.split(" "):

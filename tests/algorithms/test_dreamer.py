@@ -89,7 +89,7 @@ def test_the_losses_of_an_update():
         expected |= {"dynamics_loss": dyn.mean().item(), "representation_loss": rep.mean().item()}
 
         # Imagination, step by step.
-        state = states.at_once()
+        state = states.flat_states()
         uniform = algorithm.rng.uniform((H, T * B, 3))
         noise = algorithm.rng.uniform((H, T * B, 1))
         feats, taken = [state.feat], []

@@ -6,7 +6,7 @@ import torch
 from joint_batches import StopAt, short
 
 import rlox
-from rlox.distributed.ranks import apart, current, join
+from rlox.distributed.ranks import current, in_one_process, join
 from rlox.llm import toy
 
 PAIRS = [{"prompt": "+" * (i % 4) + f"{i}=", "chosen": str(i) * (1 + i % 3), "rejected": str(9 - i)} for i in range(10)]
@@ -88,7 +88,7 @@ def main():
         rlox.PPO("CartPole-v1", 4)
     with pytest.raises(ValueError, match=r"the model must not be sharded.*from_checkpoint"):
         half.save_pretrained("saved")
-    with apart():
+    with in_one_process():
         judge = rlox.RewardModel.from_checkpoint("reward_model.safetensors")
     assert not judge.ranks.joined
     assert judge.score_batch(["1="], ["2"]).shape == (1,)

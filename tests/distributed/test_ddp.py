@@ -33,9 +33,9 @@ def last(run):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    code, said = train(*SAC, "output_dir=run", cwd=folder)
-    assert code == 0, said
-    assert said.count("trained sac Pendulum-v1") == 1  # only one rank prints
+    code, output = train(*SAC, "output_dir=run", cwd=folder)
+    assert code == 0, output
+    assert output.count("trained sac Pendulum-v1") == 1  # only one rank prints
     return folder / "run"
 
 
@@ -49,28 +49,28 @@ def require_same(run, undisturbed):
 
 @pytest.mark.slow
 def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp_path):
-    code, said = train(*SAC, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=170)
-    assert code == 0, said
-    assert "resuming run at step" in said
+    code, output = train(*SAC, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=170)
+    assert code == 0, output
+    assert "resuming run at step" in output
     require_same(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.slow
 def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(tmp_path):
-    code, said = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
+    code, output = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
     assert code == 1
-    assert "another rank ended without an error message" in said, said
-    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
+    assert "another rank ended without an error message" in output, output
+    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in output
     assert load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"] > 0
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_killed_ranks_that_are_resumed_end_with_the_same_bits(undisturbed, tmp_path):
-    code, said = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
-    assert code == 1, said
-    code, said = train("resume=run", "--import", "mortal", cwd=tmp_path)
-    assert code == 0, said
+    code, output = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
+    assert code == 1, output
+    code, output = train("resume=run", "--import", "mortal", cwd=tmp_path)
+    assert code == 0, output
     require_same(tmp_path / "run", undisturbed)
 
 
@@ -95,14 +95,14 @@ def test_a_run_of_ranks_must_be_started_by_torchrun(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["algo=ppo", "backend=native"], "backend must be auto or torch with distributed=ddp, got native"),
         (["-m", "algo=ppo", "seed=0,1"], "distributed must be null in a sweep"),
         (["algo=cql", "dataset=x.arrow"], "distributed must be null with algo=cql"),
     ],
 )
-def test_unsupported_settings_are_errors(command, words, said):
+def test_unsupported_settings_are_errors(command, words, output):
     code, _, err = command("train", *words, "distributed=ddp")
     assert code == 2
-    assert said in err
+    assert output in err

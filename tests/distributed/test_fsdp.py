@@ -21,9 +21,9 @@ GRPO = (
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    code, said = train(*GRPO, "output_dir=run", cwd=folder)
-    assert code == 0, said
-    assert said.count("trained grpo copy_rows") == 1  # only one rank prints
+    code, output = train(*GRPO, "output_dir=run", cwd=folder)
+    assert code == 0, output
+    assert output.count("trained grpo copy_rows") == 1  # only one rank prints
     return folder / "run"
 
 
@@ -39,10 +39,10 @@ def require_same(run, undisturbed):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_rank_leaves_an_error_and_a_checkpoint_that_one_process_resumes(tmp_path, command, monkeypatch):
-    code, said = train(*GRPO, "output_dir=run", cwd=tmp_path, dies=6)
+    code, output = train(*GRPO, "output_dir=run", cwd=tmp_path, dies=6)
     assert code == 1
-    assert "another rank ended without an error message" in said
-    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
+    assert "another rank ended without an error message" in output
+    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in output
     monkeypatch.syspath_prepend(HERE)
     code, _, err = command("eval", "run/checkpoints/last.safetensors", "--episodes=2", "--import", "mortal")
     assert not code, err
@@ -55,19 +55,19 @@ def test_a_killed_rank_leaves_an_error_and_a_checkpoint_that_one_process_resumes
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_rank_that_is_resumed_ends_with_the_same_bits(undisturbed, tmp_path):
-    code, said = train(*GRPO, "output_dir=run", cwd=tmp_path, dies=6)
-    assert code == 1, said
-    code, said = train("resume=run", "--import", "mortal", cwd=tmp_path)
-    assert code == 0, said
+    code, output = train(*GRPO, "output_dir=run", cwd=tmp_path, dies=6)
+    assert code == 1, output
+    code, output = train("resume=run", "--import", "mortal", cwd=tmp_path)
+    assert code == 0, output
     require_same(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp_path):
-    code, said = train(*GRPO, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=6)
-    assert code == 0, said
-    assert "resuming run at update" in said
+    code, output = train(*GRPO, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=6)
+    assert code == 0, output
+    assert "resuming run at update" in output
     require_same(tmp_path / "run", undisturbed)
 
 
@@ -77,8 +77,8 @@ def test_killed_ranks_that_are_restarted_end_with_the_same_bits(undisturbed, tmp
 def test_another_number_of_ranks_resumes_a_sharded_checkpoint(undisturbed, tmp_path, n, kind):
     shutil.copytree(undisturbed, tmp_path / "run")
     words = ["resume=run", f"distributed={kind}", "total_timesteps=10", "--import", "mortal"]
-    code, said = torchrun(TWO[0], f"--nproc-per-node={n}", "-m", "rlox", "train", *words, cwd=tmp_path)
-    assert code == 0, said
+    code, output = torchrun(TWO[0], f"--nproc-per-node={n}", "-m", "rlox", "train", *words, cwd=tmp_path)
+    assert code == 0, output
     last = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
     before = load_checkpoint(undisturbed / "checkpoints/last.safetensors")
     assert last.header["counters"]["updates"] == 10
@@ -97,9 +97,9 @@ def test_two_ranks_resume_a_checkpoint_of_one_process(tmp_path, command, monkeyp
     assert not code, err
     before = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
     more = ("distributed=fsdp", "total_timesteps=7", "algo.learning_rate=1e-9", "--import", "mortal")
-    code, said = train("resume=run", *more, cwd=tmp_path)
-    assert code == 0, said
-    assert "saved by 1 rank, resumed by 2" in said
+    code, output = train("resume=run", *more, cwd=tmp_path)
+    assert code == 0, output
+    assert "saved by 1 rank, resumed by 2" in output
     after = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
     # With a negligible step size, weights and moments pass through the shards unchanged.
     for name, array in before.tensors["policy"].items():
@@ -110,7 +110,7 @@ def test_two_ranks_resume_a_checkpoint_of_one_process(tmp_path, command, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["algo=ppo"], "distributed must be ddp with algo=ppo, got fsdp, which is for language models"),
         (["algo=cql", "dataset=x.arrow"], "distributed must be null with algo=cql"),
@@ -120,10 +120,10 @@ def test_two_ranks_resume_a_checkpoint_of_one_process(tmp_path, command, monkeyp
         ),
     ],
 )
-def test_unsupported_settings_are_errors(command, words, said):
+def test_unsupported_settings_are_errors(command, words, output):
     code, _, err = command("train", *words, "distributed=fsdp")
     assert code == 2
-    assert said in " ".join(err.split())
+    assert output in " ".join(err.split())
 
 
 def test_blocks_are_the_modules_that_a_model_does_not_split():
@@ -161,8 +161,8 @@ def test_check_reports_the_shards(command):
     words = ("algo=sft", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:sum_rows", "logger=[]")
     code, out, err = command("train", *words, "distributed=fsdp", "--check")
     assert not code, err
-    said = " ".join(out.split())
-    assert re.search(r"; the ranks share 1\.\d MiB of it, and the rest depends on the rows of a rank", said)
+    output = " ".join(out.split())
+    assert re.search(r"; the ranks share 1\.\d MiB of it, and the rest depends on the rows of a rank", output)
 
 
 def test_a_mapped_checkpoint_equals_a_read_one(tmp_path):

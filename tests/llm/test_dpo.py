@@ -77,7 +77,7 @@ def compare(kind="qwen2", **settings):
     loss, means = expected(policy, reference, algorithm.config)
     loss.backward()
     assert metrics["loss"] == pytest.approx(loss.item(), rel=2e-6, abs=1e-6)
-    assert toy.apart(steps.gradients[0], toy.gradient(policy)) < 5e-6
+    assert toy.relative_error(steps.gradients[0], toy.gradient(policy)) < 5e-6
     for name, value in means.items():
         assert metrics[name] == pytest.approx(value, rel=2e-5, abs=2e-6)
     return metrics, steps.gradients[0]
@@ -96,7 +96,7 @@ def test_packed_as_padded(kind, settings):
     packed, gradient = compare(kind, packing=True, accumulation=2, **settings)
     padded, other = compare(kind, accumulation=2, **settings)
     assert packed["loss"] == pytest.approx(padded["loss"], abs=2e-6)
-    assert toy.apart(gradient, other) < 2e-6
+    assert toy.relative_error(gradient, other) < 2e-6
 
 
 @pytest.mark.parametrize("settings", LOSSES[:1] + LOSSES[3:], ids=str)
@@ -131,7 +131,7 @@ def test_compute_loss_equals_the_loss_of_an_update():
     theirs.backward()
     loss.backward()
     assert loss.item() == pytest.approx(theirs.item(), rel=2e-6)
-    assert toy.apart(algorithm.optimizer.grad, toy.gradient(policy)) < 5e-6
+    assert toy.relative_error(algorithm.optimizer.grad, toy.gradient(policy)) < 5e-6
     assert metrics["chosen_reward"] == pytest.approx(means["chosen_reward"], rel=2e-5, abs=2e-6)
 
 

@@ -40,7 +40,7 @@ def test_its_step_equals_that_of_dpo_on_the_same_pairs(settings, packing, accumu
     for name in ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "grad_norm"):
         assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-5, abs=2e-6)
     assert others.gradients[0].norm() > 1e-2
-    assert toy.apart(steps.gradients[0], others.gradients[0]) < 2e-6
+    assert toy.relative_error(steps.gradients[0], others.gradients[0]) < 2e-6
 
 
 def test_a_function_judges_texts_and_the_preferred_come_first():
@@ -58,7 +58,7 @@ def test_a_function_judges_texts_and_the_preferred_come_first():
     texts = [algorithm.model.decode(ids) for ids in drawn.ids]
     assert seen["completions"] == [(texts[2 * i], texts[2 * i + 1]) for i in range(6)]
     better, worse = [0, 3, 7, 8, 11], [1, 2, 6, 9, 10]
-    whole, lengths = batch.sequences.whole()
+    whole, lengths = batch.sequences.padded_rows()
     for row, k in enumerate(better + worse):
         assert whole[row, : lengths[row]].tolist() == [*prompts[k // 2], *drawn.ids[k]]
     assert len(batch) == 5
@@ -71,7 +71,7 @@ def test_the_larger_reward_is_preferred_and_equal_ones_are_not_learned():
     batch = algorithm.sample()
     texts = batch.rewards.reshape(-1, 2)
     assert batch.n_undecided == (texts[:, 0] == texts[:, 1]).sum() > 0
-    whole, lengths = batch.sequences.whole()
+    whole, lengths = batch.sequences.padded_rows()
     said = [
         len(algorithm.model.decode(whole[i, n:end]))
         for i, (n, end) in enumerate(zip(batch.sequences.prompt_lengths, lengths, strict=True))

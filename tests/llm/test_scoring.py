@@ -110,7 +110,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(kind, lora):
         assert not module.training
         gradients.append(steps.gradients[0])
     assert gradients[0].norm() > 1e-3
-    assert toy.apart(*gradients) < 2e-6
+    assert toy.relative_error(*gradients) < 2e-6
 
 
 def test_dropout_is_off_in_all_passes():
@@ -196,7 +196,7 @@ def test_the_kernels_scores_and_gradients_equal_pytorchs(longest, temperature):
         gradients.append(toy.gradient(each))
     for got, expected in zip(*found, strict=True):
         assert (got - expected).abs().max() < 1e-5
-    assert toy.apart(*gradients) < 1e-5
+    assert toy.relative_error(*gradients) < 1e-5
     model = LanguageModel(module)
     derived = model.score(model.layout(sequences, longest), temperature, entropy=True, entropy_gradient=True)
     assert derived.entropies.requires_grad

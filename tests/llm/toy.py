@@ -155,7 +155,7 @@ class Steps:
         optimizer.step_accumulated = watched
 
 
-def apart(found, expected):
+def relative_error(found, expected):
     """The distance of two vectors, relative to the length of the second."""
     found, expected = torch.as_tensor(found).double(), torch.as_tensor(expected).double()
     return float((found - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -110,7 +110,7 @@ def test_a_restored_collector_continues_exactly(options):
     again.set_state(kept)
     other.rng.set_state(rng)
     assert other.restore(saved)
-    other.has_fed(again)
+    other.remember_buffer(again)
     for _ in range(50):
         other.step(agent, again)
     expected, found = memory.get_state(), again.get_state()
@@ -153,7 +153,7 @@ def test_a_damaged_state_is_an_error():
     with pytest.raises(ValueError, match="agent_first must be an array of bool"):
         collector.set_state({name: x for name, x in saved.items() if name != "agent_first"})
     collector.set_state({**saved, "agent_carry": np.zeros((2, 7), np.float32)})
-    collector.has_fed(memory)
+    collector.remember_buffer(memory)
     with pytest.raises(ValueError, match=r"the agent's state must have shape \(2, 4\), got \(2, 7\)"):
         collector.step(agent, memory)
 

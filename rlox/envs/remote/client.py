@@ -222,11 +222,11 @@ class Connection:
         try:
             message = decode(next(line.call), self._limit)
         except StopIteration:
-            self._lose("ended the session")
+            self._raise_lost("ended the session")
         except ProtocolError as e:
-            self._lose(f"sent an invalid message: {e}")
+            self._raise_lost(f"sent an invalid message: {e}")
         except self._grpc.RpcError as e:
-            self._lose(*self._reason(e, timeout))
+            self._raise_lost(*self._reason(e, timeout))
         finally:
             line.deadline = float("inf")
         self._line.unread -= 1
@@ -237,7 +237,7 @@ class Connection:
                 raise WorkerLost(self.address, f"is busy: {reason}")
             raise WorkerRefused(self.address, reason)
         if message.kind == "draining":
-            self._lose("is shutting down")
+            self._raise_lost("is shutting down")
         if message.kind == "failed":
             self.close()
             raise self._failure(message.fields)
@@ -247,25 +247,25 @@ class Connection:
         """Return why a call broke, and whether that is a refusal."""
         if self._line.late:
             return f"did not answer within {timeout:g} s", False
-        codes, code, said = self._grpc.StatusCode, e.code(), " ".join(str(e.details()).split())[:500]
+        codes, code, details = self._grpc.StatusCode, e.code(), " ".join(str(e.details()).split())[:500]
         if code is codes.UNAUTHENTICATED:
-            return said, True
+            return details, True
         if code is codes.UNAVAILABLE:
             hint = ""
-            if self._plain and "Socket closed" in said:
+            if self._plain and "Socket closed" in details:
                 hint = "; it may require TLS: set remote.ca, and remote.cert and key if it requires certificates"
-            elif "handshake" in said.lower() or "Socket closed" in said:
+            elif "handshake" in details.lower() or "Socket closed" in details:
                 hint = "; compare remote.ca, cert and key with the worker's certificates"
-            if "Connection refused" in said:
+            if "Connection refused" in details:
                 return "cannot be reached: connection refused; is `rlox worker` running there?", False
-            return f"is gone, or cannot be reached: {said}{hint}", False
+            return f"is gone, or cannot be reached: {details}{hint}", False
         if code is codes.CANCELLED:
             return "ended the session", False
         if code is codes.RESOURCE_EXHAUSTED:
-            return f"is busy, or a message is too large: {said}", False
-        return f"broke off: {said or code.name}", False
+            return f"is busy, or a message is too large: {details}", False
+        return f"broke off: {details or code.name}", False
 
-    def _lose(self, reason: str, refused: bool = False) -> NoReturn:
+    def _raise_lost(self, reason: str, refused: bool = False) -> NoReturn:
         self.close()
         raise (WorkerRefused if refused else WorkerLost)(self.address, reason) from None
 

@@ -177,7 +177,7 @@ def _head(text: bytes) -> tuple[str, str, _Layout]:
     if _depth(text) > _MOST_DEPTH:
         raise ProtocolError(f"the head must not be nested deeper than {_MOST_DEPTH}")
     try:
-        head = json.loads(text.decode(), parse_int=_whole)
+        head = json.loads(text.decode(), parse_int=_integer)
     except (ValueError, RecursionError) as e:
         raise ProtocolError(f"the head must be JSON: {str(e)[:200]}") from e
     if not isinstance(head, dict) or set(head) != {"kind", "fields", "arrays"}:
@@ -196,7 +196,7 @@ def _head(text: bytes) -> tuple[str, str, _Layout]:
 _kept_head = lru_cache(256)(_head)  # all steps have the same head; errors are not cached
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > 20:
         raise ValueError("an integer must have at most 20 digits")
     return int(digits)

@@ -104,12 +104,12 @@ def read_pem(where: str, name: str, path: str) -> bytes:
 
 def make_proof(token: bytes) -> str:
     """Return a proof of the token that is valid once, for a short time."""
-    said = f"{int(time.time() * 1000)}.{secrets.token_hex(16)}"
-    return f"{said}.{_signature(token, said)}"
+    payload = f"{int(time.time() * 1000)}.{secrets.token_hex(16)}"
+    return f"{payload}.{_signature(token, payload)}"
 
 
-def _signature(token: bytes, said: str) -> str:
-    return hmac.new(token, f"rlox worker {said}".encode(), hashlib.sha256).hexdigest()
+def _signature(token: bytes, payload: str) -> str:
+    return hmac.new(token, f"rlox worker {payload}".encode(), hashlib.sha256).hexdigest()
 
 
 class Proofs:
@@ -133,22 +133,22 @@ class Proofs:
             return None
         if proof is None:
             return False, "a token is needed; set remote.token_file to a file with the worker's token"
-        said, _, signature = proof.rpartition(".")
-        if not hmac.compare_digest(_signature(self._token, said).encode(), signature.encode()):
+        payload, _, signature = proof.rpartition(".")
+        if not hmac.compare_digest(_signature(self._token, payload).encode(), signature.encode()):
             return False, "the token differs from the worker's; compare the two token files"
-        at, now = int(said.partition(".")[0]) / 1000, time.time()  # safe to parse: the sender has the token
+        at, now = int(payload.partition(".")[0]) / 1000, time.time()  # safe to parse: the sender has the token
         if abs(now - at) > WINDOW_S:
             return False, f"the clocks of the two machines differ by {abs(now - at):.0f} s; correct them"
         if at < self._started:
             return True, "the proof of the token is older than this worker"
         with self._lock:
-            if said in self._seen:
+            if payload in self._seen:
                 return False, "the proof of the token was used before"
             if len(self._seen) >= _MOST_PROOFS:
                 self._seen = {key: end for key, end in self._seen.items() if end > now}
             if len(self._seen) >= _MOST_PROOFS:
                 return True, "too many handshakes"
-            self._seen[said] = now + 2 * WINDOW_S
+            self._seen[payload] = now + 2 * WINDOW_S
         return None
 
 

@@ -242,7 +242,7 @@ class Server:
         with self._lock:
             self._streams.add(stream)
         # If the stream breaks while an answer is being sent, gRPC drops this generator and never resumes it.
-        if not context.add_callback(lambda: self._broke(stream)):
+        if not context.add_callback(lambda: self._on_stream_end(stream)):
             stream.broken = True
         try:
             try:
@@ -288,7 +288,7 @@ class Server:
         finally:
             self._end(stream)
 
-    def _broke(self, stream: _Stream) -> None:
+    def _on_stream_end(self, stream: _Stream) -> None:
         """Called by gRPC in another thread at the end of a stream. Ends it, if the stream's thread will not."""
         with self._lock:
             stream.broken, sending = True, stream.sending
@@ -360,7 +360,7 @@ class Server:
             )
         kind = fields.get("session")
         if kind == "look":
-            return _Look(self)
+            return _DoctorSession(self)
         if kind not in self._kinds:
             raise ValueError(f"session must be one of {', '.join(self._kinds)}, got {str(kind)[:40]!r}")
         with self._lock:
@@ -399,7 +399,7 @@ class FullError(ValueError):
     """The worker is full at the moment; the client may try again."""
 
 
-class _Look:
+class _DoctorSession:
     """The session of `rlox doctor`: reports what is served, and answers every message."""
 
     def __init__(self, server: Server):

@@ -75,8 +75,8 @@ class EnvSessions:
         if not self.native:
             probe.close()
         fields, bounds = spec_message(self.spec)
-        said = describe(env, self.kwargs, self.wrappers)
-        self.about = Message("env", {"env": said, "spec": fields, "restorable": self.native}, bounds)
+        description = describe(env, self.kwargs, self.wrappers)
+        self.about = Message("env", {"env": description, "spec": fields, "restorable": self.native}, bounds)
 
     def make(self, n: int, seed: int) -> Any:
         """Create `n` environments."""

@@ -37,7 +37,7 @@ class Capabilities:
     lora: bool  # adapters without base weights; if not supported, they are sent merged into the weights
 
 
-class Drawn(NamedTuple):
+class RawCompletion(NamedTuple):
     """One completion, unchecked, as a server returned it."""
 
     ids: Any
@@ -194,7 +194,7 @@ class Backend:
         """Remove a folder that `write` created."""
         shutil.rmtree(path, ignore_errors=True)
 
-    def completions(self, drawn: Sequence[Drawn], settings: Settings, what: str) -> Completions:
+    def completions(self, drawn: Sequence[RawCompletion], settings: Settings, what: str) -> Completions:
         """Check each of `drawn` and return them as `Completions`; `what` names the server in messages.
 
         Raises
@@ -214,7 +214,7 @@ class Backend:
         ended = np.array([one.ended or int(found[-1]) in ends for one, found in zip(drawn, ids, strict=True)], bool)
         return Completions(ids, log_probs, ended)
 
-    def _checked_ids(self, one: Drawn, settings: Settings, ends: set[int], place: str) -> np.ndarray:
+    def _checked_ids(self, one: RawCompletion, settings: Settings, ends: set[int], place: str) -> np.ndarray:
         ids = checked_ids(one.ids, place, self._vocabulary)
         if not 1 <= len(ids) <= settings.max_new_tokens:
             raise ValueError(f"{place} must have 1 to max_new_tokens={settings.max_new_tokens} tokens, got {len(ids)}")

@@ -226,20 +226,20 @@ class Served:
             )
 
     def _account(self, at_temperature: bool) -> str:
-        said = f"log-probabilities that differ by up to {self.gap:.3g}, with a tolerance of {self._tolerance:g}"
+        difference = f"log-probabilities that differ by up to {self.gap:.3g}, with a tolerance of {self._tolerance:g}"
         if at_temperature:
             return (
                 f"{self.backend.where}: the log-probabilities of sampled tokens must be those of the distribution at "
-                f"the temperature, got {said}, though the server has the model's weights; start vLLM with "
+                f"the temperature, got {difference}, though the server has the model's weights; start vLLM with "
                 "--logprobs-mode processed_logprobs, and SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
             )
         if not self._follows:
             return (
-                f"{self.backend.where}: the server must have the weights of the model here, got {said}; let it load "
-                "this model, or raise tolerance if it computes in another precision"
+                f"{self.backend.where}: the server must have the weights of the model here, got {difference}; let it "
+                "load this model, or raise tolerance if it computes in another precision"
             )
         return (
-            f"{self.backend.where}: the server must have the model's new weights, got {said}, though it reported "
+            f"{self.backend.where}: the server must have the model's new weights, got {difference}, though it reported "
             "success. vLLM on the CPU loses embeddings that are tied to the output layer: train a model with "
             "tie_word_embeddings=false. A server in bfloat16 needs a tolerance of about 0.1, or --dtype float32"
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.checkpoint import one_line
 from rlox.config import shown
-from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs
+from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, checked_log_probs
 from rlox.llm.backends.wire import HTTPBackend, field
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
@@ -63,7 +63,7 @@ class SGLangBackend(HTTPBackend):
             "stop_token_ids": self.ends(settings),
         }
 
-        def one(place: int) -> list[Drawn]:
+        def one(place: int) -> list[RawCompletion]:
             body = {"input_ids": rows[place], "sampling_params": sampling, "return_logprob": True}
             what = f"{self.where}/generate: prompt {place}"
             return self._drawn(self.client.post("/generate", body), len(rows[place]), n, what)
@@ -71,7 +71,7 @@ class SGLangBackend(HTTPBackend):
         found = self.client.map(one, range(len(rows)))
         return self.completions([drawn for group in found for drawn in group], settings, self.where)
 
-    def _drawn(self, answer: Any, n_prompt: int, n: int, what: str) -> list[Drawn]:
+    def _drawn(self, answer: Any, n_prompt: int, n: int, what: str) -> list[RawCompletion]:
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != n:
             raise ValueError(f"{what}: the server must answer with n={n} completions, got {len(answers)}: it ignores n")
@@ -94,7 +94,7 @@ class SGLangBackend(HTTPBackend):
                 raise ValueError(
                     f"{place} must have log-probabilities of its tokens {shown(written)}, got {shown(ids)}"
                 )
-            found.append(Drawn(ids, log_probs, reason == "stop"))
+            found.append(RawCompletion(ids, log_probs, reason == "stop"))
         return found
 
     def _require_version(self, meta: dict[str, Any], place: str) -> None:

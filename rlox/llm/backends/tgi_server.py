@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import shown
-from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, checked_log_probs, seed_of
 from rlox.llm.backends.wire import HTTPBackend, field
 from rlox.llm.sampling import Completions, Settings
 
@@ -64,7 +64,7 @@ class TGIBackend(HTTPBackend):
         if settings.top_p < 1.0 and settings.temperature > 0.0:
             asked["top_p"] = settings.top_p
 
-        def one(number: int) -> Drawn:
+        def one(number: int) -> RawCompletion:
             # `best_of` would be limited, and would take no seed.
             place = number // n
             what = f"{self.where}/generate: prompt {place}, completion {number % n}"
@@ -80,7 +80,9 @@ class TGIBackend(HTTPBackend):
                 )
             tokens = field(details, "tokens", list, what)
             ids = [field(token, "id", int, what) for token in tokens]
-            return Drawn(ids, [field(token, "logprob", (int, float), what) for token in tokens], reason != "length")
+            return RawCompletion(
+                ids, [field(token, "logprob", (int, float), what) for token in tokens], reason != "length"
+            )
 
         drawn = self.client.map(one, range(len(rows) * n))
         return self.completions(drawn, settings, self.where)

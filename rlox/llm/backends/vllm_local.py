@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import shown
-from rlox.llm.backends.base import Backend, Capabilities, Drawn, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.base import Backend, Capabilities, RawCompletion, as_lists, checked_log_probs, seed_of
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
@@ -109,7 +109,7 @@ class VLLMLocalBackend(Backend):
                     )
                 ids = [*one.token_ids]
                 log_probs = [float(entry[token].logprob) for token, entry in zip(ids, one.logprobs, strict=True)]
-                drawn.append(Drawn(ids, log_probs, one.finish_reason == "stop"))
+                drawn.append(RawCompletion(ids, log_probs, one.finish_reason == "stop"))
         return self.completions(drawn, settings, self.where)
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import nearest, shown
-from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, checked_log_probs, seed_of
 from rlox.llm.backends.wire import HTTPBackend, field
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
@@ -95,7 +95,7 @@ class VLLMBackend(HTTPBackend):
             "return_tokens_as_token_ids": True,
         }
 
-        def one(place: int) -> list[Drawn]:
+        def one(place: int) -> list[RawCompletion]:
             answer = self.client.post(
                 "/v1/completions", {**asked, "prompt": [rows[place]], "seed": seed_of(seed, place)}
             )
@@ -104,7 +104,7 @@ class VLLMBackend(HTTPBackend):
         found = self.client.map(one, range(len(rows)))
         return self.completions([drawn for group in found for drawn in group], settings, self.where)
 
-    def _drawn(self, answer: Any, prompt: list[int], n: int, what: str) -> list[Drawn]:
+    def _drawn(self, answer: Any, prompt: list[int], n: int, what: str) -> list[RawCompletion]:
         choices = _choices(answer, n, what)
         found = []
         for row, choice in enumerate(choices):
@@ -116,7 +116,7 @@ class VLLMBackend(HTTPBackend):
             reason = choice.get("finish_reason")
             if reason not in ("stop", "length"):
                 raise ValueError(f"{place} must have finish_reason stop or length, got {shown(reason)}")
-            found.append(Drawn(field(choice, "token_ids", list, place), log_probs, reason == "stop"))
+            found.append(RawCompletion(field(choice, "token_ids", list, place), log_probs, reason == "stop"))
         return found
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template", "padding_side")
 
 
-class Found(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model that was loaded for a checkpoint, or by its name."""
 
     module: nn.Module
@@ -85,7 +85,7 @@ def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
 
 def model_of(
     checkpoint: Checkpoint, model: nn.Module | None, tokenizer: Any, where: str, path: str | os.PathLike
-) -> Found:
+) -> LoadedModel:
     """Return the model for `checkpoint`: `model`, or a new one whose weights must still be replaced.
 
     Raises
@@ -100,7 +100,7 @@ def model_of(
     eos = tuple(i for i in saved.get("eos") or () if isinstance(i, int)) or None
     source = saved.get("source") if isinstance(saved.get("source"), str) else None
     if model is not None:
-        return Found(model, tokenizer, eos, source)
+        return LoadedModel(model, tokenizer, eos, source)
     if saved.get("config") is None:
         raise ValueError(
             f"{where}: {path} holds a module of your own; pass model={one_line(saved.get('class'), 60)}(...)"
@@ -111,8 +111,8 @@ def model_of(
             raise ValueError(
                 f"{where}: {path} contains only adapters, and their model {shown(source)} is not here; pass model=…"
             )
-        return Found(load_model(source, where).module, tokenizer, eos, source)
-    return Found(_made(saved["config"], where, path), tokenizer, eos, source)
+        return LoadedModel(load_model(source, where).module, tokenizer, eos, source)
+    return LoadedModel(_made(saved["config"], where, path), tokenizer, eos, source)
 
 
 def _made(config: Any, where: str, path: Any) -> nn.Module:
@@ -130,7 +130,7 @@ def _made(config: Any, where: str, path: Any) -> nn.Module:
         ) from e
 
 
-def load_model(source: str, where: str = "load_model") -> Found:
+def load_model(source: str, where: str = "load_model") -> LoadedModel:
     """Load a causal model and its tokenizer by folder or name.
 
     Parameters
@@ -166,7 +166,7 @@ def load_model(source: str, where: str = "load_model") -> Found:
     tokenizer = None  # without a tokenizer, only code that reads text raises an error
     with contextlib.suppress(ValueError):
         tokenizer = load_tokenizer(source, where)
-    return Found(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
+    return LoadedModel(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
 
 
 @contextlib.contextmanager
@@ -210,7 +210,7 @@ def _checkpoint_file(path: Path) -> Path | None:
     return next((file for file in found if file.is_file()), None)
 
 
-def _from_run(file: Path, where: str) -> Found:
+def _from_run(file: Path, where: str) -> LoadedModel:
     """Load the model of an rlox checkpoint, with its adapters merged into the weights."""
     checkpoint = load_checkpoint(file)
     saved, config = checkpoint.header.get("model"), checkpoint.header["config"]
@@ -224,7 +224,7 @@ def _from_run(file: Path, where: str) -> Found:
         model = with_adapters(model, config["lora_rank"], config["lora_alpha"], config["lora_targets"], 0)
         require_base(saved, fingerprint(model.module), where, file)
     load_weights_(model.module, checkpoint.tensors["policy"], f"{where}: {file}")
-    return Found(merged(model), found.tokenizer, found.eos, str(file.absolute()))
+    return LoadedModel(merged(model), found.tokenizer, found.eos, str(file.absolute()))
 
 
 def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray]:
@@ -232,10 +232,10 @@ def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray
 
     `full` gathers tensors that are sharded across several processes.
     """
-    return {name: _numpy(tensor if full is None else full(tensor)) for name, tensor in _held(module).items()}
+    return {name: _numpy(tensor if full is None else full(tensor)) for name, tensor in _stored_tensors(module).items()}
 
 
-def _held(module: nn.Module) -> dict[str, torch.Tensor]:
+def _stored_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that `weights` returns."""
     adapted = any(hasattr(part, "disable_adapter") for part in module.modules())
     held: dict[str, torch.Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad or not adapted}
@@ -247,7 +247,7 @@ def _held(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: str) -> None:
     """Load the result of `weights` into `module`; raise a ValueError that names the first tensor that does not fit."""
-    expected = _held(module)
+    expected = _stored_tensors(module)
     if others := sorted(expected.keys() ^ arrays.keys()):
         raise ValueError(
             f"{where}: the model must have the weights of the checkpoint, got others: {one_line(others[0], 100)} is "

@@ -38,8 +38,8 @@ _SHOWN = 80  # characters of a prompt or completion in a message
 
 def excerpt(text: Any) -> str:
     """Shorten a text, chat or tensor of ids for a message: one line of at most 80 characters."""
-    said = shown(text.tolist() if isinstance(text, torch.Tensor) else text)
-    return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+    found = shown(text.tolist() if isinstance(text, torch.Tensor) else text)
+    return found if len(found) <= _SHOWN else f"{found[: _SHOWN - 3]}..."
 
 
 def pair_excerpt(prompt: Any, completion: Any) -> str:
@@ -64,7 +64,7 @@ def check_pairs(where: str, prompts: Any, completions: Any) -> None:
         raise ValueError(f"{where}: prompts must be as many as completions, got {len(prompts)} and {len(completions)}")
 
 
-def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], optional: bool = False) -> np.ndarray:
+def as_scores(what: str, result: Any, n: int, describe: Callable[[int], str], optional: bool = False) -> np.ndarray:
     """Convert the result of a reward to (N,) float64.
 
     Parameters
@@ -75,7 +75,7 @@ def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], option
         N numbers.
     n : int
         The required number of results.
-    said : callable
+    describe : callable
         Returns a description of a row's prompt and completion.
     optional : bool
         Whether None is allowed instead of a number; it becomes NaN.
@@ -95,7 +95,7 @@ def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], option
     if not isinstance(result, (list, tuple)):
         raise TypeError(f"{what} must return a list of {n} numbers, got {shown(result)}")
     if len(result) != n:
-        at = f" ({said(min(len(result), n - 1))})" if n else ""
+        at = f" ({describe(min(len(result), n - 1))})" if n else ""
         raise ValueError(f"{what} must return {n} numbers, one for each completion, got {len(result)}{at}")
     scores = np.empty(n)
     for i, value in enumerate(result):
@@ -105,13 +105,13 @@ def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], option
             continue
         remedy = "; return None where it does not apply" if optional else ""
         if not isinstance(value, numbers.Real):
-            raise TypeError(f"{what} must return numbers, got {shown(value)} ({said(i)}){remedy}")
+            raise TypeError(f"{what} must return numbers, got {shown(value)} ({describe(i)}){remedy}")
         try:
             scores[i] = float(value)
         except OverflowError:
             scores[i] = math.inf
         if not math.isfinite(scores[i]):
-            raise ValueError(f"{what} must return finite numbers, got {shown(value)} ({said(i)}){remedy}")
+            raise ValueError(f"{what} must return finite numbers, got {shown(value)} ({describe(i)}){remedy}")
     return scores
 
 
@@ -297,7 +297,7 @@ class Rewards:
         if n == 0:
             return np.zeros((len(self), 0))
 
-        def said(row: int) -> str:
+        def describe(row: int) -> str:
             prompt = prompt_ids[row] if prompts is None else prompts[row]
             return pair_excerpt(prompt, completion_ids[row] if completions is None else completions[row])
 
@@ -314,11 +314,11 @@ class Rewards:
         ]
         scores = np.empty((len(self), n))
         for k, answer in enumerate(self._answers(calls)):
-            scores[k] = as_scores(f"{self._where}: reward {self.names[k]}", answer, n, said, optional=True)
+            scores[k] = as_scores(f"{self._where}: reward {self.names[k]}", answer, n, describe, optional=True)
         if (idle := np.isnan(scores).all(0)).any():
             raise ValueError(
                 f"{self._where}: at least one reward must apply to every completion, got None from "
-                f"{', '.join(self.names)} ({said(int(idle.argmax()))})"
+                f"{', '.join(self.names)} ({describe(int(idle.argmax()))})"
             )
         return scores
 
@@ -376,7 +376,7 @@ class Rewards:
             except (Exception, SystemExit) as e:
                 for awaitable in filter(inspect.iscoroutine, waiting.values()):
                     awaitable.close()  # else Python warns that it was never awaited
-                self._blame(k, e)
+                self._raise_named(k, e)
             if inspect.isawaitable(answers[k]):
                 waiting[k] = answers[k]
         if not waiting:
@@ -387,11 +387,11 @@ class Rewards:
             loop = self._loop
         for k, (answer, error) in zip(waiting, loop.wait([*waiting.values()]), strict=True):
             if error is not None:
-                self._blame(k, error)
+                self._raise_named(k, error)
             answers[k] = answer
         return answers
 
-    def _blame(self, k: int, e: BaseException) -> NoReturn:
+    def _raise_named(self, k: int, e: BaseException) -> NoReturn:
         """Raise a function's exception with a note that names the function; SystemExit becomes a RuntimeError."""
         if isinstance(e, SystemExit):
             ended = RuntimeError(f"{self._where}: reward {self.names[k]} must not end the process, got {e!r}")
@@ -417,7 +417,7 @@ class _Loop:
     def wait(self, awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
         """Await all of `awaitables` together, and return the result or the exception of each."""
         try:
-            return asyncio.run_coroutine_threadsafe(_together(awaitables), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(_gather(awaitables), self._loop).result()
         except BaseException:  # Ctrl-C
             self._stop()
             raise
@@ -436,7 +436,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _together(awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
+async def _gather(awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
     return await asyncio.gather(*map(_caught, awaitables))
 
 

@@ -45,8 +45,8 @@ def _is_loopback(host: str) -> bool:
 class _Refused(Exception):
     """Raised for a request that is answered with an error."""
 
-    def __init__(self, status: int, said: str):
-        super().__init__(said)
+    def __init__(self, status: int, content: str):
+        super().__init__(content)
         self.status = status
 
 
@@ -101,8 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(400, f"the request must have {length} bytes, its Content-Length, got {len(body)}")
         return body
 
-    def _answer(self, status: int, said: dict[str, Any]) -> None:
-        body = json.dumps(said).encode()
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
