@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 import rlox
 from rlox.config import IMPALAConfig
-from rlox.distributed import Actor, ActorCollector, ActorPlan, Trajectory, Weights
+from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.grpc_actors import ActorSessions, _checked
 from rlox.distributed.pools import make_pool
 from rlox.distributed.snapshots import snapshot
@@ -351,6 +351,31 @@ def servers():
 def workers(servers):
     """Addresses of the two workers."""
     return [f"127.0.0.1:{server.port}" for server in servers]
+
+
+def test_a_reconnection_ends_with_a_pool_that_is_dropped_without_close(servers, workers, eventually):
+    algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, **SMALL)
+    algorithm.train(64)
+    pool, go = algorithm.collector._pool, threading.Event()
+    connect = pool._make
+
+    def late(actor, start):
+        go.wait(10)
+        return connect(actor, start)
+
+    pool._make = late
+    with pytest.raises(ActorLost, match="has not answered yet"):
+        pool.restart(0)
+    attempt = pool._attempts[0]
+    del algorithm, pool
+    gc.collect()
+    go.set()
+    attempt.join(10)
+    assert attempt.made is not None
+    del attempt
+    gc.collect()
+    for server in servers:
+        eventually(lambda server=server: not server._streams)
 
 
 def test_rollouts_come_from_workers(workers):
