@@ -146,7 +146,7 @@ def test_train_times_the_command_and_its_children(tmp_path):
     found = process_once([sys.executable, "-c", parent], str(tmp_path))
     assert found["cpu_s"] >= 1  # of the child process, for which the command does not wait
     assert found["wall_s"] > 0
-    assert found["said"] == "started\n"
+    assert found["output"] == "started\n"
     refused = [sys.executable, "-m", "rlox_cli.main", "train", "algo=ppo", "env=CartPole-v1", "total_timesteps=0"]
     with pytest.raises(RuntimeError, match="total_timesteps"):
         process_once(refused, str(tmp_path))
