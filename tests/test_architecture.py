@@ -107,10 +107,10 @@ def arrows():
 
 def test_imports_point_downwards():
     wrong = []
-    for module, other, said in arrows():
+    for module, other, output in arrows():
         here, there = package_of(module), package_of(other)
         if here != there and FLOORS[there] >= FLOORS[here]:
-            wrong.append(said)
+            wrong.append(output)
     assert not wrong, "\n".join(wrong)
     assert len(arrows()) > 300
 
@@ -277,13 +277,13 @@ def test_names_are_importable_from_where_the_documents_import_them():
 
 @pytest.mark.slow
 def test_python_m_rlox_is_the_command_line():
-    def said(*argv):
+    def call(*argv):
         return subprocess.run([sys.executable, "-m", "rlox", *argv], capture_output=True, text=True)
 
-    assert said("--version").stdout == f"rlox {rlox.__version__}\n"
+    assert call("--version").stdout == f"rlox {rlox.__version__}\n"
     assert f'version = "{rlox.__version__}"' in (Path(__file__).parents[1] / "pyproject.toml").read_text().splitlines()
-    assert "a2c" in said("ls", "algos").stdout
-    assert said("nonsense").returncode == 2
+    assert "a2c" in call("ls", "algos").stdout
+    assert call("nonsense").returncode == 2
 
 
 def test_the_public_names_equal_the_recorded_ones():

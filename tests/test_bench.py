@@ -86,7 +86,7 @@ def test_without_the_checkout_the_error_names_what_is_needed(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--only", "nothing-like-it"], "--only must match an operation or a group"),
         (["--only", "("], "--only must be a regular expression"),
@@ -94,10 +94,10 @@ def test_without_the_checkout_the_error_names_what_is_needed(words, tmp_path):
         (["--peer-python", "/bin/false"], "--peer-python must be a Python interpreter"),
     ],
 )
-def test_errors_of_data(words, said):
+def test_errors_of_data(words, message):
     done = bench("data", *words)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -245,7 +245,7 @@ def test_curves_of_different_lengths_are_drawn_whole():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["seed=3"], "seed must be left out"),
         (["algo=pppo"], "did you mean 'ppo'?"),
@@ -254,17 +254,17 @@ def test_curves_of_different_lengths_are_drawn_whole():
         (["--against", "sb3", "--reference", "."], "--reference . must hold ppo-CartPole-v1-s100.json"),
     ],
 )
-def test_errors_before_training(words, said, tmp_path):
+def test_errors_before_training(words, message, tmp_path):
     """All of these are rejected before anything is trained."""
     done = learn(*words, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "message"),
     [
         ({}, "must be sb3 or the learn.json of an earlier --out"),
         ({"curves": {}}, "must hold a curve of ppo-CartPole-v1, but all its seeds diverged"),
@@ -273,12 +273,12 @@ def test_errors_before_training(words, said, tmp_path):
         (None, "must hold ppo-CartPole-v1, but has a2c-CartPole-v1"),
     ],
 )
-def test_an_earlier_result_is_checked_before_training(cell, said, tmp_path):
+def test_an_earlier_result_is_checked_before_training(cell, message, tmp_path):
     earlier = {"a2c-CartPole-v1": {}} if cell is None else {"ppo-CartPole-v1": cell}
     (tmp_path / "learn.json").write_text(json.dumps({"cells": earlier}))
     done = learn("--against", "learn.json", cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["learn.json"]
 

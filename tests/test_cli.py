@@ -446,14 +446,14 @@ def test_eval_imports_a_checkpoints_module_only_with_import(imported):
 def test_an_error_in_an_imported_module_shows_its_location(tmp_path):
     (tmp_path / "broken.py").write_text("import absent_dependency\n")
     done = rlox("ls", "algos", "--import", "broken", cwd=tmp_path, check=False)
-    said, place, source, _ = done.stderr.splitlines()
-    assert said == "rlox ls: --import broken: it needs the module absent_dependency, which is not installed"
+    output, place, source, _ = done.stderr.splitlines()
+    assert output == "rlox ls: --import broken: it needs the module absent_dependency, which is not installed"
     assert place == f'  File "{tmp_path / "broken.py"}", line 1, in <module>'
     assert source == "    import absent_dependency"
     (tmp_path / "broken.py").write_text("1 / 0\n")
     done = rlox("show", "--import", "broken", cwd=tmp_path, check=False)
-    said, place, source, _ = done.stderr.splitlines()
-    assert said == "rlox show: --import broken: its code failed with ZeroDivisionError: division by zero"
+    output, place, source, _ = done.stderr.splitlines()
+    assert output == "rlox show: --import broken: its code failed with ZeroDivisionError: division by zero"
     assert (place.rpartition(", ")[0], source) == (f'  File "{tmp_path / "broken.py"}", line 1', "    1 / 0")
 
 

@@ -494,7 +494,7 @@ def test_a_forked_child_cannot_touch_the_file(tmp_path):
     pid = os.fork()
     if pid == 0:
         try:
-            said = []
+            output = []
             for call in (
                 lambda: fill(buffer, 30, 60),
                 lambda: buffer.sample(4, 0),
@@ -502,13 +502,13 @@ def test_a_forked_child_cannot_touch_the_file(tmp_path):
             ):
                 try:
                     call()
-                    said.append("no error")
+                    output.append("no error")
                 except ValueError as e:
-                    said.append("fork" if "fork" in str(e) else str(e))
+                    output.append("fork" if "fork" in str(e) else str(e))
             buffer.close()
             with fill(make(tmp_path), 0, 30) as own:
-                said.append(str(numbers(own) == list(range(30))))
-            os.write(write, " ".join(said).encode())
+                output.append(str(numbers(own) == list(range(30))))
+            os.write(write, " ".join(output).encode())
         finally:
             os._exit(0)
     os.waitpid(pid, 0)

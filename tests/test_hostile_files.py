@@ -564,11 +564,11 @@ def test_a_run_that_is_damaged_hides_no_other(tmp_path, capsys):
         Record(tmp_path / name).close()
         (tmp_path / name / "config.yaml").write_text(text)
     list_things("runs", tmp_path)
-    said = capsys.readouterr()
-    assert "good" in said.out
-    assert "bad" not in said.out
-    assert "bad is left out: " in said.err
-    assert "other is left out: " in said.err
+    output = capsys.readouterr()
+    assert "good" in output.out
+    assert "bad" not in output.out
+    assert "bad is left out: " in output.err
+    assert "other is left out: " in output.err
 
 
 ROWS = {

@@ -99,7 +99,7 @@ def test_diverged_weights_that_act_are_no_fault_of_the_environment():
         next(algorithm.policy.parameters()).fill_(np.nan)
     with pytest.raises(FloatingPointError, match="the policy's actions on NanAt-v0 became nan near step 32") as caught:
         algorithm.train(until=64)
-    assert isinstance(caught.value.__cause__, ValueError), "what the environments said of such actions is lost"
+    assert isinstance(caught.value.__cause__, ValueError), "what the environments reported about such actions is lost"
 
 
 def test_values_that_overflow_in_the_memory_or_after_normalisation_are_named():

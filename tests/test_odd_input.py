@@ -263,7 +263,7 @@ def test_names_of_folders_are_bounded_and_safe():
 
 
 def test_wandb_mode_is_taken_from_the_environment_unless_it_is_typed(monkeypatch):
-    for said, typed, found in (
+    for output, typed, found in (
         (None, None, "online"),
         ("offline", None, "offline"),
         ("dryrun", None, "offline"),
@@ -271,8 +271,8 @@ def test_wandb_mode_is_taken_from_the_environment_unless_it_is_typed(monkeypatch
         ("disabled", "offline", "offline"),
     ):
         monkeypatch.delenv("WANDB_MODE", raising=False)
-        if said is not None:
-            monkeypatch.setenv("WANDB_MODE", said)
+        if output is not None:
+            monkeypatch.setenv("WANDB_MODE", output)
         assert WandbConfig(mode=typed).in_effect == found
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ValueError, match="WANDB_MODE must be one of online, offline, disabled, got 'ofline'"):
@@ -296,12 +296,12 @@ def test_an_unreachable_tracker_is_one_short_sentence(tmp_path):
         "get-by-name?experiment_name=rlox (Caused by NewConnectionError('<urllib3.connection.HTTPConnection object at "
         "0x7f>: Failed to establish a new connection: [Errno 111] Connection refused'))"
     )
-    said = explain(RuntimeError(text), Path("run"))
-    assert said.startswith("the tracker at ")
-    assert "127.0.0.1:9" in said
-    assert "urllib3" not in said
-    assert "rlox sync run" in said
-    assert len(said) < 200
+    output = explain(RuntimeError(text), Path("run"))
+    assert output.startswith("the tracker at ")
+    assert "127.0.0.1:9" in output
+    assert "urllib3" not in output
+    assert "rlox sync run" in output
+    assert len(output) < 200
 
 
 @pytest.mark.slow

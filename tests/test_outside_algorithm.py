@@ -115,9 +115,9 @@ def test_verdicts_compare_it(site, tmp_path):
     verdict = (0, 1, 3)  # two seeds are too few for a reliable verdict
     command(site, *learn, "--out", "before", cwd=tmp_path, code=verdict)
     against = ["algo.use_baseline=false", "--against", "before/learn.json", "--out", "after"]
-    said = command(site, *learn, *against, cwd=tmp_path, code=verdict).stdout
-    assert "reinforce-CartPole-v1" in said
-    assert any(word in said for word in ("PASS", "FAIL", "NEED MORE SEEDS"))
+    output = command(site, *learn, *against, cwd=tmp_path, code=verdict).stdout
+    assert "reinforce-CartPole-v1" in output
+    assert any(word in output for word in ("PASS", "FAIL", "NEED MORE SEEDS"))
 
 
 @pytest.mark.slow
@@ -126,11 +126,11 @@ def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
     shutil.copytree(site, broken)
     source = broken / "rlox_reinforce.py"
     source.write_text(source.read_text().replace("batch.returns - values.detach()", "batch.returns - value.detach()"))
-    said = command(broken, "train", *SMALL, "total_timesteps=2000", cwd=tmp_path, code=(1,)).stderr
+    output = command(broken, "train", *SMALL, "total_timesteps=2000", cwd=tmp_path, code=(1,)).stderr
     line = next(i for i, text in enumerate(source.read_text().splitlines(), 1) if "value.detach()" in text)
-    assert "name 'value' is not defined" in said
-    assert "rlox_reinforce.py" in said
-    assert str(line) in said
+    assert "name 'value' is not defined" in output
+    assert "rlox_reinforce.py" in output
+    assert str(line) in output
 
 
 @pytest.mark.parametrize("base", [rlox.A2C, rlox.DQN, rlox.BC])
@@ -190,7 +190,7 @@ def test_an_invalid_algorithm_is_an_error(site, tmp_path):
     shutil.copytree(site, broken)
     source = broken / "rlox_reinforce.py"
     source.write_text(source.read_text().replace('name = "reinforce"', 'name = "other"'))
-    said = command(broken, "train", *SMALL, cwd=tmp_path, code=(2,)).stderr
-    assert "rlox.algorithms: reinforce (rlox_reinforce:Reinforce) must be a class with name = 'reinforce'" in said
+    output = command(broken, "train", *SMALL, cwd=tmp_path, code=(2,)).stderr
+    assert "rlox.algorithms: reinforce (rlox_reinforce:Reinforce) must be a class with name = 'reinforce'" in output
     gone = command("", "train", *SMALL, cwd=tmp_path, code=(2,)).stderr
     assert "algo=reinforce" in gone

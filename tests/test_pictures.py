@@ -99,7 +99,7 @@ def runs_of(kind: str) -> list[Run]:
     if kind == "many groups":
         return [a_run(f"{k}e-4", s, steps, curve(), seconds=3.0 * (k + 1)) for k in range(20) for s in range(5)]
     if kind == "long names":
-        names = [f"a name of a setting that is {'very ' * k}long and said whole, number {k}" for k in (3, 4, 5)]
+        names = [f"a name of a setting that is {'very ' * k}long and shown whole, number {k}" for k in (3, 4, 5)]
         env = "SomePackage/An-Environment-With-A-Name-Of-More-Than-Sixty-Signs-In-All-v12"
         return [a_run(n, s, steps, curve(), env=env, reference=475.0) for n in names for s in range(6)]
     if kind == "three environments":
@@ -194,15 +194,15 @@ def test_systems_are_compared_by_one_measure():
     """In the committed result every system has a range, which is of the evaluations after training."""
     result = json.loads((BENCHMARKS / "train.json").read_text())
     figure = train.draw(result["results"], train.caption(result))
-    said = [text.get_text() for axes in figure.axes for text in axes.texts]
+    output = [text.get_text() for axes in figure.axes for text in axes.texts]
     rows = [row for row in result["results"] if "ratio" in row]
     ranges = []
     for row in rows:
         for system in reversed(row["median"]):
             found = sorted({f"{one['eval_return']:.0f}" for one in row["runs"][system]}, key=int)
             ranges.append(f"evaluation {' to '.join(dict.fromkeys([found[0], found[-1]]))}")
-    assert len(said) == len(ranges)
-    assert all(text.endswith(end) for text, end in zip(said, ranges, strict=True))
+    assert len(output) == len(ranges)
+    assert all(text.endswith(end) for text, end in zip(output, ranges, strict=True))
     require_readable(figure)
 
 

@@ -249,7 +249,7 @@ def test_damaged_runs_are_named_and_the_others_plotted(sweep):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["nowhere"], "no runs under nowhere; name run folders"),
         (["sweep", "--metric", "loss/valu"], "no run has loss/valu; did you mean 'loss/value'?"),
@@ -259,12 +259,12 @@ def test_damaged_runs_are_named_and_the_others_plotted(sweep):
         (["sweep", "--label", "a", "--label", "b"], "--label must be given once for each PATH (1), got 2"),
     ],
 )
-def test_bad_input_is_a_paragraph(made, args, said, monkeypatch):
+def test_bad_input_is_a_paragraph(made, args, message, monkeypatch):
     monkeypatch.chdir(made)
     done = CliRunner().invoke(app, ["plot", *args])
     assert done.exit_code == 2
     assert done.stderr.startswith("rlox plot: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
     assert not (made / "outputs").exists()
 
@@ -355,8 +355,8 @@ def test_comparisons_without_a_verdict_and_invalid_pairs(made, tmp_path):
     assert "must not contain the same runs" in rlox("compare", "sweep", one, cwd=made, code=2).stderr
     shutil.copytree(made / "again", tmp_path / "elsewhere")
     edit(tmp_path / "elsewhere", "id: CartPole-v1", "id: Acrobot-v1")
-    said = rlox("compare", one, tmp_path / "elsewhere", cwd=made, code=2).stderr
-    assert "must have an environment in common, got CartPole-v1 and Acrobot-v1" in said
+    output = rlox("compare", one, tmp_path / "elsewhere", cwd=made, code=2).stderr
+    assert "must have an environment in common, got CartPole-v1 and Acrobot-v1" in output
     assert "no runs under nowhere" in rlox("compare", one, "nowhere", cwd=made, code=2).stderr
 
 

@@ -198,9 +198,9 @@ def test_foreign_environments_that_cannot(tmp_path):
     wrapped = ["env=CartPole-v1", "env.backend=gymnasium", "env.wrappers=[RecordEpisodeStatistics]", "env.n_envs=2"]
     command = ["algo=ppo", *wrapped, *COMMON, ENDLESS, "checkpoint.every_steps=300"]
     assert killed(tmp_path, *command, "hydra.run.dir=run", at=1_000)
-    said = train(tmp_path, "resume=run", f"total_timesteps={saved_steps(tmp_path) + 1_000}")
-    assert "CartPole-v1 cannot be restored (" in said
-    assert "it starts with fresh episodes, everything else is exact" in said
+    output = train(tmp_path, "resume=run", f"total_timesteps={saved_steps(tmp_path) + 1_000}")
+    assert "CartPole-v1 cannot be restored (" in output
+    assert "it starts with fresh episodes, everything else is exact" in output
 
 
 SMALL = ["algo=ppo", "env=CartPole-v1", *RUNS["ppo"], *COMMON, "backend=native", "total_timesteps=10_000"]
@@ -223,17 +223,17 @@ def mine(finished, tmp_path):
 
 def test_resuming_a_finished_run_prints_a_message_and_changes_nothing(mine):
     before = {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()}
-    said = train(mine, "resume=run")
-    assert "run is finished: 10,240 steps. To train on: rlox train resume=run total_timesteps=20480" in said
+    output = train(mine, "resume=run")
+    assert "run is finished: 10,240 steps. To train on: rlox train resume=run total_timesteps=20480" in output
     assert {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()} == before
 
 
 def test_more_steps_extend_it_and_stretch_its_schedules(mine):
     before = load_checkpoint(mine / "run/checkpoints/last.safetensors")
-    said = train(mine, "resume=run/checkpoints/last.safetensors", "total_timesteps=12_000", "algo.clip_eps=0.1")
-    assert "resuming run at step 10,240 of 12,000" in said
-    assert "changed: total_timesteps 10000 -> 12000" in said
-    assert "schedules now end at step 12,000, not 10,000: learning_rate 0 -> 3.67e-05" in said
+    output = train(mine, "resume=run/checkpoints/last.safetensors", "total_timesteps=12_000", "algo.clip_eps=0.1")
+    assert "resuming run at step 10,240 of 12,000" in output
+    assert "changed: total_timesteps 10000 -> 12000" in output
+    assert "schedules now end at step 12,000, not 10,000: learning_rate 0 -> 3.67e-05" in output
     assert events(mine, "start")[1]["changed"] == {"total_timesteps": [10_000, 12_000], "algo.clip_eps": [0.2, 0.1]}
     assert yaml.safe_load((mine / "run/config.yaml").read_text())["total_timesteps"] == 12_000
     more = load_checkpoint(mine / "run/checkpoints/last.safetensors")
@@ -263,8 +263,8 @@ def test_an_end_of_schedules_before_the_current_step_is_an_error(mine):
     assert "learning_rate 0 -> " in train(mine, "resume=run", "total_timesteps=11_000", "schedule_timesteps=20_000")
     (mine / "out.txt").unlink()
     assert "schedules" not in train(mine, "resume=run", "total_timesteps=12_000")
-    said = train(mine, "resume=run", "total_timesteps=13_000", "schedule_timesteps=null")
-    assert "schedules now end at step 13,000, not 20,000" in said
+    output = train(mine, "resume=run", "total_timesteps=13_000", "schedule_timesteps=null")
+    assert "schedules now end at step 13,000, not 20,000" in output
 
 
 def test_the_same_in_the_library(tmp_path):
@@ -326,7 +326,7 @@ def test_an_error_is_one_paragraph(finished):
 
 
 def test_runs_with_damaged_or_missing_files(mine):
-    def said(*arguments):
+    def call(*arguments):
         with pytest.raises(UsageError) as caught:
             resume(str(mine / "run"), [], list(arguments), [], make_console())
         return str(caught.value)
@@ -334,13 +334,13 @@ def test_runs_with_damaged_or_missing_files(mine):
     config = mine / "run/config.yaml"
     text = config.read_text()
     config.write_text(text.replace("name: ppo", "name: pppo"))
-    assert "algo.name one of" in said()
+    assert "algo.name one of" in call()
     for wrong in ("imports: 3", "algo: [ppo]", "env: {id: CartPole-v1}", "buffer: 7", "seed: {_target_: os.system}"):
         config.write_text(yaml.safe_dump({**yaml.safe_load(text), **yaml.safe_load(wrong)}))
         with pytest.raises(ValueError, match=r"config\.yaml|must be known|does not exist|seed"):
             resume(str(mine / "run"), [], [], [], make_console())
     config.write_text(text.replace("imports: []", "imports: [their_code]"))
-    assert "if you trust it, add --import their_code" in said()
+    assert "if you trust it, add --import their_code" in call()
     config.write_text(text)
     last, best = (mine / f"run/checkpoints/{kind}.safetensors" for kind in ("last", "best"))
     last.write_bytes(last.read_bytes()[:-9])
@@ -349,9 +349,9 @@ def test_runs_with_damaged_or_missing_files(mine):
     ):
         resume(str(mine / "run"), [], ["total_timesteps=20_000"], [], make_console())
     last.unlink()
-    assert "has no last.safetensors, so there is nothing to resume; the best checkpoint is there" in said()
+    assert "has no last.safetensors, so there is nothing to resume; the best checkpoint is there" in call()
     best.unlink()
-    assert "nothing to resume; start a new run" in said()
+    assert "nothing to resume; start a new run" in call()
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -386,32 +386,32 @@ def test_of_two_concurrent_resumes_one_is_an_error(mine):
     while all(one.poll() is None for one in both) and time.monotonic() < deadline:
         time.sleep(0.01)
     (loser,) = [i for i, one in enumerate(both) if one.poll() is not None]
-    said = (folders[loser] / "out.txt").read_text()
+    output = (folders[loser] / "out.txt").read_text()
     # If the lock is seen at once it is a usage error; losing the race for the lock later is not.
-    assert both[loser].returncode in (1, 2), said
-    assert re.search(r"is training|by another process|held by process", said), said
+    assert both[loser].returncode in (1, 2), output
+    assert re.search(r"is training|by another process|held by process", output), output
     both[1 - loser].terminate()
     assert both[1 - loser].wait(60) == 128 + signal.SIGTERM, (folders[1 - loser] / "out.txt").read_text()
-    assert len(events(mine, "start")) == 2, said
+    assert len(events(mine, "start")) == 2, output
     load_checkpoint(mine / "run/checkpoints/last.safetensors")
 
 
 def test_a_run_stopped_by_score_resumes_only_without_the_rule(tmp_path):
     train(tmp_path, *SMALL, "eval.n_points=10", "eval.stop_at=9")
-    said = train(tmp_path, "resume=run")
-    assert "run is finished: 1,024 steps, stopped early: the evaluation's mean" in said
-    assert "To train on: rlox train resume=run eval.stop_at=null" in said
+    output = train(tmp_path, "resume=run")
+    assert "run is finished: 1,024 steps, stopped early: the evaluation's mean" in output
+    assert "To train on: rlox train resume=run eval.stop_at=null" in output
     (tmp_path / "out.txt").unlink()
-    said = train(tmp_path, "resume=run", "eval.stop_at=null")
-    assert "changed: eval.stop_at 9.0 -> None" in said
-    assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in said
+    output = train(tmp_path, "resume=run", "eval.stop_at=null")
+    assert "changed: eval.stop_at 9.0 -> None" in output
+    assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in output
 
 
 def test_a_run_can_be_resumed_from_best(tmp_path):
     train(tmp_path, *SMALL, "algo.learning_rate=0.001", "algo.learning_rate_schedule=constant", "eval.n_points=10")
     best = load_checkpoint(tmp_path / "run/checkpoints/best.safetensors").header["counters"]["env_steps"]
-    said = train(tmp_path, "resume=run/checkpoints/best.safetensors", "algo.learning_rate=0.0001")
-    assert f"resuming run at step {best:,}" in said
+    output = train(tmp_path, "resume=run/checkpoints/best.safetensors", "algo.learning_rate=0.0001")
+    assert f"resuming run at step {best:,}" in output
     steps = [row["step"] for row in durable_rows(tmp_path / "run")]
     assert steps == sorted(steps)
     assert [row["step"] for row in events(tmp_path, "start")] == [0, best]

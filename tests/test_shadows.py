@@ -577,8 +577,8 @@ except SystemExit as e:
 """
     before = (copied.root / "rlox" / "native" / "fingerprints.py").read_text()
     assert copied(program)[-2:] == ["nothing that a kernel stands for has changed since it was compared", "exit code 0"]
-    said = copied(program, ("rlox/nn/losses.py", "1.0 - clip_eps, 1.0 + clip_eps", "1.0 - clip_eps, 1.5 + clip_eps"))
-    assert said[-2:] == ["not recorded, for the comparison failed: rlox.nn.losses:ppo_clip", "exit code 1"]
+    output = copied(program, ("rlox/nn/losses.py", "1.0 - clip_eps, 1.0 + clip_eps", "1.0 - clip_eps, 1.5 + clip_eps"))
+    assert output[-2:] == ["not recorded, for the comparison failed: rlox.nn.losses:ppo_clip", "exit code 1"]
     assert (copied.root / "rlox" / "native" / "fingerprints.py").read_text() == before
 
 
@@ -596,8 +596,8 @@ def test_the_command_line_names_the_changed_function(tmp_path):
         [sys.executable, "-m", "rlox_cli.main", "train", *arguments],
         capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    said = " ".join(done.stdout.split())
-    assert "backend: torch (rlox.nn.losses.normalized differs from what the kernel was compared with" in said, (
+    output = " ".join(done.stdout.split())
+    assert "backend: torch (rlox.nn.losses.normalized differs from what the kernel was compared with" in output, (
         done.stderr
     )
 

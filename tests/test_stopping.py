@@ -48,19 +48,19 @@ class Process:
     def __init__(self, cwd, *words):
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = forked.Rlox(*words, cwd=cwd, env=environment, stdout=subprocess.PIPE)
-        self.said = ""
+        self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self):
         for line in self.process.stdout:
-            self.said += line
+            self.output += line
 
     def wait_for(self, holds):
         deadline = time.monotonic() + DEADLINE
         while not holds():
-            assert time.monotonic() < deadline, self.said
-            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.output
+            assert self.process.poll() is None, self.output
             time.sleep(0.05)
 
     def works(self, seconds):
@@ -74,7 +74,7 @@ class Process:
             code = self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            pytest.fail(f"it did not stop: {self.said}")
+            pytest.fail(f"it did not stop: {self.output}")
         self._reader.join(DEADLINE)
         return code
 
@@ -107,13 +107,13 @@ def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backen
     process.wait_for(lambda: (tmp_path / "run/metrics.jsonl").read_text().count('"start"') == 2)
     process.works(0.3)
     process.process.send_signal(signal.SIGINT)
-    process.wait_for(lambda: "stopping after this update" in process.said)
-    assert "press Ctrl-C again to stop at once" in process.said
+    process.wait_for(lambda: "stopping after this update" in process.output)
+    assert "press Ctrl-C again to stop at once" in process.output
     process.process.send_signal(signal.SIGINT)
     assert process.ended() == 130
-    assert "stopped at once. Saved before that: run/checkpoints/last.safetensors" in process.said
-    assert "Resume with: rlox train resume=run" in process.said
-    assert "Traceback" not in process.said
+    assert "stopped at once. Saved before that: run/checkpoints/last.safetensors" in process.output
+    assert "Resume with: rlox train resume=run" in process.output
+    assert "Traceback" not in process.output
     assert last.read_bytes() == before
     again = endless.partition("=")[0] + "=1"
     done = forked.run("train", "resume=run", again, cwd=tmp_path)
@@ -126,8 +126,8 @@ def test_sigterm_does_not_wait_for_an_endless_update(backend, tmp_path):
     process = updating(tmp_path, *PPO_SMALL, "algo.n_epochs=100000000", f"backend={backend}")
     process.process.send_signal(signal.SIGTERM)
     assert process.ended() == 143
-    assert "stopping after this update" in process.said
-    assert "stopped at once. No checkpoint had been saved yet" in process.said
+    assert "stopping after this update" in process.output
+    assert "stopped at once. No checkpoint had been saved yet" in process.output
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -152,7 +152,7 @@ def test_an_environment_that_hangs_is_stopped(workers, tmp_path):
     process = updating(tmp_path, "--import", "busy", *words, "env=Busy-v0", "env.n_envs=1", f"env.workers={workers}")
     process.process.send_signal(signal.SIGTERM)
     assert process.ended() == 143
-    assert "stopped at once" in process.said
+    assert "stopped at once" in process.output
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_signals_stop_a_sweep(launcher, how, tmp_path):
     process = updating(tmp_path, *words)
     if how == "ctrl-c":
         os.killpg(process.process.pid, signal.SIGINT)
-        process.wait_for(lambda: "press Ctrl-C again to stop at once" in process.said)
+        process.wait_for(lambda: "press Ctrl-C again to stop at once" in process.output)
         os.killpg(process.process.pid, signal.SIGINT)
     else:
         process.process.send_signal(signal.SIGTERM)
     assert process.ended() == (130 if how == "ctrl-c" else 143)
-    assert "rlox sweep resume sweep" in process.said
+    assert "rlox sweep resume sweep" in process.output
     deadline = time.monotonic() + DEADLINE
     while any_of_session(process.process.pid):
         assert time.monotonic() < deadline, "a job outlives the sweep"
@@ -213,7 +213,7 @@ def test_signals_stop_eval_and_bench(verb, number, code, tmp_path):
     process.works(0.3)
     process.process.send_signal(number)
     if verb == "bench" and number == signal.SIGINT:
-        process.wait_for(lambda: "again to stop at once" in process.said)
+        process.wait_for(lambda: "again to stop at once" in process.output)
         process.process.send_signal(number)
     assert process.ended() == code
 

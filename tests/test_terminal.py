@@ -83,9 +83,9 @@ def test_training_continues_when_its_reader_closes_the_pipe(tmp_path, error_too)
     with subprocess.Popen([*RLOX, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors) as process:
         assert process.stdout.readline().startswith(b"tuned settings")
         process.stdout.close()
-        said = b"" if error_too else process.stderr.read()
+        output = b"" if error_too else process.stderr.read()
         assert process.wait(timeout=240) == 0
-    assert said == b""
+    assert output == b""
     assert finished(tmp_path / "run")
 
 
@@ -262,8 +262,8 @@ def test_a_sweep_stays_readable_at_80_columns(trained):
     assert code == 0
     assert "    job algo.learning_rate=0.001 algo.max_grad_norm=0.5  state finished" in lines
     failed = lines.index("    job algo.learning_rate=1e+30 algo.max_grad_norm=null  state failed")
-    said = " ".join(line.strip() for line in lines[failed : failed + 8])
-    assert "training cannot continue. Try a lower learning_rate or max_grad_norm" in said
+    output = " ".join(line.strip() for line in lines[failed : failed + 8])
+    assert "training cannot continue. Try a lower learning_rate or max_grad_norm" in output
     assert max(len(line) for line in lines if "/checkpoints/" not in line) <= 80
 
 
@@ -300,10 +300,10 @@ def test_tables_do_not_interpret_markup():
 
 
 def test_help_does_not_drop_brackets(tmp_path):
-    said = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout
-    assert "'hydra.sweeper.search=[gamma,gae_lambda]'" in said
-    assert "'logger=[mlflow,csv]'" in said
-    assert "--info [TOPIC]" in said
+    output = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout
+    assert "'hydra.sweeper.search=[gamma,gae_lambda]'" in output
+    assert "'logger=[mlflow,csv]'" in output
+    assert "--info [TOPIC]" in output
 
 
 def test_a_missing_score_is_not_shown_as_none(tmp_path):

@@ -53,11 +53,11 @@ def members(group: int) -> list[int]:
 
 
 def test_the_end_of_a_run_names_the_folder_of_wandb(logged):
-    cwd, said = logged
-    folder = re.search(r"^  wandb +(\S+)$", said, re.MULTILINE)[1]
+    cwd, output = logged
+    folder = re.search(r"^  wandb +(\S+)$", output, re.MULTILINE)[1]
     assert folder.startswith("run/wandb/offline-run-")
     assert list((cwd / folder).glob("*.wandb"))
-    assert f"  upload       wandb sync {folder}\n" in said
+    assert f"  upload       wandb sync {folder}\n" in output
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,17 @@ def test_the_end_of_a_run_names_the_folder_of_wandb(logged):
 )
 def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
     cwd, _ = logged
-    with open(tmp_path / "said", "w+") as said:
-        process = subprocess.Popen([*RLOX, "ui", "--port", str(port)], cwd=cwd, stderr=said, stdout=subprocess.DEVNULL)
+    with open(tmp_path / "log", "w+") as output:
+        process = subprocess.Popen(
+            [*RLOX, "ui", "--port", str(port)], cwd=cwd, stderr=output, stdout=subprocess.DEVNULL
+        )
         try:
             deadline = time.monotonic() + 240
             url = None
             while url is None and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
-                url = re.search(r"^(http\S+) \(Ctrl-C stops it\)$", Path(said.name).read_text(), re.MULTILINE)
-            assert url is not None, Path(said.name).read_text()
+                url = re.search(r"^(http\S+) \(Ctrl-C stops it\)$", Path(output.name).read_text(), re.MULTILINE)
+            assert url is not None, Path(output.name).read_text()
             # It answers at once, and shows the runs as model training.
             assert url[1] == f"http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning"
             api = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/get?experiment_id=1"

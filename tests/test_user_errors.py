@@ -216,9 +216,9 @@ def test_a_bug_of_rlox_keeps_its_traceback_and_asks_to_be_reported():
     with pytest.raises(TypeError) as slip:
         nearest("name", 3)
     assert exit_code(slip.value) == 1
-    said = account(slip.value)
-    assert said.startswith("Traceback (most recent call last)")
-    assert "TypeError: 'int' object is not iterable\nThis is a bug in rlox" in said
+    output = account(slip.value)
+    assert output.startswith("Traceback (most recent call last)")
+    assert "TypeError: 'int' object is not iterable\nThis is a bug in rlox" in output
     with pytest.raises(ValueError, match="n_envs must be") as refused:
         rlox.PPO("CartPole-v1", n_envs=0)
     assert exit_code(refused.value) == 2

@@ -345,15 +345,15 @@ def test_the_number_of_agents_is_checked():
         rlox.MAPPO("CartPole-v1", n_agents=2)
 
 
-@pytest.mark.parametrize(("name", "value", "said"), [
+@pytest.mark.parametrize(("name", "value", "message"), [
     ("normalize_obs", True, "normalize_obs must be false"),
     ("normalize_rewards", True, "value_norm=true"),
     ("env_wrappers", ["ClipAction"], "env_wrappers must be empty"),
     ("reward_fn", "sign", "reward_fn must be None"),
     ("policy", torch.nn.Linear(1, 1), "policy must be None"),
 ])  # fmt: skip
-def test_options_for_a_single_agent_are_errors(name, value, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_for_a_single_agent_are_errors(name, value, message):
+    with pytest.raises(ValueError, match=message):
         rlox.MAPPO("together", env_fn=zoo_probes.Together, **{name: value})
 
 

@@ -11,10 +11,10 @@ def apart(tmp_path_factory):
     The ranks compute both kinds in turn, since their start takes longer than the trainings do.
     """
     folder = tmp_path_factory.mktemp("joint")
-    code, said = torchrun(*TWO, str(HERE / "on_two_ranks.py"), cwd=folder)
-    assert code == 0, said
+    code, output = torchrun(*TWO, str(HERE / "on_two_ranks.py"), cwd=folder)
+    assert code == 0, output
     found = {"ddp": {}, "fsdp": {}}
-    for line in said.splitlines():
+    for line in output.splitlines():
         if len(words := line.split()) == 3 and words[0] in found:
             found[words[0]][words[1]] = float(words[2])
     return found

@@ -164,8 +164,10 @@ def test_a_drained_worker_hands_over(serving):
     pool.close()
 
 
-@pytest.mark.parametrize(("spare", "said"), [(False, "must serve CartPole-v1"), (True, "environments 0 to 0 continue")])
-def test_a_worker_that_comes_back_with_another_environment_is_an_error(serving, spare, said):
+@pytest.mark.parametrize(
+    ("spare", "message"), [(False, "must serve CartPole-v1"), (True, "environments 0 to 0 continue")]
+)
+def test_a_worker_that_comes_back_with_another_environment_is_an_error(serving, spare, message):
     server = serving()
     addresses = [server.address, *([serving().address] if spare else [])]
     pool = RemoteEnvPool(addresses, None, 2, 0, QUICK)
@@ -173,10 +175,10 @@ def test_a_worker_that_comes_back_with_another_environment_is_an_error(serving, 
     server.stop()
     serving("Pendulum-v1", port=server.port)
     if spare:
-        with pytest.warns(RuntimeWarning, match=said):
+        with pytest.warns(RuntimeWarning, match=message):
             pool.step_all([0, 0])
     else:
-        with pytest.raises(WorkerRefused, match=said):
+        with pytest.raises(WorkerRefused, match=message):
             pool.step_all([0, 0])
     pool.close()
 
@@ -221,7 +223,7 @@ SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         ({"rlox": "0.0.1"}, WorkerRefused, f"it runs rlox 0.0.1, but this learner runs {rlox.__version__}"),
         ({"protocol": 9}, WorkerRefused, "it runs rlox"),
@@ -234,26 +236,26 @@ SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_
         ({"spec": {**SPEC, "obs_shape": [9], "images": "all"}}, WorkerRefused, "images must be a list"),
     ],
 )
-def test_a_worker_of_another_version_or_with_an_invalid_welcome_is_an_error(serving, speaking, changes, error, said):
-    with pytest.raises(error, match=said):
+def test_a_worker_of_another_version_or_with_an_invalid_welcome_is_an_error(serving, speaking, changes, error, message):
+    with pytest.raises(error, match=message):
         RemoteEnvPool([speaking(welcome(serving, **changes))], None, 2, 0, QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         (b"garbage", "sent an invalid message: a message must begin with b'rlox'"),
         (encode("reset", None, {"obs": np.zeros((3, 4), np.float32)}), r"sent an invalid answer: reset: obs must be"),
         (encode("reset", None, {"obs": np.zeros((2, 4))}), "sent an invalid answer: reset: obs must be float32"),
     ],
 )
-def test_a_worker_that_sends_garbage_counts_as_lost(serving, speaking, answer, said):
+def test_a_worker_that_sends_garbage_counts_as_lost(serving, speaking, answer, expected):
     address = speaking(welcome(serving), answer)
     pool = RemoteEnvPool([address], None, 2, 0, RemoteConfig(reconnect_s=1.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(WorkerLost, match=said):
+        with pytest.raises(WorkerLost, match=expected):
             pool.reset_all()
     assert len(caught) == 1
     assert pool.n_lost == 2
@@ -326,12 +328,12 @@ def test_errors(serving):
         RemoteEnvPool(["127.0.0.1:1"], None, 1)
     with pytest.raises(ValueError, match="ca must be set for a worker on another machine"):
         RemoteEnvPool(["192.0.2.1:7711"], None, 1)
-    for values, said in (
+    for values, output in (
         ({"addresses": ["host"]}, "host:port"),
         ({"cert": "a"}, "together with key"),
         ({"timeout_s": 0}, "> 0"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=output):
             RemoteConfig(**values)
 
 

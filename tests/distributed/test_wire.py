@@ -76,7 +76,7 @@ def claimed(shape, dtype="float64", data=b""):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (claimed((2**30,)), "must have its 8,589,934,592 bytes"),
         (claimed((2**30, 2**30, 2**30, 2**30)), "must have its"),
@@ -97,10 +97,10 @@ def claimed(shape, dtype="float64", data=b""):
     ],
     ids=range(16),
 )
-def test_claimed_sizes_are_checked_before_allocation(data, said):
+def test_claimed_sizes_are_checked_before_allocation(data, message):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ProtocolError, match=said):
-        decode(data, 500 if "500" in said else 2**20)
+    with pytest.raises(ProtocolError, match=message):
+        decode(data, 500 if "500" in message else 2**20)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB
 
 

@@ -27,9 +27,9 @@ def started(tmp_path):
             text=True,
         )
         made.append((child, log))
-        child.said = [child.stdout.readline() for _ in range(3)]
+        child.output = [child.stdout.readline() for _ in range(3)]
         child.log = tmp_path / f"log{len(made) - 1}"
-        return child, re.search(r"at (127\.0\.0\.1:\d+) ", child.said[0])[1]
+        return child, re.search(r"at (127\.0\.0\.1:\d+) ", child.output[0])[1]
 
     yield start
     for child, log in made:
@@ -47,14 +47,14 @@ def trained(command, tmp_path, *words):
 @pytest.mark.slow
 def test_a_run_trains_on_a_worker_that_ends_with_it(command, started, tmp_path):
     child, address = started("--env", "CartPole-v1", "--once", "env.kwargs.sutton_barto_reward=true")
-    assert f"serving CartPole-v1 at {address} (plain text, no token; at most 8 sessions" in child.said[0]
-    assert "observations (4,), 2 discrete actions" in child.said[1]
-    assert f"rlox train algo=ppo env=CartPole-v1 'remote.addresses=[{address}]'" in child.said[2]
+    assert f"serving CartPole-v1 at {address} (plain text, no token; at most 8 sessions" in child.output[0]
+    assert "observations (4,), 2 discrete actions" in child.output[1]
+    assert f"rlox train algo=ppo env=CartPole-v1 'remote.addresses=[{address}]'" in child.output[2]
     keys = ("algo=a2c", "env=CartPole-v1", f"remote.addresses=[{address}]", "total_timesteps=160")
-    _, _, said = trained(command, tmp_path, *keys)
-    assert "but the learner expects CartPole-v1" in said
-    code, _, said = trained(command, tmp_path, *keys, "env.kwargs.sutton_barto_reward=true")
-    assert (code or 0) == 0, said
+    _, _, found = trained(command, tmp_path, *keys)
+    assert "but the learner expects CartPole-v1" in found
+    code, _, found = trained(command, tmp_path, *keys, "env.kwargs.sutton_barto_reward=true")
+    assert (code or 0) == 0, found
     assert child.wait(30) == 0
     assert "stopped after 1 session" in child.log.read_text()
     assert f"- {address}" in (tmp_path / "run" / "config.yaml").read_text()
@@ -81,7 +81,7 @@ def test_a_signal_drains_a_worker(started, number):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--env", "CartPole-v2"], "env=CartPole-v2 is no environment"),
         (["--env", "CartPole-v1", "seed=3"], "seed=3 must be a key of the environment"),
@@ -95,12 +95,12 @@ def test_a_signal_drains_a_worker(started, number):
         (["--env", "CartPole-v1", "--tls-ca", "C"], "must be given together"),
     ],
 )
-def test_errors_of_the_worker(command, certificates, tmp_path, words, said):
+def test_errors_of_the_worker(command, certificates, tmp_path, words, message):
     (tmp_path / "empty").write_text("\n")
     files = {"C": certificates.worker, "K": certificates.worker_key, "EMPTY": str(tmp_path / "empty")}
     code, _, err = command("worker", "--port", "0", *(files.get(word, word) for word in words))
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 def test_a_token_that_others_can_read_gives_a_warning(tmp_path):
@@ -114,7 +114,7 @@ def test_a_token_that_others_can_read_gives_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (["remote.addresses=[here]"], "remote.addresses must contain host:port addresses"),
         (["remote.timeout_s=3"], "remote.timeout_s must be left out if no worker is named"),
@@ -125,7 +125,7 @@ def test_a_token_that_others_can_read_gives_a_warning(tmp_path):
         (["remote.addresses=[127.0.0.1:1]"], "worker 127.0.0.1:1 cannot be reached"),
     ],
 )
-def test_errors_in_typed_settings_are_reported_before_the_run(command, tmp_path, keys, said):
+def test_errors_in_typed_settings_are_reported_before_the_run(command, tmp_path, keys, message):
     _, _, err = trained(command, tmp_path, "algo=ppo", "env=CartPole-v1", *keys)
-    assert said in err
+    assert message in err
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -63,16 +63,16 @@ def served(worker, certificates):
 
 @pytest.fixture
 def attacked(worker, served, eventually):
-    """The worker; afterwards the log must contain `said`, and the learner must still have the same session."""
+    """The worker; afterwards the log must contain `expected`, and the learner must still have the same session."""
     resident = lambda: int(open(f"/proc/{worker.pid}/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")  # noqa: E731, SIM115
     served.step_all([0, 1])
     before, seen = resident(), len(worker.log.read_text())
-    worker.said = None
+    worker.expected = None
     yield worker
     served.step_all([0, 1])
     assert served.n_lost == 0
     assert resident() - before < MOST_GROWTH
-    eventually(lambda: re.search(worker.said, worker.log.read_text()[seen:]))
+    eventually(lambda: re.search(worker.expected, worker.log.read_text()[seen:]))
     time.sleep(0.3)  # let the attacked sessions end
     status = Connection(worker.address, served._remote, "look")
     eventually(lambda: status.welcome.fields["sessions"] == 1 or _look_again(status, worker, served))
@@ -129,21 +129,21 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize(("changes", "error", "said", "logged"), STRANGERS.values(), ids=STRANGERS)
-def test_unauthorized_clients_are_rejected(attacked, certificates, secured, changes, error, said, logged):
+@pytest.mark.parametrize(("changes", "error", "message", "logged"), STRANGERS.values(), ids=STRANGERS)
+def test_unauthorized_clients_are_rejected(attacked, certificates, secured, changes, error, message, logged):
     changes = dict(changes)
     if who := changes.pop("who", None):
         changes |= {"cert": getattr(certificates, who), "key": getattr(certificates, f"{who}_key")}
     files = {name: getattr(certificates, value, value) if value else None for name, value in changes.items()}
-    attacked.said = logged
-    with pytest.raises(error, match=said):
+    attacked.expected = logged
+    with pytest.raises(error, match=message):
         Connection(attacked.address, replace(secured, **files), "env", {"n_envs": 1})
 
 
 def test_a_handshake_cannot_be_replayed(attacked, certificates, stream):
     import grpc
 
-    attacked.said = "refused: the proof of the token was used before"
+    attacked.expected = "refused: the proof of the token was used before"
     proof = make_proof(open(certificates.token, "rb").read().strip())  # noqa: SIM115
     send, call = stream(attacked, proof)
     send(encode("hello", {**HELLO, "session": "look"}))
@@ -164,14 +164,14 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize(("data", "said"), MESSAGES.values(), ids=MESSAGES)
-def test_an_invalid_first_message_is_rejected(attacked, stream, data, said):
+@pytest.mark.parametrize(("data", "message"), MESSAGES.values(), ids=MESSAGES)
+def test_an_invalid_first_message_is_rejected(attacked, stream, data, message):
     send, call = stream(attacked)
     send(data)
     answer = decode(next(call))
     assert answer.kind == "refused"
-    assert said in answer.fields["reason"]
-    attacked.said = f"refused: .*{said}"
+    assert message in answer.fields["reason"]
+    attacked.expected = f"refused: .*{message}"
 
 
 LATER = {
@@ -193,8 +193,8 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize(("data", "said"), LATER.values(), ids=LATER)
-def test_an_invalid_later_message_ends_the_session(attacked, stream, data, said):
+@pytest.mark.parametrize(("data", "text"), LATER.values(), ids=LATER)
+def test_an_invalid_later_message_ends_the_session(attacked, stream, data, text):
     import grpc
 
     send, call = stream(attacked)
@@ -204,17 +204,17 @@ def test_an_invalid_later_message_ends_the_session(attacked, stream, data, said)
     try:
         answer = decode(next(call))
         assert answer.kind == "failed"
-        assert re.search(said, answer.fields["message"])
+        assert re.search(text, answer.fields["message"])
         next(call)
     except (StopIteration, grpc.RpcError):
         pass
-    attacked.said = f"session ended .*{said}"
+    attacked.expected = f"session ended .*{text}"
 
 
 def test_an_oversized_message_is_not_read(attacked, stream):
     import grpc
 
-    attacked.said = "session ended .*sent more than 1 MiB at once"
+    attacked.expected = "session ended .*sent more than 1 MiB at once"
     send, call = stream(attacked)
     send(encode("hello", HELLO))
     next(call)
@@ -225,7 +225,7 @@ def test_an_oversized_message_is_not_read(attacked, stream):
 
 
 def test_a_broken_stream_ends_its_session(attacked, proxied, secured):
-    attacked.said = "session ended .*the other side is gone"
+    attacked.expected = "session ended .*the other side is gone"
     proxy = proxied(attacked.port)
     line = Connection(f"127.0.0.1:{proxy.port}", secured, "env", {"n_envs": 2})
     line.send("reset", {"seed": 0, "first": 0}, {"seeds": np.array([1, 2])})
@@ -235,7 +235,7 @@ def test_a_broken_stream_ends_its_session(attacked, proxied, secured):
 
 
 def test_a_client_that_does_not_read_is_dropped(attacked, stream, eventually):
-    attacked.said = "session ended .*the client did not receive its answer"
+    attacked.expected = "session ended .*the client did not receive its answer"
     send, _ = stream(attacked)
     send(encode("hello", {**HELLO, "n_envs": 1024}))
     for _ in range(400):
@@ -246,7 +246,7 @@ def test_a_client_that_does_not_read_is_dropped(attacked, stream, eventually):
 def test_a_client_that_sends_nothing_is_dropped(attacked, stream):
     import grpc
 
-    attacked.said = "session ended .*the client sent nothing"
+    attacked.expected = "session ended .*the client sent nothing"
     send, call = stream(attacked)
     send(encode("hello", HELLO))
     next(call)
@@ -255,7 +255,7 @@ def test_a_client_that_sends_nothing_is_dropped(attacked, stream):
 
 
 def test_a_thousand_connections_do_not_block_others(attacked, served, secured, eventually):
-    attacked.said = "refused a connection|more connections were refused"
+    attacked.expected = "refused a connection|more connections were refused"
     sockets = []
     try:
         for i in range(1000):
@@ -303,7 +303,7 @@ def test_a_burst_of_refusals_is_counted_when_it_is_over(monkeypatch):
 
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(10.0, marks=pytest.mark.exhaustive)])
 def test_random_bytes_for_seconds(attacked, served, seconds):
-    attacked.said = "it does not speak TLS|it sent no TLS handshake|more connections were refused"
+    attacked.expected = "it does not speak TLS|it sent no TLS handshake|more connections were refused"
     attacked.flooded = True
     until, n = time.monotonic() + seconds, 0
     while time.monotonic() < until:

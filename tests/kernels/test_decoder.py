@@ -206,9 +206,9 @@ def test_tokens_follow_the_inverse_distribution_function(vocabulary, temperature
     apart = np.zeros((200, vocabulary + 9), np.float32)
     apart[:, :vocabulary] = logits
     for given in (logits, apart[:, :vocabulary]):
-        tokens, said = draw_tokens(given, noise, temperature)
+        tokens, found = draw_tokens(given, noise, temperature)
         assert np.array_equal(tokens, expected)
-        np.testing.assert_allclose(said, log_probs[np.arange(200), tokens], atol=4e-6)
+        np.testing.assert_allclose(found, log_probs[np.arange(200), tokens], atol=4e-6)
 
 
 def test_tokens_of_probability_0_are_never_drawn():
@@ -223,9 +223,9 @@ def test_tokens_of_probability_0_are_never_drawn():
 def test_non_finite_logits_give_a_non_finite_log_probability(bad):
     logits = np.zeros((1, 70), np.float32)
     logits[0, 66] = bad
-    tokens, said = draw_tokens(logits, np.array([0.5]))
+    tokens, found = draw_tokens(logits, np.array([0.5]))
     assert 0 <= tokens[0] < 70
-    assert np.isnan(said[0])
+    assert np.isnan(found[0])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

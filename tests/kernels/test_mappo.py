@@ -61,7 +61,7 @@ def test_a_seed_reproduces_an_update():
     assert moments[0][2] == pytest.approx(1 - 0.99999**6)
 
 
-@pytest.mark.parametrize(("options", "kind", "said"), [
+@pytest.mark.parametrize(("options", "kind", "message"), [
     ({}, TypeError, "states must be a NumPy array, got NoneType"),
     ({"states": np.zeros((B, S + 1), np.float32)}, ValueError, "states must have shape"),
     ({"states": np.zeros((B, S))}, TypeError, "states must have dtype float32"),
@@ -71,8 +71,8 @@ def test_a_seed_reproduces_an_update():
     ({"states": np.zeros((B, S), np.float32), "huber_delta": -1.0}, ValueError, "huber_delta must be finite and >= 0"),
     ({"states": np.zeros((B, S), np.float32), "n_epochs": 0}, ValueError, "n_epochs and batch_size must be >= 1"),
 ])  # fmt: skip
-def test_arguments_that_do_not_fit_are_errors(options, kind, said):
-    with pytest.raises(kind, match=said):
+def test_arguments_that_do_not_fit_are_errors(options, kind, message):
+    with pytest.raises(kind, match=message):
         player(S).ppo(*rows(), Rng(3), **{**UPDATE, **options})
 
 

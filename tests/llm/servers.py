@@ -22,9 +22,9 @@ from rlox.llm.sampling import Settings, sample
 
 
 class Refused(Exception):
-    def __init__(self, status, said):
+    def __init__(self, status, content):
         super().__init__(status)
-        self.status, self.said = status, said
+        self.status, self.content = status, content
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -44,15 +44,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, method, body):
         fake = self.server.fake
         try:
-            said = fake.asked(method, self.path, body, self.headers)
+            content = fake.asked(method, self.path, body, self.headers)
             status = 200
         except Refused as e:
-            status, said = e.status, e.said
-        if said is fake.SILENT:  # until the client disconnects
+            status, content = e.status, e.content
+        if content is fake.SILENT:  # until the client disconnects
             self.connection.recv(1)
             self.close_connection = True
             return
-        data = said if isinstance(said, bytes) else b"" if said is None else json.dumps(said).encode()
+        data = content if isinstance(content, bytes) else b"" if content is None else json.dumps(content).encode()
         try:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -154,8 +154,8 @@ class Fake:
 
     def asked(self, method, path, body, headers):
         self.seen.append((method, path, body))
-        if self.before is not None and (said := self.before(method, path, body)) is not None:
-            return said
+        if self.before is not None and (content := self.before(method, path, body)) is not None:
+            return content
         if self.token is not None and self.guarded(path) and headers.get("Authorization") != f"Bearer {self.token}":
             raise Refused(401, {"error": "Unauthorized"})
         name = "get_" if method == "GET" else "post_"
@@ -175,8 +175,8 @@ class Fake:
         """Completions of one prompt, their log-probabilities at the temperature, and whether they ended."""
         found = sample(self.model, [np.array(prompt)], settings, n=n, seed=seed)
         rows = [ids.tolist() for ids in found.ids]
-        said = self.log_probs(prompt, rows, settings.temperature or 1.0)
-        return [*zip(rows, said, found.ended.tolist(), strict=True)]
+        log_probs = self.log_probs(prompt, rows, settings.temperature or 1.0)
+        return [*zip(rows, log_probs, found.ended.tolist(), strict=True)]
 
     @torch.no_grad()
     def log_probs(self, prompt, completions, temperature=1.0):
@@ -192,9 +192,9 @@ class Fake:
         return self.log_probs(ids[:1], [ids[1:]])[0] if len(ids) > 1 else []
 
 
-def require(holds, status, said):
+def require(holds, status, content):
     if not holds:
-        raise Refused(status, said)
+        raise Refused(status, content)
 
 
 class VLLM(Fake):
@@ -304,15 +304,15 @@ class VLLM(Fake):
             most, float(body.get("temperature", 1.0)), max(body.get("top_k", 0), 0), float(body.get("top_p", 1.0)),
             float(body.get("min_p", 0.0)), tuple(body.get("stop_token_ids") or ()),
         )  # fmt: skip
-        for ids, said, ended in self.draw(prompt, n, settings, body.get("seed") or 0):
+        for ids, log_probs, ended in self.draw(prompt, n, settings, body.get("seed") or 0):
             if self.raw:
-                (said,) = self.log_probs(prompt, [ids])
+                (log_probs,) = self.log_probs(prompt, [ids])
             elif settings.top_k == 1:
-                said = [0.0] * len(ids)
+                log_probs = [0.0] * len(ids)
             choice = {"text": "", "finish_reason": "stop" if ended else "length", "logprobs": None}
             if body.get("logprobs") is not None:
                 tokens = [f"token_id:{i}" for i in ids]
-                choice["logprobs"] = {"tokens": tokens, "token_logprobs": said, "top_logprobs": None}
+                choice["logprobs"] = {"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": None}
             if body.get("return_token_ids"):
                 choice |= {"token_ids": ids, "prompt_token_ids": prompt}
             if body.get("prompt_logprobs") is not None:
@@ -349,8 +349,8 @@ class SGLang(Fake):
 
     def post_generate(self, body):
         ids, asked = body.get("input_ids"), body.get("sampling_params") or {}
-        said = {"error": {"message": "Either text, input_ids or input_embeds should be provided."}}
-        require((ids is None) != (body.get("text") is None), 400, said)
+        content = {"error": {"message": "Either text, input_ids or input_embeds should be provided."}}
+        require((ids is None) != (body.get("text") is None), 400, content)
         require(ids is not None and ids, 400, {"error": {"message": "this one takes ids"}})
         unknown = set(asked) - set(self.PARAMETERS)
         text = f"SamplingParams.__init__() got an unexpected keyword argument {unknown}"
@@ -367,11 +367,11 @@ class SGLang(Fake):
         answers = []
         # There is no seed: the server has its own random numbers, which here do not depend on the order of requests.
         self.drawn[tuple(ids)] += 1
-        for drawn, said, ended in self.draw(ids, n, settings, 1000 * self.drawn[tuple(ids)] + sum(ids)):
+        for drawn, log_probs, ended in self.draw(ids, n, settings, 1000 * self.drawn[tuple(ids)] + sum(ids)):
             reason = {"type": "stop", "matched": drawn[-1]} if ended else {"type": "length", "length": len(drawn)}
             meta = {"prompt_tokens": len(ids), "finish_reason": reason, "weight_version": self.version}
             if body.get("return_logprob"):
-                meta["output_token_logprobs"] = [[x, i, None] for x, i in zip(said, drawn, strict=True)]
+                meta["output_token_logprobs"] = [[x, i, None] for x, i in zip(log_probs, drawn, strict=True)]
                 start = body.get("logprob_start_len", -1)
                 pairs = zip([None, *self.said_of(ids)], ids, strict=True)
                 meta["input_token_logprobs"] = [[x, i, None] for x, i in pairs] if start == 0 else []
@@ -396,8 +396,8 @@ class TGI(Fake):
         return {"model_id": "toy", "max_total_tokens": self.context, "max_best_of": 2}
 
     def post_generate(self, body):
-        def valid(holds, said):
-            require(holds, 422, {"error": f"Input validation error: {said}", "error_type": "validation"})
+        def valid(holds, content):
+            require(holds, 422, {"error": f"Input validation error: {content}", "error_type": "validation"})
 
         text, asked = body.get("inputs"), body.get("parameters") or {}
         require(isinstance(text, str), 422, {"error": "inputs: invalid type, expected a string", "error_type": "json"})
@@ -418,12 +418,12 @@ class TGI(Fake):
         stop = asked.get("stop") or []
         valid(len(stop) <= 4, "`stop` supports up to 4 stop sequences")
         ids = [*self.prefix, *toy.tokenizer()(text)["input_ids"]]
-        said = f"`inputs` tokens + `max_new_tokens` must be <= {self.context}"
-        valid(len(ids) + most <= self.context, said)
+        content = f"`inputs` tokens + `max_new_tokens` must be <= {self.context}"
+        valid(len(ids) + most <= self.context, content)
         stops = tuple(toy.tokenizer()(s)["input_ids"][0] for s in stop)
         heat = (1.0 if temperature is None else temperature) if sampling else 0.0
         settings = Settings(most, float(heat), top_k or 0, 1.0 if top_p is None else top_p, 0.0, stops)
-        ((drawn, said, ended),) = self.draw(ids, 1, settings, asked.get("seed") or 0)
+        ((drawn, log_probs, ended),) = self.draw(ids, 1, settings, asked.get("seed") or 0)
         answer = {"generated_text": toy.tokenizer().decode(drawn, skip_special_tokens=True)}
         if asked.get("details"):
             reason = ("eos_token" if drawn[-1] == toy.EOS else "stop_sequence") if ended else "length"
@@ -434,7 +434,7 @@ class TGI(Fake):
                 "prefill": [{"id": i, "text": "", "logprob": x} for x, i in pairs],
                 "tokens": [
                     {"id": i, "text": "", "logprob": x, "special": i == toy.EOS}
-                    for i, x in zip(drawn, said, strict=True)
+                    for i, x in zip(drawn, log_probs, strict=True)
                 ],
             }
         return answer if self.mangle is None else self.mangle(answer)

@@ -88,13 +88,13 @@ def test_log_probabilities_of_the_servers_completions_equal_the_models(kind):
         found = backend.complete(PROMPTS, 3, settings, 11)
         assert len(found) == 9
         for i, ids in enumerate(found.ids):
-            said, _ = toy.token_log_probs(module, PROMPTS[i // 3], ids, 0.7)
-            np.testing.assert_allclose(found.log_probs[i], said.detach().numpy(), atol=1e-5)
+            output, _ = toy.token_log_probs(module, PROMPTS[i // 3], ids, 0.7)
+            np.testing.assert_allclose(found.log_probs[i], output.detach().numpy(), atol=1e-5)
             assert found.ended[i] == (toy.EOS in ids)
         assert len({ids.tobytes() for ids in found.ids}) > 4
-        for ids, said in zip(PROMPTS[2:], backend.score(PROMPTS[2:]), strict=True):
+        for ids, output in zip(PROMPTS[2:], backend.score(PROMPTS[2:]), strict=True):
             np.testing.assert_allclose(
-                said, toy.token_log_probs(module, ids[:1], ids[1:])[0].detach().numpy(), atol=1e-5
+                output, toy.token_log_probs(module, ids[:1], ids[1:])[0].detach().numpy(), atol=1e-5
             )
         backend.close()
 
@@ -354,9 +354,9 @@ BAD_VLLM = {
 
 @pytest.mark.parametrize("name", BAD_VLLM)
 def test_an_invalid_answer_is_an_error_that_names_the_field(name):
-    mangle, said = BAD_VLLM[name]
+    mangle, output = BAD_VLLM[name]
     with servers.VLLM(toy.model(), mangle=mangle) as fake:
-        with pytest.raises(ValueError, match=said) as caught:
+        with pytest.raises(ValueError, match=output) as caught:
             bound(fake, "vllm").complete(PROMPTS[:1], 2, Settings(6), 0)
         assert fake.url in str(caught.value)
 
@@ -378,8 +378,8 @@ BAD_SGLANG = {
 
 @pytest.mark.parametrize("name", BAD_SGLANG)
 def test_an_invalid_answer_of_sglang_is_an_error(name):
-    mangle, said = BAD_SGLANG[name]
-    with servers.SGLang(toy.model(), mangle=mangle) as fake, pytest.raises(ValueError, match=said):
+    mangle, output = BAD_SGLANG[name]
+    with servers.SGLang(toy.model(), mangle=mangle) as fake, pytest.raises(ValueError, match=output):
         bound(fake, "sglang").complete(PROMPTS[:1], 2, Settings(6), 0)
 
 
@@ -399,8 +399,8 @@ def test_sglang_may_leave_the_end_out_of_its_ids():
 def test_a_prompt_that_tgi_changes_is_an_error():
     with servers.TGI(toy.model(), prefix=(2,)) as fake, pytest.raises(ValueError, match="puts a token before it"):
         bound(fake, "tgi").complete(PROMPTS, 1, Settings(2), 0)
-    said = "must have details, got None"
-    with servers.TGI(toy.model(), mangle=lambda a: {"text": "5"}) as fake, pytest.raises(ValueError, match=said):
+    output = "must have details, got None"
+    with servers.TGI(toy.model(), mangle=lambda a: {"text": "5"}) as fake, pytest.raises(ValueError, match=output):
         bound(fake, "tgi").complete(PROMPTS, 1, Settings(2), 0)
 
 
@@ -424,7 +424,7 @@ def test_tgi_evaluates_but_cannot_train():
 
 
 @pytest.mark.parametrize(
-    ("fake_settings", "settings", "said"),
+    ("fake_settings", "settings", "message"),
     [
         ({"dev": False}, {}, "has no such path; start it with VLLM_SERVER_DEV_MODE=1"),
         ({"names": ("toy", "other")}, {}, "model must be chosen, since the server has toy, other"),
@@ -433,9 +433,9 @@ def test_tgi_evaluates_but_cannot_train():
         ({}, {"lora": True}, "start it with --enable-lora"),
     ],
 )
-def test_missing_features_of_a_vllm_server_are_reported_at_the_start(fake_settings, settings, said):
+def test_missing_features_of_a_vllm_server_are_reported_at_the_start(fake_settings, settings, message):
     with servers.VLLM(toy.model(scale=2.0), **fake_settings) as fake:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             trained(create_backend("vllm", url=fake.url, **settings), 1)
         assert not fake.n_loads
 
@@ -455,7 +455,7 @@ def test_a_custom_module_cannot_be_sent():
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "error", "said"),
+    ("kind", "settings", "error", "message"),
     [
         ("vlm", {}, ValueError, "kind must be one of hf, vllm, vllm-local, sglang, tgi, got 'vlm'"),
         ("vllm", {}, TypeError, "vllm needs url"),
@@ -472,8 +472,8 @@ def test_a_custom_module_cannot_be_sent():
         ("sglang", {"url": "http://a", "nothing": 0}, TypeError, "nothing"),
     ],
 )
-def test_settings_are_checked(kind, settings, error, said):
-    with pytest.raises(error, match=said):
+def test_settings_are_checked(kind, settings, error, message):
+    with pytest.raises(error, match=message):
         create_backend(kind, **settings)
 
 
@@ -702,7 +702,7 @@ URL = {"sampler_url": "http://127.0.0.1:1"}
 
 
 @pytest.mark.parametrize(
-    ("algo", "keys", "said"),
+    ("algo", "keys", "message"),
     [
         (GRPOConfig(), URL, "sampler_url must be null without a sampler"),
         (GRPOConfig(), {"sampler_tolerance": 0.1}, "sampler_tolerance must be null without a sampler"),
@@ -733,7 +733,7 @@ URL = {"sampler_url": "http://127.0.0.1:1"}
         ),
     ],
 )
-def test_invalid_configurations_are_errors(algo, keys, said):
+def test_invalid_configurations_are_errors(algo, keys, message):
     reward = {"reward": "rlox.llm.toy:copy_reward"} if isinstance(algo, GRPOConfig) else {}
     rows = DatasetConfig(source="rlox.llm.toy:copy_rows")
 
@@ -741,14 +741,14 @@ def test_invalid_configurations_are_errors(algo, keys, said):
         run = RunConfig(algo=algo, model="rlox.llm.toy:make_model", dataset=rows, **reward, **keys)
         check_language(run, "grpo" if reward else "sft")
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         checked()
 
 
 @pytest.mark.slow
 def test_the_command_line_rejects_invalid_configurations(command):
-    said = "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000"
-    assert said in refused(command, *COPY, "sampler=vllm")
+    output = "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000"
+    assert output in refused(command, *COPY, "sampler=vllm")
     url = "sampler_url=http://127.0.0.1:1"
     assert "sampler must be null with algo=ppo" in refused(command, "algo=ppo", "logger=none", "sampler=vllm", url)
 
@@ -861,8 +861,8 @@ class InProcess:
 
             def one(choice):
                 ids = choice["token_ids"]
-                said = [] if choice["logprobs"] is None else choice["logprobs"]["token_logprobs"]
-                entries = [{i: SimpleNamespace(logprob=x)} for i, x in zip(ids, said, strict=False)]
+                output = [] if choice["logprobs"] is None else choice["logprobs"]["token_logprobs"]
+                entries = [{i: SimpleNamespace(logprob=x)} for i, x in zip(ids, output, strict=False)]
                 return SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=choice["finish_reason"])
 
             found = choices[0].get("prompt_logprobs") or []

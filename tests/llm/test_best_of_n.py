@@ -89,7 +89,7 @@ def test_settings_are_passed_to_the_sampler():
 
 
 @pytest.mark.parametrize(
-    ("more", "error", "said"),
+    ("more", "error", "message"),
     [
         ({"n": 0}, ValueError, "BestOfN: n must be >= 1, got 0"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be >= 1, got 0"),
@@ -102,8 +102,8 @@ def test_settings_are_passed_to_the_sampler():
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
-def test_errors_name_the_setting(more, error, said):
-    with pytest.raises(error, match=said):
+def test_errors_name_the_setting(more, error, message):
+    with pytest.raises(error, match=message):
         made(**more).best(PROMPTS)
 
 

@@ -133,12 +133,12 @@ def test_a_run_of_adapters_resumes_only_with_its_own_model(command, here):
     done(command, "train", *words, "hydra.run.dir=run")
     assert "reproduced exactly" in done(command, "eval", "run")
     other.save_pretrained("base")
-    for said in (
+    for output in (
         refused(command, "resume=run", "total_timesteps=3"),
         " ".join(command("eval", "run")[2].split()),
     ):
-        assert "model must be the one that the adapters of" in said
-        assert "got one with other weights; pass that model or put it back, or start a new training on this" in said
+        assert "model must be the one that the adapters of" in output
+        assert "got one with other weights; pass that model or put it back, or start a new training on this" in output
 
 
 @pytest.mark.slow
@@ -161,12 +161,12 @@ def test_four_commands_make_one_pipeline(command, here):
 @pytest.mark.slow
 def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
     _, out, err = command("train", *COPY, "--check")
-    said = out + err
+    output = out + err
     for name in ("model", "rows", "reward", "memory", "plan", "disk", "time"):
-        assert f"  {name:<12} " in said, said
-    assert "85,696 parameters" in said
-    assert ", decoder " in said
-    assert "the model is evaluated on its training rows" in said
+        assert f"  {name:<12} " in output, output
+    assert "85,696 parameters" in output
+    assert ", decoder " in output
+    assert "the model is evaluated on its training rows" in output
     assert not Path("outputs").exists()
     words = [word for word in COPY if not word.startswith("reward=")]
     _, out, err = command("train", *words, "reward=my_rewards:short", "--import", "my_rewards", "dataset=sums.jsonl",
@@ -175,7 +175,7 @@ def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["algo=grpo", "dataset=sums.jsonl"], "model must be chosen for algo=grpo, got null"),
         (["algo=sft", "model=rlox.llm.toy:make_model"], "dataset must be chosen for algo=sft, got null"),
@@ -199,8 +199,8 @@ def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
         ([*COPY, "algo.lora_rank=2", "algo.lora_targets=[nothing]"], "lora_targets must name modules of the model"),
     ],
 )
-def test_errors_are_one_paragraph(command, here, words, said):
-    assert said in refused(command, *words)
+def test_errors_are_one_paragraph(command, here, words, message):
+    assert message in refused(command, *words)
 
 
 def test_updates_before_a_reward_failed_are_saved(command, here):

@@ -114,7 +114,7 @@ def test_a_chat_template_formats_the_answers():
 
 
 @pytest.mark.parametrize(
-    ("step", "error", "said"),
+    ("step", "error", "message"),
     [
         (lambda self, text: "text", TypeError, "step must return \\(text, reward, done\\), got 'text'"),
         (lambda self, text: ("", float("nan"), False), ValueError, "reward must be a finite number, got nan"),
@@ -122,8 +122,8 @@ def test_a_chat_template_formats_the_answers():
         (lambda self, text: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
 )
-def test_wrong_answers_of_an_environment_are_errors(step, error, said):
-    with pytest.raises(error, match=said):
+def test_wrong_answers_of_an_environment_are_errors(step, error, message):
+    with pytest.raises(error, match=message):
         talk(type("Wrong", (Echo,), {"step": step}), [["2"]])
 
 

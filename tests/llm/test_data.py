@@ -114,7 +114,7 @@ def test_the_fingerprint_depends_on_all_values_and_their_order():
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         (
             "a.jsonl",
@@ -145,11 +145,11 @@ def test_the_fingerprint_depends_on_all_values_and_their_order():
         ("a.txt", "no", "must end in one of .jsonl, .json, .csv, .parquet, .arrow, got 'a.txt'"),
     ],
 )
-def test_errors_in_a_file_name_the_line(tmp_path, name, text, said):
+def test_errors_in_a_file_name_the_line(tmp_path, name, text, message):
     if name.endswith(("parquet", "arrow")):
         pytest.importorskip("pyarrow")
     path = write(tmp_path / name, text)
-    with pytest.raises(ValueError, match=said) as info:
+    with pytest.raises(ValueError, match=message) as info:
         read_rows(path)
     assert str(info.value).startswith(f"dataset {path}: ")
 
@@ -166,7 +166,7 @@ def test_a_missing_file_is_an_error_with_a_suggestion(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "said"),
+    ("source", "error", "message"),
     [
         (5, TypeError, r"source must be a path, a list of dicts .*, got 5; pass a streamed dataset"),
         ([], ValueError, "at least one row"),
@@ -184,8 +184,8 @@ def test_a_missing_file_is_an_error_with_a_suggestion(tmp_path):
         ),
     ],
 )
-def test_errors_in_an_object_name_the_row(source, error, said):
-    with pytest.raises(error, match=said):
+def test_errors_in_an_object_name_the_row(source, error, message):
+    with pytest.raises(error, match=message):
         read_rows(source)
 
 
@@ -239,7 +239,7 @@ def test_demonstrations(columns, prompts, completions, rest):
 
 
 @pytest.mark.parametrize(
-    ("view", "columns", "said"),
+    ("view", "columns", "expected"),
     [
         (prompt_rows, {"promt": ["a"]}, r"must have column 'prompt', got none; did you mean 'promt'\?"),
         (prompt_rows, {"prompt": ["a", None]}, "row 1: prompt must be a text, or a chat such as .*, got None"),
@@ -276,8 +276,8 @@ def test_demonstrations(columns, prompts, completions, rest):
         (text_rows, {"text": [[USER]]}, "row 0: text must be a text, got .*; name it 'messages'"),
     ],
 )
-def test_missing_values_of_a_task_are_named_by_row_and_column(view, columns, said):
-    with pytest.raises(ValueError, match=said) as info:
+def test_missing_values_of_a_task_are_named_by_row_and_column(view, columns, expected):
+    with pytest.raises(ValueError, match=expected) as info:
         view(read_rows(columns))
     assert str(info.value).startswith(f"{view.__name__}: dataset <dict>: ")
 
@@ -377,7 +377,7 @@ def test_a_tokenizer_that_returns_a_dict_of_ids_is_accepted():
 
 
 @pytest.mark.parametrize(
-    ("options", "prompt", "completion", "error", "said"),
+    ("options", "prompt", "completion", "error", "message"),
     [
         ({}, "", "a", ValueError, "encode: row 3: prompt must have at least one token, got ''"),
         ({}, [USER], "a", ValueError, "row 3: tokenizer must have a chat template if a prompt is a chat, got None"),
@@ -387,8 +387,8 @@ def test_a_tokenizer_that_returns_a_dict_of_ids_is_accepted():
         ({}, "a", 5, ValueError, "row 3: completion must be a text, or a chat such as .*, got 5"),
     ],
 )
-def test_errors_of_encoding_name_the_row(options, prompt, completion, error, said):
-    with pytest.raises(error, match=said):
+def test_errors_of_encoding_name_the_row(options, prompt, completion, error, message):
+    with pytest.raises(error, match=message):
         encode(character_tokenizer(**options), prompt, completion, row=3)
 
 

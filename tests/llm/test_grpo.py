@@ -31,8 +31,8 @@ def groups(temperature=1.0, policy=None, size=3):
     """The first `size` completions of each prompt; the sampler's log-probabilities are close to those of `policy`."""
     columns = zip(PROMPTS, COMPLETIONS, ENDED, REWARDS, strict=True)
     rows = [(p, c[k], e[k], r[k]) for p, c, e, r in columns for k in range(size)]
-    said = [toy.token_log_probs(policy, p, c, temperature)[0].detach().numpy() for p, c, _, _ in rows]
-    sampler = np.concatenate(said)
+    output = [toy.token_log_probs(policy, p, c, temperature)[0].detach().numpy() for p, c, _, _ in rows]
+    sampler = np.concatenate(output)
     sampler = (sampler + 0.4 * toy.randoms(3, len(sampler))).astype(np.float32)
     rewards = np.array([r for _, _, _, r in rows])
     ended = np.array([e for _, _, e, _ in rows])

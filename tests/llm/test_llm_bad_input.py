@@ -348,8 +348,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input_is_an_error(name):
-    act, error, said = CASES[name]
-    with pytest.raises(error, match=said) as caught:
+    act, error, output = CASES[name]
+    with pytest.raises(error, match=output) as caught:
         act()
     text = str(caught.value)
     assert "\n\n" not in text
@@ -386,12 +386,12 @@ def test_a_loss_that_is_not_finite_ends_the_training(cls):
     module = toy.model("bare")
     with torch.no_grad():
         module.head.bias[3] = torch.nan
-    said = "logits must be finite" if cls is GRPO else "loss became nan at update 1; training cannot continue"
+    output = "logits must be finite" if cls is GRPO else "loss became nan at update 1; training cannot continue"
     data = (IDS, IDS, IDS + 1) if cls is DPO else (IDS, IDS) if cls is SFT else IDS
     more = {}
     if cls is GRPO:
         more = {"reward_fn": lambda completions, prompts: [float(c[0]) for c in completions], "max_new_tokens": 2}
-    with pytest.raises(FloatingPointError, match=said):
+    with pytest.raises(FloatingPointError, match=output):
         cls(module, **more).train(data)
 
 

@@ -72,12 +72,12 @@ def test_the_larger_reward_is_preferred_and_equal_ones_are_not_learned():
     texts = batch.rewards.reshape(-1, 2)
     assert batch.n_undecided == (texts[:, 0] == texts[:, 1]).sum() > 0
     whole, lengths = batch.sequences.padded_rows()
-    said = [
+    output = [
         len(algorithm.model.decode(whole[i, n:end]))
         for i, (n, end) in enumerate(zip(batch.sequences.prompt_lengths, lengths, strict=True))
     ]
     assert len(batch) > 3
-    assert all(said[i] > said[len(batch) + i] for i in range(len(batch)))
+    assert all(output[i] > output[len(batch) + i] for i in range(len(batch)))
     metrics = algorithm.update(batch)
     assert float(metrics["undecided"]) == pytest.approx(batch.n_undecided / 20)
     assert float(metrics["mean_reward"]) == pytest.approx(batch.rewards.mean())
@@ -125,9 +125,9 @@ def test_it_learns_what_is_preferred():
         toy.model(scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=4, batch_size=20,
         learning_rate=1e-2, reward_fn=lambda prompts, completions: [float(c.count("7")) for c in completions],
     )  # fmt: skip
-    said = algorithm.generate(toy.PROMPTS, n=8)
+    output = algorithm.generate(toy.PROMPTS, n=8)
     algorithm.train(40)
     again = algorithm.generate(toy.PROMPTS, n=8)
-    before, after = (np.mean([text.count("7") for row in rows for text in row]) for rows in (said, again))
+    before, after = (np.mean([text.count("7") for row in rows for text in row]) for rows in (output, again))
     assert before < 0.4
     assert after > 1.0

@@ -239,16 +239,16 @@ def test_the_file_alone_is_enough_to_generate_and_contains_no_pickle(kind, tmp_p
     algorithm.train(2)
     algorithm.save(tmp_path / "c.safetensors")
 
-    def said(algorithm):
+    def run(algorithm):
         if kind == "reward_model":
             return algorithm.score_batch(["1+2=", "3"], ["03", "9"]).tolist()
         return algorithm.generate(["1+2=", "3"], n=2, max_new_tokens=5)
 
-    expected = said(algorithm)
+    expected = run(algorithm)
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
     again = cls.from_checkpoint(tmp_path / "c.safetensors")
-    assert said(again) == expected
+    assert run(again) == expected
     assert again.model.tokenizer.eos_token == "<eos>"
     assert again.model.config.hidden_size == 16
 
@@ -297,8 +297,8 @@ def test_adapters_load_their_model_from_its_folder(tmp_path):
     algorithm.train(2)
     algorithm.save(tmp_path / "l.safetensors")
     again = SFT.from_checkpoint(tmp_path / "l.safetensors")
-    said = algorithm.generate(["1+2="], n=4, max_new_tokens=5)
-    assert again.generate(["1+2="], n=4, max_new_tokens=5) == said
+    output = algorithm.generate(["1+2="], n=4, max_new_tokens=5)
+    assert again.generate(["1+2="], n=4, max_new_tokens=5) == output
     again.save_pretrained(tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     sequences = Sequences([[2, 3]], [[4, 5, 6]])
@@ -318,10 +318,10 @@ def test_adapters_resume_only_with_the_model_they_were_trained_on(tmp_path):
     with torch.no_grad():
         other.model.layers[1].mlp.up_proj.weight[3, 5] += 0.01
     other.save_pretrained(tmp_path / "base")
-    said = r"model must be the one that the adapters of .*l.safetensors were trained on, got one with other weights"
-    with pytest.raises(ValueError, match=f"^SFT.from_checkpoint: {said}"):
+    output = r"model must be the one that the adapters of .*l.safetensors were trained on, got one with other weights"
+    with pytest.raises(ValueError, match=f"^SFT.from_checkpoint: {output}"):
         SFT.from_checkpoint(file)
-    with pytest.raises(ValueError, match=f"^load_model: {said}"):
+    with pytest.raises(ValueError, match=f"^load_model: {output}"):
         load_model(str(file))
     SFT(other, lora_rank=2).init_from(file)  # the remedy of the message
     earlier = load_checkpoint(file)

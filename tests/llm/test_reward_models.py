@@ -61,7 +61,7 @@ def test_objectives_are_summed_by_weight():
 
 
 @pytest.mark.parametrize(
-    ("objectives", "weights", "error", "said"),
+    ("objectives", "weights", "error", "message"),
     [
         ({"safety": safe}, {"saftey": 1.0}, ValueError, r"got 'saftey'; did you mean 'safety'\?"),
         ({"safety": safe, "b": safe}, {"safety": 1.0}, ValueError, "weights must have the key 'b'"),
@@ -72,8 +72,8 @@ def test_objectives_are_summed_by_weight():
         ({"safety": 5}, None, TypeError, r"objective 'safety' must be a function of \(prompts, completions\).*got 5"),
     ],
 )
-def test_wrong_objectives_are_errors(objectives, weights, error, said):
-    with pytest.raises(error, match=f"^MultiObjectiveReward: .*{said}"):
+def test_wrong_objectives_are_errors(objectives, weights, error, message):
+    with pytest.raises(error, match=f"^MultiObjectiveReward: .*{message}"):
         MultiObjectiveReward(objectives, weights)
 
 
@@ -94,14 +94,14 @@ def test_exceptions_of_an_objective_name_it():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "completions", "error", "said"),
+    ("prompts", "completions", "error", "message"),
     [
         (["a"], ["b", "c"], ValueError, "prompts must be as many as completions, got 1 and 2"),
         ("a", ["b"], TypeError, "prompts must be a list of texts, got 'a'"),
         (["a"], 5, TypeError, "completions must be a list of texts, got 5"),
     ],
 )
-def test_every_reward_takes_lists_of_equal_length(prompts, completions, error, said):
+def test_every_reward_takes_lists_of_equal_length(prompts, completions, error, message):
     rewards = [
         MultiObjectiveReward({"safety": safe}),
         RewardModelServer(Pooled()),
@@ -109,7 +109,7 @@ def test_every_reward_takes_lists_of_equal_length(prompts, completions, error, s
         RemoteReward("http://127.0.0.1:9"),
     ]
     for reward in rewards:
-        with pytest.raises(error, match=f"^{type(reward).__name__}.*: {said}"):
+        with pytest.raises(error, match=f"^{type(reward).__name__}.*: {message}"):
             reward.score_batch(prompts, completions)
 
 
@@ -296,7 +296,7 @@ def test_scoring_restores_the_mode_of_every_module():
 
 
 @pytest.mark.parametrize(
-    ("model", "error", "said"),
+    ("model", "error", "message"),
     [
         (
             Constant(torch.tensor([0.0, torch.nan])),
@@ -308,8 +308,8 @@ def test_scoring_restores_the_mode_of_every_module():
         (Constant(3.0), ValueError, "one score per row, .*got float"),
     ],
 )
-def test_results_of_a_model_are_checked(model, error, said):
-    with pytest.raises(error, match=f"^RewardModelServer: reward model Constant must return {said}"):
+def test_results_of_a_model_are_checked(model, error, message):
+    with pytest.raises(error, match=f"^RewardModelServer: reward model Constant must return {message}"):
         RewardModelServer(model).score_batch(["a", "b"], ["c", "d"])
 
 
@@ -320,15 +320,15 @@ def test_a_classifier_of_two_labels_is_an_error_with_a_remedy():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"reward_model": safe}, TypeError, "reward_model must be a torch.nn.Module, got <function safe"),
         ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
         ({"max_length": 0}, ValueError, "max_length must be >= 1, got 0"),
     ],
 )
-def test_wrong_arguments_of_a_server_are_errors(options, error, said):
-    with pytest.raises(error, match=f"RewardModelServer: {said}"):
+def test_wrong_arguments_of_a_server_are_errors(options, error, message):
+    with pytest.raises(error, match=f"RewardModelServer: {message}"):
         RewardModelServer(**{"reward_model": Pooled(), **options})
 
 
@@ -382,7 +382,7 @@ def test_an_ensemble_is_a_weighted_sum_and_reports_disagreement():
 
 
 @pytest.mark.parametrize(
-    ("models", "weights", "error", "said"),
+    ("models", "weights", "error", "message"),
     [
         ([], None, ValueError, "models must be a list of at least one"),
         (Pooled(), None, ValueError, "models must be a list of at least one"),
@@ -392,8 +392,8 @@ def test_an_ensemble_is_a_weighted_sum_and_reports_disagreement():
     ],
     ids=["empty", "module", "function", "weights", "infinite"],
 )
-def test_wrong_ensembles_are_errors(models, weights, error, said):
-    with pytest.raises(error, match=f"^EnsembleRewardModel: {said}"):
+def test_wrong_ensembles_are_errors(models, weights, error, message):
+    with pytest.raises(error, match=f"^EnsembleRewardModel: {message}"):
         EnsembleRewardModel(models, weights)
 
 
@@ -505,7 +505,7 @@ GOOD = b'{"prompts": ["a"], "completions": ["b"]}'
 
 
 @pytest.mark.parametrize(
-    ("request_", "status", "said"),
+    ("request_", "status", "message"),
     [
         ({"body": b"{"}, 400, "the request must be JSON: Expecting"),
         ({"body": b"\xff\xfe\xfd"}, 400, "the request must be JSON"),
@@ -531,13 +531,13 @@ GOOD = b'{"prompts": ["a"], "completions": ["b"]}'
     ],
     ids=str,
 )
-def test_wrong_requests_are_answered_with_the_error(monkeypatch, request_, status, said):
+def test_wrong_requests_are_answered_with_the_error(monkeypatch, request_, status, message):
     monkeypatch.setattr("rlox.llm.rewards.http.MOST_BYTES", 1000 if len(request_.get("body", b"")) < 2000 else 1 << 20)
     monkeypatch.setattr("rlox.llm.rewards.http.MOST_ROWS", 8)
     with RewardHTTPServer(Lengths()) as server:
         found, answer = ask(server.url, **request_)
         assert (found, list(answer)) == (status, ["error"])
-        assert said in answer["error"]
+        assert message in answer["error"]
         assert ask(server.url, GOOD) == (200, {"scores": [1.0]})  # and the next request is served
 
 
@@ -584,8 +584,8 @@ def test_an_exception_of_a_reward_is_one_line_for_the_client():
 def test_a_server_sends_no_wrong_scores(found):
     reward = MultiObjectiveReward({"a": safe})
     reward.score_batch = lambda prompts, completions: found
-    said = r"got 500 \((Type|Value)Error: the reward must return"
-    with RewardHTTPServer(reward) as server, pytest.raises(RuntimeError, match=said):
+    output = r"got 500 \((Type|Value)Error: the reward must return"
+    with RewardHTTPServer(reward) as server, pytest.raises(RuntimeError, match=output):
         RemoteReward(server.url, pause=0).score_batch(["a", "b"], ["c", "d"])
 
 
@@ -599,7 +599,7 @@ def test_a_client_that_disconnects_prints_nothing(capfd):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         (
             {"host": "0.0.0.0"},
@@ -615,8 +615,8 @@ def test_a_client_that_disconnects_prints_nothing(capfd):
         ({"reward": safe}, TypeError, "reward must have score_batch"),
     ],
 )
-def test_wrong_arguments_of_an_http_server_are_errors(options, error, said):
-    with pytest.raises(error, match=f"^RewardHTTPServer: {said}"):
+def test_wrong_arguments_of_an_http_server_are_errors(options, error, message):
+    with pytest.raises(error, match=f"^RewardHTTPServer: {message}"):
         RewardHTTPServer(**{"reward": Lengths(), **options})
 
 
@@ -703,7 +703,7 @@ def test_pauses_double_up_to_a_limit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ((400, b'{"error": "no such\\nthing"}'), r"got 400 \(no such thing\)$"),
         ((404, b"<html>"), r"got 404 \(Not Found\); pass url= with the value of RewardHTTPServer.url"),
@@ -712,10 +712,10 @@ def test_pauses_double_up_to_a_limit(monkeypatch):
         ((302, b""), r"got 302 \(Found\)"),  # the token must not be sent elsewhere
     ],
 )
-def test_rejected_requests_are_not_repeated(answer, said):
+def test_rejected_requests_are_not_repeated(answer, message):
     with Scripted(answer) as server:
         with pytest.raises(
-            RuntimeError, match=f"^RemoteReward {server.url}/score: the server must accept the request, {said}"
+            RuntimeError, match=f"^RemoteReward {server.url}/score: the server must accept the request, {message}"
         ):
             RemoteReward(server.url, token="s3cret", pause=0).score_batch(["a"], ["b"])
         assert len(server.headers) == 1
@@ -723,7 +723,7 @@ def test_rejected_requests_are_not_repeated(answer, said):
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         (b"<html>", ValueError, r'must answer {"scores": \[...\]}, got b\'<html>\'; pass url='),
         (b"[1.5]", ValueError, "must answer"),
@@ -734,16 +734,16 @@ def test_rejected_requests_are_not_repeated(answer, said):
         (b'{"scores": 1.5}', TypeError, "must return a list of 1 numbers, got 1.5"),
     ],
 )
-def test_answers_of_a_server_are_checked(answer, error, said):
+def test_answers_of_a_server_are_checked(answer, error, message):
     with (
         Scripted((200, answer)) as server,
-        pytest.raises(error, match=f"^RemoteReward {server.url}: the server {said}"),
+        pytest.raises(error, match=f"^RemoteReward {server.url}: the server {message}"),
     ):
         RemoteReward(server.url).score_batch(["a"], ["b"])
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"url": "127.0.0.1:8000"}, ValueError, "url must be such as 'http://127.0.0.1:8000', got '127.0.0.1:8000'"),
         ({"url": "file:///etc/passwd"}, ValueError, "url must be such as"),
@@ -756,8 +756,8 @@ def test_answers_of_a_server_are_checked(answer, error, said):
         ({"token": "a\r\nX: y"}, ValueError, "token must be a text of ASCII characters"),
     ],
 )
-def test_wrong_arguments_of_a_client_are_errors(options, error, said):
-    with pytest.raises(error, match=f"^RemoteReward: {said}"):
+def test_wrong_arguments_of_a_client_are_errors(options, error, message):
+    with pytest.raises(error, match=f"^RemoteReward: {message}"):
         RemoteReward(**{"url": "http://127.0.0.1:8000", **options})
 
 

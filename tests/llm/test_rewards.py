@@ -155,7 +155,7 @@ class Swapped:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (
             takes_one,
@@ -173,8 +173,8 @@ class Swapped:
         (dict, "reward dict must have a signature|reward dict must take texts"),
     ],
 )
-def test_other_forms_are_errors_that_show_both_signatures(function, said):
-    with pytest.raises(TypeError, match=said) as info:
+def test_other_forms_are_errors_that_show_both_signatures(function, message):
+    with pytest.raises(TypeError, match=message) as info:
         Rewards(function, where="GRPO")
     assert str(info.value).startswith("GRPO: ")
 
@@ -184,10 +184,10 @@ def test_a_parameter_without_a_column_is_named_with_a_suggestion():
         raise AssertionError("never called")
 
     rewards = Rewards(reward, where="GRPO")
-    said = r"GRPO: reward reward must find a column for its parameter 'answers', got none; did you mean 'answer'\?"
-    with pytest.raises(ValueError, match=said):
+    output = r"GRPO: reward reward must find a column for its parameter 'answers', got none; did you mean 'answer'\?"
+    with pytest.raises(ValueError, match=output):
         rewards.check_columns(COLUMNS)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=output):
         rewards.scores(PROMPT_IDS, COMPLETION_IDS, PROMPTS, COMPLETIONS, COLUMNS)
     with pytest.raises(ValueError, match="got none; the dataset has no other columns"):
         rewards.check_columns([])
@@ -306,12 +306,12 @@ def test_a_coroutine_that_is_not_awaited_leaves_no_warning():
         raise KeyError("answer")
 
     gc.collect()  # objects of earlier tests may warn too
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
         with pytest.raises(KeyError):
             scores([*meeting(1), broken])
         gc.collect()
-    assert [str(warning.message) for warning in said] == []
+    assert [str(warning.message) for warning in output] == []
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_numbers_may_come_in_any_sequence(result):
 
 
 @pytest.mark.parametrize(
-    ("result", "error", "said", "row"),
+    ("result", "error", "message", "row"),
     [
         ([1.0, 2.0], ValueError, "must return 3 numbers, one for each completion, got 2", 2),
         ([], ValueError, "must return 3 numbers, one for each completion, got 0", 0),
@@ -358,11 +358,11 @@ def test_numbers_may_come_in_any_sequence(result):
     ],
     ids=str,
 )
-def test_wrong_results_are_named_with_function_prompt_and_completion(result, error, said, row):
+def test_wrong_results_are_named_with_function_prompt_and_completion(result, error, message, row):
     def accuracy(prompts, completions):
         return result
 
-    with pytest.raises(error, match=f"^GRPO: reward accuracy {said}") as info:
+    with pytest.raises(error, match=f"^GRPO: reward accuracy {message}") as info:
         scores([Model(), accuracy], where="GRPO")
     if row is not None:
         assert f"(prompt {PROMPTS[row]!r}, completion {COMPLETIONS[row]!r})" in str(info.value)

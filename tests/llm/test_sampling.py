@@ -60,8 +60,8 @@ def test_tokens_have_the_distribution(settings):
     likely = probs > 0
     if likely.sum() > 1:
         assert stats.chisquare(counts[likely], n * probs[likely] / probs[likely].sum()).pvalue > 1e-3
-    said = np.concatenate(drawn.log_probs)
-    assert np.allclose(said, np.log(probs[np.concatenate(drawn.ids)]), atol=2e-6)
+    output = np.concatenate(drawn.log_probs)
+    assert np.allclose(output, np.log(probs[np.concatenate(drawn.ids)]), atol=2e-6)
 
 
 def test_tokens_are_independent_of_the_next_token_and_sample():

@@ -109,5 +109,5 @@ def test_it_memorises():
         toy.model(hidden=32, scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.ROWS, batch_size=20, learning_rate=1e-2
     )
     assert algorithm.train(100)["loss"] < 0.1
-    said = algorithm.generate([row["prompt"] for row in toy.ROWS], temperature=0.0)
-    assert said == [[row["completion"]] for row in toy.ROWS]
+    output = algorithm.generate([row["prompt"] for row in toy.ROWS], temperature=0.0)
+    assert output == [[row["completion"]] for row in toy.ROWS]

@@ -168,9 +168,9 @@ def test_a_killed_server_stops_the_run_with_a_checkpoint_that_can_be_resumed(ser
             assert child.wait(120) == 1
         finally:
             server.start_again()
-    said = " ".join(Path("err").read_text().split())
-    assert f"VLLMBackend {server.url}" in said
-    assert "Saved before that: run/checkpoints/last.safetensors" in said
+    output = " ".join(Path("err").read_text().split())
+    assert f"VLLMBackend {server.url}" in output
+    assert "Saved before that: run/checkpoints/last.safetensors" in output
     assert 4 <= updates_of("run") < 40
     done = forked.run("train", "resume=run")
     assert done.returncode == 0, done.stderr

@@ -230,15 +230,15 @@ def test_agents_can_be_selected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("agents", "said"),
+    ("agents", "message"),
     [
         (None, r"the groups are walker \(walker_0, walker_1, walker_2\), flyer \(flyer\); try walker"),
         (["walker", "flyer"], "agents must be of one group, whose spaces are equal, got walker, flyer"),
         (["walkers"], "got 'walkers'; did you mean 'walker'"),
     ],
 )
-def test_agents_of_several_groups_are_an_error(tmp_path, agents, said):
-    with pytest.raises(ValueError, match=said):
+def test_agents_of_several_groups_are_an_error(tmp_path, agents, message):
+    with pytest.raises(ValueError, match=message):
         gathered(tmp_path / "a.arrow", "pettingzoo:zoo_probes:Zoo", 12, agents=agents)
     assert not list(tmp_path.iterdir())
 
@@ -409,8 +409,8 @@ def test_environments_with_several_groups_are_recorded_group_by_group(command):
     assert not command(*words, "--agents", "adversary_0, adversary_1")[0]
     code, out, err = command("train", "algo=bc", "dataset=a.arrow", *QUICK, "output_dir=run")
     assert not code, err
-    said = "the learned policy acts for adversary_0, adversary_1, adversary_2; the actions of agent_0 are"
-    assert said in out + err
+    output = "the learned policy acts for adversary_0, adversary_1, adversary_2; the actions of agent_0 are"
+    assert output in out + err
     code, out, _ = command("eval", "run", "--json")
     found = json.loads(out)
     assert found["mean_return"] == pytest.approx(sum(found[f"return/adversary_{i}"] for i in range(3)))
@@ -445,7 +445,7 @@ def test_real_processes_record_and_learn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--env", "CartPole-v1", "--agents", "agent_0"], "agents must be left out for CartPole-v1, which has one"),
         (["ppo.safetensors", "--env", PURSUIT], "a policy must act for several agents in GridPursuit-v0, but ppo acts"),
@@ -453,11 +453,11 @@ def test_real_processes_record_and_learn(tmp_path):
         (["pursuit.safetensors", "--env", SPREAD], "env must have the agents that mappo was trained for, agents (pur"),
     ],
 )
-def test_errors_of_collect(command, trained, words, said):
+def test_errors_of_collect(command, trained, words, message):
     words = [str(trained / word) if word.endswith("tensors") else word for word in words]
     code, _, err = command("collect", *words, "--steps", "10", "--out", "a.arrow")
     assert code
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 

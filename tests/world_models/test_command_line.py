@@ -28,14 +28,14 @@ def typed(*words, cwd):
 @pytest.mark.slow
 def test_it_trains_resumes_and_plots_predictions(tmp_path):
     def train(name, *more):
-        code, said = typed("train", *SMALL, "env=CartPole-v1", f"output_dir={name}", *more, cwd=tmp_path)
-        assert code == 0, said
+        code, output = typed("train", *SMALL, "env=CartPole-v1", f"output_dir={name}", *more, cwd=tmp_path)
+        assert code == 0, output
 
     train("whole", "total_timesteps=200")
     # The schedules of both runs end at the same step.
     train("part", "total_timesteps=120", "schedule_timesteps=200")
-    code, said = typed("train", "resume=part", "total_timesteps=200", cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("train", "resume=part", "total_timesteps=200", cwd=tmp_path)
+    assert code == 0, output
     ends = [load_checkpoint(tmp_path / name / "checkpoints" / "last.safetensors") for name in ("whole", "part")]
     for section in ("policy", "heads", "optimizer", "environment"):
         for key, array in ends[0].tensors[section].items():
@@ -47,24 +47,24 @@ def test_it_trains_resumes_and_plots_predictions(tmp_path):
     assert sum("model/open_loop_mse" in row for row in rows) == 2
     with Image.open(tmp_path / "whole" / "predictions.png") as picture:
         assert picture.size[0] > 500
-    code, said = typed("eval", "whole", "--predictions", "a.svg", "--json", cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("eval", "whole", "--predictions", "a.svg", "--json", cwd=tmp_path)
+    assert code == 0, output
     assert {"open_loop_mse", "open_loop_share", "open_loop_last_share", "mean_return"} <= set(
-        json.loads(said[said.index("{") : said.rindex("}") + 1])
+        json.loads(output[output.index("{") : output.rindex("}") + 1])
     )
     assert (tmp_path / "a.svg").is_file()
-    code, said = typed("eval", "whole", "--predictions", "a.gif", cwd=tmp_path)
+    code, output = typed("eval", "whole", "--predictions", "a.gif", cwd=tmp_path)
     assert code != 0
-    assert "predictions: the file must end in .png or .svg or .pdf for vectors, got a.gif" in said
+    assert "predictions: the file must end in .png or .svg or .pdf for vectors, got a.gif" in output
 
 
 @pytest.mark.slow
 def test_it_learns_from_recorded_episodes_before_its_first_step(tmp_path):
-    code, said = typed("collect", "--env", "CartPole-v1", "--steps", "300", "--out", "random.arrow", cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("collect", "--env", "CartPole-v1", "--steps", "300", "--out", "random.arrow", cwd=tmp_path)
+    assert code == 0, output
     words = ("env=CartPole-v1", "dataset=random.arrow", "algo.pretrain_updates=130", "algo.learning_starts=0")
-    code, said = typed("train", *SMALL, *words, "total_timesteps=40", "output_dir=a", cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("train", *SMALL, *words, "total_timesteps=40", "output_dir=a", cwd=tmp_path)
+    assert code == 0, output
     rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss/reconstruction_loss" in row][:3] == [0, 0, 8]  # eight environments
     assert load_checkpoint(tmp_path / "a" / "checkpoints" / "last.safetensors").header["counters"]["updates"] > 130
@@ -73,8 +73,8 @@ def test_it_learns_from_recorded_episodes_before_its_first_step(tmp_path):
 @pytest.mark.slow
 def test_its_seeds_are_judged(tmp_path):
     words = ("env=CartPole-v1", "total_timesteps=60", "--seeds", "1", "--json", "--out", "out")
-    code, said = typed("bench", "learn", *SMALL, *words, cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("bench", "learn", *SMALL, *words, cwd=tmp_path)
+    assert code == 0, output
     (cell,) = json.loads((tmp_path / "out" / "learn.json").read_text())["cells"].values()
     assert [point["step"] for point in cell["curves"]["100"]] == [30, 60]
     assert any(name.startswith("model/open_loop_mse") for name in cell["quantities"]["names"])
@@ -82,16 +82,16 @@ def test_its_seeds_are_judged(tmp_path):
 
 @pytest.mark.slow
 def test_check_estimates_the_resources(tmp_path):
-    code, said = typed("train", *SMALL, "env=CartPole-v1", "total_timesteps=3000", "--check", cwd=tmp_path)
-    assert code == 0, said
-    assert "an update of 2 sequences of 4 steps for every 8; 2 evaluations of 2 episodes" in said
-    assert "s of CPU per update" in said
+    code, output = typed("train", *SMALL, "env=CartPole-v1", "total_timesteps=3000", "--check", cwd=tmp_path)
+    assert code == 0, output
+    assert "an update of 2 sequences of 4 steps for every 8; 2 evaluations of 2 episodes" in output
+    assert "s of CPU per update" in output
     # (4 + 2 + 16 + 2 + 2) numbers and three flags per row
-    assert "the replay memory takes 0.2 MiB" in said or "the replay memory takes 0.3 MiB" in said
-    code, said = typed("train", *SMALL, "env=CartPole-v1", "buffer.size=100_000_000_000", "--check", cwd=tmp_path)
+    assert "the replay memory takes 0.2 MiB" in output or "the replay memory takes 0.3 MiB" in output
+    code, output = typed("train", *SMALL, "env=CartPole-v1", "buffer.size=100_000_000_000", "--check", cwd=tmp_path)
     assert code != 0
-    assert "buffer.size must fit in memory, got 100,000,000,000 steps of" in said
-    assert "mmap" not in said
+    assert "buffer.size must fit in memory, got 100,000,000,000 steps of" in output
+    assert "mmap" not in output
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
@@ -99,33 +99,33 @@ def test_check_estimates_the_resources(tmp_path):
 def test_the_model_scales_large_numbers(tmp_path):
     shutil.copy(camera_world.__file__, tmp_path)
     words = ("--check", "env=Heights-v0", "imports=[camera_world]", "total_timesteps=60", "output_dir=a")
-    code, said = typed("train", *SMALL, *words, cwd=tmp_path)
-    assert code == 0, said
-    assert "normalize_obs" not in said
+    code, output = typed("train", *SMALL, *words, cwd=tmp_path)
+    assert code == 0, output
+    assert "normalize_obs" not in output
 
 
 @pytest.mark.slow
 def test_images_are_filmed(tmp_path):
     words = ("env=rlox/DrawnCatch-v0", "total_timesteps=60", "output_dir=a", "eval.n_points=3", "eval.workers=2")
-    code, said = typed("train", *SMALL, *words, cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("train", *SMALL, *words, cwd=tmp_path)
+    assert code == 0, output
     with Image.open(tmp_path / "a" / "predictions.gif") as film:
         assert film.n_frames > 1
-    code, said = typed("eval", "a", "--predictions", "b.gif", cwd=tmp_path)
-    assert code == 0, said
-    assert "4 predicted steps after 5, drawn in b.gif" in said  # an episode has nine steps
-    assert "open loop mean squared error" in said
+    code, output = typed("eval", "a", "--predictions", "b.gif", cwd=tmp_path)
+    assert code == 0, output
+    assert "4 predicted steps after 5, drawn in b.gif" in output  # an episode has nine steps
+    assert "open loop mean squared error" in output
 
 
 @pytest.mark.slow
 def test_other_algorithms_have_no_model(tmp_path):
     words = ("algo=dqn", "env=CartPole-v1", "total_timesteps=200", "algo.learning_starts=64", "logger=none")
-    code, said = typed("train", *words, "output_dir=a", "eval.n_points=1", "eval.n_episodes=1", cwd=tmp_path)
-    assert code == 0, said
+    code, output = typed("train", *words, "output_dir=a", "eval.n_points=1", "eval.n_episodes=1", cwd=tmp_path)
+    assert code == 0, output
     assert not (tmp_path / "a" / "predictions.png").exists()
-    code, said = typed("eval", "a", "--predictions", "b.png", cwd=tmp_path)
+    code, output = typed("eval", "a", "--predictions", "b.png", cwd=tmp_path)
     assert code != 0
-    assert "open_loop: the algorithm must have a model of the world, got dqn; DreamerV3 has one" in said
+    assert "open_loop: the algorithm must have a model of the world, got dqn; DreamerV3 has one" in output
 
 
 @pytest.mark.parametrize(

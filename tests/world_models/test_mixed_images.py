@@ -57,9 +57,9 @@ def test_a_film_shows_the_image(tmp_path):
     assert header["algorithm"] == "dreamer"
     refused = forked.run("train", "algo=ppo", *words, "output_dir=c", cwd=tmp_path)
     assert refused.returncode != 0
-    said = " ".join(refused.stderr.split())
-    assert "must not mix images with other parts, got camera (an image), speed (2 numbers)" in said
-    assert "or take DREAMER" in said
+    output = " ".join(refused.stderr.split())
+    assert "must not mix images with other parts, got camera (an image), speed (2 numbers)" in output
+    assert "or take DREAMER" in output
     # Offline algorithms reject such observations too.
     done = forked.run(
         "collect", "--env", "CameraWorld-v0", "--import", "camera_world", "--steps", "50", "--out", "a.arrow",
