@@ -14,7 +14,7 @@ cdef extern from "<time.h>":
 
 cdef struct Watch:
     bint off        # True outside the main thread, where handlers never run and waiting for the GIL is pointless
-    f64 looked      # time of the last check, in seconds
+    f64 checked_at      # time of the last check, in seconds
 
 
 cdef inline f64 now() noexcept nogil:
@@ -24,8 +24,8 @@ cdef inline f64 now() noexcept nogil:
 
 
 cdef inline Watch watching() noexcept nogil:
-    """Return a watch for work that starts now, to be passed to `look`."""
-    return Watch(off=False, looked=now())
+    """Return a watch for work that starts now, to be passed to `check_signals`."""
+    return Watch(off=False, checked_at=now())
 
 
 cdef inline int handle(Watch* watch) except -1:
@@ -37,7 +37,7 @@ cdef inline int handle(Watch* watch) except -1:
     return 0
 
 
-cdef inline int look(Watch* watch) except -1 nogil:
+cdef inline int check_signals(Watch* watch) except -1 nogil:
     """Run the handlers of pending signals and raise what they raise. Takes 30 ns, except once every 5 ms.
 
     Call it only while everything that other code can see is consistent, since the caller may be aborted here.
@@ -46,9 +46,9 @@ cdef inline int look(Watch* watch) except -1 nogil:
     if watch.off:
         return 0
     time = now()
-    if watch.looked <= time < watch.looked + 0.005:
+    if watch.checked_at <= time < watch.checked_at + 0.005:
         return 0
-    watch.looked = time
+    watch.checked_at = time
     with gil:
         handle(watch)
     return 0

@@ -168,15 +168,15 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         self.set_beta(beta)
         self.config.update(alpha=alpha, eps=self.eps_, weight_norm=weight_norm)
         self.weighted = True
-        self.plant()
+        self.create_tree()
 
-    cdef int plant(self) except -1:
+    cdef int create_tree(self) except -1:
         """Create an empty tree. Its memory is zero pages until it is written to.
 
         Other threads use the current tree until the new one is complete.
         """
-        cdef SumTree planted
-        cdef SumTree* tree = &planted
+        cdef SumTree created
+        cdef SumTree* tree = &created
         cdef cnp.ndarray memory, work
         cdef i64 n = (self.layout.capacity + 15) >> 4
         cdef i64 padded, nodes
@@ -210,7 +210,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             tree.minima[level] = <u32*>(at + 16 * padded)
             tree.stamps[level] = <u32*>(at + 20 * padded)
             at += 24 * padded
-        self.tree = planted
+        self.tree = created
         self.tree_memory = memory
         self.work = work
         self.summed = 0
@@ -431,7 +431,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     def clear(self):
         """Remove all transitions and priorities."""
-        self.plant()
+        self.create_tree()
         ReplayBuffer.clear(self)
 
     def get_state(self, since=0, since_frame=None):
@@ -472,7 +472,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         if state.get("config") == repr({k: v for k, v in self.config.items() if k not in ("eps", "weight_norm")}):
             state["config"] = repr(self.config)
         ReplayBuffer.set_state(self, state)
-        self.plant()
+        self.create_tree()
         for i in range(min(self.size, cnp.PyArray_DIM(leaves, 0))):
             self.tree.leaves[(self.count - self.size + i) % self.layout.capacity] = (
                 <const f32*>cnp.PyArray_DATA(leaves))[i]

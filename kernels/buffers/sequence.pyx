@@ -233,7 +233,7 @@ cdef class SequenceReplayBuffer:
             if not 0 <= number < self.n_envs:
                 raise IndexError(f"{where}: env must lie in [0, {self.n_envs}), got {number}")
             e = number
-        self.agree(next_obs is not None, state is not None, where)
+        self.require_same_columns(next_obs is not None, state is not None, where)
         cdef Py_ssize_t slot = e * self.rings.slots + (<i64*>cnp.PyArray_DATA(self.heads))[e]
         self.put_obs(OBS, slot, obs, where, "obs")
         put_row(<f32*>self.rings.columns[ACTIONS] + slot * self.act_dim, self.act_dim, action, where, "action")
@@ -298,7 +298,7 @@ cdef class SequenceReplayBuffer:
         ]
         if n == 0:
             return
-        self.agree(next_obs is not None, state is not None, where)
+        self.require_same_columns(next_obs is not None, state is not None, where)
         self.with_next = next_obs is not None
         cdef const char* sources[8]
         cdef i64* heads = <i64*>cnp.PyArray_DATA(self.heads)
@@ -633,7 +633,7 @@ cdef class SequenceReplayBuffer:
         self.rings.sizes_of[c] = array[0, 0].nbytes
         return 0
 
-    cdef int agree(self, bint with_next, bint with_state, str where) except -1:
+    cdef int require_same_columns(self, bint with_next, bint with_state, str where) except -1:
         """Check that all steps have `next_obs` or none has, and that `state` is given if the buffer has a state_dim."""
         if self.with_next >= 0 and self.with_next != with_next:
             raise ValueError(

@@ -99,7 +99,7 @@ cdef class Store:
     cdef int write_block(self) except -1
     cdef int refuse(self, str method) except -1
     cdef int check_whole(self) except -1
-    cdef void give_up(self) noexcept
+    cdef void release(self) noexcept
     cdef int close(self, object keep) except -1
     cdef cnp.ndarray blocks(self)
     cdef cnp.ndarray copy_records(self, i64 first)

@@ -144,7 +144,7 @@ cdef class Store:
         self.checked_at = milliseconds
         return 0
 
-    cdef void give_up(self) noexcept:
+    cdef void release(self) noexcept:
         self.cold = None
         self.rows = None
         self.hot = None
@@ -156,14 +156,14 @@ cdef class Store:
         cold = self.cold
         if cold is not None:
             self.forked = True
-            self.give_up()
+            self.release()
             cold.close()
 
     cdef int close(self, object keep) except -1:
         with self.lock:
             cold = self.cold
             if cold is not None:
-                self.give_up()
+                self.release()
                 cold.close(keep)
         return 0
 

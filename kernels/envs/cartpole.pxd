@@ -64,7 +64,7 @@ cdef inline void step_all(i64 n, f64_r x, f64_r x_dot, f64_r theta, f64_r theta_
         obs[4 * i + 3] = <f32>spin
 
 
-cdef inline void judge_all(i64 n, cf64_r x, cf64_r theta, f64_r rewards, u8_r terminated) noexcept nogil:
+cdef inline void rewards_and_ends(i64 n, cf64_r x, cf64_r theta, f64_r rewards, u8_r terminated) noexcept nogil:
     cdef f64 x_limit = 2.4                      # m
     cdef f64 theta_limit = 0.20943951023931953  # rad, 12 degrees
     cdef i64 i
@@ -78,7 +78,7 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
                         u8* terminated) noexcept nogil:
     cdef i64 n = batch.n
     step_all(n, batch.state, batch.state + n, batch.state + 2 * n, batch.state + 3 * n, <const i64*>actions, obs)
-    judge_all(n, batch.state, batch.state + 2 * n, rewards, terminated)
+    rewards_and_ends(n, batch.state, batch.state + 2 * n, rewards, terminated)
 
 
 cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,

@@ -82,8 +82,8 @@ cdef inline void flee(const Params* grid, const i64* rows, const i64* columns, i
     column[0] = best_column
 
 
-cdef inline void look(const Params* grid, const i64* rows, const i64* columns, i64 row, i64 column,
-                      f32* obs) noexcept nogil:
+cdef inline void write_view(const Params* grid, const i64* rows, const i64* columns, i64 row, i64 column,
+                            f32* obs) noexcept nogil:
     """Write the observations (A, D) of one environment."""
     cdef i64 n = grid.n_pursuers
     cdef f32 scale = <f32>1.0 / <f32>(grid.size - 1)
@@ -138,7 +138,7 @@ cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const vo
         for a in range(n + 1):
             batch.state[2 * a * batch.n + i] = <f64>rows[a]
             batch.state[(2 * a + 1) * batch.n + i] = <f64>columns[a]
-        look(grid, &rows[0], &columns[0], rows[n], columns[n], obs + i * dim)
+        write_view(grid, &rows[0], &columns[0], rows[n], columns[n], obs + i * dim)
 
 
 cdef inline void observe_n(const void* params, const rlox_batch_v1* batch, f32* obs) noexcept nogil:
@@ -149,7 +149,7 @@ cdef inline void observe_n(const void* params, const rlox_batch_v1* batch, f32* 
     cdef i64 i
     for i in range(batch.n):
         read(grid, batch, i, &rows[0], &columns[0])
-        look(grid, &rows[0], &columns[0], rows[n], columns[n], obs + i * n * (2 + 2 * n))
+        write_view(grid, &rows[0], &columns[0], rows[n], columns[n], obs + i * n * (2 + 2 * n))
 
 
 cdef inline void central_n(const void* params, const rlox_batch_v1* batch, f32* central) noexcept nogil:
@@ -183,7 +183,7 @@ cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, 
             columns[a] = cell % grid.size
             batch.state[2 * a * batch.n + i] = <f64>rows[a]
             batch.state[(2 * a + 1) * batch.n + i] = <f64>columns[a]
-        look(grid, &rows[0], &columns[0], rows[n], columns[n], obs + i * n * (2 + 2 * n))
+        write_view(grid, &rows[0], &columns[0], rows[n], columns[n], obs + i * n * (2 + 2 * n))
 
 
 cdef inline rlox_env_v1 spec(const Params* grid) noexcept:

@@ -401,7 +401,7 @@ cdef class Decoder:
             # Head after head, so that keys and values of the prompt stay in the cache while its rows attend to them.
             for head in range(self.n_key_heads):
                 for j in range(first, last):
-                    self.look(l, head, prompt, j, rows[j], rows[j + 1] if j + 1 < last else rows[j])
+                    self.attend(l, head, prompt, j, rows[j], rows[j + 1] if j + 1 < last else rows[j])
             first = last
 
     cdef void turn(self, const Block* block, Py_ssize_t i, Py_ssize_t position) noexcept nogil:
@@ -420,8 +420,8 @@ cdef class Decoder:
                 rlox_rms_norm(d, at + head * d, block.norms[KEY_NORM], self.eps, at + head * d)
             rlox_rotate(d, at + head * d, cosine, sine)
 
-    cdef void look(self, Py_ssize_t l, Py_ssize_t head, Py_ssize_t prompt, Py_ssize_t i, i64 row,
-                   i64 following) noexcept nogil:
+    cdef void attend(self, Py_ssize_t l, Py_ssize_t head, Py_ssize_t prompt, Py_ssize_t i, i64 row,
+                     i64 following) noexcept nogil:
         """Store key and value of one head of row i, and compute the attention of its queries.
 
         `following` is the row that is processed next.

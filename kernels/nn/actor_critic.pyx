@@ -13,7 +13,7 @@ from rlox.kernels.nn.layers cimport (
     padded, scratch, size_of, unpad,
 )
 from rlox.kernels.philox cimport fill_permutation
-from rlox.kernels.signals cimport Watch, look, watching
+from rlox.kernels.signals cimport Watch, check_signals, watching
 from rlox.kernels.types cimport cf32_r, f32, f64, i64, u8, u64
 
 cnp.import_array()
@@ -351,7 +351,7 @@ cdef class ActorCriticLearner(FlatLearner):
                 values[start + i] = y[i * PAD]
             start += rows
 
-    cdef cnp.ndarray valued(self, cnp.ndarray states):
+    cdef cnp.ndarray checked_values(self, cnp.ndarray states):
         """Return values (B,) for inputs (B, S) of the critic, which were already checked."""
         cdef Py_ssize_t n = cnp.PyArray_DIM(states, 0)
         cdef cnp.ndarray out = np.empty(n, np.float32)
@@ -410,7 +410,7 @@ cdef class ActorCriticLearner(FlatLearner):
             deviation = sqrt(square / (n - 1)) + 1e-8
         start = 0
         while start < n:
-            look(watch)
+            check_signals(watch)
             rows = min(CHUNK, n - start)
             for i in range(rows):
                 k = order[start + i]

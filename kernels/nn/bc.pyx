@@ -8,7 +8,7 @@ from rlox.kernels.checks cimport as_flag
 from rlox.kernels.nn.layers cimport (
     CHUNK, Layer, Net, backward, build, forward, given, last_of, number, pack, scratch, size_of, unpad,
 )
-from rlox.kernels.signals cimport look, watching
+from rlox.kernels.signals cimport check_signals, watching
 from rlox.kernels.types cimport f32, f64, i64
 from rlox.kernels.nn.core cimport BlockLearner, Weights, clear, move
 
@@ -52,7 +52,7 @@ cdef class NativeBC(BlockLearner):
     cdef void set_steps(self, dict steps):
         self.weights.step = steps["policy"]
 
-    cdef void regress(self, const f32* actions, Py_ssize_t rows, f64 share, f64* loss) noexcept nogil:
+    cdef void add_squared_error(self, const f32* actions, Py_ssize_t rows, f64 share, f64* loss) noexcept nogil:
         """Add the squared distance of the outputs' actions to `loss`, and write its gradient."""
         cdef Layer* head = last_of(&self.actor)
         cdef Py_ssize_t i, j, a = self.n_outputs, ld = head.out_pad
@@ -65,7 +65,7 @@ cdef class NativeBC(BlockLearner):
                 head.d_out[i * ld + j] = <f32>(2.0 * share / a * error * (1.0 - action * action))
 
     cdef void classify(self, const i64* labels, Py_ssize_t rows, f64 share, f64* loss, f64* accuracy) noexcept nogil:
-        """Like `regress`, for the cross-entropy. Also add the share of rows whose most likely action is correct."""
+        """Like `add_squared_error`, for cross-entropy. Also add the share of rows whose most likely action is right."""
         cdef Layer* head = last_of(&self.actor)
         cdef Py_ssize_t i, j, best
         cdef const f32* y
@@ -126,7 +126,7 @@ cdef class NativeBC(BlockLearner):
                 pack(&self.actor, True)
                 clear(&self.weights, &self.actor, 1)
                 while start < n:
-                    look(&self.watch)
+                    check_signals(&self.watch)
                     rows = min(<Py_ssize_t>CHUNK, n - start)
                     for i in range(rows):
                         memcpy(self.x + i * self.obs_pad, from_obs + (start + i) * d, d * sizeof(f32))
@@ -134,7 +134,7 @@ cdef class NativeBC(BlockLearner):
                     if self.discrete:
                         self.classify(<const i64*>from_actions + start, rows, 1.0 / n, &loss, &accuracy)
                     else:
-                        self.regress(<const f32*>from_actions + start * self.n_outputs, rows, 1.0 / n, &loss)
+                        self.add_squared_error(<const f32*>from_actions + start * self.n_outputs, rows, 1.0 / n, &loss)
                     backward(&self.actor, self.x, self.obs_pad, rows)
                     start += rows
                 unpad(&self.actor)

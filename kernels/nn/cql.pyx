@@ -69,12 +69,13 @@ cdef class NativeCQL(SoftCritics):
         cdef Py_ssize_t n = self.n_random, first = 0, states
         while first < rows:
             states = min(self.n_states, rows - first)
-            self.propose(batch, start + first, states,
-                         last_of(&self.actor).out + first * last_of(&self.actor).out_pad)
-            self.hold_down(states, 0.5 / batch.n, sums)
+            self.fill_candidates(batch, start + first, states,
+                                 last_of(&self.actor).out + first * last_of(&self.actor).out_pad)
+            self.add_soft_maxima(states, 0.5 / batch.n, sums)
             first += states
 
-    cdef void propose(self, const Batch* batch, Py_ssize_t start, Py_ssize_t states, const f32* y) noexcept nogil:
+    cdef void fill_candidates(self, const Batch* batch, Py_ssize_t start, Py_ssize_t states,
+                              const f32* y) noexcept nogil:
         """Fill in pairs (2 M, states) of state and action, and their log ratios, from the policy's outputs y."""
         cdef Py_ssize_t c, i, n = self.n_random, a = self.act_dim, ld = last_of(&self.actor).out_pad
         cdef Py_ssize_t to, own_to
@@ -89,7 +90,7 @@ cdef class NativeCQL(SoftCritics):
                 self.log_ratios[to + i] = 0.0
                 self.log_ratios[own_to + i] = <f32>(self.pi.log_probs[i] + a * LOG_2)
 
-    cdef void hold_down(self, Py_ssize_t states, f64 share, Sums* sums) noexcept nogil:
+    cdef void add_soft_maxima(self, Py_ssize_t states, f64 share, Sums* sums) noexcept nogil:
         """Add the gradients of the soft maxima over the proposed actions, each times `share`, and sum the maxima."""
         cdef Py_ssize_t c, i, n = 2 * self.n_random, ld = last_of(&self.critics[0]).out_pad
         cdef int k

@@ -17,7 +17,7 @@ from rlox.kernels.nn.layers cimport (
 )
 from rlox.kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from rlox.kernels.philox cimport DOMAIN_RNG, Block, fill_integers, philox, unit_f32
-from rlox.kernels.signals cimport look, now, watching
+from rlox.kernels.signals cimport check_signals, now, watching
 from rlox.kernels.types cimport f32, f64, i64, u64
 from rlox.kernels.nn.core cimport FlatLearner, clear, move
 
@@ -239,10 +239,10 @@ cdef class NativeQ(FlatLearner):
             actions[i] = explored(noise + 2 * (i & 1), self.n_outputs, epsilon)
             greedy = greedy or actions[i] < 0
         if greedy:
-            self.exploit(obs, actions, n)
+            self.fill_greedy(obs, actions, n)
         return position
 
-    cdef void exploit(self, const f32* obs, i64* actions, Py_ssize_t n) noexcept nogil:
+    cdef void fill_greedy(self, const f32* obs, i64* actions, Py_ssize_t n) noexcept nogil:
         """Replace negative actions by the best ones. The weights must be packed."""
         cdef Py_ssize_t start = 0, rows, i
         cdef const f32* q
@@ -275,7 +275,7 @@ cdef class NativeQ(FlatLearner):
             with self.lock:
                 with nogil:
                     pack_all(&self.online, False)
-                    self.exploit(<const f32*>cnp.PyArray_DATA(obs_), actions, n)
+                    self.fill_greedy(<const f32*>cnp.PyArray_DATA(obs_), actions, n)
         return out
 
     def mode(self, obs):
@@ -296,7 +296,7 @@ cdef class NativeQ(FlatLearner):
         clear_padded(&self.online.head)
         clear_padded(&self.online.value)
         while start < n:
-            look(&self.watch)
+            check_signals(&self.watch)
             half = min(<Py_ssize_t>HALF, n - start)
             for i in range(half):
                 memcpy(self.x + i * self.obs_pad, rows.obs + (start + i) * d, d * sizeof(f32))

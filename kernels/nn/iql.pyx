@@ -6,7 +6,7 @@ from libc.math cimport exp, tanh
 from rlox.kernels.nn.layers cimport (
     CHUNK, Net, backward, bounded, build, clear_padded, forward, last_of, number, pack, scratch, unpad,
 )
-from rlox.kernels.signals cimport look
+from rlox.kernels.signals cimport check_signals
 from rlox.kernels.types cimport f32, f64
 from rlox.kernels.nn.core cimport clear, move
 from rlox.kernels.nn.twin_critics cimport N_COMMON, Batch, Options, Sums, TwinCritics, options_of, smaller
@@ -56,11 +56,11 @@ cdef class NativeIQL(TwinCritics):
         clear_padded(&self.values)
         clear(&self.policy_weights, &self.actor, 1)
         while start < n:
-            look(&self.watch)
+            check_signals(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             self.value_gradient(batch, start, rows, options, sums)
             self.critic_gradient(batch, start, rows, 0.0, td_errors, sums)
-            self.imitate(batch, start, rows, sums)
+            self.add_cloning_gradient(batch, start, rows, sums)
             start += rows
         for k in range(2):
             unpad(&self.critics[k])
@@ -99,7 +99,8 @@ cdef class NativeIQL(TwinCritics):
             self.shares[i] = <f32>bounded(exp(options.inverse_scale * advantage), 0.0, options.max_weight)
         backward(&self.values, self.x, self.obs_pad, rows)
 
-    cdef void imitate(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+    cdef void add_cloning_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows,
+                                   Sums* sums) noexcept nogil:
         """Add the gradient of the weighted log-densities for the policy, with inputs and shares of `value_gradient`."""
         cdef Py_ssize_t i, j, a = self.act_dim, ld = last_of(&self.actor).out_pad
         cdef const f32* y = forward(&self.actor, self.x, self.obs_pad, rows)

@@ -69,8 +69,8 @@ cdef class NativePlayer(ActorCriticLearner):
     def values(self, states):
         """Return values (B,) float32 for inputs (B, S) float32 of the critic."""
         shape = np.shape(states)
-        return self.valued(given(states, cnp.NPY_FLOAT32, "float32", (shape[0] if len(shape) == 2 else "B",
-                                                                      self.state_dim), "NativePlayer.values", "states"))
+        expected = (shape[0] if len(shape) == 2 else "B", self.state_dim)
+        return self.checked_values(given(states, cnp.NPY_FLOAT32, "float32", expected, "NativePlayer.values", "states"))
 
     def log_probs(self, obs, actions, masks=None):
         """Return log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, for `obs` (B, D), in nats."""

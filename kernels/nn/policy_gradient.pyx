@@ -17,7 +17,7 @@ from rlox.kernels.nn.actor_critic cimport (
     ActorCriticLearner, Data, Loss, Options, explained_variance, options_of, ppo_loss,
 )
 from rlox.kernels.nn.layers cimport CHUNK, bounded, forward, given, last_of, number, pack
-from rlox.kernels.signals cimport Watch, look, watching
+from rlox.kernels.signals cimport Watch, check_signals, watching
 from rlox.kernels.types cimport f32, f64, i64, u8
 
 from rlox.kernels.nn.actor_critic import n_parameters
@@ -100,7 +100,7 @@ cdef class NativeActorCritic(ActorCriticLearner):
 
     def values(self, obs):
         """Return values (B,) float32 for observations (B, D) float32."""
-        return self.valued(self.rows_of(obs, "NativeActorCritic.values"))
+        return self.checked_values(self.rows_of(obs, "NativeActorCritic.values"))
 
     def mode(self, obs):
         """Return the most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
@@ -196,7 +196,7 @@ cdef class NativeActorCritic(ActorCriticLearner):
                 pack(&self.actor, False)
                 for t in range(steps):
                     if n > 64 or t & 63 == 0:
-                        look(&watch)
+                        check_signals(&watch)
                     self.act_on(obs_ + t * n * d, n, noise_ + t * n * a, NULL, choices + t * n,
                                 continuous + t * n * a)
                     taken = choices + t * n

@@ -15,6 +15,7 @@ cdef class SoftCritics(TwinCritics):
     cdef f64 conservatism   # the penalty's weight, in an update
 
     cdef void penalty_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil
-    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha, Sums* sums) noexcept nogil
+    cdef void add_policy_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
+                                  Sums* sums) noexcept nogil
     cdef void action_gradient(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil
     cdef Options options(self, target_entropy, learning_rate, tau, max_grad_norm, str where) except *

@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memset
 from rlox.kernels.nn.layers cimport (
     CHUNK, Layer, Net, backward, backward_to_input, bounded, forward, last_of, number, unpad,
 )
-from rlox.kernels.signals cimport look
+from rlox.kernels.signals cimport check_signals
 from rlox.kernels.types cimport f32, f64
 from rlox.kernels.nn.core cimport clear, move, move_number
 from rlox.kernels.nn.twin_critics cimport Batch, Options, Squashed, Sums, TwinCritics, options_of, smaller
@@ -80,7 +80,7 @@ cdef class SoftCritics(TwinCritics):
         cdef const f32* y
         clear(&self.critic_weights, self.critics, 2)
         while start < n:
-            look(&self.watch)
+            check_signals(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             if whole or self.n_random:
                 self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
@@ -98,12 +98,12 @@ cdef class SoftCritics(TwinCritics):
         clear(&self.policy_weights, &self.actor, 1)
         start = 0
         while start < n:
-            look(&self.watch)
+            check_signals(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             if not whole:
                 self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
                 forward(&self.actor, self.x, self.obs_pad, rows)
-            self.improve(batch, start, rows, alpha, sums)
+            self.add_policy_gradient(batch, start, rows, alpha, sums)
             start += rows
         unpad(&self.actor)
         sums.policy_norm = move(&self.policy_weights, options.rate, options.limit)
@@ -116,8 +116,8 @@ cdef class SoftCritics(TwinCritics):
     cdef void penalty_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
         """Add the gradient of the penalty's soft maxima for the critics, from the policy's last `forward`."""
 
-    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
-                      Sums* sums) noexcept nogil:
+    cdef void add_policy_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
+                                  Sums* sums) noexcept nogil:
         """Add the gradient of alpha log pi - min Q for the policy, from its last `forward`."""
         cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad

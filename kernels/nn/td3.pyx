@@ -8,7 +8,7 @@ from rlox.kernels.nn.layers cimport (
     CHUNK, Net, backward, backward_to_input, bounded, build, forward, last_of, number, pack, unpad,
 )
 from rlox.kernels.nn.off_policy cimport whole
-from rlox.kernels.signals cimport look
+from rlox.kernels.signals cimport check_signals
 from rlox.kernels.types cimport f32, f64
 from rlox.kernels.nn.core cimport clear, move
 from rlox.kernels.nn.twin_critics cimport N_COMMON, Batch, Options, Sums, TwinCritics, options_of
@@ -30,14 +30,14 @@ cdef class NativeTD3(TwinCritics):
     """
 
     cdef f32* policy_target
-    cdef Net aim_actor
+    cdef Net target_actor
 
     def __cinit__(self, policy, critics, target_policy, target, obs_dim, act_dim, hidden_sizes,
                   activation: str = "relu"):
         self.make("NativeTD3", {"policy": policy, "critics": critics},
                   {"target_policy": target_policy, "target": target}, obs_dim, act_dim, hidden_sizes, activation, False)
         self.policy_target = <f32*>cnp.PyArray_DATA(<cnp.ndarray>target_policy)
-        build(&self.aim_actor, [obs_dim, *self.hidden, act_dim], self.tanh, self.policy_target,
+        build(&self.target_actor, [obs_dim, *self.hidden, act_dim], self.tanh, self.policy_target,
               self.policy_weights.g, 0, self.held)
 
     def act(self, obs, noise, noise_std):
@@ -50,7 +50,7 @@ cdef class NativeTD3(TwinCritics):
 
     cdef void pack_moved(self) noexcept nogil:
         TwinCritics.pack_moved(self)
-        pack(&self.aim_actor, False)
+        pack(&self.target_actor, False)
 
     cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
         cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, i
@@ -60,9 +60,9 @@ cdef class NativeTD3(TwinCritics):
         cdef const f32* draws
         clear(&self.critic_weights, self.critics, 2)
         while start < n:
-            look(&self.watch)
+            check_signals(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
-            self.decide(&self.aim_actor, batch.next_obs + start * d, d, rows, self.pi.actions)
+            self.decide(&self.target_actor, batch.next_obs + start * d, d, rows, self.pi.actions)
             draws = batch.noise + start * a
             for i in range(rows * a):
                 # Target policy smoothing, section 5.3.
@@ -80,35 +80,35 @@ cdef class NativeTD3(TwinCritics):
             weight = 0.0
             start = 0
             while start < n:
-                look(&self.watch)
+                check_signals(&self.watch)
                 rows = min(<Py_ssize_t>CHUNK, n - start)
-                q = self.judge(batch, start, rows)
+                q = self.policy_values(batch, start, rows)
                 for i in range(rows):
                     weight += fabs(q[i * ldq])
                 start += rows
             weight = options.alpha * n / weight
         start = 0
         while start < n:
-            look(&self.watch)
+            check_signals(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             if not options.clone or n > CHUNK:
-                self.judge(batch, start, rows)
-            self.improve(batch, start, rows, weight, options.clone, sums)
+                self.policy_values(batch, start, rows)
+            self.add_policy_gradient(batch, start, rows, weight, options.clone, sums)
             start += rows
         unpad(&self.actor)
         sums.policy_norm = move(&self.policy_weights, options.rate, options.limit, self.policy_target, options.tau)
         return 0
 
-    cdef const f32* judge(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows) noexcept nogil:
+    cdef const f32* policy_values(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows) noexcept nogil:
         """Write the policy's actions to `pi`, and return their values by the first critic."""
         self.fill(self.x, self.obs_pad, batch.obs + start * self.obs_dim, NULL, rows)
         self.decide(&self.actor, self.x, self.obs_pad, rows, self.pi.actions)
         self.fill(self.pairs, self.in_pad, batch.obs + start * self.obs_dim, self.pi.actions, rows)
         return forward(&self.critics[0], self.pairs, self.in_pad, rows)
 
-    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 weight, bint clone,
-                      Sums* sums) noexcept nogil:
-        """Add the gradient of -`weight` Q for the policy, right after `judge`.
+    cdef void add_policy_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 weight, bint clone,
+                                  Sums* sums) noexcept nogil:
+        """Add the gradient of -`weight` Q for the policy, right after `policy_values`.
 
         With `clone`, also add the gradient of the squared distance to the batch's actions.
         """

@@ -67,7 +67,7 @@ class ProgressCallback(Callback):
         self.every_s = every_s
         self.file = file
         self._shown_at = self._began = 0.0
-        self._goal = ""  # printed after the steps: their planned number, if known
+        self._planned = ""  # printed after the steps: their planned number, if known
         self._step = 0
         self._unit = "steps"
         self._state = ""
@@ -75,7 +75,7 @@ class ProgressCallback(Callback):
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self._shown_at = self._began = time.monotonic()
         c = _algorithm(self, algorithm).counters
-        self._goal, self._unit = "" if c.end >= sys.maxsize else f"/{c.end:,}", c.unit
+        self._planned, self._unit = "" if c.end >= sys.maxsize else f"/{c.end:,}", c.unit
 
     def on_step(
         self, *, step: int, reward: float | None = None, metrics: dict[str, float] | None = None, **info: Any
@@ -100,4 +100,4 @@ class ProgressCallback(Callback):
 
     def _print(self, step: int, text: str) -> None:
         self._shown_at = time.monotonic()
-        print(f"{step:,}{self._goal} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)
+        print(f"{step:,}{self._planned} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)

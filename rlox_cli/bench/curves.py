@@ -64,8 +64,8 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
             score = cell["threshold"]["score"]
             axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--")
             note = f"\ndashed: score to reach, {score:g}"
-        seeds_said = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
-        axis.set_title(wrapped(label + seeds_said, 44), fontsize=10)
+        n_seeds = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
+        axis.set_title(wrapped(label + n_seeds, 44), fontsize=10)
         axis.set_xlabel(unit_of(cell.get("settings", {})).replace("steps", "environment steps") + note, fontsize=9)
         axis.set_ylabel("evaluation return", fontsize=9)
         axis.tick_params(labelsize=8)

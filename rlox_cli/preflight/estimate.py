@@ -308,11 +308,11 @@ def _expected_length(seen: Seen, config: RunConfig) -> float:
     reach their final length in the first half of the training.
     """
     first, limit = seen.length, float(seen.limit or seen.length)
-    goal = (config.reference or {}).get("mean_return")
+    reference = (config.reference or {}).get("mean_return")
     if not seen.constant or not seen.reward:
         last = min((first + limit) / 2, 5 * first)
-    elif goal is not None:
-        last = goal / seen.reward
+    elif reference is not None:
+        last = reference / seen.reward
     else:
         last = limit if seen.reward > 0 else first
     return (first + 3 * min(max(last, 1.0), limit)) / 4

@@ -187,7 +187,7 @@ class Fake:
         found = logits.log_softmax(-1).gather(-1, ids[:, len(prompt) :, None])[..., 0]
         return [row[: len(own)].tolist() for row, own in zip(found, completions, strict=True)]
 
-    def said_of(self, ids):
+    def log_probs_of(self, ids):
         """Log-probabilities of all tokens except the first."""
         return self.log_probs(ids[:1], [ids[1:]])[0] if len(ids) > 1 else []
 
@@ -316,7 +316,7 @@ class VLLM(Fake):
             if body.get("return_token_ids"):
                 choice |= {"token_ids": ids, "prompt_token_ids": prompt}
             if body.get("prompt_logprobs") is not None:
-                pairs = zip(prompt[1:], self.said_of(prompt), strict=True)
+                pairs = zip(prompt[1:], self.log_probs_of(prompt), strict=True)
                 entries = [{str(i): {"logprob": x, "rank": 1, "decoded_token": ""}} for i, x in pairs]
                 choice["prompt_logprobs"] = [None, *entries]
             yield choice
@@ -373,7 +373,7 @@ class SGLang(Fake):
             if body.get("return_logprob"):
                 meta["output_token_logprobs"] = [[x, i, None] for x, i in zip(log_probs, drawn, strict=True)]
                 start = body.get("logprob_start_len", -1)
-                pairs = zip([None, *self.said_of(ids)], ids, strict=True)
+                pairs = zip([None, *self.log_probs_of(ids)], ids, strict=True)
                 meta["input_token_logprobs"] = [[x, i, None] for x, i in pairs] if start == 0 else []
             answers.append({"text": "", "output_ids": drawn, "meta_info": meta})
         answer = answers if n > 1 else answers[0]
@@ -427,7 +427,9 @@ class TGI(Fake):
         answer = {"generated_text": toy.tokenizer().decode(drawn, skip_special_tokens=True)}
         if asked.get("details"):
             reason = ("eos_token" if drawn[-1] == toy.EOS else "stop_sequence") if ended else "length"
-            pairs = zip([None, *self.said_of(ids)] if asked.get("decoder_input_details") else [], ids, strict=False)
+            pairs = zip(
+                [None, *self.log_probs_of(ids)] if asked.get("decoder_input_details") else [], ids, strict=False
+            )
             answer["details"] = {
                 "finish_reason": reason,
                 "seed": asked.get("seed"),
