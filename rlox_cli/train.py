@@ -126,7 +126,7 @@ def _resume(
 
     if _n_started() and not checks and not flags:
         timeout_s, distributed = _rendezvous(run, overrides)
-        outcome = job.resume_together(run, flags, overrides, modules, timeout_s, distributed, console)
+        outcome = job.resume_on_ranks(run, flags, overrides, modules, timeout_s, distributed, console)
         if outcome is not None:
             finish_mirrors([outcome.folder], console)
         return

@@ -5,7 +5,9 @@ Launchers pickle the function by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -44,6 +46,17 @@ def train(cfg: DictConfig) -> dict[str, float]:
     return outcome.final
 
 
+@contextmanager
+def _reporting(group: Group) -> Iterator[None]:
+    """Report exceptions to the other ranks. Then torchrun's SIGTERM must not end this process before it prints them."""
+    with group.reporting_errors():
+        try:
+            yield
+        except Exception:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun kills a process that does not end within 30 s
+            raise
+
+
 def train_on_ranks(config: RunConfig, algo: str, make_folder: Callable[[], Path], console: Console) -> Outcome | None:
     """Train a new run on the ranks that torchrun has started. Every rank calls this; only rank 0 gets the outcome.
 
@@ -51,7 +64,7 @@ def train_on_ranks(config: RunConfig, algo: str, make_folder: Callable[[], Path]
     """
     assert config.distributed is not None
     group = join(config.distributed_timeout_s, config.distributed)
-    with group.reporting_errors():
+    with _reporting(group):
         name, again = group.shared_text("folder", lambda: str(make_folder()))
         folder = Path(name)
         if again and group.from_first((folder / "checkpoints" / "last.safetensors").is_file):
@@ -61,7 +74,7 @@ def train_on_ranks(config: RunConfig, algo: str, make_folder: Callable[[], Path]
     return None if group.rank else outcome
 
 
-def resume_together(
+def resume_on_ranks(
     name: str,
     flags: list[str],
     overrides: list[str],
@@ -70,9 +83,9 @@ def resume_together(
     distributed: str,
     console: Console,
 ) -> Outcome | None:
-    """Resume the run `name` on the ranks that torchrun has started, in the mode `distributed`; as `together`."""
+    """Resume the run `name` on the ranks that torchrun has started, in the mode `distributed`; see `train_on_ranks`."""
     group = join(timeout_s, distributed)
-    with group.reporting_errors():
+    with _reporting(group):
         import_modules(modules)
         name, again = group.shared_text("run", lambda: name)
         if again and Path(name).is_file():

@@ -250,7 +250,7 @@ def _run_training(
                 lambda step, file: record.checkpoint(step, "predictions", file),
             )
         )
-    with record, stop.signals:
+    with stop.signals, record:
         if resumed:
             _write_config(folder, plain)
         _remove_partial(folder / "checkpoints")
@@ -279,9 +279,12 @@ def _run_training(
             # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
             last = (folder / "checkpoints" / "last.safetensors").is_file()
             go_on = f". Resume with: {_resume_command(folder)}" if last else ""
-            console.print(f"stopped at once. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
+            by_torchrun = algorithm.ranks.joined and e.signal_number == signal.SIGTERM
+            cause = " by SIGTERM, which torchrun also sends when another rank has ended" if by_torchrun else ""
+            console.print(f"stopped at once{cause}. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
             raise Stopped(e.signal_number) from None
         except BaseException as e:
+            stop.signals.saving()  # after a SIGTERM, as torchrun sends to the other ranks, there is time to report
             kept = keep_traceback(e, folder, shown(folder))
             # On a full disk this fails too; the first error is the one to report.
             with suppress(OSError):
@@ -332,18 +335,19 @@ def _follow(
     """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
     stop = StopOnSignal(Signals(lambda text: None))
     started = time.perf_counter()
-    try:
-        plan(algorithm, config, console, changed)
-        algorithm.callbacks.extend([stop])
-        with stop.signals:
+    with stop.signals:
+        try:
+            plan(algorithm, config, console, changed)
+            algorithm.callbacks.extend([stop])
             algorithm.train()
-    except StopAtOnce as e:
-        raise Stopped(e.signal_number) from None
-    except Exception as e:
-        failure_of(e).running = True
-        raise
-    finally:
-        algorithm.close()
+        except StopAtOnce as e:
+            raise Stopped(e.signal_number) from None
+        except Exception as e:
+            stop.signals.saving()
+            failure_of(e).running = True
+            raise
+        finally:
+            algorithm.close()
     if stop.signal_number:
         raise Stopped(stop.signal_number)
     return Outcome(folder, algorithm.counters.steps, time.perf_counter() - started, {}, None)

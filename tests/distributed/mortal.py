@@ -2,8 +2,17 @@
 
 import os
 import signal
+import time
+
+import gymnasium
 
 _calls = 0
+
+
+class SlowToClose(gymnasium.Wrapper):
+    def close(self):
+        time.sleep(1.5)
+        super().close()
 
 
 def _call():
@@ -16,6 +25,13 @@ def _call():
 
 def reward(obs, actions, rewards):
     _call()
+    return rewards / 2
+
+
+def slow_reward(obs, actions, rewards):
+    _call()
+    if os.environ.get("RANK") == "0" and _calls == int(os.environ["RLOX_TEST_DIES"]):
+        time.sleep(10)
     return rewards / 2
 
 

@@ -64,6 +64,23 @@ def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(tmp_path)
     assert load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"] > 0
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_slow_to_end_reports_why(tmp_path):
+    # torchrun sends SIGTERM to rank 0 while it closes its environments, three seconds long.
+    code, output = train(*SAC, "output_dir=run", "env.wrappers=[mortal:SlowToClose]", cwd=tmp_path, dies=20)
+    assert code == 1, output
+    assert "another rank ended without an error message" in output, output
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_before_it_notices_says_that_another_one_may_have_ended(tmp_path):
+    code, output = train(*SAC, "output_dir=run", "env.reward_fn=mortal:slow_reward", cwd=tmp_path, dies=170)
+    assert code == 1, output
+    assert "stopped at once by SIGTERM, which torchrun also sends when another rank has ended. Saved before" in output
+    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in output
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_killed_ranks_that_are_resumed_end_with_the_same_bits(undisturbed, tmp_path):
