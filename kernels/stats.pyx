@@ -353,6 +353,21 @@ def all_finite(numbers) -> bool:
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
+cdef Py_ssize_t row_step(Py_ssize_t d) noexcept:
+    """Return the distance of rows of d numbers in memory.
+
+    Long rows are a quarter of 4096 bytes from a multiple of it: a load waits for a store to an address that differs by
+    such a multiple, although it is another one.
+    """
+    cdef Py_ssize_t page = 512  # numbers
+    if d < LINE:
+        return d
+    d = (d + LINE - 1) // LINE * LINE
+    if d < page // 4:
+        return d
+    return d + (page // 4 - d % page + page) % page
+
+
 cdef class RunningStatsVec:
     """Mean and population variance of each of D dimensions, in float64.
 
@@ -363,6 +378,7 @@ cdef class RunningStatsVec:
     """
 
     cdef Py_ssize_t d
+    cdef Py_ssize_t step  # numbers from one row to the next
     cdef f64 n
     cdef cnp.ndarray memory  # (6, D): mean, m2, and four scratch rows
     cdef f64* rows
@@ -371,9 +387,13 @@ cdef class RunningStatsVec:
         size = as_index(dim, "RunningStatsVec", "dim")
         if not 1 <= size < 1 << 40:
             raise ValueError(f"RunningStatsVec: dim must be at least 1 and below 2**40, got {size}")
-        self.memory = np.zeros((6, size))
-        self.rows = <f64*>cnp.PyArray_DATA(self.memory)
         self.d = size
+        self.step = row_step(size)
+        # Rows start where a cache line does, so that no vector is in two of them.
+        cdef cnp.ndarray block = np.zeros(6 * self.step + LINE)
+        cdef Py_ssize_t first = (LINE - (<size_t>cnp.PyArray_DATA(block) // sizeof(f64)) % LINE) % LINE
+        self.memory = block[first : first + 6 * self.step].reshape(6, self.step)[:, :size]
+        self.rows = <f64*>cnp.PyArray_DATA(self.memory)
         self.n = 0.0
 
     def __repr__(self) -> str:
@@ -418,7 +438,7 @@ cdef class RunningStatsVec:
 
     cdef void _commit(self, f64 n) noexcept:
         """Take over the mean and m2 that were computed in rows 2 and 3."""
-        memcpy(self.rows, self.rows + 2 * self.d, 2 * self.d * sizeof(f64))
+        memcpy(self.rows, self.rows + 2 * self.step, 2 * self.step * sizeof(f64))
         self.n = n
 
     def update(self, values) -> None:
@@ -427,7 +447,7 @@ cdef class RunningStatsVec:
         if not all_usual(self.d, <const f64*>cnp.PyArray_DATA(array)):
             raise not_finite("RunningStatsVec.update", "values", array)
         self.n += 1.0
-        add_one(self.d, self.n, <cf64_r>cnp.PyArray_DATA(array), <f64_r>self.rows, <f64_r>(self.rows + self.d))
+        add_one(self.d, self.n, <cf64_r>cnp.PyArray_DATA(array), <f64_r>self.rows, <f64_r>(self.rows + self.step))
 
     def batch_update(self, data, batch_size=None) -> None:
         """Add B samples.
@@ -447,14 +467,14 @@ cdef class RunningStatsVec:
             If the data cannot be converted to numbers.
         """
         cdef cnp.ndarray array = self._batch(data, batch_size, "RunningStatsVec.batch_update")
-        cdef Py_ssize_t d = self.d
-        cdef f64* work = self.rows + 2 * d
+        cdef Py_ssize_t d = self.d, step = self.step
+        cdef f64* work = self.rows + 2 * step
         cdef f64 n = self.n
         # The GIL is not released, because the scratch rows belong to the object.
-        memcpy(work, self.rows, 2 * d * sizeof(f64))
-        add_batch(cnp.PyArray_SIZE(array) // d, d, <const f64*>cnp.PyArray_DATA(array), &n, work, work + d,
-                  work + 2 * d, work + 3 * d)
-        if not finite(d, <const f64*>work + d):
+        memcpy(work, self.rows, 2 * step * sizeof(f64))
+        add_batch(cnp.PyArray_SIZE(array) // d, d, <const f64*>cnp.PyArray_DATA(array), &n, work, work + step,
+                  work + 2 * step, work + 3 * step)
+        if not finite(d, <const f64*>work + step):
             raise not_finite("RunningStatsVec.batch_update", "data", array)
         self._commit(n)
 
@@ -468,11 +488,11 @@ cdef class RunningStatsVec:
         cdef Py_ssize_t j
         cdef Moments one, two
         for j in range(self.d):
-            one = Moments(self.n, self.rows[j], self.rows[self.d + j])
-            two = Moments(b.n, b.rows[j], b.rows[self.d + j])
+            one = Moments(self.n, self.rows[j], self.rows[self.step + j])
+            two = Moments(b.n, b.rows[j], b.rows[b.step + j])
             one = merged(one, two)
             self.rows[j] = one.mean
-            self.rows[self.d + j] = one.m2
+            self.rows[self.step + j] = one.m2
         self.n += b.n
 
     def dim(self) -> int:
@@ -500,7 +520,7 @@ cdef class RunningStatsVec:
         cdef Py_ssize_t j
         cdef f64 n = max(self.n, 1.0)
         for j in range(self.d):
-            out[j] = self.rows[self.d + j] / n
+            out[j] = self.rows[self.step + j] / n
         return result
 
     def std(self) -> np.ndarray:
@@ -510,7 +530,7 @@ cdef class RunningStatsVec:
         cdef Py_ssize_t j
         cdef f64 n = max(self.n, 1.0)
         for j in range(self.d):
-            out[j] = sqrt(self.rows[self.d + j] / n)
+            out[j] = sqrt(self.rows[self.step + j] / n)
         return result
 
     cdef void _factors(self) noexcept:
@@ -518,14 +538,14 @@ cdef class RunningStatsVec:
         cdef Py_ssize_t j
         cdef f64 n = max(self.n, 1.0)
         for j in range(self.d):
-            self.rows[2 * self.d + j] = 1.0 / max(sqrt(self.rows[self.d + j] / n), 1e-8)
+            self.rows[2 * self.step + j] = 1.0 / max(sqrt(self.rows[self.step + j] / n), 1e-8)
 
     def normalize(self, values) -> np.ndarray:
         """Return ``(values - mean) / max(std, 1e-8)`` of one sample (D,) as a new array. NaN stays NaN."""
         cdef cnp.ndarray array = self._one(values, "RunningStatsVec.normalize")
         cdef cnp.ndarray result = self._row()
         self._factors()
-        standardise(self.d, <cf64_r>cnp.PyArray_DATA(array), <cf64_r>self.rows, <cf64_r>(self.rows + 2 * self.d),
+        standardise(self.d, <cf64_r>cnp.PyArray_DATA(array), <cf64_r>self.rows, <cf64_r>(self.rows + 2 * self.step),
                     <f64_r>cnp.PyArray_DATA(result))
         return result
 
@@ -535,12 +555,12 @@ cdef class RunningStatsVec:
         cdef cnp.ndarray result = fresh(empty, cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_FLOAT64)
         self._factors()
         standardise_rows(cnp.PyArray_SIZE(array), self.d, <const f64*>cnp.PyArray_DATA(array), self.rows,
-                         self.rows + 2 * self.d, <f64*>cnp.PyArray_DATA(result))
+                         self.rows + 2 * self.step, <f64*>cnp.PyArray_DATA(result))
         return result
 
     def reset(self) -> None:
         """Forget everything."""
-        memset(self.rows, 0, 2 * self.d * sizeof(f64))
+        memset(self.rows, 0, 2 * self.step * sizeof(f64))
         self.n = 0.0
 
     def get_state(self) -> dict:
