@@ -49,7 +49,16 @@ OWN = ("environment", "generators", "reference_log_probs", "memory")
 
 
 class RankLost(RuntimeError):
-    """Raised when another rank has failed, or was killed."""
+    """Raised when another rank has failed, or was killed.
+
+    Attributes
+    ----------
+    unreported : bool
+        Whether the lost rank has not reported why, and this is the first rank after rank 0 that notices. If rank 0 is
+        the lost one, no other rank prints anything.
+    """
+
+    unreported = False
 
 
 class Ranks:
@@ -375,7 +384,9 @@ class Group(Ranks):
                 "another rank ended without an error message (it was killed, or its machine is gone), or did not "
                 "answer in time"
             )
-            raise RankLost(f"rank {self.rank} cannot continue: {lost}") from (None if reason else e)
+            error = RankLost(f"rank {self.rank} cannot continue: {lost}")
+            error.unreported = reason is None and self.rank > 0 and self.first_to_notice()
+            raise error from (None if reason else e)
 
     def _failure(self) -> str | None:
         """Return the report of the rank that failed first, if any."""
@@ -383,6 +394,12 @@ class Group(Ranks):
             if self._failures.check(["first"]):
                 return self._failures.get("first").decode()
         return None
+
+    def first_to_notice(self) -> bool:
+        """Return whether this rank is the first to ask, among those that may have lost another rank."""
+        with suppress(RuntimeError):  # the store may have ended with rank 0
+            return self._failures.compare_set("noticed", "", str(self.rank)) == str(self.rank).encode()
+        return True
 
     def report(self, error: BaseException) -> None:
         """Report to the other ranks why this rank ends."""

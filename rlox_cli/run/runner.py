@@ -277,11 +277,7 @@ def _run_training(
                 algorithm.train()
         except StopAtOnce as e:
             # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
-            last = (folder / "checkpoints" / "last.safetensors").is_file()
-            go_on = f". Resume with: {_resume_command(folder)}" if last else ""
-            by_torchrun = algorithm.ranks.joined and e.signal_number == signal.SIGTERM
-            cause = " by SIGTERM, which torchrun also sends when another rank has ended" if by_torchrun else ""
-            console.print(f"stopped at once{cause}. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
+            console.print(_stopped_at_once(algorithm, folder, e), soft_wrap=True, markup=False)
             raise Stopped(e.signal_number) from None
         except BaseException as e:
             stop.signals.saving()  # after a SIGTERM, as torchrun sends to the other ranks, there is time to report
@@ -341,10 +337,15 @@ def _follow(
             algorithm.callbacks.extend([stop])
             algorithm.train()
         except StopAtOnce as e:
+            # If rank 0 was killed, it prints nothing.
+            if e.signal_number == signal.SIGTERM and algorithm.ranks.first_to_notice():
+                _print_always(f"rank {algorithm.ranks.rank}: {_stopped_at_once(algorithm, folder, e)}", console)
             raise Stopped(e.signal_number) from None
         except Exception as e:
             stop.signals.saving()
             failure_of(e).running = True
+            if isinstance(e, RankLost):
+                failure_of(e).saved = f"{_last_good(folder)}. Resume with: {_resume_command(folder)}"
             raise
         finally:
             algorithm.close()
@@ -385,6 +386,13 @@ def _best_score(folder: Path) -> float:
     """Return the score of ``best.safetensors``, which may be newer than the checkpoint that is resumed."""
     path = folder / "checkpoints" / "best.safetensors"
     return load_checkpoint(path).header["evaluation"]["mean_return"] if path.is_file() else -math.inf
+
+
+def _stopped_at_once(algorithm: Any, folder: Path, e: StopAtOnce) -> str:
+    by_torchrun = algorithm.ranks.joined and e.signal_number == signal.SIGTERM
+    cause = " by SIGTERM, which torchrun also sends when another rank has ended" if by_torchrun else ""
+    last = (folder / "checkpoints" / "last.safetensors").is_file()
+    return f"stopped at once{cause}. {_last_good(folder)}{f'. Resume with: {_resume_command(folder)}' if last else ''}"
 
 
 def _last_good(folder: Path) -> str:

@@ -38,7 +38,8 @@ def reported(verb: str) -> Iterator[None]:
         if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
             raise
         rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
-        # A rank that only lost another rank has nothing to add to what rank 0 prints.
-        if not rank or type(e).__name__ != "RankLost":
-            print(f"rlox {verb}: {f'rank {rank}: ' if rank else ''}{account(e)}", file=sys.stderr)
+        lost = type(e).__name__ == "RankLost"
+        # A rank that only lost another rank has nothing to add to what rank 0 prints, unless rank 0 was killed.
+        if not rank or not lost or getattr(e, "unreported", False):
+            print(f"rlox {verb}: {f'rank {rank}: ' if rank and not lost else ''}{account(e)}", file=sys.stderr)
         raise typer.Exit(exit_code(e)) from None

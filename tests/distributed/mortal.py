@@ -1,4 +1,7 @@
-"""Reward functions that kill a rank in the call given by RLOX_TEST_DIES, before it is restarted."""
+"""Reward functions that kill a rank in the call given by RLOX_TEST_DIES, before it is restarted.
+
+RLOX_TEST_DEAD_RANK is its number; 1 by default.
+"""
 
 import os
 import signal
@@ -7,6 +10,7 @@ import time
 import gymnasium
 
 _calls = 0
+_DEAD = os.environ.get("RLOX_TEST_DEAD_RANK", "1")
 
 
 class SlowToClose(gymnasium.Wrapper):
@@ -19,7 +23,7 @@ def _call():
     global _calls
     _calls += 1
     first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-    if first_life and os.environ.get("RANK") == "1" and _calls == int(os.environ.get("RLOX_TEST_DIES", "-1")):
+    if first_life and os.environ.get("RANK") == _DEAD and _calls == int(os.environ.get("RLOX_TEST_DIES", "-1")):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -30,7 +34,7 @@ def reward(obs, actions, rewards):
 
 def slow_reward(obs, actions, rewards):
     _call()
-    if os.environ.get("RANK") == "0" and _calls == int(os.environ["RLOX_TEST_DIES"]):
+    if os.environ.get("RANK") != _DEAD and _calls == int(os.environ["RLOX_TEST_DIES"]):
         time.sleep(10)
     return rewards / 2
 

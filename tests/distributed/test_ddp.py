@@ -65,19 +65,24 @@ def test_a_killed_rank_leaves_an_error_and_a_checkpoint_to_resume_from(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_slow_to_end_reports_why(tmp_path):
-    # torchrun sends SIGTERM to rank 0 while it closes its environments, three seconds long.
-    code, output = train(*SAC, "output_dir=run", "env.wrappers=[mortal:SlowToClose]", cwd=tmp_path, dies=20)
+def test_a_rank_that_is_slow_to_end_reports_that_rank_0_was_killed(tmp_path, monkeypatch):
+    # torchrun sends SIGTERM to rank 1 while it closes its environments, three seconds long.
+    monkeypatch.setenv("RLOX_TEST_DEAD_RANK", "0")
+    code, output = train(*SAC, "output_dir=run", "env.wrappers=[mortal:SlowToClose]", cwd=tmp_path, dies=40)
     assert code == 1, output
-    assert "another rank ended without an error message" in output, output
+    assert "rlox train: rank 1 cannot continue: another rank ended without an error message" in output, output
+    assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in output
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_before_it_notices_says_that_another_one_may_have_ended(tmp_path):
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_is_stopped_before_it_notices_says_that_another_one_may_have_ended(dead, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLOX_TEST_DEAD_RANK", str(dead))
     code, output = train(*SAC, "output_dir=run", "env.reward_fn=mortal:slow_reward", cwd=tmp_path, dies=170)
     assert code == 1, output
     assert "stopped at once by SIGTERM, which torchrun also sends when another rank has ended. Saved before" in output
+    assert ("rank 1: stopped at once" in output) == (dead == 0)
     assert "Resume with: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in output
 
 
