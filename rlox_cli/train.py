@@ -58,8 +58,8 @@ def main(args: list[str]) -> None:
         return
     overrides = run_folder(with_env(overrides))
     # Flags such as --hydra-help and --version train nothing and need no valid configuration.
-    only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
-    only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
+    prints_info = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
+    only_prints = prints_info or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
     multirun = is_multirun(flags, overrides)
     if checks and only_prints:
         raise UsageError("--check must not be combined with a flag that only prints")
@@ -67,7 +67,7 @@ def main(args: list[str]) -> None:
     if multirun and not only_prints:
         sweep, jobs = compose_sweep(flags, overrides)
     else:
-        jobs = [] if only_tells else compose_jobs(flags, overrides)
+        jobs = [] if prints_info else compose_jobs(flags, overrides)
     is_search = sweep is not None and searches(sweep)
     if not only_prints and not checks:
         _require_ranks([one.config for one in jobs], multirun, typed)

@@ -866,8 +866,8 @@ class InProcess:
                 return SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=choice["finish_reason"])
 
             found = choices[0].get("prompt_logprobs") or []
-            told = [x and {int(i): SimpleNamespace(**entry) for i, entry in x.items()} for x in found]
-            return SimpleNamespace(outputs=[one(choice) for choice in choices], prompt_logprobs=told)
+            entries = [x and {int(i): SimpleNamespace(**entry) for i, entry in x.items()} for x in found]
+            return SimpleNamespace(outputs=[one(choice) for choice in choices], prompt_logprobs=entries)
 
 
 def test_training_with_vllm_in_this_process(monkeypatch):
