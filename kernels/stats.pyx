@@ -252,8 +252,8 @@ cdef inline void add_squares(Py_ssize_t d, cf64_r x, cf64_r mean, f64_r total) n
 cdef enum:
     TILE = 64  # numbers
     LINE = 8  # numbers in a cache line
-    SHORT = TILE // 2  # numbers in a row
-    LONGEST = LINE * SHORT
+    SHORT = 32  # numbers in a row, half a TILE
+    LONGEST = 256  # LINE rows of SHORT numbers
     CACHED = 2_000_000  # numbers
 
 
