@@ -44,12 +44,17 @@ TRACE_DECAYS = "0.8,0.9,0.95,0.98,1.0"
 ENTROPY_WEIGHTS = "tag(log, interval(1e-8, 0.1))"
 TARGET_SHARES = "tag(log, interval(1e-3, 0.08))"
 
+_MOST_LISTED = 40  # number of names in an error message
+
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the closest of `choices`, or the sorted list of choices if none is close."""
+    """Return ``did you mean 'x'?`` for the closest of `choices`, or the first of them in order if none is close."""
     choices = sorted(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"try one of {', '.join(choices)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f", … ({len(choices):,} in all)" if len(choices) > _MOST_LISTED else ""
+    return f"try one of {', '.join(choices[:_MOST_LISTED])}{more}"
 
 
 def is_below(path: str) -> bool:

@@ -233,7 +233,7 @@ class _Composer:
             cfg = copy.deepcopy(self._bases[choices])
             for item in filter(_sets_value, parsed):
                 OmegaConf.update(cfg, item.key_or_group, item.value())
-        except (HydraException, OmegaConfBaseException, UsageError):
+        except (HydraException, OmegaConfBaseException, UsageError, AssertionError, AttributeError):
             return composed(overrides, self._config_name, where)  # raises an error that says what is wrong
         task = [item for item in parsed if not item.is_hydra_override()]
         cfg.hydra.overrides.task = [item.input_line for item in task]
@@ -274,13 +274,12 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
         return compose(config_name, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
         raise UsageError(where + explain(e)) from e
-    except AssertionError as e:
-        # OmegaConf raises this for a key below a section that is null.
-        below = [o for o in overrides if re.match(r"logger\.\w+\.", o)]
-        if not below:
+    except (AssertionError, AttributeError) as e:
+        # OmegaConf raises these for keys below a section that is null.
+        below = next(filter(None, (re.match(r"\+{0,2}logger\.(\w+)[.=]", override) for override in overrides)), None)
+        if below is None:
             raise
-        name = below[0].split(".")[1]
-        raise UsageError(f"{where}{below[0]}: the logger {name} is not chosen; add logger={name}") from e
+        raise UsageError(f"{where}{below.string}: the logger {below[1]} is not chosen; add logger={below[1]}") from e
 
 
 def _validated(cfg: DictConfig, overrides: list[str]) -> Job:

@@ -73,6 +73,8 @@ def explain(e: BaseException) -> str:
                 return f"{root.full_key} needs a replay memory; {OFF_POLICY_ONLY}"
             if root.object_type is dict and re.fullmatch(r"dataset\.\w+", root.full_key):
                 return f"{root.full_key} needs a dataset; add dataset=data/medium.arrow or dataset=minari:ID"
+            if root.object_type is dict and re.fullmatch(r"reference\.\w+", root.full_key):
+                return f"{root.full_key} is not set yet; type +{root.full_key}=… to add it"
             kind = root.object_type.__name__ if isinstance(root.object_type, type) else "the configuration"
             hint = nearest(str(root.key), known) if known else "`rlox show` lists the keys"
             for section in ("algo", "env", "buffer", "dataset"):

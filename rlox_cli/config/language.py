@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.config import RunConfig, nearest
+from rlox.llm.data import SUFFIXES
 from rlox_cli.config.imports import import_modules
 
 # The keys for a sampler, with the values that they have without one.
@@ -106,9 +107,9 @@ def refuse_language(run: RunConfig, algo: str) -> None:
 def _require_file(key: str, name: str) -> None:
     path = Path(name)
     if not path.is_file():
-        there = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        there = [item.name for item in path.parent.glob("*") if item.suffix.lower() in SUFFIXES]
         hint = f"; {nearest(path.name, there)}" if there else ""
-        raise ValueError(f"{key}={name} must be an existing file of rows (.jsonl, .json, .csv, .parquet){hint}")
+        raise ValueError(f"{key}={name} must be an existing file of rows ({', '.join(SUFFIXES)}){hint}")
 
 
 def is_url(name: str) -> bool:

@@ -183,4 +183,6 @@ def task_name(source: str) -> str:
 def to_run_config(cfg: DictConfig) -> RunConfig:
     """Return the typed configuration of a composed job, with every rule checked."""
     plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    if "reference" in plain and not plain.reference:  # empty in config.yaml, since no key can be added to null
+        plain.reference = None
     return OmegaConf.to_object(OmegaConf.merge(schema_of(RunConfig), plain))
