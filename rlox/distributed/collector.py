@@ -36,8 +36,8 @@ class _ActorRecord:
     """The learner's record of one actor."""
 
     def __init__(self) -> None:
-        self.asked = 0  # number of rollouts that it owes
-        self.since = 0.0  # time at which it could start the oldest of them
+        self.asked = 0  # number of rollouts that it owes, and of those that `state` has collected from it
+        self.since = 0.0  # time at which it could start the oldest rollout that it owes
         self.restarts = 0
         self.down_since: float | None = None  # time at which it was lost; None if it runs
         self.retry_at = 0.0
@@ -157,9 +157,9 @@ class ActorCollector(Collector):
             failure, self._failure = self._failure, None
             raise failure
         pool = self._pool if self._pool is not None else self._start(policy, n_steps)
+        self._request(pool, policy)
         if time.monotonic() - self._checked_at > _LOOK_EVERY:
             self._check_timeouts(pool)
-        self._request(pool, policy)
         began = time.perf_counter()
         new = [self._take(pool, policy) for _ in range(c.rollouts_per_update)]
         self._waited = time.perf_counter() - began
@@ -202,7 +202,7 @@ class ActorCollector(Collector):
             while record.down_since is None and record.asked < self._config.rollouts_ahead:
                 if weights is None:
                     weights = Weights(self._version, snapshot(policy), self._statistics())
-                if record.asked == 0:
+                if record.asked == len(self._answered[actor]):
                     record.since = now
                 record.asked += 1
                 pool.request(actor, weights)
@@ -250,9 +250,14 @@ class ActorCollector(Collector):
 
     def _check_timeouts(self, pool: ActorPool) -> None:
         now, most = time.monotonic(), self._config.actor_timeout
+        # A long time without a check counts as half the timeout: the whole process may have been suspended.
+        skipped = max(0.0, now - self._checked_at - most / 2)
         self._checked_at = now
         for actor, record in enumerate(self._records):
+            owed = record.asked - len(self._answered[actor])
+            record.since = min(now, record.since + skipped)
             if record.down_since is not None:
+                record.down_since = min(now, record.down_since + skipped)
                 # The other actors continue without it, unless it is its turn.
                 needed = self._turn == actor if self._config.in_turn else self._all_lost()
                 if needed and now - record.down_since > most:
@@ -260,7 +265,7 @@ class ActorCollector(Collector):
                         f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; fix it, or raise "
                         "algo.actor_timeout"
                     )
-            elif record.asked and now - record.since > most and not pool.ready([actor], 0.0):
+            elif owed and now - record.since > most and not pool.ready([actor], 0.0):
                 self._restart_lost(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
 
     def _all_lost(self) -> bool:
@@ -415,26 +420,36 @@ class ActorCollector(Collector):
             return self._saved
         if not self.restorable or not pool.exact:
             return None
-        for actor, record in enumerate(self._records):
-            while len(self._answered[actor]) < record.asked:
-                if not pool.ready([actor], self._config.actor_timeout):
-                    return None  # it is late, and will be restarted
-                try:
-                    self._answered[actor].append(pool.result(actor))
-                except ActorLost as e:
-                    self._restart_lost(pool, actor, e)
-                except Exception as e:
-                    self._failure = e  # raised by the next `collect`; this checkpoint is still written
-                    return None
         found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
         for actor in range(len(self._records)):
-            for name, array in pool.state(actor).items():
-                found[f"actor{actor}/{name}"] = array
-            for k, trajectory in enumerate(self._answered[actor]):
-                found.update(_named(f"answer{actor}.{k}", trajectory))
+            try:
+                own = self._actor_state(pool, actor)
+            except Exception as e:
+                self._failure = e  # raised by the next `collect`; this checkpoint is still written
+                return None
+            if own is None:
+                return None
+            found.update(own)
         for k, trajectory in enumerate(self._replay):
             found.update(_named(f"replay{k}", trajectory))
         return dict(sorted(found.items()))
+
+    def _actor_state(self, pool: ActorPool, actor: int) -> dict[str, np.ndarray] | None:
+        """Return the state of an actor and the rollouts that it owes, or None if it is late and will be restarted."""
+        record, answered = self._records[actor], self._answered[actor]
+        try:
+            while len(answered) < record.asked:
+                if not pool.ready([actor], self._config.actor_timeout):
+                    return None
+                answered.append(pool.result(actor))
+            state = {} if record.down_since is not None else pool.state(actor)
+        except ActorLost as e:
+            self._restart_lost(pool, actor, e)
+            state = {}
+        arrays = {f"actor{actor}/{name}": array for name, array in state.items()}
+        for k, trajectory in enumerate(answered):
+            arrays.update(_named(f"answer{actor}.{k}", trajectory))
+        return arrays
 
     def restore(self, state: dict[str, np.ndarray]) -> bool:
         if not state:

@@ -267,6 +267,75 @@ def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
         algorithm.train(800)
 
 
+class Clock:
+    """A monotonic clock that can jump ahead, as after a pause of the learner or of the whole process."""
+
+    def __init__(self, monkeypatch):
+        self.reads, self.ahead, self.real = 0, 0.0, time.monotonic
+        monkeypatch.setattr(time, "monotonic", self)
+
+    def __call__(self):
+        self.reads += 1
+        return self.real() + self.ahead
+
+    def jump(self):
+        self.ahead += 3600.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "ahead"), [("threads", 1), ("threads", 2), ("processes", 2)])
+def test_a_pause_after_saving_or_loading_loses_no_actor(kind, ahead, monkeypatch, tmp_path):
+    settings = {"rollouts_ahead": ahead}
+    whole, _ = trained(192, **settings)
+    saved = impala(kind, **settings)
+    saved.train(96)  # three updates of two actors, which owe different numbers of rollouts
+    saved.save(str(tmp_path / "a.safetensors"))
+    loaded = rlox.IMPALA.from_checkpoint(str(tmp_path / "a.safetensors"))
+    clock = Clock(monkeypatch)
+    for algorithm in (saved, loaded):
+        clock.jump()
+        metrics = algorithm.train(96)
+        algorithm.close()
+        assert metrics["actors/restarts"] == 0
+        np.testing.assert_array_equal(weights_of(algorithm), whole)
+
+
+def test_actors_have_time_to_answer_after_their_process_was_suspended(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    class Suspended(Ends):
+        def step(self, action):
+            if clock.ahead == 0.0:
+                clock.jump()
+                before = clock.reads
+                while clock.reads < before + 6:  # the learner has noticed that the answer is late
+                    time.sleep(0.001)
+            return super().step(action)
+
+    algorithm = rlox.IMPALA(Suspended, **{**SMALL, "n_actors": 1, "n_envs": 1})
+    assert algorithm.train(16)["actors/restarts"] == 0
+    algorithm.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_a_checkpoint_is_created_is_replaced(tmp_path):
+    algorithm = impala("processes")
+    notes = []
+    algorithm.collector.notify = notes.append
+    algorithm.train(64)
+    algorithm.collector.state()  # both actors have answered
+    for child in algorithm.collector._pool._children:
+        child.process.kill()
+        child.process.wait()
+    algorithm.save(str(tmp_path / "a.safetensors"))
+    assert ["died (signal 9)" in note for note in notes] == [True, True]
+    algorithm.train(64)
+    algorithm.close()
+    loaded = rlox.IMPALA.from_checkpoint(str(tmp_path / "a.safetensors"))
+    assert loaded.train(64)["actors/restarts"] == 0
+    loaded.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_actors_are_ready_in_the_order_of_their_answers(kind):
