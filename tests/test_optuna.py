@@ -278,6 +278,28 @@ def test_diverged_trials_count_and_a_search_with_only_those_says_so(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_trial_whose_environment_raises_fails_and_the_search_continues(tmp_path):
+    lines = ["import gymnasium", "from gymnasium.envs.classic_control import CartPoleEnv", "class Fragile(CartPoleEnv):"]
+    lines += ["    def __init__(self, value):", "        super().__init__()", "        self.value = value"]
+    lines += ["    def step(self, action):", "        if self.value == 2:", "            raise RuntimeError('no 2')"]
+    lines += ["        return super().step(action)", "gymnasium.register('Fragile-v0', Fragile, max_episode_steps=50)"]
+    (tmp_path / "fragile.py").write_text("\n".join(lines))
+    words = [*OPTUNA, "--import", "fragile", *RUNS, "env=Fragile-v0", "total_timesteps=1024", "eval.n_points=1"]
+    words += ["hydra.sweeper.seed=1", "hydra.sweeper.retries=1", "hydra.sweep.dir=sweep"]
+    printed = rlox(tmp_path, "train", *words, "env.kwargs.value=choice(1,2)", "hydra.sweeper.n_trials=3")
+    trials = study(tmp_path)
+    assert {t.params["env.kwargs.value"]: t.state for t in trials} == {"1": TrialState.COMPLETE, "2": TrialState.FAIL}
+    assert "no 2" in printed
+    assert {run.attempts for run in jobs(tmp_path) if run.state == "failed"} == {2}  # the first try and one retry
+    # An error of all trials is not the fault of their values: the search stops, and does not use up its trials.
+    words[-1] = "hydra.sweep.dir=other"
+    more = ["env.kwargs.value=2", RATE, "hydra.sweeper.n_trials=9"]
+    printed = rlox(tmp_path, "train", *words, *more, code=1)
+    assert "the last 3 trials failed with the same error: environment 0" in printed
+    assert len(study(tmp_path, "other/study.db")) == 3
+
+
+@pytest.mark.slow
 def test_without_optuna_the_error_names_the_remedy(tmp_path):
     program = "import sys; sys.modules['optuna'] = None; from rlox_cli.main import main; main()"
     done = subprocess.run(

@@ -47,6 +47,7 @@ from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 _CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search is resumed
+_SAME_ERRORS = 3  # trials in a row that failed with one error, after which a search stops
 _PRINTED = ("interrupted", "killed")  # states of runs that are printed in addition to the lines of trials
 
 
@@ -115,10 +116,14 @@ class Trials:
         for space in self.search.spaces:
             space.suggest(trial)
 
-    def finish(self, trial: Trial, runs: Sequence[Progress]) -> bool:
-        """Report to the study how the trial's runs ended. Return whether they have all ended."""
+    def finish(self, trial: Trial, runs: Sequence[Progress], stopped: bool) -> bool:
+        """Report to the study how the trial's runs ended. Return whether they have all ended.
+
+        A run that failed and may succeed when it is tried again was tried `retries` times, unless the search was
+        `stopped` before.
+        """
         pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
-        failed = next((run for run in runs if run.state == "failed" and not run.may_pass), None)
+        failed = next((run for run in runs if run.state == "failed" and not (run.may_pass and stopped)), None)
         scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
         finite = [score for score in scores if score is not None]
         if failed is not None:
@@ -136,20 +141,31 @@ class Trials:
         return True
 
     def run_trials(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:
-        """Launch trials until there are no more. Return the numbers of the trials that did not end."""
+        """Launch trials until there are no more. Return the numbers of the trials that did not end.
+
+        Raises
+        ------
+        RuntimeError
+            If trials in a row failed with one error that has nothing to do with their values, such as a full disk.
+        """
+        errors: list[str] = []
         while not launch.stopped and (trials := self.next()):
             runs = [self._jobs(sweep, config, trial) for trial in trials]
             launch.run([job for jobs in runs for job in jobs])
             open_ = []
             for trial, jobs in zip(trials, runs, strict=True):
-                if self.finish(trial, [sweep.progress[job.id].scan() for job in jobs]):
+                progress = [sweep.progress[job.id].scan() for job in jobs]
+                if self.finish(trial, progress, launch.stopped):
                     console.print(
                         describe(self.study, trial.number, self.settings.n_trials), soft_wrap=True, markup=False
                     )
+                    errors.append(next((run.message for run in progress if run.state == "failed" and run.may_pass), ""))
                 else:
                     open_.append(trial.number)
             if open_:
                 return open_
+            if len(errors) >= _SAME_ERRORS and errors[-1] and len(set(errors[-_SAME_ERRORS:])) == 1:
+                raise RuntimeError(f"the last {_SAME_ERRORS} trials failed with the same error: {errors[-1]}")
         return []
 
     def _jobs(self, sweep: Sweep, config: dict[str, Any], trial: Trial) -> list[SweepJob]:
