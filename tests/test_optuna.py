@@ -279,7 +279,11 @@ def test_diverged_trials_count_and_a_search_with_only_those_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_whose_environment_raises_fails_and_the_search_continues(tmp_path):
-    lines = ["import gymnasium", "from gymnasium.envs.classic_control import CartPoleEnv", "class Fragile(CartPoleEnv):"]
+    lines = [
+        "import gymnasium",
+        "from gymnasium.envs.classic_control import CartPoleEnv",
+        "class Fragile(CartPoleEnv):",
+    ]
     lines += ["    def __init__(self, value):", "        super().__init__()", "        self.value = value"]
     lines += ["    def step(self, action):", "        if self.value == 2:", "            raise RuntimeError('no 2')"]
     lines += ["        return super().step(action)", "gymnasium.register('Fragile-v0', Fragile, max_episode_steps=50)"]

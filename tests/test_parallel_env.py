@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import forked
 import gymnasium
 import numpy as np
 import probes
@@ -405,3 +406,26 @@ def test_an_interrupted_step_does_not_mix_up_the_next_ones():
     assert vec.step_all([0] * 4)["episode_length"].tolist() == [2] * 4
     assert vec.step_all([0] * 4)["episode_length"].tolist() == [3] * 4
     vec.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["env.workers=2", "eval.workers=1", "logger=csv"],
+        pytest.param(["algo=impala", "algo.actors=processes"], marks=pytest.mark.exhaustive),
+        pytest.param(["-m", "hydra/launcher=joblib", "seed=0,1"], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_users_module_with_a_name_of_the_standard_library_does_not_replace_it(words, tmp_path):
+    lines = ["import gymnasium", "from gymnasium.envs.classic_control import CartPoleEnv"]
+    lines += ["gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=50)"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    for name in ("random", "secrets", "types", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the {name} of the user was imported')")
+    small = ["env=Mine-v0", "total_timesteps=512", "env.n_envs=2", "eval.n_points=1", "eval.n_episodes=2"]
+    done = forked.run("train", "--import", "mine", *small, "logger=none", *words, "output_dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "was imported" not in done.stdout + done.stderr
+    if "logger=csv" in words:
+        assert len(list((tmp_path / "run").glob("**/*.csv"))) == 1

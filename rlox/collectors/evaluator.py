@@ -27,6 +27,7 @@ from typing import Any
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
+from rlox.envs.interpreter import python_command
 from rlox.envs.parallel_env import packed, raise_packed, sendable, unpacked, watch_parent
 from rlox.nn.modules import copied
 
@@ -99,16 +100,11 @@ class EvaluationWorker:
         self._unread = bytearray()
         self._sock, theirs = socket.socketpair()
         self._sock.settimeout(_ALIVE_EVERY)
-        program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rlox.collectors.evaluator import work; "
-            f"work({theirs.fileno()}, {os.getpid()})"
-        )
+        command = python_command("rlox.collectors.evaluator", "work", theirs.fileno(), os.getpid())
         # Blocked signals stay blocked across exec, so they cannot hit a worker before it ignores them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
-            )
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()

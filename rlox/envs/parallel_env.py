@@ -31,6 +31,7 @@ import numpy as np
 
 from rlox.envs.failures import dumps, failure_of, frames_of, note_cause
 from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
+from rlox.envs.interpreter import python_command
 from rlox.envs.registry import env_name, foreign_id, worker_imports
 from rlox.envs.spec import EnvSpec
 
@@ -419,15 +420,12 @@ def start_child(module: str, function: str, memory: Any) -> tuple[subprocess.Pop
     socket.
     """
     ours, theirs = socket.socketpair()
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; "
-        f"{function}({theirs.fileno()}, {memory.fileno()}, {os.getpid()})"
-    )
+    command = python_command(module, function, theirs.fileno(), memory.fileno(), os.getpid())
     # Blocked signals stay blocked across exec, so Ctrl-C cannot hit a worker before it ignores the signal.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            command,
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), memory.fileno()),
             env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},

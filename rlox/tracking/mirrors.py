@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rlox.envs.interpreter import python_command
 from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, Ledger, Record, durable_rows, is_alive, read_rows
 
@@ -107,7 +107,7 @@ def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
     with open(run / stores.MIRRORS / f"{name}.log", "ab") as log:
         # A new session, so that Ctrl-C at the trainer's terminal does not reach the writer.
         child = subprocess.Popen(
-            [sys.executable, "-m", "rlox.tracking.writer", name, str(store)],
+            python_command("rlox.tracking.writer", "main", name, str(store)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -1,4 +1,4 @@
-"""The background writer: ``python -m rlox.tracking.writer NAME STORE``.
+"""The background writer of a store: a process that calls `main`.
 
 It takes the store's lock (or exits at once, because the process that holds the lock does the work), mirrors all
 registered runs, round-robin, and exits when none is left. Killing it at any moment loses nothing: its progress
@@ -28,7 +28,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -269,19 +268,16 @@ def _note(run: Path, name: str, error: Exception) -> None:
         traceback.print_exc()  # for example a full disk; writing to the log may still succeed
 
 
-def main(name: str, store: Path) -> int:
+def main(name: str, folder: str) -> None:
+    """Mirror the runs that are registered in the store `folder` to the logger `name`, until there are none."""
+    store = Path(folder)
     os.nice(10)  # training needs the CPU more
     while stores.pending(store):
         held = lock.acquire(stores.lock_path(store))
         if held is None:
-            return 0
+            return
         try:
             drain(name, store)
         finally:
             os.close(held)
         # Check again: a run that registered between the last check and the unlock found the lock taken.
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

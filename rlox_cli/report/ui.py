@@ -40,7 +40,8 @@ def serve(store: Path, port: int, args: list[str]) -> None:
     command += ["--default-artifact-root", str(store.absolute().parent / "mlartifacts"), "--port", str(port)]
     # For one user: by default MLflow starts four workers, and eight processes for jobs that only language models need.
     command += ["--workers", "1", *args]
-    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    # The safe path keeps a user's random.py in the working folder out of the server's imports.
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1", **os.environ}
 
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)

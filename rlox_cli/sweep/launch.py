@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -37,6 +39,7 @@ from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
 
 OUT = "out.txt"  # in a job's folder: the output that a single run prints on the terminal
 _POLL_S = 0.5
+_SAFE_PATH = "PYTHONSAFEPATH"  # Python 3.11 and later read it
 
 # With Hydra's basic launcher the sweep's parent process runs the jobs itself; other launchers use other processes.
 _is_parent = False
@@ -252,7 +255,8 @@ class Launch:
         error = None
         self._watch.active = jobs
         try:
-            results = self._launcher.launch(works, initial_job_idx=self._launched)
+            with _without_working_folder():
+                results = self._launcher.launch(works, initial_job_idx=self._launched)
         except Stopped as e:
             self.exit_code, results = e.exit_code, []
         except Exception as e:
@@ -280,6 +284,24 @@ class Launch:
             # A failure before the job opened its record is stored nowhere else.
             self.sweep.note_failure(job, answer["message"], answer["may_pass"])
             self._watch.update(job)
+
+
+@contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Keep the working folder out of the import path of new interpreters, where a user's random.py would come first.
+
+    A job adds the folder again when it imports modules of the user.
+    """
+    path, safe = list(sys.path), os.environ.get(_SAFE_PATH)
+    sys.path[:] = [folder for folder in path if folder not in ("", os.getcwd())]
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        os.environ.pop(_SAFE_PATH)
+        if safe is not None:
+            os.environ[_SAFE_PATH] = safe
 
 
 class _Watch:

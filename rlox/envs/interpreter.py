@@ -1,0 +1,50 @@
+"""Commands that start a Python interpreter in which imports give the same modules as in this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def python_command(module: str, function: str, *arguments: int | str) -> list[str]:
+    """Return a command that calls ``module.function(*arguments)`` in a new interpreter with this one's import path.
+
+    A user's ``random.py`` next to an environment does no harm here if the standard library's was loaded before the
+    folder joined the import path. In the new interpreter it would come first, so such modules are imported early.
+    """
+    folders, names = _shadowing()
+    lines = ["import sys"]
+    if names:
+        lines.append(f"sys.path[:] = {[folder for folder in sys.path if folder not in folders] + folders!r}")
+        lines += [f"import {name}" for name in names]
+    lines.append(f"sys.path[:] = {sys.path!r}")
+    lines.append(f"from {module} import {function}")
+    lines.append(f"{function}({', '.join(map(repr, arguments))})")
+    return [sys.executable, "-c", "; ".join(lines)]
+
+
+def _shadowing() -> tuple[list[str], list[str]]:
+    """Return the folders whose modules would now be imported instead of those loaded here, and the modules' names."""
+    loaded = {
+        name: Path(str(module.__file__)).parent
+        for name, module in list(sys.modules.items())
+        if "." not in name and isinstance(getattr(module, "__file__", None), str)
+    }
+    folders, names = [], []
+    for folder in dict.fromkeys(sys.path):
+        here = Path(folder or os.getcwd())
+        try:
+            entries = {entry.stem if entry.suffix == ".py" else entry.name for entry in here.iterdir()}
+        except OSError:  # an archive, or a folder that is gone
+            continue
+        first = [
+            name
+            for name in sorted(entries & loaded.keys())
+            if (here / f"{name}.py").is_file() or (here / name / "__init__.py").is_file()
+        ]
+        shadowed = [name for name in first if loaded.pop(name) not in (here, here / name)]
+        if shadowed:
+            folders.append(folder)
+            names += shadowed
+    return folders, names
