@@ -1,6 +1,11 @@
 """Group-relative advantages (GRPO, Shao et al. 2024, arXiv:2402.03300, sec. 4.1.2).
 
-    A_i = (R_i - mean(R)) / std(R)   over the completions of one prompt, population std; 0 where std < 1e-8
+    A_i = (R_i - mean(R)) / std(R)   over the completions of one prompt, population std
+
+Rewards that differ only by rounding would get advantages of full size, because they are divided by their deviation.
+All advantages of a group are therefore 0 if std < 1e-8 or std <= EQUAL * |mean|, where EQUAL is 2^-21, four units in
+the last place of a float32. Reward models compute in float32, and the reward of a completion differs by a few units
+between batches.
 """
 
 from rlox.kernels.memory import empty
@@ -27,6 +32,7 @@ cdef extern from *:
     #define RLOX_GROUP_LOAD_f32(p) __builtin_convertvector(*(const rlox_gu32 *)(p), rlox_g64)
     #define RLOX_GROUP_STORE_f64(p, x) *(rlox_gu64 *)(p) = x
     #define RLOX_GROUP_STORE_f32(p, x) *(rlox_gu32 *)(p) = __builtin_convertvector(x, rlox_g32)
+    #define RLOX_GROUP_EQUAL 0x1p-21
     #define RLOX_GROUP_ADD(x) (((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])))
 
     #define RLOX_GROUPS(NAME, REAL, S)                                                                  \\
@@ -50,7 +56,7 @@ cdef extern from *:
             for (; i < size; i++) square += ((double)x[i] - mean) * ((double)x[i] - mean);              \\
             if (whole) square += RLOX_GROUP_ADD(squares);                                               \\
             std = sqrt(square * part);                                                                  \\
-            factor = std < 1e-8 ? 0.0 : 1.0 / std;                                                      \\
+            factor = std < 1e-8 || std <= RLOX_GROUP_EQUAL * fabs(mean) ? 0.0 : 1.0 / std;              \\
             for (i = 0; i < whole; i += 8) {                                                            \\
                 rlox_g64 d = (RLOX_GROUP_LOAD_##S(x + i) - mean) * factor;                              \\
                 RLOX_GROUP_STORE_##S(out + i, d);                                                       \\
@@ -135,7 +141,8 @@ def compute_group_advantages(rewards):
     Returns
     -------
     numpy.ndarray
-        (K,) with mean 0 and population std 1; zeros if the std is below 1e-8. One NaN or inf makes all NaN.
+        (K,) with mean 0 and population std 1; zeros if the std is below 1e-8, or at most 2^-21 (4.8e-7) of the mean's
+        magnitude, since rewards of float32 that are this close differ by rounding. One NaN or inf makes all NaN.
 
     Raises
     ------

@@ -18,7 +18,15 @@ from rlox.config import GRPOConfig, integer, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.conversations import Conversations, TextEnvironment, converse
 from rlox.llm.encoded import Encoded
-from rlox.llm.losses import clipped_loss, group_advantages, k3, policy_ratios, sampler_weights, token_weights
+from rlox.llm.losses import (
+    clipped_loss,
+    equal_rewards,
+    group_advantages,
+    k3,
+    policy_ratios,
+    sampler_weights,
+    token_weights,
+)
 from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings
@@ -269,7 +277,7 @@ class GRPO(LLMAlgorithm):
         found = {
             "mean_reward": batch.rewards.mean(),
             "reward_std": groups.std(1).mean(),
-            "equal_groups": (np.ptp(groups, 1) == 0).mean(),
+            "equal_groups": equal_rewards(groups).mean(),
             "completion_length": batch.sequences.n_scored.mean(),
             "truncated": 1.0 - batch.ended.mean(),
         }

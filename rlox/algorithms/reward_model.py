@@ -16,7 +16,7 @@ from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.pairs import Pairs, pairs_of
-from rlox.llm.tokens import Sequences, in_parts
+from rlox.llm.tokens import Sequences, in_parts, unique_rows
 from rlox.training.post_training import LLMAlgorithm
 
 
@@ -104,6 +104,8 @@ class RewardModel(LLMAlgorithm):
     def score_batch(self, prompts: Sequence[Any], completions: Sequence[str]) -> np.ndarray:
         """Return rewards (N,) f64 of completions (texts) for their prompts (texts or conversations).
 
+        Equal rows have equal rewards, to the last bit.
+
         Raises
         ------
         ValueError
@@ -118,12 +120,13 @@ class RewardModel(LLMAlgorithm):
             return np.empty(0)
         texts = [{"prompt": p, "completion": c} for p, c in zip(prompts, completions, strict=True)]
         rows = encoded(texts, "texts", self.model, "RewardModel.score_batch")
+        first, index = unique_rows(np.concatenate(pair) for pair in zip(rows.prompts, rows.completions, strict=True))
         found = []
         with torch_threads(self.threads):
-            for part in np.array_split(np.arange(len(rows)), -(-len(rows) // self.config.batch_size)):
+            for part in np.array_split(first, -(-len(first) // self.config.batch_size)):
                 batch = Sequences([rows.prompts[i] for i in part], [rows.completions[i] for i in part])
                 found.append(self.rewards(batch).cpu().numpy())
-        rewards = np.concatenate(found).astype(np.float64)
+        rewards = np.concatenate(found).astype(np.float64)[index]
         if not np.isfinite(rewards).all():
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise ValueError(

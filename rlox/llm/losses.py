@@ -10,38 +10,50 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from rlox.kernels.llm.group import compute_batch_group_advantages
-
 
 def sequence_sums(values: torch.Tensor, owner: torch.Tensor, n: int) -> torch.Tensor:
     """Sum `values` (N,) over each sequence, (n,); the sum is 0 for a sequence without tokens."""
     return torch.zeros(n, dtype=values.dtype, device=values.device).index_add(0, owner, values)
 
 
+# Added to the standard deviation that advantages are divided by, as in TRL.
+_DEVIATION = 1e-4
+
+
+def equal_rewards(groups: np.ndarray) -> np.ndarray:
+    """Return which groups of rewards (G, K) are equal up to the rounding of float32, (G,) bool.
+
+    These are the groups for which `rlox.compute_batch_group_advantages` returns zeros: their population standard
+    deviation is below 1e-8, or at most 2^-21 of their mean's magnitude.
+    """
+    deviations = groups.std(1)
+    return (deviations < 1e-8) | (deviations <= 2.0**-21 * np.abs(groups.mean(1)))
+
+
 def group_advantages(rewards: np.ndarray, group_size: int, scale: str, baseline: str) -> np.ndarray:
     """Compute advantages f64 from rewards (G * K,), where the K completions of each prompt are adjacent.
+
+    Advantages of a group are 0 if its rewards are equal up to the rounding of float32 (`equal_rewards`).
 
     Parameters
     ----------
     scale : str
-        ``group``: divide by the population standard deviation of the group; advantages are 0 if all its rewards are
-        equal (GRPO, Shao et al. 2024, arXiv:2402.03300, section 4.1.2). ``batch``: divide by the standard deviation of
-        the whole batch. ``none``: do not scale (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+        ``group``: divide by the population standard deviation of the group plus 1e-4 (GRPO, Shao et al. 2024,
+        arXiv:2402.03300, section 4.1.2; the addend, which TRL has too, keeps the advantages of rewards small that
+        differ by less, such as those of a saturated reward model). ``batch``: divide by the standard deviation of the
+        whole batch plus 1e-4. ``none``: do not scale (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
     baseline : str
         What is subtracted: ``mean``, the mean of the group, or ``leave_one_out``, the mean of the group's other
         rewards (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
     """
-    rewards = np.asarray(rewards, np.float64)
-    if scale == "group":
-        advantages = compute_batch_group_advantages(rewards, group_size)
-    else:
-        groups = rewards.reshape(-1, group_size)
-        # Relative to the group's first reward, so that equal rewards differ by exactly 0.
-        apart = groups - groups[:, :1]
-        advantages = (apart - apart.mean(1, keepdims=True)).reshape(-1)
-        if scale == "batch":
-            deviation = rewards.std()
-            advantages = np.zeros_like(rewards) if deviation < 1e-8 else advantages / deviation
+    groups = np.asarray(rewards, np.float64).reshape(-1, group_size)
+    # Relative to the group's first reward, so that equal rewards differ by exactly 0.
+    apart = groups - groups[:, :1]
+    advantages = np.where(equal_rewards(groups)[:, None], 0.0, apart - apart.mean(1, keepdims=True))
+    if scale != "none":
+        deviations = groups.std(1, keepdims=True) if scale == "group" else groups.std()
+        advantages /= deviations + _DEVIATION
+    advantages = advantages.reshape(-1)
     return advantages if baseline == "mean" else advantages * (group_size / (group_size - 1))
 
 

@@ -174,3 +174,17 @@ def left_padded(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tens
 def in_parts(n: int, count: int) -> list[np.ndarray]:
     """Split 0 … n-1 into at most `count` runs of nearly equal length, none of them empty."""
     return [part for part in np.array_split(np.arange(n), count) if len(part)]
+
+
+def unique_rows(rows: Iterable[Sequence[int]]) -> tuple[list[int], np.ndarray]:
+    """Return the indices of rows of ids without their repetitions, and for each row (N,) its index among them."""
+    seen: dict[bytes, int] = {}
+    first: list[int] = []
+    index = []
+    for i, row in enumerate(rows):
+        key = np.asarray(row, np.int64).tobytes()
+        if key not in seen:
+            seen[key] = len(first)
+            first.append(i)
+        index.append(seen[key])
+    return first, np.array(index, np.int64)

@@ -99,6 +99,8 @@ def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], 
     """Return a line and warnings about the rewards of the first completions, before training."""
     if not algorithm.rewarded:
         return [], []
+    from rlox.llm.losses import equal_rewards
+
     n = getattr(config.algo, "group_size", 2)
     found = algorithm.sampled(config.algo.batch_size, n, config.seed)
     groups = found.rewards.reshape(-1, n)
@@ -108,12 +110,12 @@ def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], 
         f"{groups.size} completions of {lengths.mean():.0f} tokens on average"
     )
     warnings = []
-    if np.ptp(groups) == 0:
+    if equal_rewards(groups.reshape(1, -1))[0]:
         warnings.append(
             f"all {groups.size} completions earn {groups[0, 0]:g}: without differences nothing is learned; check "
             "whether the reward understands the model's output"
         )
-    elif (equal := (np.ptp(groups, 1) == 0).mean()) > 0.8:
+    elif (equal := equal_rewards(groups).mean()) > 0.8:
         warnings.append(f"in {equal:.0%} of the groups all completions earn the same: nothing is learned from those")
     if (lengths >= config.algo.max_new_tokens).all():
         warnings.append(f"every completion is cut off at max_new_tokens={config.algo.max_new_tokens}; none has ended")

@@ -154,6 +154,19 @@ def test_equal_rewards_have_no_advantage(value, size):
     assert (llm.compute_group_advantages(np.full(size, value)) == 0).all()
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("size", [2, 6, 8, 33])
+def test_rewards_that_differ_by_rounding_of_float32_have_no_advantage(size, dtype):
+    random = np.random.default_rng(size)
+    around = random.normal(size=(200, 1)) * 10.0 ** random.integers(-6, 7, (200, 1))
+    rounded = (around * (1 + random.integers(-3, 4, (200, size)) * 2.0**-23)).astype(np.float32).astype(dtype)
+    assert (llm.compute_batch_group_advantages(rounded) == 0).all()
+    apart = rounded + 1e-5 * np.abs(around).astype(dtype) * np.arange(size, dtype=dtype)
+    std = np.std(apart.astype(float), 1, keepdims=True)
+    expected = np.where(std < 1e-8, 0.0, (apart - apart.mean(1, keepdims=True, dtype=float)) / std)
+    np.testing.assert_allclose(llm.compute_batch_group_advantages(apart), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_the_documented_group():
     got = llm.compute_group_advantages([0.9, 0.3, 0.7, 0.1])
     np.testing.assert_allclose(got, np.array([0.4, -0.2, 0.2, -0.4]) / np.sqrt(0.1), rtol=1e-12)

@@ -12,6 +12,7 @@ from torch import nn
 
 from rlox.algorithms import GRPO
 from rlox.algorithms.grpo import Groups
+from rlox.llm.losses import equal_rewards, group_advantages
 from rlox.llm.sampling import Settings, sample
 from rlox.llm.tokens import Sequences
 
@@ -48,7 +49,7 @@ def advantages(rewards, size, scale, baseline):
     for group in np.asarray(rewards).reshape(-1, size):
         for i, reward in enumerate(group):
             others = np.delete(group, i) if baseline == "leave_one_out" else group
-            over = {"group": group.std(), "batch": np.std(rewards), "none": 1.0}[scale]
+            over = {"group": group.std() + 1e-4, "batch": np.std(rewards) + 1e-4, "none": 1.0}[scale]
             found.append(0.0 if np.ptp(group) == 0 else (reward - others.mean()) / over)
     return found
 
@@ -150,6 +151,29 @@ def test_the_default_update():
     assert metrics["equal_groups"] == pytest.approx(1 / 3)
     assert metrics["truncated"] == pytest.approx(3 / 9)
     assert metrics["completion_length"] == pytest.approx(25 / 9)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_rewards_that_differ_by_rounding_have_no_advantage(scale, baseline):
+    """A reward model in float32 scores the same completion differently, by a few units in the last place."""
+    random = np.random.default_rng(0)
+    rewards = random.uniform(0.5, 2.0, (500, 1)) * 10.0 ** random.integers(-2, 5, (500, 1))
+    apart = (1 + random.integers(-3, 4, (500, 6)) * 2.0**-23).astype(np.float32)
+    rounded = (rewards.astype(np.float32) * apart).astype(np.float64)
+    assert np.ptp(rounded, 1).all()
+    assert not group_advantages(rounded.ravel(), 6, scale, baseline).any()
+    assert equal_rewards(rounded).all()
+    different = rounded + 1e-5 * np.abs(rounded) * np.arange(6)
+    assert not equal_rewards(different).any()
+    gains = group_advantages(different.ravel(), 6, scale, baseline)
+    np.testing.assert_allclose(gains, advantages(different, 6, scale, baseline), rtol=1e-6, atol=1e-12)
+
+
+def test_saturated_rewards_have_small_advantages():
+    rewards = 1.0 - 1e-7 * np.array([0, 0, 0, 0, 1, 9])
+    assert not equal_rewards(rewards[None]).any() or not group_advantages(rewards, 6, "group", "mean").any()
+    assert np.abs(group_advantages(rewards, 6, "group", "mean")).max() < 0.01
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])

@@ -12,6 +12,7 @@ from torch import nn
 
 from rlox.algorithms import GRPO, RewardModel
 from rlox.llm.pairs import Pairs
+from rlox.llm.rewards import RewardModelServer
 from rlox.llm.tokens import Sequences
 
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]
@@ -101,6 +102,27 @@ def test_a_reward_does_not_depend_on_the_batch():
     assert together.dtype == np.float64
     assert len(np.unique(together)) > 10
     assert algorithm.score_batch([], []).shape == (0,)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_equal_completions_have_the_same_reward(precision):
+    algorithm = RewardModel(toy.model(), tokenizer=toy.tokenizer(), batch_size=7, precision=precision)
+    server = RewardModelServer(judge(), 7, toy.tokenizer())
+    random = np.random.default_rng(0)
+    completions = ["12"] * 20 + ["".join(map(str, random.integers(0, 10, n % 9 + 1))) for n in range(40)]
+    order = random.permutation(60)
+    for reward in (algorithm, server):
+        rewards = np.empty(60)
+        rewards[order] = reward.score_batch(["1+1="] * 60, [completions[i] for i in order])
+        assert np.ptp(rewards[:20]) == 0
+        assert len(np.unique(rewards)) > 35
+
+
+def test_the_reward_is_a_float32_in_every_precision():
+    algorithm = RewardModel(toy.model(scale=1.0), tokenizer=toy.tokenizer(), precision="bfloat16")
+    rewards = torch.from_numpy(algorithm.score_batch(["1+1="] * 100, [str(n) for n in range(100)])).float()
+    assert len(rewards.unique()) > 95
+    assert (rewards.bfloat16().float() != rewards).float().mean() > 0.9
 
 
 def test_a_trained_model_rewards_grpo():

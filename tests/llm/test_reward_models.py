@@ -227,7 +227,7 @@ def test_the_config_of_a_model_is_not_changed():
 
 
 def test_rows_are_padded_with_a_mask_and_grouped_by_length_without():
-    prompts, completions = ["a"] * 7, ["b", "bbb", "b", "bbb", "b", "bb", "bbb"]
+    prompts, completions = ["a"] * 7, ["b", "bcb", "c", "bbb", "d", "bb", "bbc"]
     bare, masked = Pooled(), Masked()
     RewardModelServer(bare, batch_size=2).score_batch(prompts, completions)
     RewardModelServer(masked, batch_size=4).score_batch(prompts, completions)

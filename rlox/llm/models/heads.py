@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
@@ -55,7 +56,11 @@ class RewardHead(nn.Module):
         if self.head is not None:
             inside: Any = self._model.base.base_model
             hidden = inside(input_ids=padded, use_cache=False).last_hidden_state
-            found = self.head(hidden[torch.arange(len(last), device=last.device), last].float())
+            # Autocast would compute in bfloat16 in spite of float32 inputs, and many rewards would be equal. Weights
+            # that are gathered from several ranks may be bfloat16.
+            with torch.autocast(hidden.device.type, enabled=False):
+                x = hidden[torch.arange(len(last), device=last.device), last].float()
+                found = F.linear(x, self.head.weight.float(), self.head.bias.float())
             return found[:, 0].clone()  # not a view, which FSDP warns about, since it might be changed in place
         rewards = torch.zeros(len(lengths), device=self._model.device)
         # Only rows of the same length together, since a custom module may not handle padding.

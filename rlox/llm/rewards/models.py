@@ -19,6 +19,7 @@ from rlox.config import integer, nearest, shown
 from rlox.envs.failures import note_cause
 from rlox.llm.data import Text, encode
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt
+from rlox.llm.tokens import unique_rows
 
 if TYPE_CHECKING:
     from rlox.llm.rewards.http import RewardHTTPServer
@@ -169,7 +170,11 @@ class _Network:
         self._lock = threading.Lock()
 
     def score(self, rows: Sequence[list[int]]) -> np.ndarray:
-        """Return the scores (N,) float64 of N rows of ids."""
+        """Return the scores (N,) float64 of N rows of ids. Equal rows have equal scores, to the last bit."""
+        first, index = unique_rows(rows)
+        return self._scored([rows[i] for i in first])[index]
+
+    def _scored(self, rows: Sequence[list[int]]) -> np.ndarray:
         scores = np.empty(len(rows))
         with self._lock, torch.no_grad(), _evaluating(self._network), self._with_padding() as pad:
             weights = next(self._network.parameters(), None)

@@ -10,6 +10,7 @@ import numpy as np
 from rlox.config import shown
 from rlox.envs.failures import note_cause
 from rlox.llm.encoded import Encoded
+from rlox.llm.losses import equal_rewards
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards, pair_excerpt
 from rlox.llm.rewards.scoring import scores_of, texts_of
@@ -62,6 +63,8 @@ class Preferences:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the preferred completion of each pair, (B,) int64: 0 or 1, -1 for neither; and any rewards (2 B,).
 
+        With rewards, neither is preferred if they are equal up to the rounding of float32.
+
         Parameters
         ----------
         numbers : array (B,)
@@ -78,7 +81,7 @@ class Preferences:
         if self.rewards is not None:
             rewards = self.scored(rows, np.repeat(numbers, 2), completions, model)
             pairs = rewards.reshape(-1, 2)
-            return np.where(pairs[:, 0] == pairs[:, 1], -1, pairs.argmax(1)), rewards
+            return np.where(equal_rewards(pairs), -1, pairs.argmax(1)), rewards
         if model.tokenizer is None:
             raise ValueError(
                 f"{self._where}: preference_fn reads texts and needs a tokenizer, got none; pass tokenizer=…"
