@@ -1,9 +1,10 @@
 """APPO: PPO's clipped loss (Schulman et al. 2017, arXiv:1707.06347) on V-trace advantages (Espeholt et al. 2018,
 arXiv:1802.01561), with actors that collect while the learner updates.
 
-The clipped ratio is relative to the policy that acted, which is a few updates old. Departures as in
-`rlox.algorithms.ppo`; there is no target network, as in Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) and
-unlike RLlib.
+The clipped ratio is relative to the policy that acted, which is a few updates old. It is the importance weight of the
+policy gradient, so advantages are V-trace's without the weight rho_t: r_t + gamma vs_{t+1} - V(s_t). Sample Factory
+(Petrenko et al. 2020, arXiv:2006.11751) multiplies by both, and counts the weight twice. Other departures as in
+`rlox.algorithms.ppo`; there is no target network, as in Sample Factory and unlike RLlib.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class APPO(OnPolicyAlgorithm):
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> Any:
-        return ActorCollector(*args, config=self.config, ray=self.ray, **kwargs)
+        return ActorCollector(*args, config=self.config, ray=self.ray, weighted=False, **kwargs)
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Run `n_epochs` passes over the batch in minibatches. Returns means over minibatches as scalar tensors."""

@@ -29,7 +29,7 @@ from rlox.llm.losses import (
 )
 from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import scores_of, texts_of
-from rlox.llm.sampling import Completions, Settings
+from rlox.llm.sampling import Completions, Settings, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.training.post_training import LLMAlgorithm, Scored, mean_metrics
 
@@ -124,19 +124,33 @@ class GRPO(LLMAlgorithm):
                 "GRPO: there must be a reward_fn or an environment to learn from; pass reward_fn=… to the constructor"
             )
 
-    def batch(self, rows: Encoded, numbers: np.ndarray) -> Groups:
-        """Sample completions of the prompts `numbers`, and return them with their rewards."""
-        found = self._draw(rows, numbers, self.config.group_size, self.counters.updates, self.settings(), self.seed)
+    def batch(self, rows: Encoded, numbers: np.ndarray, streams: np.ndarray | None = None) -> Groups:
+        """Sample completions of the prompts `numbers`, and return them with their rewards.
+
+        `streams` are the numbers of their random streams; by default `numbers`, without repetitions.
+        """
+        step, settings = self.counters.updates, self.settings()
+        found = self._draw(rows, numbers, self.config.group_size, step, settings, self.seed, streams)
         self.counters.ended(self.ranks.all_rows(found.rewards), self.ranks.all_rows(found.sequences.n_scored))
         return found
 
-    def _draw(self, rows: Encoded, numbers: np.ndarray, n: int, step: int, settings: Settings, seed: int) -> Groups:
+    def _draw(
+        self,
+        rows: Encoded,
+        numbers: np.ndarray,
+        n: int,
+        step: int,
+        settings: Settings,
+        seed: int,
+        streams: np.ndarray | None = None,
+    ) -> Groups:
         """Sample `n` completions of each of the prompts `numbers`, or `n` conversations with an environment."""
         self._require_rewards()
+        streams = unique_numbers(numbers) if streams is None else streams
         prompts = [rows.prompts[i] for i in numbers]
         drawn: Completions | Conversations
         if self.environment is None:
-            drawn = self.complete(prompts, numbers, n, step, settings, seed)
+            drawn = self.complete(prompts, streams, n, step, settings, seed)
             rewards, written = np.zeros(len(drawn.ids)), None
         else:
             if self.model.tokenizer is None:
@@ -145,7 +159,7 @@ class GRPO(LLMAlgorithm):
                 self.model,
                 prompts,
                 texts_of(rows, numbers, self.model),
-                [int(i) for i in numbers],
+                streams,
                 n,
                 step,
                 settings,

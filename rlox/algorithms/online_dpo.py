@@ -109,10 +109,14 @@ class OnlineDPO(LLMAlgorithm):
         if self.preferences.rewards is not None and self.rows is not None:
             self.preferences.rewards.check_columns(self.rows.columns)
 
-    def batch(self, rows: Encoded, numbers: np.ndarray) -> JudgedPairs:
-        """Sample two completions of each of the prompts `numbers`, and return the judged pairs."""
+    def batch(self, rows: Encoded, numbers: np.ndarray, streams: np.ndarray | None = None) -> JudgedPairs:
+        """Sample two completions of each of the prompts `numbers`, and return the judged pairs.
+
+        `streams` are the numbers of their random streams; by default `numbers`, without repetitions.
+        """
         prompts = [rows.prompts[i] for i in numbers]
-        drawn = self.complete(prompts, numbers, 2, self.counters.updates, self.settings(), self.seed)
+        streams = numbers if streams is None else streams
+        drawn = self.complete(prompts, streams, 2, self.counters.updates, self.settings(), self.seed)
         first, rewards = self.preferences.judge(rows, numbers, drawn.ids, self.model)
         decided = np.flatnonzero(first >= 0)
         better, worse = 2 * decided + first[decided], 2 * decided + 1 - first[decided]

@@ -69,6 +69,9 @@ class ActorCollector(Collector):
         The workers that run the actors, or for other kinds of actors their environments, and how to reach them.
     ray : RayConfig, optional
         Address of Ray, and the resources that an actor reserves; for ``actors="ray"``.
+    weighted : bool
+        Whether advantages contain V-trace's importance weight rho_t. They must not if the loss multiplies them by the
+        ratio of the policies.
     """
 
     _where = "ActorCollector.collect"
@@ -87,7 +90,9 @@ class ActorCollector(Collector):
         env_backend: str = "auto",
         remote: RemoteConfig | None = None,
         ray: RayConfig | None = None,
+        weighted: bool = True,
     ):
+        self._weighted = weighted
         if ray is not None and not isinstance(ray, RayConfig):
             raise TypeError(f"ActorCollector: ray must be a RayConfig, got {shown(ray)}")
         wrappers, remote = list(env_wrappers), _workers(config, remote)
@@ -338,10 +343,11 @@ class ActorCollector(Collector):
         if len(limits):
             next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
         log_ratios = _array(log_probs).reshape(n_steps, n) - behaviour
+        now = _array(values).reshape(n_steps, n)
         returns, advantages = compute_vtrace(
             log_ratios,
             rewards,
-            _array(values).reshape(n_steps, n),
+            now,
             terminated,
             after_values[:n],
             c.gamma,
@@ -351,6 +357,9 @@ class ActorCollector(Collector):
             next_values=next_values,
             gae_lambda=c.gae_lambda,
         )
+        if not self._weighted:
+            later = np.where(truncated, next_values, np.concatenate([returns[1:], after_values[None, :n]]))
+            advantages = rewards + c.gamma * np.where(terminated, np.float32(0), later) - now
         self._count(rollouts, log_ratios)
         return RolloutBatch(
             obs=seen,

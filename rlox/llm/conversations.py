@@ -47,7 +47,7 @@ def converse(
     model: LanguageModel,
     prompts: Sequence[np.ndarray],
     texts: Sequence[Any],
-    rows_of: Sequence[int],
+    streams: Sequence[int] | np.ndarray,
     n: int,
     step: int,
     settings: Settings,
@@ -64,7 +64,7 @@ def converse(
     Parameters
     ----------
     prompts : sequence of arrays (P_i,)
-        Token ids; `texts` contains their original texts, and `rows_of` their rows in the dataset.
+        Token ids; `texts` contains their original texts, and `streams` the unique numbers of their random streams.
     step : int
         Number of the update. It determines the random numbers, together with the prompt, the sample and the turn.
     draw : callable
@@ -109,7 +109,7 @@ def converse(
         if not active:
             break
         length = int(min([settings.max_new_tokens, *(r for r in room if r >= 1)]))
-        keys = [rows_of[row // n] * _MOST_SAMPLES + row % n for row in active]
+        keys = [int(streams[row // n]) * _MOST_SAMPLES + row % n for row in active]
         drawn = draw(contexts, keys, step * _MOST_TURNS + turn, replace(settings, max_new_tokens=length))
         going = []
         for row, own, found in zip(active, drawn.ids, drawn.log_probs, strict=True):

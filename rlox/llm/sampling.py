@@ -88,19 +88,23 @@ def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, lengt
     key = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
     noise = np.empty((len(prompts) * n, length))
     for i, prompt in enumerate(prompts):
+        # A stream's number has 64 bits: 40 of the prompt's and 24 of the sample's. Further bits select the key.
+        high, low = divmod(int(prompt), 1 << 40)
+        own = Rng(key, high).key if high else key
         for j in range(n):
-            Rng(key, ((int(prompt) << 24) + j) % 2**64).uniform(out=noise[i * n + j], dtype=np.float64)
+            Rng(own, (low << 24) + j).uniform(out=noise[i * n + j], dtype=np.float64)
     return np.subtract(1.0, noise, out=noise)
 
 
-def unique_numbers(numbers: Sequence[int] | np.ndarray) -> list[int]:
-    """Replace repeated `numbers` by unique ones, so that a prompt that is drawn twice gets different completions."""
+def unique_numbers(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return `numbers` (N,) int64 with unique ones in place of repetitions, so that a prompt that is drawn twice gets
+    different completions."""
     seen: Counter[int] = Counter()
     found = []
     for number in map(int, numbers):
         found.append(number + (seen[number] << 32))
         seen[number] += 1
-    return found
+    return np.array(found, np.int64)
 
 
 def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -265,11 +265,19 @@ class LLMAlgorithm(Algorithm):
 
     def sample(self) -> Any:
         """Return the batch of the next update."""
-        return self.batch(self.rows, self.ranks.own_rows(self.numbers(self.counters.updates)))
+        numbers = self.numbers(self.counters.updates)
+        return self._own_batch(self.rows, self.ranks.own_rows(numbers), self.ranks.own_rows(unique_numbers(numbers)))
 
     def batch(self, rows: Any, numbers: np.ndarray) -> Any:
-        """Return the batch of the rows with these `numbers`."""
+        """Return the batch of the rows with these `numbers`.
+
+        Algorithms that sample take a third argument, `streams`: the unique numbers of the rows' random streams.
+        """
         raise NotImplementedError
+
+    def _own_batch(self, rows: Any, numbers: np.ndarray, streams: np.ndarray) -> Any:
+        """Return this rank's batch; `streams` are unique on all ranks."""
+        return self.batch(rows, numbers, streams) if self.task == "prompts" else self.batch(rows, numbers)
 
     # ---- passes over the model
 
@@ -505,7 +513,8 @@ class LLMAlgorithm(Algorithm):
     def _batch_of(self, *data: Any, **named: Any) -> Any:
         """Return the batch for `train_step`."""
         rows = self._encoded(*data, **named)
-        return self.batch(rows, np.arange(len(rows)))
+        numbers = np.arange(len(rows))
+        return self._own_batch(rows, numbers, numbers + (self.ranks.rank << 32))
 
     def follow_reference(self) -> bool:
         """Move the reference towards the policy if that is due after this update. Returns whether it was due."""

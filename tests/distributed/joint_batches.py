@@ -135,6 +135,10 @@ def main():
             rlox.GRPO, dataset=rows, group_size=4, max_new_tokens=3, loss_type="dapo", scale_rewards="batch",
             reward_fn=short,
         ),
+        # Each prompt is drawn twice, once on each rank.
+        "repeated": lambda: language(
+            rlox.GRPO, dataset=rows[:2], group_size=4, max_new_tokens=3, reward_fn=short, temperature=1.5
+        ),
         # Without `center` the gradient of the head's bias is only rounding.
         "reward_model": lambda: language(rlox.RewardModel, dataset=rows, center=0.1),
         "online_dpo": lambda: language(rlox.OnlineDPO, dataset=rows, max_new_tokens=3, reward_fn=short),

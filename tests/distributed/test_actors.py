@@ -88,7 +88,7 @@ def trained(steps=400, **settings):
     return weights_of(algorithm), metrics
 
 
-def oracle(policy, rollouts, c):
+def oracle(policy, rollouts, c, weighted=True):
     """Value targets and advantages of each rollout in float64, step by step for each environment."""
     exact = rlox.DiscretePolicy(3, 2, [16]).double()
     exact.load_state_dict({k: torch.from_numpy(v).double() for k, v in policy.weights().items()})
@@ -112,7 +112,7 @@ def oracle(policy, rollouts, c):
                         ahead, v_next = 0.0, float(exact.get_value(final[None]))
                         vs_next = v_next
                     rho, trace = min(ratio[t, i], c.rho_bar), c.gae_lambda * min(ratio[t, i], c.c_bar)
-                    pg[t, i] = rho * (one.rewards[t, i] + c.gamma * vs_next - value[t, i])
+                    pg[t, i] = (rho if weighted else 1.0) * (one.rewards[t, i] + c.gamma * vs_next - value[t, i])
                     ahead = rho * (one.rewards[t, i] + c.gamma * v_next - value[t, i]) + c.gamma * trace * ahead
                     vs[t, i] = value[t, i] + ahead
                     v_next, vs_next = value[t, i], vs[t, i]
@@ -121,11 +121,8 @@ def oracle(policy, rollouts, c):
     return np.concatenate(targets, 1).ravel(), np.concatenate(advantages, 1).ravel()
 
 
-@pytest.mark.parametrize("settings", [{}, {"rho_bar": 1.3, "c_bar": 0.7, "gae_lambda": 0.9, "gamma": 0.8}])
-@pytest.mark.parametrize("by", ["kernel", "module"])
-def test_a_batch_is_vtrace_with_the_learners_values_and_bootstraps_at_time_limits(by, settings):
-    config = IMPALAConfig(hidden_sizes=[16], **settings)
-    learner = NativePolicy(3, 2, [16], False)
+def rollouts_of(learner, config):
+    """Rollouts of two policies that differ a little from `learner`, which gets random weights."""
     learner.net.parameters[:] = Rng(0).normal(len(learner.net.parameters)) * 0.4
     rollouts = []
     for i in range(2):
@@ -133,6 +130,15 @@ def test_a_batch_is_vtrace_with_the_learners_values_and_bootstraps_at_time_limit
         behaviour.net.parameters[:] = learner.net.parameters + 0.1 * Rng(i + 1).normal(len(learner.net.parameters))
         actor = Actor(ActorPlan(Ends, 5, 40, i, NativePolicy(3, 2, [16], False), config), 0)
         rollouts.append(actor.rollout(Weights(0, snapshot(behaviour))))
+    return rollouts
+
+
+@pytest.mark.parametrize("settings", [{}, {"rho_bar": 1.3, "c_bar": 0.7, "gae_lambda": 0.9, "gamma": 0.8}])
+@pytest.mark.parametrize("by", ["kernel", "module"])
+def test_a_batch_is_vtrace_with_the_learners_values_and_bootstraps_at_time_limits(by, settings):
+    config = IMPALAConfig(hidden_sizes=[16], **settings)
+    learner = NativePolicy(3, 2, [16], False)
+    rollouts = rollouts_of(learner, config)
     both = np.concatenate([r.terminated & r.truncated for r in rollouts])
     assert all(r.truncated.any() and r.terminated.any() for r in rollouts)
     assert both.any()  # counts as a termination
@@ -145,6 +151,36 @@ def test_a_batch_is_vtrace_with_the_learners_values_and_bootstraps_at_time_limit
     assert (len(batch), batch.n_taken) == (400, 200)
     assert len(batch.episode_returns) == len(rollouts[0].episode_returns)
     assert 0 < collector.metrics()["actors/ratio_clipped"] < 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"rho_bar": 1.3, "c_bar": 0.7, "gae_lambda": 0.9, "gamma": 0.8}])
+def test_appo_counts_the_importance_weight_once(settings):
+    """The gradient of a step on old rollouts is PPO's of V-trace's advantages without their weight."""
+    arguments = {"batch_size": 400, "n_epochs": 1, "clip_eps": 0.4, "vf_coef": 0.0, "ent_coef": 0.0}
+    appo = rlox.APPO(
+        Ends, 1, 5, backend="torch", hidden_sizes=[16], normalize_advantages=False, max_grad_norm=None,
+        learning_rate=1e-9, **arguments, **settings,
+    )  # fmt: skip
+    learner = NativePolicy(3, 2, [16], False)
+    rollouts = rollouts_of(learner, appo.config)
+    appo.policy.load_state_dict({k: torch.from_numpy(v) for k, v in learner.weights().items()})
+    batch = appo.collector.estimate(appo.policy, rollouts)
+    targets, advantages = oracle(learner, rollouts, appo.config, weighted=False)
+    np.testing.assert_allclose(batch.returns.numpy().reshape(-1), targets, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(batch.advantages.numpy().reshape(-1), advantages, rtol=1e-4, atol=2e-5)
+    norm = float(appo.update(batch)["grad_norm"])
+    appo.close()
+    exact = rlox.DiscretePolicy(3, 2, [16]).double()
+    exact.load_state_dict({k: torch.from_numpy(v).double() for k, v in learner.weights().items()})
+    columns = [np.concatenate([getattr(one, name) for one in rollouts], 1) for name in ("actions", "log_probs")]
+    seen = torch.from_numpy(np.concatenate([one.obs[:-1] for one in rollouts], 1).reshape(-1, 3)).double()
+    acted, behaviour = (torch.from_numpy(column.reshape(-1)) for column in columns)
+    ratio = (exact.get_logprob_and_entropy(seen, acted)[0] - behaviour.double()).exp()
+    assert (ratio > 1.1).any()
+    advantages = torch.from_numpy(advantages)
+    torch.minimum(ratio * advantages, ratio.clamp(0.6, 1.4) * advantages).mean().backward()
+    gradient = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])
+    assert norm == pytest.approx(float(gradient.norm()), rel=1e-4)
 
 
 def test_without_lag_and_clipping_an_update_equals_a2cs():

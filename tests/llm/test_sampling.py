@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.sampling import Settings, completion_noise, restricted, sample
+from rlox.llm.sampling import Settings, completion_noise, restricted, sample, unique_numbers
 from rlox.llm.tokens import Sequences
 
 RESTRICTIONS = [
@@ -82,6 +82,8 @@ def test_numbers_are_above_0_and_differ_with_seed_step_prompt_and_sample():
         completion_noise(1, 3, [3, 4], 2, 50),
         completion_noise(1, 2, [5, 6], 2, 50),
     ]
+    often = unique_numbers([3] * 1000)
+    others += [completion_noise(1, 2, often[1:], 1, 50), completion_noise(1, 2, [*often[1:] << 12], 1, 50)]
     rows = np.concatenate([noise, *others])
     assert len({row.tobytes() for row in rows}) == len(rows)
     # The numbers do not depend on how many are drawn, or on the other prompts.
