@@ -176,7 +176,7 @@ def in_parts(n: int, count: int) -> list[np.ndarray]:
     return [part for part in np.array_split(np.arange(n), count) if len(part)]
 
 
-def unique_rows(rows: Iterable[Sequence[int]]) -> tuple[list[int], np.ndarray]:
+def unique_rows(rows: Iterable[Any]) -> tuple[list[int], np.ndarray]:
     """Return the indices of rows of ids without their repetitions, and for each row (N,) its index among them."""
     seen: dict[bytes, int] = {}
     first: list[int] = []

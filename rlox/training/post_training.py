@@ -269,15 +269,14 @@ class LLMAlgorithm(Algorithm):
         return self._own_batch(self.rows, self.ranks.own_rows(numbers), self.ranks.own_rows(unique_numbers(numbers)))
 
     def batch(self, rows: Any, numbers: np.ndarray) -> Any:
-        """Return the batch of the rows with these `numbers`.
-
-        Algorithms that sample take a third argument, `streams`: the unique numbers of the rows' random streams.
-        """
+        """Return the batch of the rows with these `numbers`."""
         raise NotImplementedError
 
     def _own_batch(self, rows: Any, numbers: np.ndarray, streams: np.ndarray) -> Any:
-        """Return this rank's batch; `streams` are unique on all ranks."""
-        return self.batch(rows, numbers, streams) if self.task == "prompts" else self.batch(rows, numbers)
+        """Return this rank's batch. Algorithms that sample use `streams`, which are unique on all ranks, as the numbers
+        of the rows' random streams."""
+        batch: Callable[..., Any] = self.batch
+        return batch(rows, numbers, streams) if self.task == "prompts" else batch(rows, numbers)
 
     # ---- passes over the model
 

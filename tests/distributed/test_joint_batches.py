@@ -24,9 +24,9 @@ def apart(tmp_path_factory):
 def test_two_ranks_equal_one_process_with_the_joint_batch(apart):
     names = {"ppo", "sac", "td3", "dqn", "dpo", "sft", "grpo", "repeated", "reward_model", "online_dpo"}
     assert apart["ddp"].keys() == names
-    # Adam amplifies rounding errors of gradients that nearly cancel: 1.3e-6 for online DPO on an AMD EPYC. A gradient
-    # that is reduced wrongly moves weights by about the learning rate, 1e-3.
-    bounds = {name: 3e-6 if name == "online_dpo" else 1e-6 for name in names}
+    # Adam amplifies rounding errors of gradients that nearly cancel: 1.3e-6 for online DPO and for repeated
+    # prompts on an AMD EPYC. A gradient that is reduced wrongly moves weights by about the learning rate, 1e-3.
+    bounds = {name: 3e-6 if name in ("online_dpo", "repeated") else 1e-6 for name in names}
     assert all(apart["ddp"][name] < bounds[name] for name in names), apart
 
 
