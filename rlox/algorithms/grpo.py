@@ -3,6 +3,7 @@ variants: Dr. GRPO, DAPO, GSPO and RLOO; see `rlox.llm.losses` for each."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,12 @@ class GRPO(LLMAlgorithm):
         self.environment = environment
         self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO")
         super().__init__(model, ref_model, callbacks, logger, **more)
+        if self.config.importance_sampling_level == "sequence" and self.config.loss_type != "grpo":
+            warnings.warn(
+                "GRPO: importance_sampling_level=sequence (GSPO) needs loss_type=grpo, in which every sequence has the "
+                f"same weight, got loss_type={self.config.loss_type}, in which longer sequences have more",
+                stacklevel=2,
+            )
 
     @property
     def rewarded(self) -> bool:

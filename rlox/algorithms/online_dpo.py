@@ -178,7 +178,7 @@ class OnlineDPO(LLMAlgorithm):
         """Return the reward of each prompt's completion at temperature 0.
 
         With a `preference_fn`, return 1 where the completion is preferred to the reference's, 0.5 where neither is
-        preferred, else 0.
+        preferred, else 0: the mean over both orders in which the two can be shown, because judges prefer a place.
         """
         prompts, settings = [rows.prompts[i] for i in numbers], self.settings(temperature=0.0)
         drawn = self.complete(prompts, numbers, 1, 0, settings, seed)
@@ -188,6 +188,8 @@ class OnlineDPO(LLMAlgorithm):
         assert self.reference is not None
         with self.reference.in_place() as reference:
             theirs = self.complete(prompts, numbers, 1, 0, settings, seed, reference)
-        pairs = [ids for pair in zip(drawn.ids, theirs.ids, strict=True) for ids in pair]
-        first, _ = self.preferences.judge(rows, numbers, pairs, self.model)
-        return np.select([first == 0, first == 1], [1.0, 0.0], 0.5), lengths
+        pairs = [*zip(drawn.ids, theirs.ids, strict=True), *zip(theirs.ids, drawn.ids, strict=True)]
+        flat = [ids for pair in pairs for ids in pair]
+        first, _ = self.preferences.judge(rows, np.concatenate([numbers, numbers]), flat, self.model)
+        wins = np.select([first == 0, first == 1], [1.0, 0.0], 0.5).reshape(2, -1)
+        return (wins[0] + 1.0 - wins[1]) / 2, lengths

@@ -143,7 +143,7 @@ class GRPOConfig(ReferenceConfig, SamplingConfig):
     loss_type: str = "dapo"  # mean over: grpo sequences, then tokens; dapo tokens; bnpo tokens of a part; dr_grpo none
     scale_rewards: str = "group"  # advantages are divided by the deviation of: group, batch; none: not divided
     baseline: str = "mean"  # subtracted from rewards: mean of the group, or leave_one_out: mean of the others (RLOO)
-    importance_sampling_level: str = "token"  # ratios per token, or per sequence (GSPO)
+    importance_sampling_level: str = "token"  # ratios per token, or per sequence (GSPO, with loss_type=grpo)
     sampler_correction: str = "none"  # importance weights for an external sampler: token_truncate, ...
     sampler_cap: float = 3.0  # bound of these weights
     max_turns: int = 8  # turns of a conversation with an environment; max_new_tokens applies to each turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,8 @@ from rlox.algorithms.grpo import Groups
 from rlox.llm.losses import equal_rewards, group_advantages
 from rlox.llm.sampling import Settings, sample
 from rlox.llm.tokens import Sequences
+
+pytestmark = pytest.mark.filterwarnings("ignore:GRPO. importance_sampling_level=sequence")
 
 # Three completions for each of three prompts: ended, end in the middle, truncated, empty, only the end token.
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2]]
@@ -174,6 +177,14 @@ def test_saturated_rewards_have_small_advantages():
     rewards = 1.0 - 1e-7 * np.array([0, 0, 0, 0, 1, 9])
     assert not equal_rewards(rewards[None]).any() or not group_advantages(rewards, 6, "group", "mean").any()
     assert np.abs(group_advantages(rewards, 6, "group", "mean")).max() < 0.01
+
+
+def test_ratios_of_sequences_need_the_mean_over_sequences():
+    with pytest.warns(UserWarning, match="needs loss_type=grpo.*got loss_type=dapo"):
+        GRPO(toy.model(), kl_coef=0.0, importance_sampling_level="sequence")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GRPO(toy.model(), kl_coef=0.0, importance_sampling_level="sequence", loss_type="grpo")
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])

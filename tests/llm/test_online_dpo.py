@@ -95,11 +95,25 @@ def test_the_score_of_a_row_is_whether_it_is_preferred_to_the_reference():
     algorithm = made(preference_fn=lambda prompts, completions: [None if a == b else 0 for a, b in completions])
     assert algorithm.scored(20).returns.tolist() == [0.5] * 20
     own = algorithm.model
-    algorithm.preferences._function = lambda prompts, completions: [0] * len(prompts)
-    assert algorithm.scored(20).returns.tolist() == [1.0] * 20
-    algorithm.preferences._function = lambda prompts, completions: [1] * len(prompts)
-    assert algorithm.scored(20).returns.tolist() == [0.0] * 20
+    # A judge that always prefers the same place knows nothing.
+    for place in (0, 1):
+        algorithm.preferences._function = lambda prompts, completions, place=place: [place] * len(prompts)
+        assert algorithm.scored(20).returns.tolist() == [0.5] * 20
     assert algorithm.model is own
+
+
+def test_the_judge_of_an_evaluation_sees_both_orders():
+    def judge(prompts, completions):
+        return [None if a == b else int(b > a) for a, b in completions]
+
+    algorithm = made(preference_fn=judge, learning_rate=1e-1)
+    reference = algorithm.generate(toy.PROMPTS, temperature=0.0)
+    algorithm.train(3)
+    policy = algorithm.generate(toy.PROMPTS, temperature=0.0)
+    pairs = [(ours, theirs) for (ours,), (theirs,) in zip(policy, reference, strict=True)]
+    expected = [0.5 if ours == theirs else float(ours > theirs) for ours, theirs in pairs]
+    assert {0.0, 1.0} <= {*expected}
+    assert algorithm.scored(20).returns.tolist() == expected
 
 
 def test_with_adapters_the_reference_completes_without_them():
@@ -113,9 +127,9 @@ def test_with_adapters_the_reference_completes_without_them():
     before = algorithm.generate(toy.PROMPTS, temperature=0.0, max_new_tokens=5)
     algorithm.train(3)
     algorithm.scored(20)
-    assert [theirs for _, theirs in pairs[-1]] == [row[0] for row in before]
     after = algorithm.generate(toy.PROMPTS, temperature=0.0, max_new_tokens=5)
-    assert [ours for ours, _ in pairs[-1]] == [row[0] for row in after]
+    expected = [(ours, theirs) for (ours,), (theirs,) in zip(after, before, strict=True)]
+    assert pairs[-1] == expected + [(theirs, ours) for ours, theirs in expected]
     assert after != before
 
 
