@@ -6,15 +6,17 @@ import pickle
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from torch import nn
 
 import rlox
 from rlox.algorithms import ALGORITHMS, PPO, resolve
-from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, trained_for
+from rlox.checkpoint import Checkpoint, decode_value, load_checkpoint, save_checkpoint, trained_for
 
 
 @pytest.fixture(scope="module")
@@ -398,3 +400,86 @@ def test_a_fixed_temperature_may_be_learned_after_loading(backend, tmp_path):
     save_checkpoint(tmp_path / "cut.safetensors", kept)
     with pytest.raises(ValueError, match="temperature does not fit the checkpoint"):
         rlox.SAC.from_checkpoint(tmp_path / "cut.safetensors")
+
+
+class Adjustable(CartPoleEnv):
+    """A class of the user, with arguments of any type."""
+
+    received: ClassVar[list] = []
+
+    def __init__(self, **arguments):
+        super().__init__()
+        self.received.append(arguments)
+
+
+ANY_VALUES = {
+    "scalar": np.float32(0.1),
+    "count": np.int64(3),
+    "flag": np.bool_(True),
+    "pair": (1, (2.5, None)),
+    "names": {1: "one", (2, 3): ["x"], None: True},
+    "array": np.arange(3, dtype=np.float32),
+    "tagged": {"rlox": "tuple", "value": 3},
+    "nan": float("nan"),
+    "inf": -float("inf"),
+}
+
+
+def test_arguments_of_environments_keep_their_types(tmp_path):
+    ppo = PPO(Adjustable, n_envs=1, n_steps=8, batch_size=8, env_kwargs=ANY_VALUES)
+    ppo.save(tmp_path / "ppo.safetensors")
+    PPO.from_checkpoint(tmp_path / "ppo.safetensors", env_id=Adjustable)
+    restored = Adjustable.received[-1]
+    assert restored.keys() == ANY_VALUES.keys()
+    for name, value in ANY_VALUES.items():
+        assert type(restored[name]) is type(value), name
+        assert repr(restored[name]) == repr(value)
+
+
+def test_an_argument_that_no_file_can_contain_must_be_passed_again(tmp_path):
+    path = tmp_path / "ppo.safetensors"
+    PPO(Adjustable, n_envs=1, n_steps=8, batch_size=8, env_kwargs={"reward": len, "size": 3}).save(path)
+    with pytest.raises(ValueError, match=r"cannot contain the value of env_kwargs\['reward'\], .*; pass env_kwargs="):
+        PPO.from_checkpoint(path, env_id=Adjustable)
+    with pytest.raises(TypeError, match="env_kwargs must be the checkpoint's, got size=4"):
+        PPO.from_checkpoint(path, env_id=Adjustable, env_kwargs={"reward": len, "size": 4})
+    ppo = PPO.from_checkpoint(path, env_id=Adjustable, env_kwargs={"reward": len})
+    assert Adjustable.received[-1] == ppo.env_kwargs == {"reward": len, "size": 3}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"rlox": "array", "dtype": "<U99999", "value": "x"},
+        {"rlox": "dict", "value": [[[], 0]]},
+        {"rlox": "?", "value": 0},
+        {"rlox": "tuple"},
+    ],
+)
+def test_values_that_rlox_has_not_encoded_are_errors(value):
+    with pytest.raises(ValueError, match="must be a value that rlox has encoded"):
+        decode_value({"a": [value]})
+
+
+class CartPole(CartPoleEnv):
+    """gymnasium takes this name for CartPole-v1; the rewards differ."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, -reward, *rest
+
+
+def test_a_class_is_not_replaced_by_an_environment_of_the_same_name(tmp_path):
+    path = tmp_path / "ppo.safetensors"
+    ppo = PPO(CartPole, n_envs=1, n_steps=8, batch_size=8)
+    ppo.save(path)
+    with pytest.raises(ValueError, match="was trained on CartPole, a class or function of yours; pass env_id=CartPole"):
+        PPO.from_checkpoint(path)
+    returns = PPO.from_checkpoint(path, env_id=CartPole).evaluate(n_episodes=2).returns
+    assert (returns < 0).all()
+    # Files of rlox before 0.13 do not say whether the name is an id.
+    checkpoint = load_checkpoint(path)
+    del checkpoint.header["env"]["callable"]
+    save_checkpoint(path, checkpoint)
+    with pytest.raises(ValueError, match="pass env_id=CartPole"):
+        PPO.from_checkpoint(path)

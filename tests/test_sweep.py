@@ -20,7 +20,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox_cli.config.compose import compose_jobs, compose_sweep
 from rlox_cli.records.ledger import Head, Sweep, job_id
 from rlox_cli.sweep.control import planned, resume
-from rlox_cli.sweep.launch import launcher_overrides
+from rlox_cli.sweep.launch import Work, launcher_overrides
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.train import main as train
 
@@ -292,6 +292,15 @@ def test_a_damaged_ledger_is_an_error(old, new, says, tmp_path, monkeypatch, cap
     with pytest.raises((UsageError, RuntimeError)) as caught:
         resume(Path("sweep"), [], False)
     assert says in str(caught.value) + capsys.readouterr().err
+
+
+def test_keys_that_are_no_texts_stay_as_they_are_in_jobs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["env=Pendulum-v1", "++env.kwargs.table={1:a,2.5:b}", "env.n_envs=1"]
+    plan(tmp_path / "sweep", "algo=ppo", "seed=0", *words, *SHORT)
+    (job,) = Sweep.read(tmp_path / "sweep").jobs.values()
+    assert repr(job.config["env"]["kwargs"]) == "{'table': {1: 'a', 2.5: 'b'}}"
+    assert Work.parse(str(Work(job, "sweep", [], True))).job == job
 
 
 def test_a_ledger_without_its_jobs_is_an_error(tmp_path, monkeypatch):

@@ -15,5 +15,8 @@ _EXPORTS = {
     "trained_for": "rlox.checkpoint.header",
     "Stream": "rlox.checkpoint.streams",
     "versions": "rlox.checkpoint.installed",
+    "decode_value": "rlox.checkpoint.values",
+    "encode_value": "rlox.checkpoint.values",
+    "find_lost": "rlox.checkpoint.values",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

@@ -46,11 +46,13 @@ from rlox.checkpoint.header import (
     FORMAT,
     FORMAT_VERSION,
     HEADER_KEYS,
+    VALUES_OF_USERS,
     _header,
     _is_object,
     _parts,
     one_line,
 )
+from rlox.checkpoint.values import encode_value
 
 TENSOR_SECTIONS = (
     "policy",
@@ -120,7 +122,8 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
         **checkpoint.header,
         **header,
     }
-    # default=str: an unusual value in env_kwargs must not prevent the checkpoint from being written.
+    # Values of the user, which an unusual type must not prevent from being written.
+    header |= {key: encode_value(header[key]) for key in VALUES_OF_USERS if key in header}
     text = json.dumps(header, allow_nan=False, default=str)
     if len(text) > _MOST_BYTES or _parts(text) > _MOST_PARTS:
         raise ValueError(

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint.counters import Counters
+from rlox.checkpoint.values import decode_value
 
 FORMAT = "rlox-checkpoint"
 FORMAT_VERSION = 1
 # Keys that every header must have for `from_checkpoint`.
 HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
+# The parts with values of any type, such as the arguments of an environment.
+VALUES_OF_USERS = ("callbacks", "env")
 # A header has about ten kilobytes. One that is longer than this, or has more parts, is not even parsed.
 _MOST_BYTES = 8 << 20
 _MOST_PARTS = 200_000
@@ -73,6 +76,8 @@ def _is_env(value: Any) -> bool:
         and is_count(value.get("n_envs"))
         and value["n_envs"] >= 1
         and _is_object(value.get("kwargs"))
+        and all(isinstance(name, str) for name in value["kwargs"])
+        and isinstance(value.get("callable", False), bool)
         and isinstance(value.get("wrappers"), list)
         and all(_is_name(x) or (_is_object(x) and len(x) == 1) for x in value["wrappers"])
         and is_count(value.get("workers"))
@@ -138,6 +143,7 @@ def _header(path: Path, text: str, keys: Sequence[str]) -> dict[str, Any]:
     try:
         header = parse_json(text)
         version = header["format_version"]
+        header |= {key: decode_value(header[key]) for key in VALUES_OF_USERS if key in header}
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(
             f"load_checkpoint: {path} is damaged: its header is not a valid JSON object ({one_line(e)})"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.checkpoint import is_count, one_line, parse_json
+from rlox.checkpoint import decode_value, encode_value, is_count, one_line, parse_json
 from rlox.offline.rows import AGENT, COLUMNS, Block, names_of
 
 FORMAT = 1
@@ -71,6 +71,12 @@ _RULES = {
 }
 
 
+def metadata_text(metadata: dict[str, Any]) -> str:
+    """Return the JSON of a dataset's metadata, which `read_metadata` reads."""
+    env = {"env": encode_value(metadata["env"])} if "env" in metadata else {}
+    return json.dumps({"format": FORMAT, **metadata, **env}, allow_nan=False)
+
+
 class ArrowWriter:
     """Writes a dataset of unknown length, one block at a time; the file appears complete or not at all.
 
@@ -119,7 +125,7 @@ class ArrowWriter:
             )
             width = math.prod(like.shape[1:])
             arrays.append(values if like.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, width))
-        text = json.dumps({"format": FORMAT, "n_rows": self.n, **metadata}, allow_nan=False)
+        text = metadata_text({"n_rows": self.n, **metadata})
         schema = pa.schema(
             [pa.field(name, array.type, nullable=False) for name, array in zip(self._like, arrays, strict=True)],
             {METADATA: text},
@@ -161,6 +167,8 @@ def read_metadata(text: str, where: str) -> dict[str, Any]:
     """
     try:
         found = parse_json(text)
+        if isinstance(found, dict) and "env" in found:
+            found["env"] = decode_value(found["env"])
     except ValueError as e:
         raise ValueError(f"{where}: its metadata is damaged: {one_line(e)}") from e
     if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -416,7 +416,11 @@ def write_replay(
                 progress(stop - start)
         episodes.finish()
         metadata = {
-            "env": {"id": algorithm.env_id, "kwargs": algorithm.env_kwargs, "wrappers": algorithm.env_wrappers},
+            "env": {
+                "id": env_name(algorithm.env_id),
+                "kwargs": algorithm.env_kwargs,
+                "wrappers": algorithm.env_wrappers,
+            },
             "seed": algorithm.seed,
             "policies": [{**info, "name": "replay", "n_steps": count - first}],
             "n_cut_episodes": episodes.n_cut,

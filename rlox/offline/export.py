@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
-from rlox.offline.arrow import FORMAT, METADATA, block_rows, import_arrow
+from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_text
 from rlox.offline.returns import episode_starts
 from rlox.offline.rows import AGENT, COLUMNS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
@@ -79,7 +78,7 @@ def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial{path.suffix}")
     write = {".npz": _to_npz, ".parquet": _to_parquet}.get(path.suffix, _to_hdf5)
     try:
-        write(columns, dataset.n_actions is not None, json.dumps({"format": FORMAT, **known}), partial)
+        write(columns, dataset.n_actions is not None, metadata_text(known), partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -195,7 +194,7 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
             observation_space=spaces.Box(low, high, obs.shape[1:], obs.dtype.type),
             action_space=act_space,
             algorithm_name=policies,
-            description=f"rlox collect: {json.dumps(known)}",
+            description=f"rlox collect: {metadata_text(known)}",
             jpeg_encoding=False,
         )
         if "reference_returns" in known:

@@ -532,6 +532,7 @@ class Algorithm:
             "algorithm": self.name,
             "env": {
                 "id": None if self.env_id is None else env_name(self.env_id),
+                "callable": self.env_id is not None and not isinstance(self.env_id, str),
                 "n_envs": self.n_envs,
                 "kwargs": self.env_kwargs,
                 "wrappers": self.env_wrappers,

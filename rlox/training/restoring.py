@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.checkpoint import Checkpoint, one_line
+from rlox.checkpoint import Checkpoint, find_lost, one_line
 from rlox.config import shown
 from rlox.envs import env_name
 from rlox.envs.registry import imported_module
@@ -42,7 +43,8 @@ def with_environments(
     also takes.
     """
     where, header = f"{cls.__name__}.from_checkpoint", checkpoint.header
-    if fixed := {"n_envs", "seed", "env_kwargs"} & arguments.keys():
+    env_kwargs = _complete_kwargs(where, path, header["env"]["kwargs"], arguments)
+    if fixed := {"n_envs", "seed"} & arguments.keys():
         raise TypeError(
             f"{where}: {min(fixed)} must be the checkpoint's, got {shown(arguments[min(fixed)])}; leave it out, or "
             f"create a new {cls.__name__} and call init_from(path)"
@@ -66,7 +68,7 @@ def with_environments(
         "n_envs": env["n_envs"],
         "seed": header["seed"],
         "threads": header["threads"],
-        "env_kwargs": env["kwargs"],
+        "env_kwargs": env_kwargs,
         "env_workers": env["workers"],
         **({} if "config" in arguments else header["config"]),
     }
@@ -113,6 +115,7 @@ def with_dataset(
     require_algorithm(cls, header, path)
     env, spaces, bounds = header["env"], header.get("spaces"), tensors.get("bounds", {})
     require_no_code(where, path, env, env_id, env_wrappers)
+    saved_kwargs = {} if "env_kwargs" in arguments else _complete_kwargs(where, path, env["kwargs"], arguments)
     if spaces is None or (spaces["continuous"] and set(bounds) != {"low", "high"}):
         raise ValueError(f"{where}: {path} is damaged: it must specify the actions of its policy")
     typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
@@ -135,7 +138,7 @@ def with_dataset(
                 "threads": header["threads"],
                 "backend": saved_backend(header, given["device"]),
                 "env_id": env["id"] if env_id is None else env_id,
-                "env_kwargs": env["kwargs"],
+                "env_kwargs": saved_kwargs,
                 "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
                 **kept,
                 **arguments,
@@ -145,6 +148,36 @@ def with_dataset(
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as e:
         raise _kind(e, arguments)(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
     return algorithm
+
+
+def _complete_kwargs(
+    where: str, path: str | os.PathLike, kwargs: dict[str, Any], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the environment's saved `kwargs`, completed by those that no file can contain, from `arguments`.
+
+    Removes ``env_kwargs`` from `arguments`.
+
+    Raises
+    ------
+    TypeError
+        If ``env_kwargs`` contains others than these.
+    ValueError
+        If one of these is missing.
+    """
+    lost = {name: text for name, value in kwargs.items() if (text := find_lost(value)) is not None}
+    given = arguments.pop("env_kwargs", None) or {}
+    if extra := given.keys() - lost.keys():
+        raise TypeError(
+            f"{where}: env_kwargs must be the checkpoint's, got {min(extra)}={shown(given[min(extra)])}; leave it out, "
+            "or create a new algorithm and call init_from(path)"
+        )
+    if missing := lost.keys() - given.keys():
+        name = min(missing)
+        raise ValueError(
+            f"{where}: {path} cannot contain the value of env_kwargs[{name!r}], {one_line(lost[name], 80)}; pass "
+            f"env_kwargs={{{', '.join(f'{name!r}: ...' for name in sorted(lost))}}}"
+        )
+    return {**kwargs, **given}
 
 
 def _kind(error: Exception, arguments: dict[str, Any]) -> type[Exception]:
@@ -209,6 +242,18 @@ def _weight_shapes(checkpoint: Checkpoint) -> frozenset[tuple[int, ...]] | None:
     return None if own and not critics else frozenset([*policy, *critics])
 
 
+def is_own_environment(env: dict[str, Any]) -> bool:
+    """Return whether a header's `env` names a class or function of the user instead of an id.
+
+    gymnasium would take a name without a version for the newest environment of that name.
+    """
+    if "callable" in env or not isinstance(env["id"], str) or ":" in env["id"] or re.search(r"-v\d+$", env["id"]):
+        return env.get("callable", False)
+    import gymnasium
+
+    return env["id"] not in gymnasium.registry
+
+
 def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], env_id: Any, env_wrappers: Any) -> None:
     """Raise ValueError if a header's `env` would run code or write files that only the file has chosen.
 
@@ -223,6 +268,15 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
         raise ValueError(
             f"{where}: the wrapper RecordVideo of {path} writes to a folder that the file chose; if you trust it, "
             "pass env_wrappers=[...]"
+        )
+    if env_wrappers is None and (lost := find_lost(env["wrappers"])) is not None:
+        raise ValueError(
+            f"{where}: {path} cannot contain {one_line(lost, 80)}, an argument of its wrappers; pass env_wrappers=[...]"
+        )
+    if env_id is None and is_own_environment(env):
+        raise ValueError(
+            f"{where}: {path} was trained on {env['id']}, a class or function of yours; pass env_id={env['id']}, or "
+            "register it with gymnasium.register and train with its id"
         )
     # gymnasium imports the part before the colon, and a file must not choose what code runs. gymnasium's environments
     # for old gym take the id as an argument.

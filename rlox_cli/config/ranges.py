@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from rlox.checkpoint import decode_value, encode_value
 from rlox.config import Config, nearest
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -141,7 +142,7 @@ class Search:
             "settings": self.settings.to_dict(),
             "fixed": self.fixed,
             "ranges": {space.key: space.text for space in self.spaces},
-            "config": config,
+            "config": encode_value(config),
         }
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{FILE}.{os.getpid()}.partial"
@@ -164,7 +165,7 @@ class Search:
             settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
             ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
             spaces = [_space(override) for override in ranges]
-            return cls(settings, list(map(str, plain["fixed"])), spaces), dict(plain["config"])
+            return cls(settings, list(map(str, plain["fixed"])), spaces), dict(decode_value(plain["config"]))
         except (ValueError, TypeError, LookupError, AttributeError, HydraException) as e:
             raise UsageError(f"{shown(path)} must be as `rlox train -m hydra/sweeper=optuna` wrote it: {e}") from e
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox import __version__
-from rlox.checkpoint import load_checkpoint, trained_for
+from rlox.checkpoint import decode_value, encode_value, load_checkpoint, trained_for
 from rlox.config import is_below
 from rlox.tracking import lock
 from rlox.tracking.record import FILE as RECORD
@@ -320,7 +320,7 @@ def job_id(overrides: Iterable[str], taken: Iterable[str] = ()) -> str:
 
 
 def _line(item: dict[str, Any]) -> str:
-    return json.dumps(item, separators=(",", ":")) + "\n"
+    return json.dumps(encode_value(item), separators=(",", ":")) + "\n"
 
 
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
@@ -332,7 +332,7 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
                     raise _damaged(path, number, f"have at most {_MOST_BYTES:,} bytes")
                 return
             try:
-                yield number, json.loads(line)
+                yield number, decode_value(json.loads(line))
             except (ValueError, RecursionError):
                 raise _damaged(path, number, "be one JSON object") from None
 

@@ -24,6 +24,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
+from rlox.checkpoint import decode_value, encode_value
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.config.compose import HydraCallbacks
 from rlox_cli.config.saved import configuration
@@ -56,11 +57,11 @@ class Work:
 
     def __str__(self) -> str:
         # JSON without a $, so that OmegaConf finds nothing to interpolate.
-        return json.dumps(asdict(self)).replace("$", "\\u0024")
+        return json.dumps(encode_value(asdict(self))).replace("$", "\\u0024")
 
     @classmethod
     def parse(cls, text: str) -> Work:
-        plain = json.loads(text)
+        plain = decode_value(json.loads(text))
         return cls(**{**plain, "job": SweepJob(**plain["job"])})
 
 
