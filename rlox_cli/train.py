@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -33,7 +32,7 @@ from rlox_cli.run.limits import require_folder
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.run.runner import Outcome, resume
 from rlox_cli.terminal.account import account
-from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -115,7 +114,7 @@ def main(args: list[str]) -> None:
     if job.FAILURES:
         *before, last = job.FAILURES
         for e in before:
-            print(f"rlox train: {account(e)}", file=sys.stderr)
+            print_text(f"rlox train: {account(e)}", stderr=True)
         raise last
 
 

@@ -53,7 +53,8 @@ def test_train_writes_a_complete_run_and_prints_its_folder(trained):
     cwd, run, done = trained
     for name in ("config.yaml", "metrics.jsonl", "checkpoints/last.safetensors", "checkpoints/best.safetensors"):
         assert (run / name).is_file()
-        assert str((run / name).relative_to(cwd)) in done.stdout
+        assert str((run / name).parent.relative_to(cwd)) in done.stdout
+        assert Path(name).name in done.stdout
     assert "tuned settings: ppo/CartPole-v1" in done.stdout
     assert "backend: native (perceptrons on the CPU" in done.stdout
     assert "rlox eval outputs/" in done.stdout
@@ -427,7 +428,7 @@ def imported(tmp_path_factory):
 def test_import_registers_an_environment_and_is_recorded(imported):
     cwd, run, done = imported
     assert done.stdout.count("imported my_envs") == 1
-    assert f"rlox eval {run.relative_to(cwd)}/checkpoints/best.safetensors --import my_envs\n" in done.stdout
+    assert f"rlox eval {run.relative_to(cwd)} --import my_envs\n" in done.stdout
     assert yaml.safe_load((run / "config.yaml").read_text())["imports"] == ["my_envs"]
     assert max(row["episode/length"] for row in rows(run) if row.get("episode/length")) <= 25
     assert "Mine-v0" in rlox("ls", "envs", "--import", "my_envs", cwd=cwd).stdout

@@ -233,7 +233,7 @@ def test_output_dir_is_the_folder_of_a_run_or_a_sweep(command, tmp_path, monkeyp
     for odd in ("a b,[c]", "it's"):
         code, out, _ = command("train", *SMALL, f"output_dir={odd}")
         assert not code
-        assert f"rlox eval {shlex.quote(f'{odd}/checkpoints/best.safetensors')}\n" in out
+        assert f"rlox eval {shlex.quote(odd)}\n" in out
         assert f"rlox train {shlex.quote(f'resume={odd}')} " in command("train", f"resume={odd}")[1]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert not command("train", *SMALL, "output_dir=~/home")[0]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import forked
 import pytest
+from pseudo_terminal import on_a_terminal
 from rich.console import Console
 
 from rlox.algorithms import PPO, SAC
@@ -33,28 +30,6 @@ SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=2000", "eval.n_episodes
 
 def rlox(*words, cwd, **env):
     return forked.run(*words, cwd=cwd, env={**os.environ, **env})
-
-
-def on_a_terminal(columns: int, *words: str, cwd: Path, **env: str) -> tuple[int, list[str]]:
-    """Return the exit code and every line that was shown, including each version of a redrawn line."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
-    environment |= {"TERM": "xterm-256color", **env}
-    process = forked.Rlox(*words, cwd=cwd, env=environment, stdin=theirs, stdout=theirs)
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            more = os.read(ours, 1 << 16)
-        except OSError:  # the terminal's last user has closed it
-            break
-        if not more:
-            break
-        shown += more
-    os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    return process.wait(timeout=240), re.split(r"[\r\n]+", text)
 
 
 def finished(run: Path) -> bool:
@@ -260,8 +235,9 @@ def test_paths_can_be_copied_whole_at_80_columns(trained):
 def test_a_sweep_stays_readable_at_80_columns(trained):
     code, lines = on_a_terminal(80, "sweep", "status", "sweep", cwd=trained)
     assert code == 0
-    assert "    job algo.learning_rate=0.001 algo.max_grad_norm=0.5  state finished" in lines
-    failed = lines.index("    job algo.learning_rate=1e+30 algo.max_grad_norm=null  state failed")
+    finished = lines.index("algo.learning_rate=0.001 algo.max_grad_norm=0.5")
+    assert lines[finished + 1].startswith("    state finished  steps 2,048/2,000  last ")
+    failed = lines.index("algo.learning_rate=1e+30 algo.max_grad_norm=null")
     output = " ".join(line.strip() for line in lines[failed : failed + 8])
     assert "training cannot continue. Try a lower learning_rate or max_grad_norm" in output
     assert max(len(line) for line in lines if "/checkpoints/" not in line) <= 80

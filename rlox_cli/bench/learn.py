@@ -291,7 +291,7 @@ def main(
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out must be a folder, got the file {out}")
     import_modules(imports)
-    progress = Console(stderr=True, highlight=False)
+    progress = make_console(stderr=True)
     chosen = [*words, *([f"imports=[{','.join(imports)}]"] if imports else [])]
     cells = compose_cells(chosen)
     if runs is None:

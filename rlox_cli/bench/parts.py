@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rlox_cli.terminal.console import make_console
 
 
 class Parts(Progress):
     """A progress bar on a terminal, elsewhere a line for each of `total` parts; on standard error."""
 
     def __init__(self, total: int):
-        console = Console(stderr=True, highlight=False)
+        console = make_console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from rlox.tracking.store import read_config
 from rlox_cli.config.imports import import_modules
 from rlox_cli.config.saved import differences, resolved
 from rlox_cli.run.runner import Resumption, resume, run, without_eval_workers
+from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
 from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
@@ -140,7 +140,7 @@ def _train_beside(
     """Call `train_one` for all seeds in other processes; the first Ctrl-C lets them save."""
 
     def report(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print_text(line, stderr=True)
 
     line = "stopping: the runs are saving their state; press Ctrl-C again to stop at once"
     # Spawned, since a fork would copy the locks of threads.

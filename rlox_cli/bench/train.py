@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
 from rlox_cli.bench.peers import ask_worker, environment, find_systems, program
@@ -318,8 +320,9 @@ def print_results(console, rows: list[dict[str, Any]]) -> None:
     """Print one line per case and system."""
     columns = ("system", "CPU s", "ratio", "wall s", "evaluation", "")
     for row in rows:
-        heading = f"[bold]{row['title']}[/bold], {_length(row)}, rounds: {_rounds(row)}"
-        console.print(heading, soft_wrap=True, markup=True)
+        console.print(
+            Text.assemble((row["title"], "bold"), f", {_length(row)}, rounds: {_rounds(row)}"), soft_wrap=True
+        )
         table = make_table(*columns)
         for system, median in row["median"].items():
             wall = row["wall"][system] if "wall" in row else {"wall_s": median["wall_s"], "threads": 1}

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import random
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -44,6 +43,7 @@ from rlox_cli.run.limits import (
 )
 from rlox_cli.run.runner import Resumption
 from rlox_cli.terminal.account import account, headline, is_explained
+from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -89,7 +89,7 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
     if failures:
         *others, last = failures
         for other in others:
-            print(f"rlox train: {account(other)}", file=sys.stderr)
+            print_text(f"rlox train: {account(other)}", stderr=True)
         raise last
     if multirun:
         console.print(_sum(reports))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from rlox_cli.records.runs import (
     units,
 )
 from rlox_cli.report.statistics import difference, improvement, iqm
-from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table
+from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -52,7 +51,7 @@ def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) 
         if keys := differing(runs):
             notes.append(f"{path} pools runs that differ in {listed(keys)}")
         for note in notes:
-            print(f"rlox compare: {note}", file=sys.stderr)
+            print_text(f"rlox compare: {note}", stderr=True)
         sides.append(runs)
     found = compare(sides[0], sides[1], metric, threshold)
     if as_json:
@@ -265,8 +264,8 @@ def _print(found: dict[str, Any], console: Console) -> None:
         if own:
             console.print(f"  and {len(own)} keys that only one side's algorithms have (--json)")
     for env, result in found["environments"].items():
-        console.print()
-        print_table(console, _metrics_table(env, result, found["metric"]))
+        console.print(f"\n{env}")
+        print_table(console, _metrics_table(result, found["metric"]))
         pairs, seeds = result["pairs"], [[run["seed"] for run in side] for side in result["runs"]]
         lines = [f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
         if pairs["seeds"]:
@@ -284,9 +283,9 @@ def _print(found: dict[str, Any], console: Console) -> None:
         console.print(f"\nover the {len(found['environments'])} environments: probability of improvement {over}")
 
 
-def _metrics_table(env: str, result: dict[str, Any], metric: str) -> PlainTable:
+def _metrics_table(result: dict[str, Any], metric: str) -> PlainTable:
     metrics = result["metrics"]
-    table = make_table(env, "A", "B", "B − A", "95 % interval")
+    table = make_table("", "A", "B", "B − A", "95 % interval")
     unit = result["unit"]
     span = " to ".join(f"{step:,}" for step in metrics["mean_over_steps"]["steps"])
     for name, title in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +13,7 @@ from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
 from rlox_cli.config.shipped import shipped
-from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 
 _THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
 
@@ -98,7 +97,7 @@ def _list_sweeps(folder: Path, console: Console) -> None:
             sweep = Sweep.read(path.parent)
         except ValueError as e:
             # A damaged sweep does not hide the others.
-            print(f"rlox ls: {shown(path.parent)} is left out: {e}", file=sys.stderr)
+            print_text(f"rlox ls: {shown(path.parent)} is left out: {e}", stderr=True)
             continue
         sweep.scan()
         table.add_row(shown(path.parent), sweep.summary(), " ".join(sweep.head.overrides))
@@ -125,7 +124,7 @@ def _list_runs(folder: Path, console: Console) -> None:
             what = [str(plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
         except (ValueError, LookupError, TypeError) as e:
             # A damaged run does not hide the others.
-            print(f"rlox ls: {shown(run)} is left out: {e}", file=sys.stderr)
+            print_text(f"rlox ls: {shown(run)} is left out: {e}", stderr=True)
             continue
         alive = is_alive(run)
         steps, status, best = 0, "running" if alive else "killed", None

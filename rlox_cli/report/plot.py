@@ -5,7 +5,6 @@ Statistics are those of `rlox_cli.report.statistics`: interquartile means over s
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from rlox_cli.records.runs import (
 )
 from rlox_cli.report.page import page
 from rlox_cli.report.picture import Picture, cells
-from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -58,14 +57,16 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
     groups = group_runs(runs, by)
     notes += [f"{g.label} ({g.env}) pools runs that differ in {listed(g.pooled)}" for g in groups if g.pooled]
     for note in notes:
-        print(f"rlox plot: {note}", file=sys.stderr)
+        print_text(f"rlox plot: {note}", stderr=True)
     if not out:
         stem = _default_stem(paths, runs)
         out = [stem.with_name(stem.name + suffix) for suffix in FORMATS]
     picture = _write(groups, metric, x == "time", out, notes)
     console = make_console()
+    speed = f"{units(runs)}/s"
     table = make_table(
-        "group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", f"{units(runs)}/s"
+        *("group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", speed),
+        optional=(speed, "best", *(["env"] if len({group.env for group in groups}) == 1 else [])),
     )
     for group in groups:
         table.add_row(group.label, group.env, *cells(picture.summaries[group]))

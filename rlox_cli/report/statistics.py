@@ -10,6 +10,7 @@ therefore the results, are the same at every call.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -106,17 +107,19 @@ def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray],
     if min(sample.shape[-1] for sample in samples) < 2:
         return Interval(_plain(value), _plain(np.full_like(value, -np.inf)), _plain(np.full_like(value, np.inf)))
     width = sum(sample.size for sample in samples) * max(sample.shape[-1] for sample in samples)
-    found = stats.bootstrap(
-        samples,
-        lambda *drawn, axis: statistic(*drawn),
-        n_resamples=RESAMPLES,
-        batch=max(1, _BATCH // width),
-        vectorized=True,
-        axis=-1,
-        confidence_level=confidence,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # the bounds of NaN are NaN
+        found = stats.bootstrap(
+            samples,
+            lambda *drawn, axis: statistic(*drawn),
+            n_resamples=RESAMPLES,
+            batch=max(1, _BATCH // width),
+            vectorized=True,
+            axis=-1,
+            confidence_level=confidence,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
     return Interval(_plain(value), _plain(found.low), _plain(found.high))
 
 

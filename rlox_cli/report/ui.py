@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.tracking.mlflow import MODEL_TRAINING
+from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -54,7 +55,7 @@ def serve(store: Path, port: int, args: list[str]) -> None:
         while server.poll() is None and not _answers(url):
             time.sleep(_POLL_S)
         if server.poll() is None:
-            print(f"{_page(url)} (Ctrl-C stops it)", file=sys.stderr)
+            print_text(f"{_page(url)} (Ctrl-C stops it)", stderr=True)
         code = server.wait()
         raise RuntimeError(f"mlflow server ended with exit code {code}; see its output above")
     finally:

@@ -19,6 +19,7 @@ from rlox.offline.dataset import open_dataset
 from rlox_cli.config.imports import resolve_reward
 from rlox_cli.run.language import build_language, restore_language
 from rlox_cli.run.limits import require_memory
+from rlox_cli.terminal.console import make_console
 
 
 def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig]:
@@ -42,7 +43,7 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
         algorithm = cls(env.id, n_envs=env.n_envs, seed=config.seed, env_kwargs=env.kwargs, **arguments)
     try:
         if config.init_from is not None:
-            with _notes("init_from:", console or Console(stderr=True)):
+            with _notes("init_from:", console or make_console(stderr=True)):
                 algorithm.init_from(config.init_from)
             if console is not None:
                 header = load_checkpoint(config.init_from).header

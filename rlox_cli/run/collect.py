@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -224,6 +223,6 @@ def _shown(console: Console, what: str, total: int | None) -> Iterator[Callable[
         yield lambda n: None
         return
     columns = (TextColumn(what), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda n: bar.advance(task, n)

@@ -22,6 +22,7 @@ from rlox_cli.config.imports import import_modules, needed_modules, require_type
 from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate_language import evaluate as evaluate_language
 from rlox_cli.run.evaluate_language import is_language
+from rlox_cli.terminal.console import print_text
 
 _MOST_EPISODES = 100_000  # that a file may request by itself
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # if one is set, a window can be shown or is not wanted
@@ -51,7 +52,7 @@ def main(
         )
     if path.is_dir():
         path = best_of(path)
-        print(f"evaluating {path}", file=sys.stderr)
+        print_text(f"evaluating {path}", stderr=True)
     header = known_header(path)
     if is_language(header):
         for flag, given in (
@@ -102,7 +103,7 @@ def main(
     if predictions is not None:
         foreseen = open_loop(algorithm, seed=seed, deterministic=not stochastic, max_steps=max_steps)
         save_predictions(foreseen, predictions)
-        print(f"{foreseen.horizon} predicted steps after {foreseen.context}, drawn in {predictions}", file=sys.stderr)
+        print_text(f"{foreseen.horizon} predicted steps after {foreseen.context}, drawn in {predictions}", stderr=True)
         summary |= foreseen.summary()
     score = normalized_score(header["env"]["id"], summary["mean_return"])
     if as_json:
@@ -110,26 +111,28 @@ def main(
         return
     kind = "sampled" if stochastic else "deterministic"
     step, unit = trained_for(header)
-    print(
+    print_text(
         f"{header['algorithm']} on {header['env']['id']}, {unit[:-1]} {step:,}: "
         f"{episodes} {kind} episodes, seed {evaluation.seed}"
     )
     spread = f"{summary['min_return']:.2f} to {summary['max_return']:.2f}"
-    print(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
+    print_text(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
     _print_agents(evaluation)
-    print(f"  length  {summary['mean_length']:.1f}")
+    print_text(f"  length  {summary['mean_length']:.1f}")
     if predictions is not None:
-        print(
+        print_text(
             f"  open loop  mean squared error {summary['open_loop_mse']:.4g}, "
             f"{summary['open_loop_share']:.1%} of the observations' variance; "
             f"{summary['open_loop_last_share']:.1%} in the last step"
         )
     if score is not None:
-        print(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
+        print_text(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
     same = not stochastic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed")
     if same and isinstance(recorded.get("mean_return"), (int, float)):
-        exact = summary["mean_return"] == recorded["mean_return"]
-        print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+        exact = "reproduced exactly" if summary["mean_return"] == recorded["mean_return"] else "NOT reproduced"
+        print_text(
+            f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}"
+        )
 
 
 def _print_agents(evaluation: Evaluation) -> None:
@@ -137,7 +140,7 @@ def _print_agents(evaluation: Evaluation) -> None:
     means = getattr(evaluation, "by_name", {})
     wide = max(map(len, means), default=0)
     for name, mean in means.items():
-        print(f"    {name:<{wide}}  {mean:.2f}")
+        print_text(f"    {name:<{wide}}  {mean:.2f}")
 
 
 def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
@@ -164,7 +167,7 @@ def _wrapper_names(env: dict[str, Any]) -> list[str]:
 
 
 def _print_episode(what: str, episode: Evaluation) -> None:
-    print(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", file=sys.stderr)
+    print_text(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", stderr=True)
 
 
 def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table
 
 from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line, trained_for
@@ -20,7 +18,7 @@ from rlox_cli.config.language import NO_SAMPLER
 from rlox_cli.config.saved import configuration
 from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.language import restore_language
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 
 _SHOWN, _LONGEST = 5, 200  # completions in the table, and characters of each text
@@ -74,28 +72,30 @@ def evaluate(
         return
     step, unit = trained_for(header)
     what = _MEASURES.get(header["algorithm"], "score")
-    print(
+    print_text(
         f"{header['algorithm']} on {config.env.id}, {unit[:-1]} {step:,}: {summary['n_episodes']} rows, "
         f"seed {evaluation.seed}"
     )
-    print(f"  {what:<12} {summary['mean_return']:.4f} ± {summary['std_return']:.4f}")
-    print(f"  {'length':<12} {summary['mean_length']:.1f} tokens")
+    print_text(f"  {what:<12} {summary['mean_return']:.4f} ± {summary['std_return']:.4f}")
+    print_text(f"  {'length':<12} {summary['mean_length']:.1f} tokens")
     same = evaluation.seed == recorded.get("seed") and summary["n_episodes"] == recorded.get("n_episodes")
     if same and isinstance(recorded.get("mean_return"), (int, float)):
-        exact = summary["mean_return"] == recorded["mean_return"]
-        print(f"  in training {recorded['mean_return']:.4f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+        exact = "reproduced exactly" if summary["mean_return"] == recorded["mean_return"] else "NOT reproduced"
+        print_text(
+            f"  in training {recorded['mean_return']:.4f}: {'reproduced exactly' if exact else 'NOT reproduced'}"
+        )
     if table is not None:
-        print(f"  {'sampled':<12} reward {summary['sampled_reward']:.4f}, {n_samples} completions of each prompt")
-        print(f"  {'pass@1':<12} {summary['pass@1']:.4f}  (a reward of at least {pass_at:g})")
+        print_text(f"  {'sampled':<12} reward {summary['sampled_reward']:.4f}, {n_samples} completions of each prompt")
+        print_text(f"  {'pass@1':<12} {summary['pass@1']:.4f}  (a reward of at least {pass_at:g})")
         if n_samples > 1:
-            print(f"  {f'pass@{n_samples}':<12} {summary[f'pass@{n_samples}']:.4f}")
+            print_text(f"  {f'pass@{n_samples}':<12} {summary[f'pass@{n_samples}']:.4f}")
         if summary["most_reward"] < pass_at:
             most = summary["most_reward"]
-            print(f"  no completion earned {pass_at:g}, the highest reward was {most:.4f}; see --pass-at")
-        make_console().print(table)
+            print_text(f"  no completion earned {pass_at:g}, the highest reward was {most:.4f}; see --pass-at")
+        print_table(make_console(), table)
 
 
-def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> tuple[dict[str, float], Table]:
+def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> tuple[dict[str, float], PlainTable]:
     """Sample `n` completions of each prompt; return their rewards and pass rates, and a table with a few of them."""
     scored = algorithm.sampled(n_rows, n, seed)
     groups = scored.rewards.reshape(-1, n)
@@ -107,12 +107,10 @@ def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> 
         "pass@1": pass_rate(right, n, 1),
         f"pass@{n}": pass_rate(right, n, n),
     }
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for title in ("reward", "prompt", "completion"):
-        table.add_column(title, overflow="fold")
+    table = make_table("reward", "prompt", "completion")
     for i in range(min(_SHOWN, len(groups))):
         j = i * n
-        texts = (escape(one_line(text, _LONGEST)) for text in (scored.prompts[i], scored.texts[j]))
+        texts = (one_line(text, _LONGEST) for text in (scored.prompts[i], scored.texts[j]))
         table.add_row(f"{scored.rewards[j]:.3f}", *texts)
     return found, table
 
@@ -151,13 +149,12 @@ def generate(
     config = _run(path, header, imports)
     algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path, acts=True)
     completed = algorithm.generate(prompts, n, seed=seed, **settings)
-    console = make_console()
     for prompt, texts in zip(prompts, completed, strict=True):
         if as_json:
             print(jsonlib.dumps({"prompt": prompt, "completions": texts}))
             continue
         for text in texts:
-            console.print(f"{prompt}{text}", markup=False, highlight=False, soft_wrap=True)
+            print(f"{prompt}{text}")
 
 
 def _run(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:

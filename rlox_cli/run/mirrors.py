@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from rlox import tracking
 from rlox_cli.records.folders import find_runs
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import make_console, print_text
 from rlox_cli.terminal.paths import shown
 
 # How long the end of a command waits for the trackers. `rlox sync` can complete them later.
@@ -51,7 +50,7 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
         for name, report in mirrors.items():
             if not report.complete:
                 reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` copies the rest"
-                print(f"{name}: {reason}", file=sys.stderr)
+                print_text(f"{name}: {reason}", stderr=True)
             elif report.url and len(folders) == 1:
                 url = shown(Path(report.url)) if report.url.startswith("/") else report.url
                 console.print(f"  {name:<12} {url}", soft_wrap=True)

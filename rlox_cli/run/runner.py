@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -41,6 +40,7 @@ from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import time_limit_warnings, training_warnings
 from rlox_cli.run.progress import ProgressCallback
 from rlox_cli.terminal.account import keep_traceback, summary
+from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
@@ -100,7 +100,7 @@ class StopOnSignal(Callback):
 def _print_always(text: str, console: Console) -> None:
     """Print `text` even if the console is quiet: a user who presses Ctrl-C waits for an answer."""
     if console.quiet:
-        print(text, file=sys.stderr, flush=True)
+        print_text(text, stderr=True)
     else:
         console.print(text, soft_wrap=True, markup=False)
 
@@ -403,14 +403,13 @@ def _last_good(folder: Path) -> str:
 
 
 def _describe(folder: Path, config: RunConfig, has_best: bool, console: Console) -> None:
-    names = ["best", "last"] if has_best else ["last"]
-    checkpoints = [shown(folder / "checkpoints" / f"{name}.safetensors") for name in names]
+    names = " and ".join(f"{name}.safetensors" for name in (["best", "last"] if has_best else ["last"]))
     module = imported_module(config.env.id)
     imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
     for name, value in (
-        ("checkpoints", ", ".join(checkpoints)),
+        ("checkpoints", f"{shown(folder / 'checkpoints')} ({names})"),
         ("config", shown(folder / "config.yaml")),
         ("metrics", shown(folder / "metrics.jsonl")),
-        ("evaluate", f"rlox eval {shlex.quote(checkpoints[0])}{imports}"),
+        ("evaluate", f"rlox eval {shlex.quote(shown(folder))}{imports}"),
     ):
         console.print(f"  {name:<12} {value}", soft_wrap=True)

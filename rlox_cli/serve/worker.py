@@ -21,6 +21,7 @@ from rlox.envs.spec import EnvSpec
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.config.imports import import_modules
 from rlox_cli.config.overrides import split_args
+from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
 from rlox_cli.terminal.signals import Signals
 
@@ -142,11 +143,11 @@ def _announce(server: Server, env: str, spec: EnvSpec, options: Options) -> None
         f"observations {spec.obs_shape}, {spec.describe_actions()}",
         f"the learner's command: rlox train algo=ppo {' '.join(keys)}",
     ):
-        print(f"rlox worker: {line}", flush=True)
+        print_text(f"rlox worker: {line}")
 
 
 def _print(line: str) -> None:
-    print(f"rlox worker: {time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    print_text(f"rlox worker: {time.strftime('%H:%M:%S')} {line}", stderr=True)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,7 @@ from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.sweep.launch import Launch, launcher_overrides
 from rlox_cli.sweep.tables import label, print_jobs, resume_command, resume_hint
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import make_console, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -189,7 +188,7 @@ def finish(sweep: Sweep, plot: bool, console: Console) -> None:
     unfinished = [job for job in sweep.jobs.values() if sweep.progress[job.id].state != "finished"]
     for job in unfinished:
         progress = sweep.progress[job.id]
-        print(f"rlox: {label(sweep, job)}: {progress.state}: {progress.message}", file=sys.stderr)
+        print_text(f"rlox: {label(sweep, job)}: {progress.state}: {progress.message}", stderr=True)
     if unfinished:
         raise RuntimeError(
             f"{len(unfinished)} of {len(sweep.jobs)} jobs are not finished; the output of each job is in "
@@ -204,7 +203,7 @@ def _plot(sweep: Sweep) -> None:
         main([sweep.folder], EVALUATION, "steps", [], [], [])
     except (ValueError, ImportError, OSError) as e:
         # Nothing was evaluated, or the disk is full: this does not make the sweep a failure.
-        print(f"rlox plot: {e}", file=sys.stderr)
+        print_text(f"rlox plot: {e}", stderr=True)
 
 
 def status(folder: Path, as_json: bool) -> None:

@@ -35,7 +35,8 @@ def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
     """Print the table of all jobs; if there are more than `most`, only those that are not finished."""
     every = most is None or len(sweep.jobs) <= most
     counted = " or ".join(sorted({unit_of(job.config) for job in sweep.jobs.values()}))
-    table = make_table("id", "job", "state", counted, "last", "best", "seconds", "attempts", "")
+    headers = ("job", "state", counted, "last", "best", "seconds", "attempts", "id", "")
+    table = make_table(*headers, optional=("id", "attempts", "seconds"))
     for job in sweep.jobs.values():
         p = sweep.progress[job.id]
         if p.state == "finished" and not every:
@@ -44,7 +45,6 @@ def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
         last = "" if p.last is None else f"{p.last:.1f} ± {p.spread or 0.0:.1f}"
         best = "" if p.best is None else f"{p.best:.1f}"
         note = "; ".join(filter(None, (p.message, resume_hint(job, p))))
-        cells = (label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), note)
-        table.add_row(job.id, *cells)
+        table.add_row(label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), job.id, note)
     if table.row_count:
         print_table(console, table)

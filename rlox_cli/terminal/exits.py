@@ -33,6 +33,7 @@ def reported(verb: str) -> Iterator[None]:
         raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
     except (Exception, SystemExit) as e:
         from rlox_cli.terminal.account import account, exit_code, is_of_user  # imports NumPy, which --help does without
+        from rlox_cli.terminal.console import print_text
 
         # Hydra and its plugins may end the process themselves; an environment must not.
         if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
@@ -41,5 +42,5 @@ def reported(verb: str) -> Iterator[None]:
         lost = type(e).__name__ == "RankLost"
         # A rank that only lost another rank has nothing to add to what rank 0 prints, unless rank 0 was killed.
         if not rank or not lost or getattr(e, "unreported", False):
-            print(f"rlox {verb}: {f'rank {rank}: ' if rank and not lost else ''}{account(e)}", file=sys.stderr)
+            print_text(f"rlox {verb}: {f'rank {rank}: ' if rank and not lost else ''}{account(e)}", stderr=True)
         raise typer.Exit(exit_code(e)) from None
