@@ -16,9 +16,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rlox.config import RunConfig, SFTConfig
+from rlox.config.base import operational_keys
 from rlox.tracking import Record
 from rlox_cli.main import app
-from rlox_cli.records.runs import EVALUATION, group_runs, read_run, read_runs
+from rlox_cli.records.runs import EVALUATION, differing, group_runs, read_run, read_runs
 from rlox_cli.report.compare import verdict
 from rlox_cli.report.picture import curve
 from rlox_cli.report.plot import main as draw
@@ -230,6 +232,33 @@ def test_unfinished_runs_are_plotted_up_to_their_last_row(sweep):
     assert float(re.search(rf"^{SLOW}.* killed +(\S+)", out, re.MULTILINE)[1]) == pytest.approx(
         iqm(points[:, -1]), rel=1e-3
     )
+
+
+def test_runs_that_differ_only_in_how_they_were_run_are_one_group(sweep):
+    runs = sorted(sweep.glob("*-s*"))
+    edit(runs[0], "\n  workers: -1\n", "\n  workers: 0\n")  # as a launcher writes it
+    edit(runs[1], "threads: 1", "threads: 2")
+    edit(runs[2], "backend: native", "backend: torch")
+    edit(runs[3], "every_s: 60.0", "every_s: 10.0")
+    read, notes = read_runs([sweep])
+    assert notes == []
+    groups = group_runs(read)
+    assert [(group.label, len(group.runs), group.pooled) for group in groups] == [(SLOW, 5, []), (FAST, 5, [])]
+    assert not differing(groups[0].runs)
+    # A copy that differs only in them is a duplicate, unless its key is asked for.
+    shutil.copytree(runs[4], sweep / "copy")
+    edit(sweep / "copy", "threads: 1", "threads: 4")
+    assert "has the same settings and seed, except for threads" in read_runs([sweep])[1][0]
+    read, notes = read_runs([sweep], by=["threads"])
+    assert notes == []
+    assert [len(group.runs) for group in group_runs(read, ["threads"])] == [9, 1, 1]
+
+
+def test_operational_settings_are_declared_where_the_setting_is():
+    keys = set(operational_keys(RunConfig))
+    assert {"logger", "checkpoint", "eval.workers", "env.workers", "device", "threads", "max_time", "remote"} <= keys
+    assert not keys & {"seed", "total_timesteps", "env.n_envs", "eval.n_episodes", "model", "algo"}
+    assert {"accumulation", "gradient_checkpointing"} == set(operational_keys(SFTConfig))
 
 
 def test_damaged_runs_are_named_and_the_others_plotted(sweep):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, Config, searched
+from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, Config, operational, searched
 from rlox.config.on_policy import OnPolicyConfig, PPOConfig
 from rlox.config.remote import is_address
 
@@ -31,12 +31,12 @@ class ActorLearnerConfig(OnPolicyConfig):
 
     actors: str = "threads"  # where actors run: threads, processes, ray, or grpc (on the workers of worker_addresses)
     n_actors: int = 2  # actors, each with env.n_envs environments of its own
-    worker_addresses: list[str] = field(default_factory=list)  # for actors=grpc, host:port each; or remote.addresses
+    worker_addresses: list[str] = operational(list)  # for actors=grpc, host:port each; or remote.addresses
     rollouts_per_update: int = 1  # rollouts of n_steps in a batch
     rollouts_ahead: int = 1  # pending rollouts per actor: 2 hides the latency to another machine, but adds policy lag
     actor_order: str = "auto"  # fixed: in turn, reproducible with a seed; arrival; auto: fixed on this machine
-    actor_timeout: float = 120.0  # seconds until an actor that does not answer counts as lost
-    max_restarts: int = 10  # most restarts of each actor; if it is lost once more, the run fails
+    actor_timeout: float = operational(120.0)  # seconds until an actor that does not answer counts as lost
+    max_restarts: int = operational(10)  # most restarts of each actor; if it is lost once more, the run fails
     rho_bar: float = searched(1.0, "1.0,2.0")  # ratios of value targets and advantages are clipped to this; inf: off
     c_bar: float = searched(1.0, "0.5,1.0")  # ratios of the trace are clipped to this
     replay_rollouts: int = 0  # old rollouts in a batch, in addition to the new ones

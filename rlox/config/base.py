@@ -14,8 +14,8 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -178,6 +178,26 @@ def searched(default: Any, space: str) -> Any:
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def operational(default: Any) -> Any:
+    """Return a field that says how a run is carried out, recorded or stopped, but not what it learns.
+
+    Runs that differ only in such fields belong to one group in plots and comparisons. `default` is a value, or a class:
+    that of a section, all of whose fields are operational then, or list.
+    """
+    known: dict[str, Any] = {"default_factory" if callable(default) else "default": default}
+    return field(**known, metadata={"operational": True})
+
+
+def operational_keys(config: type) -> Iterator[str]:
+    """Yield the dotted keys of the operational fields of a configuration; for a whole section, the section's key."""
+    hints = types_of(config)
+    for item in fields(config):
+        if "operational" in item.metadata:
+            yield item.name
+        elif is_dataclass(hints[item.name]):
+            yield from (f"{item.name}.{key}" for key in operational_keys(hints[item.name]))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rlox.config.base import WEIGHT_NORMS, Config, searched
+from rlox.config.base import WEIGHT_NORMS, Config, operational, searched
 
 
 @dataclass
@@ -68,8 +68,8 @@ class MmapBufferConfig(BufferConfig):
     """Uniform, with the newest transitions in memory and older ones in a file."""
 
     name: str = "mmap"  # which one (`rlox ls buffers`); chosen by buffer=NAME
-    hot_size: int | None = None  # transitions held in memory; null: 10_000, or size if that is smaller
-    folder: str | None = None  # folder of the file; null: the run folder (library: a temporary folder)
+    hot_size: int | None = operational(None)  # transitions held in memory; null: 10_000, or size if that is smaller
+    folder: str | None = operational(None)  # folder of the file; null: the run folder (library: a temporary folder)
 
     frame_stacks = False
 

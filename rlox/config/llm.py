@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rlox.config.base import MOST_AT_ONCE, PRECISIONS, SCHEDULES, Config, searched
+from rlox.config.base import MOST_AT_ONCE, PRECISIONS, SCHEDULES, Config, operational, searched
 
 GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
@@ -29,10 +29,10 @@ class LLMConfig(Config):
     warmup: float = 0.0  # share of the training over which the learning rate rises from 0
     weight_decay: float = 0.0  # of AdamW: share of each weight, times the learning rate, subtracted per step
     batch_size: int = 8  # rows of the dataset per update: prompts, pairs or texts
-    accumulation: int = 1  # parts that a batch is split into, for gradient accumulation: less memory, same gradient
+    accumulation: int = operational(1)  # parts that a batch is split into, for gradient accumulation: less memory
     max_grad_norm: float | None = 1.0  # the gradient's norm is clipped to this; null: off
     packing: bool = False  # several sequences per row instead of padding; Hugging Face models only
-    gradient_checkpointing: bool = False  # recompute activations instead of storing them: less memory, more time
+    gradient_checkpointing: bool = operational(False)  # recompute activations: less memory, more time
     precision: str = "auto"  # of forward and backward: bfloat16, float32, or auto: bfloat16 on GPUs that support it
     lora_rank: int | None = None  # train low-rank adapters (peft) of this rank instead of the weights; null: off
     lora_alpha: float = 16.0  # scale of the adapters' output, divided by their rank

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlox.config.actor_learner import RayConfig
-from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, SAMPLERS, WANDB_MODES, Config, _is_finite, is_below
+from rlox.config.base import (
+    BACKENDS,
+    DEVICES,
+    ENV_BACKENDS,
+    SAMPLERS,
+    WANDB_MODES,
+    Config,
+    _is_finite,
+    is_below,
+    operational,
+)
 from rlox.config.remote import RemoteConfig
 
 DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models only
@@ -24,7 +34,7 @@ class EnvConfig(Config):
     n_envs: int = 8  # environments stepped in parallel
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
-    workers: int = 0  # processes that step non-native environments; 0: the training process steps them
+    workers: int = operational(0)  # processes that step non-native environments; 0: the training process steps them
     backend: str = "auto"  # auto (native if available, else gymnasium), gymnasium or envpool
     reward_fn: str | None = None  # replaces the training rewards: sign, module:NAME (--import), or an installed one
 
@@ -51,7 +61,9 @@ class EvalConfig(Config):
     patience: int | None = None  # stop training after this many evaluations without a better one; null: off
     max_steps: int | None = None  # steps after which an episode is cut; null: 108,000, or the env's own limit if higher
     dataset: str | None = None  # language models: rows to evaluate on, same form as dataset=; null: the training rows
-    workers: int = -1  # processes that evaluate during training; 0: none; -1: if a core is free and it takes long
+    workers: int = operational(
+        -1
+    )  # processes that evaluate meanwhile; 0: none; -1: if a core is free and it takes long
 
     def rules(self):
         yield "n_points", self.n_points >= 0, "be >= 0"
@@ -168,35 +180,35 @@ class RunConfig(Config):
     seed: int = 0  # for initialisation, environments, sampling and shuffling
     total_timesteps: int = 100_000  # environment steps, summed over all environments; offline: updates
     schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, even if raised
-    max_time: str | None = None  # stop after this time, then save and evaluate: 90s, 30m, 2h; null: off
+    max_time: str | None = operational(None)  # stop after this time, then save and evaluate: 90s, 30m, 2h; null: off
     init_from: str | None = None  # checkpoint with the initial weights (and normalisation); null: random weights
     imports: list[str] = field(default_factory=list)  # modules to import first, for custom environments (--import)
-    device: str = "auto"  # auto (cuda for large policies, if available), cpu or cuda
-    backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
-    threads: int = 1  # CPU threads of PyTorch during training; 0: keep PyTorch's setting
+    device: str = operational("auto")  # auto (cuda for large policies, if available), cpu or cuda
+    backend: str = operational("auto")  # native (compiled), torch, or auto: native wherever that is exact
+    threads: int = operational(1)  # CPU threads of PyTorch during training; 0: keep PyTorch's setting
     distributed: str | None = None  # ddp: data parallelism under torchrun; fsdp: also shard the model; or null
-    distributed_timeout_s: float = 300.0  # seconds that a rank waits for the other ranks in a collective step
-    compile: bool = False  # compile the losses with PyTorch: faster on a GPU; about ten seconds at the start
+    distributed_timeout_s: float = operational(300.0)  # seconds that a rank waits for others in a collective step
+    compile: bool = operational(False)  # compile the losses with PyTorch: faster on a GPU; a start of ten seconds
     model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)
     tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's tokenizer
     reward: Any = None  # language models: module:FUNCTION (--import), a reward model's run, a URL, or a list of these
     reward_weights: list[float] | None = None  # one for each reward; null: all 1
     conversation: str | None = None  # GRPO, several turns: module:FUNCTION that creates the answering environment
     sampler: str | None = None  # language models: sampler: vllm, vllm-local, sglang, tgi; null: the model itself
-    sampler_url: str | None = None  # URL of the sampler, such as http://127.0.0.1:8000; token: RLOX_SAMPLER_TOKEN
-    sampler_folder: str | None = None  # folder of new weights, same path on the server; null: a temporary folder
-    sampler_tolerance: float | None = None  # log-probability gap that stops the run; null: 1e-3, in bfloat16 0.1
-    sampler_on_failure: str = "stop"  # if the server is lost: stop with a checkpoint, or wait 10 minutes for it
+    sampler_url: str | None = operational(None)  # its URL, such as http://127.0.0.1:8000; token: RLOX_SAMPLER_TOKEN
+    sampler_folder: str | None = operational(None)  # folder of new weights, same path on the server; null: temporary
+    sampler_tolerance: float | None = operational(None)  # log-probability gap that ends a run; null: 1e-3, bfloat16 0.1
+    sampler_on_failure: str = operational("stop")  # if the server is lost: stop with a checkpoint, or wait 10 minutes
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
     dataset: Any = None  # recorded transitions, for offline algorithms or next to SAC's and TD3's memory; null: none
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
-    logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored
-    remote: RemoteConfig = field(default_factory=RemoteConfig)  # workers on other machines that run the environments
-    ray: RayConfig = field(default_factory=RayConfig)  # placement of actors on Ray, for algo.actors=ray
-    reference: dict[str, Any] | None = None  # score that tuned settings must reach; set by conf/tuned, informational
+    checkpoint: CheckpointConfig = operational(CheckpointConfig)  # when checkpoints are written
+    logger: LoggerConfig = operational(LoggerConfig)  # where metrics are mirrored
+    remote: RemoteConfig = operational(RemoteConfig)  # workers on other machines that run the environments
+    ray: RayConfig = operational(RayConfig)  # placement of actors on Ray, for algo.actors=ray
+    reference: dict[str, Any] | None = operational(None)  # score that tuned settings must reach; set by conf/tuned
 
     def rules(self):
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"

@@ -27,9 +27,10 @@ def plot(
 ) -> None:
     """Plot learning curves, performance profiles and speed of runs, as a picture and as a self-contained page.
 
-    Runs that differ only in the seed are one group: the line is their
-    interquartile mean, the band its 95 % bootstrap interval. Without --out, both
-    files are written to the sweep's folder, or below outputs/plots.
+    Runs that differ only in the seed, or in how they were run (device, threads,
+    eval.workers, logger, …), are one group: the line is their interquartile mean,
+    the band its 95 % bootstrap interval. Without --out, both files are written to
+    the sweep's folder, or below outputs/plots.
 
     \b
     rlox plot outputs/sweeps/…                         one group per combination

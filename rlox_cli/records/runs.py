@@ -6,13 +6,17 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlox.algorithms import entry_of, resolve
+from rlox.buffers import buffer_config_class, buffer_names
 from rlox.callbacks.loggers import tracker_name
-from rlox.config import nearest
+from rlox.config import RunConfig, nearest
+from rlox.config.base import operational_keys
 from rlox.tracking.record import Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.records.folders import find_runs
@@ -27,8 +31,6 @@ LANGUAGE = tuple(
     tracker_name(name) for name in ("mean_reward", "accuracy", "kl", "entropy", "completion_length", "clip_fraction")
 )
 _COLLECT, _UPDATE = "time/collect_s", "time/update_s"
-# Keys that do not make a run another experiment: its seed, where it is logged, how often it is saved, where it ran.
-_BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time", "ray", "remote")
 _MOST_LISTED = 4
 PATH = "path"  # --by path: one group for each PATH that was typed
 
@@ -185,7 +187,7 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
 
 
 def read_runs(
-    paths: Sequence[Path], metric: str = EVALUATION, names: Iterable[str] | None = None, apart: bool = False
+    paths: Sequence[Path], metric: str = EVALUATION, names: Iterable[str] | None = None, by: Sequence[str] = ()
 ) -> tuple[list[Run], list[str]]:
     """Return the runs under `paths` that have a value of `metric`, and a note on each run that is left out.
 
@@ -195,9 +197,10 @@ def read_runs(
     ----------
     names : iterable of str, optional
         The name of each path; by default the path itself.
-    apart : bool
-        Whether paths stand for a difference that no setting shows, such as a change of the code. Then only runs under
-        the same path can be duplicates.
+    by : sequence of str
+        Keys that the runs will be grouped by, as for `group_runs`. Runs that differ in one of them are no duplicates,
+        even if the key does not change results. With ``path``, a path stands for a difference that no setting shows,
+        such as a change of the code.
 
     Raises
     ------
@@ -224,11 +227,14 @@ def read_runs(
             if metric not in run.series:
                 without.append(f"{shown(folder)} ({run.status})")
                 continue
-            same = (name if apart else "", run.seed, *sorted(_identity(run)))
+            keys = {*_settings(run), *(key for key in run.flat if key in by or key.rpartition(".")[2] in by)}
+            same = (name if PATH in by else "", run.seed, *sorted(f"{key}={plain(run.flat[key])}" for key in keys))
             other = runs.get(same)
             if other is not None:
                 less, run = sorted((other, run), key=lambda r: (r.status == "finished", r.steps))
-                notes.append(f"{shown(less.folder)} is left out: {shown(run.folder)} has the same settings and seed")
+                note = f"{shown(less.folder)} is left out: {shown(run.folder)} has the same settings and seed"
+                others = [key for key in run.flat if plain(less.flat.get(key)) != plain(run.flat[key])]
+                notes.append(f"{note}, except for {listed(others)}" if others else note)
             runs[same] = run
     if not runs:
         hint = f"{nearest(metric, recorded)} (--metric)" if recorded else "none has recorded anything"
@@ -244,10 +250,21 @@ def listed(words: Sequence[str], separator: str = ", ") -> str:
     return separator.join([*words[:_MOST_LISTED], *more])
 
 
-def _identity(run: Run) -> Iterator[str]:
-    for key, value in run.flat.items():
-        if key.split(".")[0] not in _BESIDE:
-            yield f"{key}={plain(value)}"
+@cache
+def _beside(algo: str, buffer: str | None) -> frozenset[str]:
+    """Return the keys of a run that do not make it another experiment: the seed, and what is declared operational."""
+    sections = {"": RunConfig}
+    if (entry := entry_of(algo)) is not None:
+        sections["algo."] = resolve(entry.config)
+    if buffer in buffer_names():
+        sections["buffer."] = buffer_config_class(buffer)
+    return frozenset(("seed", *(at + key for at, kind in sections.items() for key in operational_keys(kind))))
+
+
+def _settings(run: Run) -> list[str]:
+    """Return the keys in which runs differ as experiments."""
+    beside = _beside(run.algo, run.flat.get("buffer.name"))
+    return [key for key in run.flat if not any(key == one or key.startswith(f"{one}.") for one in beside)]
 
 
 def plain(value: Any) -> str:
@@ -273,7 +290,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     ----------
     by : sequence of str
         Keys to group by: dotted, or their last part, or ``path``. By default every key except the seed and those that
-        say where the run is logged and saved.
+        are declared `operational`, such as where a run is logged, or how many processes evaluate.
 
     Raises
     ------
@@ -321,7 +338,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """Return the keys in which the runs differ as experiments."""
-    keys = dict.fromkeys(key for run in runs for key in run.flat if key.split(".")[0] not in _BESIDE)
+    keys = dict.fromkeys(key for run in runs for key in _settings(run))
     return [key for key in keys if len({plain(run.flat.get(key)) for run in runs}) > 1]
 
 

@@ -53,7 +53,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
             raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
     metric = recorded_name(metric)
     by = [PATH] if labels else by
-    runs, notes = read_runs(paths, metric, labels or map(str, paths), PATH in by)
+    runs, notes = read_runs(paths, metric, labels or map(str, paths), by)
     groups = group_runs(runs, by)
     notes += [f"{g.label} ({g.env}) pools runs that differ in {listed(g.pooled)}" for g in groups if g.pooled]
     for note in notes:
