@@ -580,7 +580,7 @@ def test_broken_run_does_not_block_the_store(db):
     assert sync(runs[3])["mlflow"].complete
     corrupt = finished(runs[0])
     assert corrupt.state == "failed"
-    assert "line 7 must have whole numbers as segment and step" in corrupt.error
+    assert "line 7 must have whole numbers >= 0 as segment and step" in corrupt.error
     assert "must have logger.mlflow" in stores.read_state(runs[1], "mlflow").error
     assert stores.pending(store) == {}
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rlox.buffers.protocols import Buffer
-from rlox.checkpoint import Checkpoint, is_count, load_checkpoint, one_line, save_checkpoint
+from rlox.checkpoint import Checkpoint, is_count, load_checkpoint, one_line, run_files, save_checkpoint
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.buffers.sequence import SequenceReplayBuffer
@@ -173,7 +173,7 @@ class ReplayFiles:
                 try:
                     for name, piece in news.items():
                         self._write(name, piece)
-                    if lost := [file["name"] for file in files if not (self.folder / file["name"]).is_file()]:
+                    if lost := [file["name"] for file in files if not _is_file(self.folder / file["name"])]:
                         raise FileNotFoundError(
                             2,
                             f"replay memory: {self.folder / lost[0]} must exist; the next save writes all files again",
@@ -190,6 +190,7 @@ class ReplayFiles:
         def remove_unneeded() -> None:
             with self._lock:
                 needed = {file["name"] for file in (*named, *self._files)}
+                run_files.check(*run_files.locate(self.folder / "x"))  # nothing is removed through a link
                 for path in self.folder.glob("*.safetensors"):
                     if path.name not in needed:
                         path.unlink(missing_ok=True)
@@ -250,7 +251,11 @@ def missing(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None =
     paths = [folder / os.path.basename(file["name"]) for file in entry["files"]]
     if "cold_path" in entry["values"]:
         paths.append(_cold_path(folder, entry["values"]["cold_path"], own))
-    return [str(path) for path in paths if not path.is_file()]
+    return [str(path) for path in paths if not _is_file(path)]
+
+
+def _is_file(path: Path) -> bool:
+    return run_files.is_file(*run_files.locate(path))
 
 
 def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
@@ -260,7 +265,7 @@ def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
     """
     name = os.path.basename(saved)
     in_run = folder.parent.parent / name
-    return in_run if own is None or in_run.is_file() else Path(own) / name
+    return in_run if own is None or run_files.is_file(in_run.parent, name) else Path(own) / name
 
 
 def _pieces(folder: Path, entry: dict[str, Any]) -> list[dict[str, np.ndarray]]:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
+from rlox.checkpoint import run_files
 from rlox.tracking.store import replace_text
 
 FILE = "completions.json"
+_COLUMNS = ["step", "prompt", "completion", "reward"]
 _MOST_ROWS, _LONGEST = 10_000, 2_000  # rows of the table, and characters of each text
+_MOST_BYTES = 1 << 28  # of the file
 
 
 class CompletionsCallback(Callback):
@@ -40,17 +43,25 @@ class CompletionsCallback(Callback):
 
     def on_training_start(self, *, algorithm: Any = None, **info: Any) -> None:
         self._rows = []
-        if self.path.is_file() and algorithm is not None:
+        if algorithm is not None and run_files.is_file(self.path.parent, FILE):
             # Drop later rows, because a resumed training writes them again.
-            kept = json.loads(self.path.read_text())["data"]
-            self._rows = [row for row in kept if row[0] <= algorithm.counters.steps]
+            self._rows = [row for row in self._saved() if row[0] <= algorithm.counters.steps]
+
+    def _saved(self) -> list[list[Any]]:
+        try:
+            kept = json.loads(run_files.read_bytes(self.path.parent, FILE, _MOST_BYTES))["data"]
+            if all(type(row[0]) is int and len(row) == len(_COLUMNS) for row in kept):
+                return kept
+        except (ValueError, TypeError, LookupError, RecursionError):
+            pass
+        raise ValueError(f"{self.path} must be a table as rlox writes it, got other contents; delete the file")
 
     def on_evaluation(self, *, step: int, algorithm: Any = None, **info: Any) -> None:
         examples = algorithm.examples(self.n) if hasattr(algorithm, "examples") else []
         if not examples or any(row[0] == step for row in self._rows):
             return
         self._rows += [[step, _text(prompt), _text(text), reward] for prompt, text, reward in examples]
-        table = {"columns": ["step", "prompt", "completion", "reward"], "data": self._rows[-_MOST_ROWS:]}
+        table = {"columns": _COLUMNS, "data": self._rows[-_MOST_ROWS:]}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(self.path, json.dumps(table, ensure_ascii=False, indent=0))
         if self._written is not None:

@@ -32,14 +32,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
+from rlox.checkpoint import run_files
+from rlox.checkpoint.checks import one_line
 from rlox.checkpoint.header import (
     _MOST_BYTES,
     _MOST_PARTS,
@@ -50,7 +51,6 @@ from rlox.checkpoint.header import (
     _header,
     _is_object,
     _parts,
-    one_line,
 )
 from rlox.checkpoint.values import encode_value
 
@@ -140,18 +140,14 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
         index[name] = {"dtype": _DTYPES[array.dtype.str[1:]], "shape": array.shape, "data_offsets": [start, end]}
     head = json.dumps(index, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
+        with run_files.replacing(*run_files.locate(path)) as file:
             file.write(len(head).to_bytes(8, "little") + head)
             for _, array in ordered:
                 file.write(array.data.cast("B") if array.size else b"")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
     except OSError as e:
-        partial.unlink(missing_ok=True) if path.parent.is_dir() else None
         raise OSError(
             e.errno,
             f"save_checkpoint: cannot write ({e.strerror}); "
@@ -173,12 +169,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _index(file: BinaryIO) -> dict[str, Any]:
+def _index(file: IO[bytes]) -> dict[str, Any]:
     """Return the metadata and tensor offsets of a safetensors file that safetensors has already validated."""
     return json.loads(file.read(int.from_bytes(file.read(8), "little")))
 
 
-def _mapped(file: BinaryIO, index: dict[str, Any]) -> dict[str, np.ndarray]:
+def _mapped(file: IO[bytes], index: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors of a file whose read position is at the end of its index."""
     data = file.tell()
     kinds = {theirs: ours for ours, theirs in _DTYPES.items()}
@@ -189,6 +185,40 @@ def _mapped(file: BinaryIO, index: dict[str, Any]) -> dict[str, np.ndarray]:
             start, end = (data + offset for offset in item["data_offsets"])
             found[name] = bytes_[start:end].view(kinds[item["dtype"]]).reshape(item["shape"]).view(np.ndarray)
     return found
+
+
+def _read(
+    path: Path, opened: IO[bytes], keys: Sequence[str], mapped: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
+    """Return the header (empty: not written by rlox), the tensors and the metadata of an open file."""
+    from safetensors import SafetensorError, safe_open
+
+    if os.fstat(opened.fileno()).st_size == 0:
+        raise ValueError(f"load_checkpoint: {path} is empty")
+    length = int.from_bytes(opened.read(8), "little")
+    if length > _MOST_BYTES:
+        raise ValueError(
+            f"load_checkpoint: {path} is not an rlox checkpoint, or is damaged (it declares a header of "
+            f"{length:,} bytes)"
+        )
+    opened.seek(0)
+    try:
+        # The open file itself: a training may replace the file of this name meanwhile.
+        with safe_open(f"/dev/fd/{opened.fileno()}", framework="numpy") as file:
+            index = _index(opened) if mapped else {}
+            info = (index.get("__metadata__") if mapped else file.metadata()) or {}
+            if "rlox" not in info:
+                return {}, {}, info
+            header = _header(path, info["rlox"], keys)
+            if mapped:
+                return header, _mapped(opened, index), info
+            return header, {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118
+    except (SafetensorError, TypeError, KeyError, AttributeError, OverflowError) as e:
+        raise ValueError(
+            f"load_checkpoint: {path} is not a safetensors file, or is truncated or damaged ({one_line(e)})"
+        ) from e
+    except MemoryError as e:
+        raise ValueError(f"load_checkpoint: {path} does not fit in memory ({one_line(e)})") from e
 
 
 def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, mapped: bool = False) -> Checkpoint:
@@ -205,8 +235,6 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
         If it is truncated, damaged or malicious, was written by another program or a newer rlox, or does not fit in
         memory.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"load_checkpoint: path must be a file's path, got {one_line(repr(path), 80)}")
     path = Path(path)
@@ -214,34 +242,14 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
         raise ValueError(
             f"load_checkpoint: {path} is a folder; name a file, such as checkpoints/last.safetensors in it"
         )
-    if not path.exists():
-        raise FileNotFoundError(f"load_checkpoint: no file {path}")
-    if not path.is_file():
-        raise ValueError(f"load_checkpoint: {path} must be a regular file")
-    if path.stat().st_size == 0:
-        raise ValueError(f"load_checkpoint: {path} is empty")
-    with open(path, "rb") as start:
-        length = int.from_bytes(start.read(8), "little")
-    if length > _MOST_BYTES:
-        raise ValueError(
-            f"load_checkpoint: {path} is not an rlox checkpoint, or is damaged (it declares a header of "
-            f"{length:,} bytes)"
-        )
-    header: dict[str, Any] = {}
     try:
-        with safe_open(path, framework="numpy") as file, open(path, "rb") as opened:
-            # A training may replace the file meanwhile: read header and tensors from the same open file.
-            index = _index(opened) if mapped else {}
-            info = (index.get("__metadata__") if mapped else file.metadata()) or {}
-            if "rlox" in info:
-                header = _header(path, info["rlox"], keys)
-                flat = _mapped(opened, index) if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, TypeError, KeyError, AttributeError, OverflowError) as e:
-        raise ValueError(
-            f"load_checkpoint: {path} is not a safetensors file, or is truncated or damaged ({one_line(e)})"
-        ) from e
-    except MemoryError as e:
-        raise ValueError(f"load_checkpoint: {path} does not fit in memory ({one_line(e)})") from e
+        opened = run_files.open_file(*run_files.resolve(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"load_checkpoint: no file {path}") from None
+    except ValueError as e:
+        raise ValueError(f"load_checkpoint: {path} cannot be read: {e}") from None
+    with opened:
+        header, flat, info = _read(path, opened, keys, mapped)
     if not header:
         raise ValueError(f"load_checkpoint: {path} was not written by rlox: its header lacks the key 'rlox'")
     if odd := [name for name, array in flat.items() if array.dtype.kind not in "fiub"]:

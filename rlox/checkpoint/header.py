@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint.checks import is_count, one_line
 from rlox.checkpoint.counters import Counters
 from rlox.checkpoint.values import decode_value
 
@@ -32,18 +33,6 @@ def trained_for(header: dict[str, Any]) -> tuple[int, str]:
     counters = header["counters"]
     steps = counters["env_steps"]
     return (steps, "steps") if steps or not counters["updates"] else (counters["updates"], "updates")
-
-
-def one_line(thing: Any, most: int = 300) -> str:
-    """Format `thing` for an error message: one paragraph of bounded length, without control characters."""
-    text = " ".join(str(thing).split())
-    text = text if len(text) <= most else f"{text[:most]} …"
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def is_count(value: Any, below: int = 2**53) -> bool:
-    """Whether `value`, read from a file, is an integer in [0, `below`)."""
-    return type(value) is int and 0 <= value < below
 
 
 def _is_name(value: Any) -> bool:
@@ -72,7 +61,8 @@ def _are_counters(value: Any) -> bool:
 def _is_env(value: Any) -> bool:
     return (
         _is_object(value)
-        and (value.get("id") is None or _is_name(value["id"]))
+        and "id" in value
+        and (value["id"] is None or _is_name(value["id"]))
         and is_count(value.get("n_envs"))
         and value["n_envs"] >= 1
         and _is_object(value.get("kwargs"))

@@ -86,7 +86,9 @@ class VideoWriter:
         """Append one frame, (H, W, 3) uint8."""
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._partial.touch()  # its error names the file, while ffmpeg's would be a broken pipe
+            # Its error names the file, while ffmpeg's would be a broken pipe; and it follows no link.
+            self._partial.unlink(missing_ok=True)
+            self._partial.touch(exist_ok=False)
             self._writer = self._imageio.get_writer(self._partial, mode="I", **self._options())
         self._writer.append_data(frame)
         self.n_frames += 1

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rlox.checkpoint import Checkpoint
+from rlox.checkpoint import Checkpoint, run_files
 from rlox.config import choice
 from rlox.kernels.rng import Rng
 
@@ -148,7 +148,9 @@ class Ranks:
         """
         with self._gathering:
             named = _named(header, folder) | self._named
+            run_files.check(*run_files.locate(folder / "x"))  # nothing is removed through a link
             for path in set(folder.glob("rank*/*.safetensors")) - named:
+                run_files.check(folder, str(path.relative_to(folder)))
                 path.unlink(missing_ok=True)
 
     def own(self, checkpoint: Checkpoint, seed: int) -> Checkpoint:

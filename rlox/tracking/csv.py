@@ -7,12 +7,13 @@ never sees a partial table.
 from __future__ import annotations
 
 import csv
-import os
+import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from rlox.checkpoint import run_files
 from rlox.tracking.record import RESERVED
 from rlox.tracking.store import MIRRORS, inside
 
@@ -43,7 +44,8 @@ class CsvTable:
     uploads_while_alive = False
 
     def __init__(self, job: Job):
-        self.path = inside(job.run, job.settings.get("file", "metrics.csv"))
+        self._run, self._name = job.run, job.settings.get("file", "metrics.csv")
+        self.path = inside(self._run, self._name)
         self._ledger = job.ledger
         self._columns: set[str] = set()
         self._next = time.monotonic() + REWRITE_EVERY
@@ -65,22 +67,20 @@ class CsvTable:
 
     def _rewrite(self) -> None:
         started = time.monotonic()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
+        with run_files.replacing(self._run, self._name) as file:
             # Rows written since the last `send` may have a new column.
-            while not self._write(partial):
+            while not self._write(file):
                 pass
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
         now = time.monotonic()
         self._next = now + max(REWRITE_EVERY, (now - started) / REWRITE_SHARE)
 
-    def _write(self, path: Path) -> bool:
+    def _write(self, binary: BinaryIO) -> bool:
         """Write the whole table. If a row has an unknown column, add the column and return False."""
         names = ["step", "time", *sorted(self._columns.difference(RESERVED))]
-        with open(path, "w", encoding="utf-8", newline="") as file:
+        binary.seek(0)
+        binary.truncate()
+        file = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+        try:
             table = csv.DictWriter(file, names, lineterminator="\n")
             table.writeheader()
             merged: dict[str, Any] = {}
@@ -94,4 +94,6 @@ class CsvTable:
                 merged.update({k: v for k, v in row.items() if v is not None and k != "segment"})
             if merged:
                 table.writerow(merged)
-        return True
+            return True
+        finally:
+            file.detach()  # flushes, and leaves the file open

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from rlox.checkpoint import run_files
+
 
 def _flock(descriptor: int, shared: bool) -> bool:
     try:
@@ -26,7 +28,7 @@ def acquire(path: Path, patience: float = 0.25) -> int | None:
 
     A probe (`is_held`) holds the lock for microseconds; waiting for `patience` seconds outlasts it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = run_files.open_descriptor(path.parent, path.name, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + patience
     try:
         while not _flock(descriptor, shared=False):
@@ -43,7 +45,7 @@ def acquire(path: Path, patience: float = 0.25) -> int | None:
 def is_held(path: Path) -> bool:
     """Return whether a living process holds the lock on `path`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = run_files.open_descriptor(path.parent, path.name)
     except FileNotFoundError:
         return False
     try:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint import run_files
 from rlox.envs.interpreter import python_command
 from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, Ledger, Record, durable_rows, is_alive, read_rows
@@ -87,24 +88,28 @@ def _loggers(run: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _stores(run: Path) -> dict[str, Path]:
-    return {name: logger_class(name).store(s, run) for name, s in _loggers(run).items()}
+    found = {name: logger_class(name).store(s, run) for name, s in _loggers(run).items()}
+    for store in found.values():
+        if store.is_relative_to(run):
+            stores.inside(run, str(store.relative_to(run) / "pending"))
+    return found
 
 
 def _run_folder(run: str | Path) -> Path:
     run = Path(run).resolve()
-    if not (run / FILE).is_file():
+    if not run_files.is_file(run, FILE):
         raise ValueError(
             f"rlox.tracking: run must be a run folder with {FILE}, got {run}; open its Record "
             f"first, or name a folder that `rlox train` created"
         )
-    for name in (FILE, "config.yaml", stores.MIRRORS):
-        stores.inside(run, name)
+    for name in ("config.yaml", stores.MIRRORS):
+        run_files.check(run, name)
     return run
 
 
 def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
     _children[:] = [child for child in _children if child.poll() is None]
-    with open(run / stores.MIRRORS / f"{name}.log", "ab") as log:
+    with run_files.open_file(run, f"{stores.MIRRORS}/{name}.log", "ab") as log:
         # A new session, so that Ctrl-C at the trainer's terminal does not reach the writer.
         child = subprocess.Popen(
             python_command("rlox.tracking.writer", "main", name, str(store)),
@@ -130,7 +135,7 @@ def start_mirrors(run: str | Path) -> list[str]:
     run = _run_folder(run)
     targets = _stores(run)
     for name, store in targets.items():
-        (run / stores.MIRRORS).mkdir(exist_ok=True)
+        run_files.make_folder(run, stores.MIRRORS)
         stores.register(store, run)
         # A running writer checks for registrations once more after it has released the store.
         if not stores.is_busy(store):
@@ -140,7 +145,7 @@ def start_mirrors(run: str | Path) -> list[str]:
 
 def _report(run: Path, name: str, waiting: bool = False) -> Report:
     state = stores.read_state(run, name)
-    total = (run / FILE).stat().st_size
+    total = (run / FILE).lstat().st_size
     if state.seen == total and state.complete:
         word = "complete"
     elif state.error is not None and not waiting:
@@ -232,7 +237,7 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
             reports[name] = report
             continue
         busy = stores.is_busy(store)
-        (run / stores.MIRRORS).mkdir(exist_ok=True)
+        run_files.make_folder(run, stores.MIRRORS)
         stores.register(store, run)
         _spawn(run, name, store)
         if busy and not wait_lock:

@@ -24,16 +24,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint import is_count, one_line, run_files
 from rlox.config import is_below
 from rlox.tracking import lock
 
-FILE = "metrics.jsonl"
+FILE = run_files.RECORD
 LOCK = "run.lock"
 RESERVED = ("segment", "step", "time", "event")
 KINDS = ("last", "best", "completions", "predictions")
 STATUSES = ("finished", "interrupted", "failed")
 _RUN_ID = re.compile(r"[\w-]{1,64}")  # part of names and queries in the trackers
 _MOST_BYTES = 4 << 20  # maximum of a line
+_LATEST = 1e11  # seconds since the epoch: in the year 5138
 _EVENTS = {"start": ("run_id",), "checkpoint": ("kind", "file"), "end": ("status", "message")}
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -47,15 +49,23 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def _is_number(value: Any, below: float = math.inf) -> bool:
+    """Whether `value` is finite as a float, and below a limit. (JSON has integers of any length, and NaN in Python.)"""
+    try:
+        return type(value) in (int, float) and abs(float(value)) < below
+    except OverflowError:
+        return False
+
+
 def is_alive(folder: str | Path) -> bool:
     """Return whether a trainer is currently writing to this run folder."""
     return lock.is_held(Path(folder) / LOCK)
 
 
 def _corrupt(path: Path, offset: int, rule: str, line: bytes) -> ValueError:
-    with open(path, "rb") as file:
+    with run_files.open_file(path.parent, path.name) as file:
         number = file.read(offset).count(b"\n") + 1
-    text = line[:80].decode("utf-8", "replace").rstrip("\n")
+    text = one_line(line[:80].decode("utf-8", "replace"))
     return ValueError(f"{path}: line {number} must {rule}, got {text!r}; fix or delete that line, then `rlox sync`")
 
 
@@ -66,18 +76,18 @@ def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
         raise _corrupt(path, offset, "be one JSON object", line) from None
     if not isinstance(row, dict):
         raise _corrupt(path, offset, "be one JSON object", line)
-    if type(row.get("segment")) is not int or type(row.get("step")) is not int:
-        raise _corrupt(path, offset, "have whole numbers as segment and step", line)
-    if type(row.get("time")) not in (int, float):
+    if not is_count(row.get("segment")) or not is_count(row.get("step")):
+        raise _corrupt(path, offset, "have whole numbers >= 0 as segment and step", line)
+    if not _is_number(row.get("time"), below=_LATEST):
         raise _corrupt(path, offset, "have a number as time", line)
     if "event" in row and not all(k in row for k in _EVENTS.get(str(row["event"]), ("event?",))):
         raise _corrupt(path, offset, f"be a whole event, one of {', '.join(_EVENTS)}", line)
     if "event" in row:
         wrong = [key for key, holds in _FIELDS.items() if key in row and not holds(row[key])]
     else:
-        wrong = [key for key, value in row.items() if value is not None and not isinstance(value, (int, float))]
+        wrong = [key for key, value in row.items() if not (value is None or _is_number(value)) or not key.isprintable()]
     if wrong:
-        raise _corrupt(path, offset, f"have a valid {wrong[0][:40]!r}", line)
+        raise _corrupt(path, offset, f"have a valid {one_line(wrong[0], 40)!r}", line)
     return row
 
 
@@ -92,7 +102,7 @@ def read_rows(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any
         If a complete line is not a row; the message names file and line.
     """
     path = Path(path)
-    with open(path, "rb") as file:
+    with run_files.open_file(path.parent, path.name) as file:
         file.seek(offset)
         while line := file.readline(_MOST_BYTES):
             if not line.endswith(b"\n"):
@@ -247,7 +257,7 @@ class Record:
         self._path = self._folder / FILE
         held = lock.acquire(self._folder / LOCK)
         if held is None:
-            pid = (self._folder / LOCK).read_text().strip()
+            pid = run_files.read_bytes(self._folder, LOCK, 100).decode("utf-8", "replace").strip()
             raise RuntimeError(
                 f"Record: folder must have no other living trainer, got {self._folder} held by "
                 f"process {pid}; wait for it, stop it or choose another folder"
@@ -259,7 +269,7 @@ class Record:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
             # Keep existing contents: the repair below must read what a crashed trainer left.
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = run_files.open_descriptor(self._folder, FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             self._run_id, self._segment = self._recover()
             self._step = 0 if resume_step is None else int(resume_step)
             start = {"run_id": self._run_id, "pid": os.getpid(), "versions": dict(versions or {})}
@@ -272,7 +282,7 @@ class Record:
     def _recover(self) -> tuple[str, int]:
         """Remove a partial last line, and return the run's id and this segment's number."""
         run_id, segment, offset = uuid.uuid4().hex, -1, 0
-        with open(self._path, "rb") as file:
+        with run_files.open_file(self._folder, FILE) as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     os.ftruncate(self._file, offset)

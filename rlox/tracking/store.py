@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from rlox.checkpoint import one_line, run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
 from rlox.tracking import lock
 from rlox.tracking.record import FILE
@@ -59,7 +59,7 @@ def state_path(run: Path, name: str) -> Path:
 def read_state(run: Path, name: str) -> State:
     """Return the mirror's state, or a new one if there is no valid state (a mirror can always be filled again)."""
     try:
-        state, fresh = State(**json.loads(state_path(run, name).read_text())), State()
+        state, fresh = State(**json.loads(run_files.read_bytes(run, f"{MIRRORS}/{name}.json", _MOST_BYTES))), State()
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return State()
     counts = (state.offset, state.seen, *(state.artifacts.values() if isinstance(state.artifacts, dict) else ["none"]))
@@ -70,14 +70,14 @@ def read_state(run: Path, name: str) -> State:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace the contents of `path` with `text` atomically."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    with run_files.replacing(path.parent, path.name) as file:
+        file.write(text.encode())
 
 
 def write_state(run: Path, name: str, state: State) -> None:
     state.updated = round(time.time(), 3)
-    replace_text(state_path(run, name), json.dumps(asdict(state), indent=2) + "\n")
+    with run_files.replacing(run, f"{MIRRORS}/{name}.json") as file:
+        file.write(f"{json.dumps(asdict(state), indent=2)}\n".encode())
 
 
 def inside(run: Path, name: str) -> Path:
@@ -86,28 +86,23 @@ def inside(run: Path, name: str) -> Path:
     Raises
     ------
     ValueError
-        If the path leads out of the folder, by ``..`` or by a symbolic link.
+        If the path leads out of the folder, by ``..``, or a part of it is a symbolic link.
     """
-    path = run / name
-    if not is_below(name) or not path.resolve().is_relative_to(run.resolve()):
+    if not is_below(name):
         raise ValueError(f"rlox.tracking: {str(name)!r} must be below the run folder {run}, but leads out of it")
-    return path
+    run_files.check(run, name)
+    return run / name
 
 
-def _text(path: Path) -> str:
-    """Return the file's text. Raises ValueError if it is not a regular file, or too large."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block otherwise
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("a path that is not a regular file")
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
-    return data.decode("utf-8")
+def read_plain(folder: Path, name: str) -> Any:
+    """Return the contents of a YAML file below `folder`: plain data.
 
-
-def _parsed(text: str) -> Any:
-    """Parse `text` as plain data. Raises ValueError for anything that rlox does not write into a configuration."""
+    Raises
+    ------
+    ValueError, yaml.YAMLError, RecursionError
+        For anything that rlox does not write into a configuration.
+    """
+    text = run_files.read_bytes(folder, name, _MOST_BYTES).decode("utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     level = 0
     # Check before any object is created, because aliases multiply objects and tags choose their types.
@@ -134,8 +129,12 @@ def _require_plain(data: Any) -> None:
             _require_plain(value)
     elif isinstance(data, str) and "${" in data:
         raise ValueError(f"the interpolation {data[:40]!r} instead of a value")
+    elif isinstance(data, str) and not all(c.isprintable() or c.isspace() for c in data):
+        raise ValueError(f"the text {one_line(data, 40)!r} with control characters")
     elif data is not None and not isinstance(data, (str, int, float)):
         raise ValueError(f"{data!r}, which is neither text nor number")
+    elif isinstance(data, int) and abs(data) >= 2**64:
+        raise ValueError("an integer of more than 64 bits")
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def read_config(run: Path) -> dict[str, Any]:
     """
     path = run / "config.yaml"
     try:
-        config = _parsed(_text(path))
+        config = read_plain(run, path.name)
     except FileNotFoundError:
         raise ValueError(
             f"rlox.tracking: run must be a run folder with config.yaml and {FILE}, got {run}; "
@@ -207,7 +206,8 @@ def pending(store: Path) -> dict[Path, list[Path]]:
     for name in names:
         entry = store / "pending" / name
         if not name.startswith("."):
-            runs.setdefault(Path(entry.read_text()), []).append(entry)
+            run = os.fsdecode(run_files.read_bytes(store, f"pending/{name}", _MOST_BYTES))
+            runs.setdefault(Path(run), []).append(entry)
     return runs
 
 

@@ -63,7 +63,7 @@ class TensorboardRun:
         job.state.url = str(folder)
         # Each file needs a new name, because a running TensorBoard remembers its position in a file by name.
         name = f"events.out.tfevents.{time.time():020.6f}.{socket.gethostname()}.{_SUFFIX}"
-        self._file = mirror.writer(open(folder / name, "wb"))  # noqa: SIM115 -- closed by finish
+        self._file = mirror.writer(open(folder / name, "xb"))  # noqa: SIM115 -- closed by finish
         self._write(mirror.event(wall_time=job.ledger.started, file_version="brain.Event:2"))
         self._text("config", yaml.safe_dump(job.config, sort_keys=False), job.ledger.started)
         self._file.flush()

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlox.tracking.store import MIRRORS
+from rlox.tracking.store import MIRRORS, inside
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
@@ -53,6 +53,7 @@ class WandbRun:
 
     def __init__(self, wandb: Any, job: Job):
         settings = job.settings
+        inside(job.run, "wandb")
         self._wandb = wandb
         self._folder = job.run
         self._files: list[Path] = []

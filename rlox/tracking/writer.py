@@ -35,6 +35,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint import run_files
 from rlox.tracking import lock
 from rlox.tracking import store as stores
 from rlox.tracking.mirrors import logger_class
@@ -62,6 +63,7 @@ class Job:
 
     def __init__(self, run: Path, name: str):
         self.run, self.name = run, name
+        run_files.check(run, stores.MIRRORS)
         self.state = stores.read_state(run, name)
         self.config = stores.read_config(run)
         settings = (self.config.get("logger") or {}).get(name)
@@ -164,7 +166,7 @@ class Job:
         The trainer replaces a checkpoint by renaming a new file over it. A hard link keeps the old
         version without copying it, which may have gigabytes.
         """
-        if not path.is_file():
+        if not run_files.is_file(self.run, str(path.relative_to(self.run))):
             return
         folder = self.run / stores.MIRRORS / f"{self.name}.upload"
         shutil.rmtree(folder, ignore_errors=True)  # of a writer that was killed
@@ -242,7 +244,7 @@ def drain(name: str, store: Path) -> None:
         for run, entries in queue.items():
             outcome = "done"
             try:
-                if run.is_dir():  # else the user has deleted it
+                if run_files.is_file(run, FILE):  # else the user has deleted it
                     if run not in jobs:
                         jobs[run] = Job(run, name)
                     outcome = jobs[run].round(logger)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from rlox.checkpoint import run_files
 from rlox.collectors.video import KINDS, VideoWriter
 from rlox.world_models.predictions import Predictions
 
@@ -37,21 +38,16 @@ def save(predictions: Predictions, path: Path) -> None:
         If the suffix of `path` does not fit.
     """
     require_kind(path, predictions.image)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".mp4":
         with VideoWriter(path, _FPS) as film:
             for frame in predictions.frames():
                 film.add(frame)
         return
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
+    with run_files.replacing(path.parent, path.name) as file:
         if predictions.image:
-            _save_gif(predictions, partial)
+            _save_gif(predictions, file)
         else:
-            _draw(predictions).savefig(partial, dpi=110)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+            _draw(predictions).savefig(file, dpi=110, format=path.suffix[1:])
 
 
 def save_in(predictions: Predictions, folder: Path) -> str:
@@ -61,11 +57,11 @@ def save_in(predictions: Predictions, folder: Path) -> str:
     return file
 
 
-def _save_gif(predictions: Predictions, path: Path) -> None:
+def _save_gif(predictions: Predictions, file: BinaryIO) -> None:
     from PIL import Image
 
     first, *others = (Image.fromarray(frame) for frame in predictions.frames())
-    first.save(path, format="GIF", save_all=True, append_images=others, duration=1000 // _FPS, loop=0)
+    first.save(file, format="GIF", save_all=True, append_images=others, duration=1000 // _FPS, loop=0)
 
 
 def _draw(predictions: Predictions):

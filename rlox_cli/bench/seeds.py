@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import load_checkpoint, run_files
 from rlox.config import RunConfig
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
@@ -178,7 +178,7 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: 
     last = folder / "checkpoints" / "last.safetensors"
     try:
         if not _finished(folder):
-            if last.is_file():
+            if run_files.is_file(folder, "checkpoints/last.safetensors"):
                 resume(Resumption(config, algo, last, {}, trusted=True), quiet, stop_flag)
             else:
                 if (folder / FILE).is_file():  # interrupted before anything was saved

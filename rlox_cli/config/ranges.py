@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlox.checkpoint import decode_value, encode_value
+from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.config import Config, nearest
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -24,6 +23,7 @@ FILE = "search.json"
 OBJECTIVES = ("final", "best")
 PRUNERS = ("median", "hyperband", "none")
 _SQLITE = "sqlite:///"
+_MOST_BYTES = 1 << 20  # of the file
 # Sections in which trials may differ; any other difference would make their values incomparable.
 _SECTIONS = ("algo", "buffer", "env")
 
@@ -144,10 +144,8 @@ class Search:
             "ranges": {space.key: space.text for space in self.spaces},
             "config": encode_value(config),
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{FILE}.{os.getpid()}.partial"
-        partial.write_text(json.dumps(plain, indent=1))
-        os.replace(partial, folder / FILE)
+        with run_files.replacing(folder, FILE) as file:
+            file.write(json.dumps(plain, indent=1).encode())
 
     @classmethod
     def read(cls, folder: Path) -> tuple[Search, dict[str, Any]]:
@@ -160,13 +158,13 @@ class Search:
         """
         path = folder / FILE
         try:
-            plain = json.loads(path.read_text())
+            plain = json.loads(run_files.read_bytes(folder, FILE, _MOST_BYTES))
             plain["settings"].pop("_target_", None)  # of rlox before 0.8
             settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
             ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
             spaces = [_space(override) for override in ranges]
             return cls(settings, list(map(str, plain["fixed"])), spaces), dict(decode_value(plain["config"]))
-        except (ValueError, TypeError, LookupError, AttributeError, HydraException) as e:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, HydraException) as e:
             raise UsageError(f"{shown(path)} must be as `rlox train -m hydra/sweeper=optuna` wrote it: {e}") from e
 
 
@@ -202,7 +200,7 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
 
 def is_search(folder: Path) -> bool:
     """Return whether the sweep in `folder` is a search."""
-    return (folder / FILE).is_file()
+    return run_files.is_file(folder, FILE)
 
 
 def _parse(lines: list[str]) -> list[Override]:

@@ -17,6 +17,7 @@ from rlox.buffers import buffer_config_class
 from rlox.config import DatasetConfig, RunConfig
 from rlox_cli.config.explain import explain
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.config.rules import check_run
 from rlox_cli.config.schema import schema_of
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -56,6 +57,21 @@ def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tup
         return OmegaConf.to_object(typed_config(saved, algo)), algo
     except (OmegaConfBaseException, ValueError, TypeError) as e:
         raise UsageError(f"{shown(where)}: {explain(e)}") from e
+
+
+def check_saved(config: RunConfig, algo: str, where: Path) -> None:
+    """Check the rules between sections for a configuration that was read from the file `where`.
+
+    Raises
+    ------
+    UsageError
+        If a rule is broken, such as a replay memory for an algorithm that has none.
+    """
+    try:
+        # The weights that a run started from are no longer needed.
+        check_run(dataclasses.replace(config, init_from=None), algo, config.buffer and config.buffer.name)
+    except ValueError as e:
+        raise UsageError(f"{shown(where)}: {e}") from e
 
 
 def algorithm_name(saved: dict[str, Any], path: Path) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
+from rlox.checkpoint import run_files
 from rlox.config import nearest
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
@@ -43,15 +45,15 @@ def copy(name: str, dest: Path, force: bool) -> None:
     if dest.exists() and not dest.is_dir():
         raise UsageError(f"DEST must be a folder, got the file {dest}")
     targets = {dest / f"{item}.yaml": text for item, text in chosen.items()}
-    there = [path for path in targets if path.exists()]
+    there = [path for path in targets if os.path.lexists(path)]
     if there and not force:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise UsageError(
             f"{shown(there[0])}{more} must not exist yet; add --force to overwrite, or name another folder"
         )
     for path, text in targets.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with run_files.replacing(dest, str(path.relative_to(dest))) as file:
+            file.write(text.encode())
     console = make_console()
     what = shown(next(iter(targets))) if len(targets) == 1 else f"{len(targets)} files to {shown(dest)}"
     group, _, choice = key.partition("/")

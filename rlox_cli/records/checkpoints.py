@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import entry_of
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import load_checkpoint, run_files
 
 
 def known_header(path: Path) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def known_header(path: Path) -> dict[str, Any]:
 def best_of(folder: Path) -> Path:
     """Return the best checkpoint of a run folder, or the last one if there is no best."""
     for name in ("best", "last"):
-        path = folder / "checkpoints" / f"{name}.safetensors"
-        if path.is_file():
-            return path
+        file = f"checkpoints/{name}.safetensors"
+        if run_files.is_file(folder, file):
+            return folder / file
     raise ValueError(f"{folder} must be a run folder with checkpoints/best.safetensors, or name a checkpoint file")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
-from rlox.tracking.record import FILE
+from rlox.checkpoint import run_files
+from rlox.tracking.record import FILE, LOCK
+from rlox_cli.terminal.account import TRACEBACK
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -16,11 +20,24 @@ def require_new(folder: Path) -> None:
         (FILE, "run", resume_command(folder)),
         ("sweep.jsonl", "sweep", f"rlox sweep resume {shlex.quote(shown(folder))}"),
     ):
-        if (folder / name).exists():
+        if os.path.lexists(folder / name):
             raise UsageError(
                 f"output_dir={shown(folder)} must be a new folder, but contains a {what}; choose another, or resume "
                 f"it: {go_on}"
             )
+
+
+def require_own_files(folder: Path) -> None:
+    """Raise a ValueError if something that a training writes or removes in `folder` is a link, or no regular file."""
+    checkpoints = (f"{run_files.CHECKPOINTS}/last.safetensors", f"{run_files.CHECKPOINTS}/best.safetensors")
+    pictures = ("predictions.png", "predictions.gif")
+    for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *checkpoints):
+        run_files.is_file(folder, name)
+    for name in ("mirrors", run_files.CHECKPOINTS, f"{run_files.CHECKPOINTS}/memory"):
+        run_files.is_folder(folder, name)
+    for above, folders, files in os.walk(folder / run_files.CHECKPOINTS):
+        for name in (*folders, *files):
+            run_files.check(above, name)
 
 
 def resume_command(folder: Path) -> str:
@@ -29,6 +46,9 @@ def resume_command(folder: Path) -> str:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return all run folders below `folder`, oldest first."""
-    found = [path.parent for path in folder.rglob("metrics.jsonl") if (path.parent / "config.yaml").is_file()]
-    return sorted(found, key=lambda run: (run / "config.yaml").stat().st_mtime)
+    """Return all run folders below `folder`, oldest first. Links below it are not followed."""
+    times = {}
+    for path in folder.rglob(FILE):
+        with suppress(OSError):
+            times[path.parent] = os.lstat(path.parent / "config.yaml").st_mtime
+    return sorted(times, key=lambda run: times[run])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox import __version__
-from rlox.checkpoint import decode_value, encode_value, load_checkpoint, trained_for
+from rlox.checkpoint import decode_value, encode_value, load_checkpoint, run_files, trained_for
 from rlox.config import is_below
 from rlox.tracking import lock
 from rlox.tracking.record import FILE as RECORD
@@ -86,8 +86,8 @@ class Progress:
     _since: float = 0.0
 
     def scan(self) -> Progress:
-        alive = is_alive(self.folder)  # checked first, so that a run that ends meanwhile is read as ended
         try:
+            alive = is_alive(self.folder)  # checked first, so that a run that ends meanwhile is read as ended
             for row, end in read_rows(self.folder / RECORD, self._end):
                 self._take(row)
                 self._end = end
@@ -111,9 +111,9 @@ class Progress:
         if self.state in ("running", "finished"):
             return None
         path = self.folder / "checkpoints" / "last.safetensors"
-        if self.attempts == 0 or not path.is_file():
-            return 0
         try:
+            if self.attempts == 0 or not run_files.is_file(self.folder, "checkpoints/last.safetensors"):
+                return 0
             return trained_for(load_checkpoint(path).header)[0]
         except (OSError, ValueError):
             return None
@@ -167,12 +167,10 @@ class Sweep:
         except UsageError:
             sweep.release()
             raise
-        partial = sweep.folder / f".{FILE}.{os.getpid()}.partial"
-        with open(partial, "w") as file:
-            file.writelines(_line(item) for item in lines)
+        with run_files.replacing(sweep.folder, FILE) as file:
+            file.writelines(_line(item).encode() for item in lines)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, sweep.folder / FILE)
         return sweep
 
     @classmethod
@@ -185,7 +183,7 @@ class Sweep:
             If the folder contains no sweep, or the ledger is damaged; the message names the line and the remedy.
         """
         path = folder / FILE
-        if not path.is_file():
+        if not run_files.is_file(folder, FILE):
             raise UsageError(
                 f"{shown(folder)} must be the folder of a sweep, with a {FILE}; `rlox train -m …` creates one"
             )
@@ -225,8 +223,11 @@ class Sweep:
                 rule = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
                 raise _damaged(path, number, f"be a job{rule}") from None
         # The head and the initial jobs are written together; a kill cannot cut them off.
-        if not sweep.jobs and not path.read_bytes().endswith(b"\n"):
-            raise _damaged(path, 1, "be followed by whole lines, one for each job")
+        if not sweep.jobs:
+            with run_files.open_file(folder, FILE) as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    raise _damaged(path, 1, "be followed by whole lines, one for each job")
         return sweep
 
     def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
@@ -257,7 +258,7 @@ class Sweep:
         self._append([event])
 
     def _append(self, items: Iterable[dict[str, Any]]) -> None:
-        with open(self.folder / FILE, "r+b") as file:
+        with run_files.open_file(self.folder, FILE, "r+b") as file:
             # First remove a line that a kill has cut off.
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)
@@ -308,6 +309,13 @@ class Sweep:
         return lock.is_held(self.folder / _LOCK)
 
 
+def ask_to_stop(flag: Path, text: str = "") -> None:
+    """Create the file that stops a sweep's jobs; `text` is ``AT_ONCE`` to stop them without saving."""
+    if text or not run_files.is_file(flag.parent, flag.name):
+        with run_files.replacing(flag.parent, flag.name) as file:
+            file.write(text.encode())
+
+
 def job_id(overrides: Iterable[str], taken: Iterable[str] = ()) -> str:
     """Return eight hexadecimal digits that identify a run: a hash of its overrides in any order, without Hydra's own.
 
@@ -325,7 +333,7 @@ def _line(item: dict[str, Any]) -> str:
 
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield numbered lines. A last line without a newline was cut off by a kill and is left out."""
-    with open(path, "rb") as file:
+    with run_files.open_file(path.parent, path.name) as file:
         for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES), b""), 1):
             if not line.endswith(b"\n"):
                 if len(line) == _MOST_BYTES:

@@ -13,6 +13,7 @@ from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
 from rlox_cli.config.shipped import shipped
+from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 
 _THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
@@ -92,12 +93,12 @@ def _list_sweeps(folder: Path, console: Console) -> None:
     from rlox_cli.terminal.paths import shown
 
     table = make_table("sweep", "jobs", "typed")
-    for path in sorted(folder.rglob(FILE), key=lambda path: path.stat().st_mtime):
+    for path in sorted(folder.rglob(FILE), key=lambda path: path.lstat().st_mtime):
         try:
             sweep = Sweep.read(path.parent)
-        except ValueError as e:
+        except (ValueError, OSError) as e:
             # A damaged sweep does not hide the others.
-            print_text(f"rlox ls: {shown(path.parent)} is left out: {e}", stderr=True)
+            print_text(f"rlox ls: {shown(path.parent)} is left out: {paragraph(e)}", stderr=True)
             continue
         sweep.scan()
         table.add_row(shown(path.parent), sweep.summary(), " ".join(sweep.head.overrides))
@@ -122,20 +123,20 @@ def _list_runs(folder: Path, console: Console) -> None:
         try:
             plain = read_config(run)
             what = [str(plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
-        except (ValueError, LookupError, TypeError) as e:
+            alive = is_alive(run)
+            steps, status, best = 0, "running" if alive else "killed", None
+            for row, _ in read_rows(run / "metrics.jsonl"):
+                event = row.get("event")
+                # A checkpoint is recorded when it is on disk, which may be after later steps.
+                steps = steps if event == "checkpoint" else row["step"]
+                if event in ("start", "end") and not alive:
+                    status = row.get("status", "killed")
+                if (score := row.get("eval/mean_return")) is not None:
+                    best = score if best is None else max(best, score)
+        except (ValueError, LookupError, TypeError, OSError) as e:
             # A damaged run does not hide the others.
-            print_text(f"rlox ls: {shown(run)} is left out: {e}", stderr=True)
+            print_text(f"rlox ls: {shown(run)} is left out: {paragraph(e)}", stderr=True)
             continue
-        alive = is_alive(run)
-        steps, status, best = 0, "running" if alive else "killed", None
-        for row, _ in read_rows(run / "metrics.jsonl"):
-            event = row.get("event")
-            # A checkpoint is recorded when it is on disk, which may be after later steps.
-            steps = steps if event == "checkpoint" else row["step"]
-            if event in ("start", "end") and not alive:
-                status = row.get("status", "killed")
-            if (score := row.get("eval/mean_return")) is not None:
-                best = score if best is None else max(best, score)
         shown_best = "" if best is None else f"{best:.1f}"
         table.add_row(
             shown(run),

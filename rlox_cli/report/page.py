@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from rlox import __version__
+from rlox.tracking.store import read_plain
 from rlox_cli.records.runs import Group, Run, metric_name, plain
 from rlox_cli.report.picture import Picture, cells
 from rlox_cli.terminal.paths import shown
@@ -126,8 +127,8 @@ def _run_row(run: Run) -> list[str]:
 def _command(run: Run) -> str:
     """Return the command of this run, from the ledger of its sweep or from Hydra's files in the run's folder."""
     try:
-        typed = _of_sweep(run.folder) or yaml.safe_load((run.folder / ".hydra" / "overrides.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        typed = _of_sweep(run.folder) or read_plain(run.folder, ".hydra/overrides.yaml")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ""
     found = map(plain, typed if isinstance(typed, list) else [])
     words = [word for word in found if not word.lstrip("+").startswith("logger.")]

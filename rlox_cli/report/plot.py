@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlox.checkpoint import run_files
 from rlox_cli.records.runs import (
     PATH,
     Group,
@@ -78,5 +79,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
 def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:
     """Return a path in a sweep's own folder; for any other choice of runs, a dated name under outputs/plots."""
     if len(paths) == 1 and {run.folder.parent for run in runs} == {paths[0]}:
+        for suffix in FORMATS:
+            run_files.is_file(paths[0], f"plot{suffix}")  # raises a ValueError if it is a link
         return paths[0] / "plot"
     return Path("outputs", "plots", time.strftime("%Y-%m-%d-%H%M%S"))

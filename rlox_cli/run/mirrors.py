@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +24,7 @@ def sync(runs: list[Path]) -> None:
         raise ValueError("no runs under outputs/; name run folders, or train one")
     failed = 0
     for run in runs:
-        if not (run / "metrics.jsonl").is_file():
+        if not os.path.lexists(run / "metrics.jsonl"):
             raise ValueError(f"{run} must be a run folder with metrics.jsonl")
         with console.status(f"syncing {shown(run)}"):
             reports = tracking.sync(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, trained_for, versions
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, run_files, trained_for, versions
 from rlox.config import RunConfig
 from rlox.distributed.ranks import current, saved_ranks
 from rlox.tracking.record import FILE, Ledger, is_alive
@@ -24,7 +25,7 @@ from rlox.tracking.store import read_config
 from rlox_cli.config.compose import composed
 from rlox_cli.config.explain import explain
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
-from rlox_cli.config.saved import algorithm_name, differences, resolved, typed_config
+from rlox_cli.config.saved import algorithm_name, check_saved, differences, resolved, typed_config
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
 from rlox_cli.records.folders import resume_command
 from rlox_cli.run.runner import Outcome, Resumption, Stopper, resume
@@ -78,6 +79,7 @@ def prepare(
     require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
     import_modules(modules)
     config = _changed(saved, algo, overrides)
+    check_saved(config, algo, folder / "config.yaml")
     before = to_run_config(typed_config(saved, algo))
     changed = dict(differences(resolved(before, algo), resolved(config, algo)))
     for key, (old, new) in changed.items():
@@ -156,14 +158,14 @@ def _checkpoint_of(run: Path) -> Path:
     folder = path.parent.parent
     if not run.exists():
         raise UsageError(f"resume={run} does not exist; name a run folder (`rlox ls runs`) or a checkpoint in one")
-    if (run / "sweep.jsonl").is_file():
+    if os.path.lexists(run / "sweep.jsonl"):
         raise UsageError(f"resume={run} is a sweep, not a run; resume it: rlox sweep resume {run}")
-    if not ((folder / FILE).is_file() and (folder / "config.yaml").is_file()):
+    if not all(run_files.is_file(folder, name) for name in (FILE, "config.yaml")):
         raise UsageError(
             f"resume={run} must be a run folder, or a checkpoint in the checkpoints/ of one, which has config.yaml and "
             f"{FILE}; a new run can start from a checkpoint's weights: rlox train … init_from={run}"
         )
-    if not path.is_file():
+    if not run_files.is_file(*run_files.locate(path)):
         raise UsageError(
             f"{shown(folder)} has no {path.name}, so there is nothing to resume"
             f"{_best_hint(path) or '; start a new run'}"

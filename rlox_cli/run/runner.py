@@ -27,7 +27,7 @@ from rlox.callbacks import (
     TimingCallback,
 )
 from rlox.callbacks.loggers import RecordLogger
-from rlox.checkpoint import load_checkpoint, versions
+from rlox.checkpoint import load_checkpoint, run_files, versions
 from rlox.config import RunConfig
 from rlox.distributed.ranks import RankLost, current
 from rlox.envs.failures import failure_of
@@ -35,7 +35,7 @@ from rlox.envs.registry import imported_module
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
 from rlox_cli.config.saved import resolved
-from rlox_cli.records.folders import require_new, resume_command
+from rlox_cli.records.folders import require_new, require_own_files, resume_command
 from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import time_limit_warnings, training_warnings
 from rlox_cli.run.progress import ProgressCallback
@@ -137,6 +137,7 @@ def run(
     Exception
         If anything fails. The failure is recorded, and saved checkpoints are unchanged.
     """
+    require_own_files(folder)
     found = _size(folder / FILE)
     if found and not again:
         require_new(folder)
@@ -154,6 +155,7 @@ def resume(found: Resumption, console: Console, stop_flag: Path | None = None, m
     """Continue a run as if it had not been stopped; as `run`."""
     config, algo, checkpoint = found.config, found.algo, found.checkpoint
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
+    require_own_files(folder)
     with _traceback_kept(folder):
         algorithm = restored(config, algo, checkpoint, console, found.trusted)
 
@@ -205,6 +207,7 @@ def _run_training(
     plain["backend"] = algorithm.backend
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
     try:
+        best_before = _best_score(folder) if resumed else -math.inf
         plan(algorithm, config, console, changed if resumed else None)
         for warning in (*training_warnings(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
@@ -272,8 +275,7 @@ def _run_training(
                         checkpoints,
                     ]
                 )
-                if resumed:
-                    checkpoints.best = max(checkpoints.best, _best_score(folder))
+                checkpoints.best = max(checkpoints.best, best_before)
                 algorithm.train()
         except StopAtOnce as e:
             # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
@@ -286,7 +288,9 @@ def _run_training(
             with suppress(OSError):
                 record.end(algorithm.counters.steps, "failed", summary(e), may_pass(e), kept)
             found = failure_of(e)
-            found.running, found.saved = True, _last_good(folder)
+            # An error about the files of the replay memory, which are read last, is one about the input.
+            found.running = algorithm.counters.steps > start or not isinstance(e, ValueError)
+            found.saved = _last_good(folder)
             if isinstance(e, RankLost):
                 found.saved += f". Resume with: {_resume_command(folder)}"
             raise
@@ -384,8 +388,14 @@ def _remove_partial(folder: Path) -> None:
 
 def _best_score(folder: Path) -> float:
     """Return the score of ``best.safetensors``, which may be newer than the checkpoint that is resumed."""
+    if not run_files.is_file(folder, "checkpoints/best.safetensors"):
+        return -math.inf
     path = folder / "checkpoints" / "best.safetensors"
-    return load_checkpoint(path).header["evaluation"]["mean_return"] if path.is_file() else -math.inf
+    evaluation = load_checkpoint(path).header.get("evaluation")
+    score = evaluation.get("mean_return") if isinstance(evaluation, dict) else None
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise ValueError(f"{shown(path)} must hold the evaluation it was saved for, got none; restore or delete it")
+    return score
 
 
 def _stopped_at_once(algorithm: Any, folder: Path, e: StopAtOnce) -> str:

@@ -24,12 +24,12 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
-from rlox.checkpoint import decode_value, encode_value
+from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.config.compose import HydraCallbacks
-from rlox_cli.config.saved import configuration
+from rlox_cli.config.saved import check_saved, configuration
 from rlox_cli.config.schema import ray_settings
-from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
+from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob, ask_to_stop
 from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
 from rlox_cli.run.runner import may_pass, run, without_eval_workers
@@ -91,13 +91,13 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
     if stop_flag.exists() or Progress(folder).scan().state == "finished":
         return {}
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / OUT, "a", buffering=1, encoding="utf-8") as out:
+    run_files.make_folder(work.sweep, work.job.folder)
+    with run_files.open_file(folder, OUT, "a") as out:
         try:
             _train(work, folder, stop_flag, Console(file=out, highlight=False, width=400))
         except Stopped:
             if _is_parent:
-                stop_flag.touch()
+                ask_to_stop(stop_flag)
                 raise
             # If a launcher received this exception, it would kill its other processes before they have saved.
         except Exception as e:
@@ -113,13 +113,15 @@ def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
         from rlox_cli.sweep.study import TrialCallback
 
         more = [TrialCallback(work.job, Path(work.sweep))]
-    if (folder / RECORD).is_file() and (folder / "checkpoints" / "last.safetensors").is_file():
+    if run_files.is_file(folder, RECORD) and run_files.is_file(folder, "checkpoints/last.safetensors"):
         typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
         if beside_others and work.job.config["eval"].get("workers", -1) < 0:
             typed.append("eval.workers=0")
         resume(str(folder), [], typed, work.modules, console, stop_flag, more)
         return
-    config, algo = configuration(work.job.config, work.modules, Path(work.sweep, FILE))
+    ledger = Path(work.sweep, FILE)
+    config, algo = configuration(work.job.config, work.modules, ledger)
+    check_saved(config, algo, ledger)
     config = without_eval_workers(config) if beside_others else config
     run(config, algo, folder, console, stop_flag, True, more)
 
@@ -189,7 +191,8 @@ class Launch:
         """
         global _is_parent
         flag = self.sweep.stop_flag
-        flag.unlink(missing_ok=True)
+        if run_files.is_file(flag.parent, flag.name):
+            flag.unlink(missing_ok=True)
         _is_parent = True
         self._callbacks.on_multirun_start(config=self._config, config_name=None)
         try:
@@ -198,17 +201,18 @@ class Launch:
             if self.stopped:
                 raise Stopped((self.exit_code or 130) - 128)
         except StopAtOnce:
-            flag.write_text(AT_ONCE)
+            ask_to_stop(flag, AT_ONCE)
             raise
         finally:
             _is_parent = False
             self._close()
             self._callbacks.on_multirun_end(config=self._config, config_name=None)
-            if not (flag.exists() and flag.read_text()):  # jobs that still run must see it; the next start removes it
+            # Jobs that still run must see it; the next start removes it.
+            if not (flag.exists() and flag.stat().st_size):
                 flag.unlink(missing_ok=True)
 
     def _ask_to_stop(self, line: str) -> None:
-        self.sweep.stop_flag.touch()
+        ask_to_stop(self.sweep.stop_flag)
         self.console.print(line, soft_wrap=True)
 
     @property

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from rlox.callbacks import Callback
+from rlox.checkpoint import run_files
 from rlox.tracking import lock
 from rlox_cli.config.ranges import OptunaConfig, Search
 from rlox_cli.records.ledger import SweepJob
@@ -28,6 +29,7 @@ _BUSY_S = 60  # how long a process waits for others that write to the study
 def study_file(settings: OptunaConfig, folder: Path) -> Path:
     """Return the SQLite file with the study of a sweep in `folder`."""
     if settings.storage is None:
+        run_files.is_file(folder, STUDY_FILE)  # raises a ValueError if it is a link
         return (folder / STUDY_FILE).absolute()
     return Path(settings.storage.removeprefix("sqlite:///")).absolute()
 

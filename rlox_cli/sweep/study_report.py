@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import OverrideType
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
+from rlox.checkpoint import run_files
 from rlox_cli.config.ranges import Search
 from rlox_cli.sweep.study import best_trial, shown_value
 from rlox_cli.terminal.console import PlainTable, make_table, print_table
@@ -59,11 +60,11 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
         console.print("no trial has a value, so there is no best one", soft_wrap=True)
         return False
     overrides = search.overrides(best.params)
-    preset = folder / PRESET
-    preset.parent.mkdir(exist_ok=True)
-    preset.write_text(preset_text(overrides, best))
+    with run_files.replacing(folder, str(PRESET)) as file:
+        file.write(preset_text(overrides, best).encode())
     importances = importance(study)
-    draw(study, importances).savefig(folder / PICTURE, dpi=110)
+    with run_files.replacing(folder, PICTURE) as file:
+        draw(study, importances).savefig(file, dpi=110)
     shares = ", ".join(
         f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005
     )

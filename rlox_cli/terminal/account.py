@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from rlox.checkpoint import run_files
 from rlox.envs.failures import Failure, Frame, failure_of, frames_of
 from rlox_cli.terminal.errors import Stopped, UsageError
 
@@ -109,8 +110,8 @@ def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
     found = failure_of(e)
     if not found.file:
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / TRACEBACK).write_text("".join(traceback.format_exception(e)), encoding="utf-8")
+            with run_files.replacing(folder, TRACEBACK) as file:
+                file.write("".join(traceback.format_exception(e)).encode("utf-8", "replace"))
             found.file = os.path.join(shown, TRACEBACK)
     return TRACEBACK if found.file else None
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from rlox.checkpoint import run_files
+
 _GRACE_S = 2.0  # from SIGTERM until an update or an evaluation is stopped
 _SAVING_S = 10.0  # the same if the update has ended and is being saved
 _GONE_S = 4.0  # after an immediate stop: the process is then ended, whatever it is doing
@@ -126,8 +128,11 @@ class Signals:
 
     def _asked_at_once(self) -> bool:
         try:
-            return self._flag is not None and self._flag.read_text() == AT_ONCE
-        except OSError:
+            return (
+                self._flag is not None
+                and run_files.read_bytes(self._flag.parent, self._flag.name, len(AT_ONCE)) == AT_ONCE.encode()
+            )
+        except (OSError, ValueError):
             return False
 
 
