@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.config import MAPPOConfig, integer, shown
+from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.batch import MultiAgentBatch
@@ -25,10 +25,11 @@ from rlox.multi_agent.collector import Actors, MultiAgentCollector, SingleAgentC
 from rlox.multi_agent.evaluation import evaluate_agents
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms
 from rlox.multi_agent.self_play import SelfPlay
+from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import is_multi_agent
 from rlox.native import NativeOptimizer, NativePart, NativePlayers, obstacle
 from rlox.training.on_policy import OnPolicyAlgorithm
-from rlox.training.parts import predicted
+from rlox.training.parts import read_observations, write_actions
 from rlox.training.restoring import require_widths
 from rlox.training.schedules import scheduled
 
@@ -324,8 +325,14 @@ class MAPPO(OnPolicyAlgorithm):
         self.check_kernel("predict")
         at = next(p for p, player in enumerate(self.players) if index in player.slots)
         player, part = self.players[at], self._actors.parts[at]
+        if player.masked and isinstance(obs, Mapping) and MASK in obs:
+            mask = obs[MASK] if mask is None else mask
+            obs = {name: value for name, value in obs.items() if name != MASK}
         acting = _OneAgent(player, part, player.slots.index(index), _checked_mask(player, mask))
-        return predicted("MAPPO.predict", player.spec, acting, obs, deterministic, None)
+        require("MAPPO.predict", "deterministic", deterministic, bool)
+        rows, single = read_observations("MAPPO.predict", player.spec, obs)
+        actions = player.spec.clip(acting.mode(rows) if deterministic else acting.sample(rows))
+        return write_actions(player.spec, actions, single)
 
     def predict_all(
         self,
@@ -393,7 +400,7 @@ class Optimizers:
 
 
 class _OneAgent:
-    """One agent, as an actor for `rlox.training.parts.predicted`."""
+    """One agent, which acts on rows of its observations."""
 
     def __init__(self, player: Player, part: Any, member: int, mask: np.ndarray | None):
         self._player, self._part, self._member, self._mask = player, part, member, mask

@@ -7,13 +7,12 @@ insensitive.
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
 
 import numpy as np
 import torch
 
 from rlox.collectors.exploration import ActionNoise
-from rlox.config import TD3Config, require
+from rlox.config import TD3Config
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.native import NativeBoundedPolicy
@@ -117,17 +116,16 @@ class TD3(OffPolicyAlgorithm):
         names = ("policy_delay", "target_noise", "noise_clip", "exploration_noise")
         return native_rounds(self, n_steps, names, updates=self.counters.updates)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
-        """Return the action, as `Algorithm.predict`, but without noise for either value of `deterministic`.
+    def act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Return actions as `Algorithm.act_on`, but without noise for either value of `deterministic`.
 
         `evaluate` and ``rlox collect`` add the noise.
         """
-        require("TD3.predict", "deterministic", deterministic, bool)
-        return cast(np.ndarray, super().predict(obs))
+        return super().act_on(rows)
 
     def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
         # The policy's own samples already contain the independent noise.
-        actions = cast(np.ndarray, super().predict(obs, deterministic=False))
+        actions = super().act_on(obs, deterministic=False)
         return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:

@@ -98,7 +98,9 @@ def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
     elif callable(env):
         made = env(**(kwargs or {}))
         if not isinstance(made, gymnasium.Env):
-            raise TypeError(f"make_gym_env: env must return a gymnasium.Env, got {type(made).__name__}")
+            several = hasattr(made, "possible_agents")
+            hint = "; for an environment with several agents, use MAPPO(NAME, env_fn=FUNCTION)" if several else ""
+            raise TypeError(f"make_gym_env: env must return a gymnasium.Env, got {type(made).__name__}{hint}")
     else:
         raise TypeError(f"make_gym_env: env must be an id, a callable or a gymnasium.Env, got {env!r}")
     for item in wrappers:

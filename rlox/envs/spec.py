@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from rlox.envs.failures import described
+from rlox.envs.failures import described, wrong_observation
 from rlox.kernels.rng import Rng
 
 _ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
@@ -36,6 +36,8 @@ class EnvSpec:
     parts: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     # For a vector of images and other numbers: index of each image's first number, C, H, W; pixels are in [0, 255].
     images: tuple[tuple[int, int, int, int], ...] = ()
+    # Converts between the environment's own observations and actions and these arrays; None if they are the same.
+    adapter: SpaceAdapter | None = field(default=None, compare=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EnvSpec) and all(
@@ -189,6 +191,7 @@ class SpaceAdapter:
 
     def __init__(self, obs_space, act_space, where: str = "SpaceAdapter"):
         self._where = where
+        self._spaces = obs_space, act_space
         obs_shape, obs_dtype, self.observe = _observer(obs_space, where)
         unscaled = _bytes_shape(obs_space)
         from gymnasium import spaces
@@ -209,10 +212,8 @@ class SpaceAdapter:
             self.to_env = lambda action: (action.reshape(shape) + start).astype(dtype)
         elif isinstance(act_space, spaces.Box) and act_space.dtype.kind == "f":
             shape, dtype = act_space.shape, act_space.dtype
-            with np.errstate(over="ignore"):
-                low, high = (bound.ravel().astype(np.float32) for bound in (act_space.low, act_space.high))
-            bounds = {"act_low": low, "act_high": high}
-            self.spec = EnvSpec(obs_shape, obs_dtype, act_dim=low.size, **bounds, obs_bytes=unscaled)
+            low, high = _inner_bounds(act_space)
+            self.spec = EnvSpec(obs_shape, obs_dtype, act_dim=low.size, act_low=low, act_high=high, obs_bytes=unscaled)
             # A copy: an environment may keep or change its action.
             self.to_env = lambda action: action.reshape(shape).astype(dtype)
         else:
@@ -222,8 +223,54 @@ class SpaceAdapter:
                 "gymnasium.wrappers.TransformAction(env, func, action_space), or name a custom wrapper"
             )
         images = () if self.spec.image else tuple(_images(obs_space))
-        self.spec = replace(self.spec, parts=tuple(_parts(obs_space)), images=images)
+        self.spec = replace(self.spec, parts=tuple(_parts(obs_space)), images=images, adapter=self)
         self._plain_shape = None if self.spec.image else obs_shape
+
+    def __reduce__(self):
+        # Functions cannot be pickled; the spaces determine them.
+        return SpaceAdapter, (*self._spaces, self._where)
+
+    def read(self, obs: Any, where: str) -> tuple[np.ndarray, bool]:
+        """Convert one observation of the environment, or a batch of them, to rows (B, …) of the policy's arrays.
+
+        Arrays that have the policy's shape already are rows. A batch of a Dict or Tuple contains a batch of each part,
+        as in gymnasium's vector environments. A batch of Discrete observations must be one-hot rows.
+
+        Returns
+        -------
+        rows, single
+            The rows, and whether `obs` was one observation.
+
+        Raises
+        ------
+        ValueError
+            If `obs` is not an observation of the environment; `where` is the start of the message.
+        """
+        from gymnasium import spaces
+
+        space, flat = self._spaces[0], self.spec.obs_shape
+        single, items = True, [obs]
+        if isinstance(space, spaces.Dict if isinstance(obs, Mapping) else spaces.Tuple) and not _is_array(obs):
+            if wrong_observation(space, obs) is not None and (batch := _unbatched(space, obs)):
+                single, items = False, batch
+        else:
+            array = np.asarray(obs)
+            if array.shape != space.shape:
+                is_batch = space.shape is not None and array.shape[1:] == space.shape and array.shape != flat
+                if not is_batch or isinstance(space, spaces.Discrete):
+                    single = array.ndim == len(flat)
+                    return (array[None] if single else array), single
+                single, items = False, list(array)
+        for item in items:
+            if (wrong := wrong_observation(space, item, "obs")) is not None:
+                raise ValueError(f"{where}: {wrong}")
+        return np.stack([np.asarray(self.row(item)) for item in items]), single
+
+    def write(self, actions: np.ndarray) -> np.ndarray:
+        """Convert the policy's actions (B, …) to actions of the environment, (B, …)."""
+        if self.first_action is not None:
+            return actions + self.first_action
+        return np.stack([self.to_env(action) for action in actions])
 
     def row(self, obs: Any) -> Any:
         """Return `observe(obs)` after checking that assigning it to a row of an array cannot silently change it.
@@ -243,6 +290,33 @@ class SpaceAdapter:
                 f"as the space says, got {described(obs)}"
             )
         return obs
+
+
+def _is_array(obs: Any) -> bool:
+    return isinstance(obs, np.ndarray) or not isinstance(obs, (Mapping, tuple))
+
+
+def _unbatched(space, obs: Any) -> list[Any]:
+    """Return the observations in a batch of a Dict or Tuple `space`; [] if `obs` is no such batch."""
+    from gymnasium.vector.utils import batch_space, iterate
+
+    try:
+        part, (path, _) = obs, next(_leaves(space))
+        for key in path:
+            part = part[key]
+        return list(iterate(batch_space(space, len(part)), obs))
+    except (IndexError, KeyError, TypeError, ValueError):
+        return []
+
+
+def _inner_bounds(space) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds (A,) f32 of a Box of floats, rounded so that no number between them is outside of the space."""
+    with np.errstate(over="ignore"):
+        low, high = (bound.ravel().astype(np.float32) for bound in (space.low, space.high))
+    inner_low = np.where(low < space.low.ravel(), np.nextafter(low, np.float32(np.inf)), low)
+    inner_high = np.where(high > space.high.ravel(), np.nextafter(high, np.float32(-np.inf)), high)
+    empty = inner_low > inner_high  # the space has one number, which is no float32
+    return np.where(empty, low, inner_low), np.where(empty, high, inner_high)
 
 
 def _leaves(space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

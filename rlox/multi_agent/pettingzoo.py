@@ -28,10 +28,9 @@ from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
 from rlox.envs.spec import SpaceAdapter
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
+from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
 
 STATES = ("auto", "environment", "observations")
-MASK = "action_mask"
 
 # Packages with environments, searched for a module that is given without its package.
 _PACKAGES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")

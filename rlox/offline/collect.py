@@ -314,10 +314,10 @@ def _act(
                 actions = spec.random_actions(rng, n)
             elif remembering is not None:
                 actions = spec.clip(remembering(obs))
-            elif not deterministic and hasattr(algorithm, "explored"):
-                actions = algorithm.explored(obs, noise, rng)
+            elif deterministic:
+                actions = algorithm.act_on(obs)
             else:
-                actions = algorithm.predict(obs, deterministic=deterministic)
+                actions = algorithm.explored(obs, noise, rng)
             block["obs"][t], block["actions"][t] = obs, actions
             step = vec.step_all(block["actions"][t])
             ended = step["terminated"] | step["truncated"]

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -36,10 +36,11 @@ from rlox.training.parts import (
     MOST_THREADS,
     callback_list,
     choose_device,
-    predicted,
+    read_observations,
     require_env_arguments,
     require_laid_out,
     uncopied,
+    write_actions,
 )
 from rlox.training.schedules import plan, running, schedule_values, warn_if_done
 
@@ -423,24 +424,39 @@ class Algorithm:
     # ---- acting
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Return the action for one observation (D,), or actions for a batch (B, D), without `make_noise`'s noise.
+        """Return the action for one observation, or actions for a batch of B, without `make_noise`'s noise.
 
         A recurrent agent acts as in the first step of an episode.
+
+        Parameters
+        ----------
+        obs : Any
+            An observation as the environment returns it, or a batch of them as gymnasium's vector environments return
+            it; or the array that the policy sees (`SpaceAdapter` describes it), (D,) or (B, D).
+        deterministic : bool
+            Whether to take the most likely action instead of sampling. A deterministic policy takes the same action
+            either way.
 
         Returns
         -------
         int or array
-            Discrete: an int, or (B,) int64. Continuous: (A,) or (B, A) f32, clipped to the action space. A
-            deterministic policy takes the same action either way.
+            As the environment's ``step`` takes it. Discrete: an int, or (B,) int64. Box: an array of the space's shape,
+            or (B, …), clipped to its bounds. MultiDiscrete and MultiBinary: integers of the space's shape, or (B, …).
 
         Raises
         ------
         ValueError
-            If the observation has another size or contains values that are not finite.
+            If `obs` is neither, or contains values that are not finite.
         TypeError
             If `obs` is not an array of numbers; if `deterministic` and the policy is a custom module without ``mode``.
         """
         where = f"{type(self).__name__}.predict"
+        require(where, "deterministic", deterministic, bool)
+        rows, single = read_observations(where, self.spec, obs)
+        return write_actions(self.spec, self.act_on(rows, deterministic), single)
+
+    def act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Return the policy's actions (B, …), clipped, for observations (B, …) as they are stored in a batch."""
         self.check_kernel("predict")
         actor: Any = self.actor
         if isinstance(actor, RecurrentActor):
@@ -450,9 +466,9 @@ class Algorithm:
 
             actor = ModuleActor(self.policy, self.device)
             if deterministic:
-                require_mode(self.policy, where)
-        transform = None if self.normalizer is None else self.normalizer.normalize
-        return predicted(where, self.spec, actor, obs, deterministic, transform)
+                require_mode(self.policy, f"{type(self).__name__}.predict")
+        rows = rows if self.normalizer is None else self.normalizer.normalize(rows)
+        return self.spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
 
     def make_noise(self, n_envs: int) -> ActionNoise | None:
         """Return new action noise, as training adds it in `n_envs` environments; None if there is only the policy's."""
@@ -461,7 +477,7 @@ class Algorithm:
     def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
         """Return actions (B, …) for observations (B, …) as in training: sampled, with the next step's `noise` (from
         `make_noise`, drawn from `rng`) added, and clipped."""
-        actions = cast(np.ndarray, self.predict(obs, deterministic=False))
+        actions = self.act_on(obs, deterministic=False)
         return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
 
     def evaluate(

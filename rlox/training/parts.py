@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlox.callbacks import Callback, CallbackList
-from rlox.config import require, shown
-from rlox.native import NativeActor
+from rlox.config import shown
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.collectors.acting import ModuleActor
-    from rlox.collectors.recurrent import FirstStep
     from rlox.envs import EnvSpec
 
 MOST_THREADS = 1024  # of PyTorch
@@ -78,37 +75,51 @@ def require_env_arguments(where: str, env_kwargs: Any, env_wrappers: Any) -> Non
             )
 
 
-def predicted(
-    where: str,
-    spec: EnvSpec,
-    actor: ModuleActor | NativeActor | FirstStep,
-    obs: Any,
-    deterministic: bool,
-    transform: Callable[[np.ndarray], np.ndarray] | None,
-) -> np.ndarray | int:
-    """Return the action for one observation, or actions for a batch, as `Algorithm.predict`.
+def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, bool]:
+    """Convert the argument of `Algorithm.predict` to rows (B, …) of the policy's arrays.
 
-    `transform` is applied to observations before the `actor` sees them.
+    Returns
+    -------
+    rows, single
+        The rows, and whether `obs` was one observation.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `Algorithm.predict`.
     """
-    require(where, "deterministic", deterministic, bool)
+    shape = ", ".join(map(str, spec.obs_shape))
     try:
-        given = np.asarray(obs)
+        if spec.adapter is None:
+            given = np.asarray(obs)
+            single = given.ndim == len(spec.obs_shape)
+            given = given[None] if single else given
+        else:
+            given, single = spec.adapter.read(obs, where)
         if given.dtype.kind not in "biufO":
             raise TypeError(f"it contains {given.dtype}")
+        if spec.image and given.dtype.kind == "f":
+            raise ValueError(
+                f"{where}: obs must be of dtype uint8, since the environment shows images, got {given.dtype}"
+            )
         with np.errstate(over="ignore"):
             rows = np.asarray(given, spec.obs_dtype)
     except (OverflowError, TypeError, ValueError) as e:
+        if str(e).startswith(where):
+            raise
         raise TypeError(f"{where}: obs must be an array of numbers, got {shown(obs)}") from e
-    single = rows.ndim == len(spec.obs_shape)
-    rows = rows[None] if single else rows
     if rows.shape[1:] != spec.obs_shape:
-        shape = ", ".join(map(str, spec.obs_shape))
-        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}), got {np.shape(obs)}")
+        own = "" if spec.adapter is None else ", or be an observation of the environment"
+        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}){own}, got {np.shape(obs)}")
     if not np.isfinite(rows).all():
         raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
-    if transform is not None:
-        rows = transform(rows)
-    actions = spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
+    return rows, single
+
+
+def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:
+    """Convert the policy's actions (B, …) to those of the environment; the first one if `single`."""
+    if spec.adapter is not None:
+        actions = spec.adapter.write(actions)
     if single:
         return int(actions[0]) if spec.discrete else actions[0]
     return actions
