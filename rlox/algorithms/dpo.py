@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlox.checkpoint import Checkpoint
 from rlox.config import DPOConfig
 from rlox.kernels.rng import Rng
 from rlox.llm.encoded import Encoded
@@ -47,6 +48,10 @@ class DPO(LLMAlgorithm):
         super().use(dataset)
         assert self.rows is not None
         self._known.reset(len(self.rows))
+
+    def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
+        super()._start_from(checkpoint, where)
+        self._known.forget()
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Pairs:
         """Return the pairs `numbers` of `rows`."""

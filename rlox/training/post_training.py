@@ -25,6 +25,7 @@ from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.models.language import LanguageModel, Scores
+from rlox.llm.models.packing import require_packing
 from rlox.llm.models.reference import Reference
 from rlox.llm.models.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
 from rlox.llm.rewards.scoring import texts_of
@@ -59,8 +60,9 @@ class LLMAlgorithm(Algorithm):
         A causal Hugging Face model, a peft model with adapters around one, or a module whose ``forward(ids)`` returns
         logits (B, T, V), where each column depends on the columns up to it. It is trained in place.
     ref_model : nn.Module, optional
-        The frozen reference, for algorithms that have one; by default the current model, with its adapters switched off
-        or, without adapters, as a copy.
+        The frozen reference, for algorithms that have one; by default the model as it is at the start of the training,
+        which is after `init_from`. It is stored as a copy, of the adapters alone if there are any; adapters that are
+        new are switched off instead.
     callbacks : list of Callback, optional
         Called in order, the logger last.
     logger : LoggerCallback, optional
@@ -166,6 +168,9 @@ class LLMAlgorithm(Algorithm):
                 self.reference.attach(self.model)
         # Fingerprint of the base weights, which checkpoints of adapters leave out.
         self._base = fingerprint(self.model.module) if hasattr(self.model.module, "disable_adapter") else None
+        # Only adapters that are created here are known to be new. A sharded model cannot get a copy of them later.
+        if rank is None or self.ranks.sharded:
+            self._freeze_adapters()
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
         self.rng = Rng(self.seed, self.stream)
@@ -174,6 +179,10 @@ class LLMAlgorithm(Algorithm):
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
         self.ranks.average(self)
+        if self.config.packing:
+            for one in (self.model, None if self.reference is None else self.reference.separate):
+                if one is not None:
+                    require_packing(one, self.cast)
         self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
         self._rows_from = 0  # number of updates before the first update on these rows
         self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not passed again
@@ -186,6 +195,11 @@ class LLMAlgorithm(Algorithm):
 
     def _needs_reference(self) -> bool:
         return self.has_reference
+
+    def _freeze_adapters(self) -> None:
+        """If the reference is the policy without its adapters, use a copy of the present adapters from now on."""
+        if self.reference is not None and self.reference.kind == "switched" and self.reference.frozen is None:
+            self.keep("reference", self.reference.freeze_adapters(self.ranks.full))
 
     def _served_by(self, sampler: Backend) -> Served:
         where = type(self).__name__
@@ -297,9 +311,11 @@ class LLMAlgorithm(Algorithm):
         They are computed in `accumulation` parts, like the gradient.
         """
         found = torch.empty(int(sequences.n_scored.sum()), device=self.device)
+        separate = None if self.reference is None else self.reference.separate
+        reader = self.model if not reference or separate is None else separate
         for rows in in_parts(len(sequences), self.config.accumulation):
             part, tokens = sequences.take(rows)
-            layout = self.model.layout(part, self._row_length(part))
+            layout = reader.layout(part, self._row_length(part))
             with self.cast():
                 score = self.reference.score if reference else self.model.score  # type: ignore[union-attr]
                 found[tokens.to(self.device)] = score(layout, temperature).log_probs
@@ -699,9 +715,15 @@ class LLMAlgorithm(Algorithm):
                 f"{where}: dataset must contain the {shown(saved.get('n'))} rows that {path} was trained on, got "
                 f"{len(algorithm.rows)} others; to learn from them create a new {cls.__name__} and call init_from(path)"
             )
-        if ref_model is None and header.get("reference") == "given" and algorithm.reference is not None:
-            algorithm._lost_reference = True
-            algorithm.parts.pop("reference", None)
+        if ref_model is None and algorithm.reference is not None:
+            if header.get("reference") == "given":
+                algorithm._lost_reference = True
+                algorithm.parts.pop("reference", None)
+            elif header.get("reference") == "kept":
+                algorithm._freeze_adapters()
+            elif header.get("reference") == "switched":
+                algorithm.reference.frozen = None
+                algorithm.parts.pop("reference", None)
         try:
             algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
@@ -711,7 +733,11 @@ class LLMAlgorithm(Algorithm):
         return algorithm
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
-        self._load_weights(checkpoint.tensors["policy"], where)
+        arrays = checkpoint.tensors["policy"]
+        self._load_weights(arrays, where)
+        self._freeze_adapters()
+        if self.reference is not None:
+            self.reference.restart(arrays, where)
 
     def close(self) -> None:
         """Close the `sampler`, if there is one. The trained model remains usable."""

@@ -63,7 +63,9 @@ def same(one, other):
         assert array.tobytes() == other[name].tobytes(), name
 
 
-def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), **settings):
+def resumed_as_never_stopped(
+    kind, tmp_path, ref_model=None, resumed_with=(), module=toy.model, start=None, **settings
+):
     cls, data, functions = KINDS[kind]
     settings = {**SCHEDULED, **data, **settings}
     whole, first, second = Record(), Record(N), Record()
@@ -72,7 +74,10 @@ def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), **
         return {} if ref_model is None else {"ref_model": ref_model()}
 
     def made(record):
-        return cls(toy.model(), callbacks=[record], tokenizer=toy.tokenizer(), **reference(), **functions, **settings)
+        found = cls(module(), callbacks=[record], tokenizer=toy.tokenizer(), **reference(), **functions, **settings)
+        if start is not None:
+            found.init_from(start)
+        return found
 
     algorithm = made(whole)
     algorithm.train(2 * N)
@@ -81,7 +86,7 @@ def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), **
     stopped.train(2 * N)
     assert stopped.counters.updates == N
     stopped.save(tmp_path / "half.safetensors")
-    lora = {"model": toy.model()} if settings.get("lora_rank") else {}
+    lora = {"model": module()} if settings.get("lora_rank") or module is not toy.model else {}
     given = reference() if "ref_model" in resumed_with else {}
     again = cls.from_checkpoint(
         tmp_path / "half.safetensors", dataset=data["dataset"], callbacks=[second], **functions, **lora, **given
@@ -120,6 +125,17 @@ def test_resume_with_a_given_reference(kind, lora, tmp_path):
     resumed_as_never_stopped(
         kind, tmp_path, ref_model=lambda: toy.model(seed=3), resumed_with=["ref_model"], lora_rank=lora
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dpo", "grpo", "online_dpo"])
+def test_resume_with_the_reference_of_init_from_or_of_trained_adapters(kind, tmp_path):
+    for lora in (None, 2):
+        start = SFT(toy.model(), tokenizer=toy.tokenizer(), dataset=toy.ROWS, lora_rank=lora, learning_rate=3e-2)
+        start.train(3)
+        start.save(tmp_path / "start.safetensors")
+        resumed_as_never_stopped(kind, tmp_path, start=tmp_path / "start.safetensors", lora_rank=lora)
+    resumed_as_never_stopped(kind, tmp_path, module=toy.trained_peft)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -95,6 +96,18 @@ def model(kind="qwen2", seed=0, hidden=16, layers=2, vocabulary=VOCABULARY, scal
     Initial weights are `scale` times as large as usual, so that logits depend on all earlier tokens.
     """
     return copy.deepcopy(_model(kind, seed, hidden, layers, vocabulary, scale, tied))
+
+
+def trained_peft(trained=True, **settings):
+    """A peft model whose adapters are trained, or new."""
+    module = model()
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        module = get_peft_model(module, LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.3, **settings))
+        for p in module.parameters():
+            if p.requires_grad and trained:
+                p.data += 0.3 * torch.randn_like(p)
+    return module
 
 
 def copied(module):

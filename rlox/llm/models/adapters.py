@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from rlox.llm.models.language import LanguageModel
+from rlox.nn.sharding import put_
 
+_FROZEN = "rlox_reference"  # name of the frozen copy of a model's adapters
 _MOST_SAMPLED = 1 << 14  # values of each tensor that a fingerprint includes
 
 
@@ -62,13 +67,84 @@ def with_adapters(
     return LanguageModel(adapted, model.tokenizer, model.eos or None, where)
 
 
+class FrozenAdapters:
+    """A copy of the active adapters of a peft model, which stays as they are now. The model contains it, unused.
+
+    Parameters
+    ----------
+    module : peft.PeftModel
+        A copy that an earlier training left in it is replaced.
+    full : callable
+        Gathers a tensor that is sharded across several processes.
+    """
+
+    def __init__(self, module: Any, full: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._module, self._full, self._active = module, full, module.active_adapter
+        self._trained = {name: p.requires_grad for name, p in module.named_parameters() if not _is_frozen(name)}
+        if _FROZEN in module.peft_config:
+            module.delete_adapter(_FROZEN)
+        settings = copy.copy(module.peft_config[self._active])
+        settings.inference_mode = True
+        if hasattr(settings, "init_lora_weights"):
+            settings.init_lora_weights = True  # some other ways to create adapters change the model's weights
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
+            module.add_adapter(_FROZEN, settings)
+        module.train(module.training)
+        self._switch(self._active)
+        held = dict(module.named_parameters())
+        names = {name: ".".join(_FROZEN if x == self._active else x for x in name.split(".")) for name in self._trained}
+        self._copies = {name: (held[name], held[other]) for name, other in names.items() if other != name and other in held}
+        for p, frozen in self._copies.values():
+            frozen.data = p.detach().clone()
+
+    def _switch(self, name: str) -> None:
+        self._module.set_adapter(name, inference_mode=True)
+        # peft changes which parameters have a gradient.
+        for other, p in self._module.named_parameters():
+            p.requires_grad_(self._trained.get(other, False))
+
+    @torch.no_grad()
+    def follow_(self) -> None:
+        """Copy the active adapters as they are now."""
+        for p, frozen in self._copies.values():
+            frozen.copy_(p)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model use the copy instead of the active adapters."""
+        self._switch(_FROZEN)
+        try:
+            yield
+        finally:
+            self._switch(self._active)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the copy, by the names of the active adapters."""
+        return {name: self._full(frozen).detach().cpu().numpy() for name, (_, frozen) in self._copies.items()}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore the result of `state`. Raises ValueError if names or shapes differ."""
+        theirs = {name: array.shape for name, array in state.items()}
+        if {name: tuple(frozen.shape) for name, (_, frozen) in self._copies.items()} != theirs:
+            raise ValueError("the reference must have the adapters of the checkpoint, got others")
+        for name, (_, frozen) in self._copies.items():
+            put_(frozen, state[name])
+
+
+def _is_frozen(name: str) -> bool:
+    """Return whether a parameter with this name belongs to `FrozenAdapters`."""
+    return _FROZEN in name.split(".")
+
+
 def fingerprint(module: nn.Module) -> str:
     """Hash the frozen weights that adapters are applied to: their shapes, and a sample of the values of each.
 
     The hash does not depend on their names, order and device, which libraries change, and is the same for weights
     that are stored in float32 and in bfloat16.
     """
-    return hashlib.sha256(b"".join(sorted(_digest(p) for p in module.parameters() if not p.requires_grad))).hexdigest()
+    base = [p for name, p in module.named_parameters() if not p.requires_grad and not _is_frozen(name)]
+    return hashlib.sha256(b"".join(sorted(map(_digest, base)))).hexdigest()
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

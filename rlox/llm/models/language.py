@@ -176,8 +176,20 @@ class LanguageModel:
             if self.checkpointed:
                 self.module.train(before)
 
+    @property
+    def attention(self) -> str:
+        """Name of the attention of a Hugging Face model, such as ``sdpa``."""
+        return "none" if self.config is None else str(self.config.get_text_config()._attn_implementation)
+
+    @property
+    def needs_one_row(self) -> bool:
+        """Whether packed sequences must form a single row: FlashAttention finds boundaries in no other batch."""
+        return "flash" in self.attention
+
     def layout(self, sequences: Sequences, max_length: int | None = None) -> Layout:
         """Return `sequences` as this model reads them; with `max_length`, pack them into rows of that many tokens.
+
+        With FlashAttention, they are packed into a single row.
 
         Raises
         ------
@@ -191,7 +203,8 @@ class LanguageModel:
                 f"{self.where}: packing must be false for a module of your own, whose forward takes no positions, "
                 "got true"
             )
-        return sequences.packed(max_length).to(self.device)
+        length = int(sequences.lengths.sum()) if self.needs_one_row else max_length
+        return sequences.packed(length).to(self.device)
 
     def logits(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits (R, C, V) of the last columns, and which of these columns (N,) predict the scored tokens."""

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from rlox.llm.models.adapters import FrozenAdapters
 from rlox.llm.models.language import LanguageModel, Scores
+from rlox.llm.models.saved import load_weights_
 from rlox.llm.tokens import Layout
 
 
 class Reference:
-    """A frozen language model: a module of the user, the policy without its adapters, or a copy of the policy.
+    """A frozen language model: a module of the user, or the policy at the start of the training.
+
+    The latter is the policy without its adapters if they are new, with a frozen copy of its adapters if they are not,
+    and a copy of the policy if it has none.
 
     Attributes
     ----------
     own_module : nn.Module or None
-        The copy, if there is one. It must be saved, because nobody else can provide it again.
+        The copy of a policy, if there is one. It must be saved, because nobody else can provide it again.
+    frozen : FrozenAdapters or None
+        The copy of adapters, if there is one, for which the same holds.
     """
 
     def __init__(
@@ -29,6 +36,7 @@ class Reference:
         """`adapters`: whether `policy` will be trained with adapters, so that it need not be copied."""
         self._policy = policy
         self.own_module: nn.Module | None = None
+        self.frozen: FrozenAdapters | None = None
         self._switched = ref_model is None and (adapters or hasattr(policy.module, "disable_adapter"))
         if self._switched:
             self._model = policy
@@ -44,12 +52,13 @@ class Reference:
 
     @property
     def kind(self) -> str:
-        """``switched``: adapters are switched off; ``copy``: a copy of the policy; ``given``: passed by the user."""
+        """``switched``: adapters are switched off, or a copy of them is used; ``copy``: a copy of the policy;
+        ``given``: passed by the user."""
         return "switched" if self._switched else "given" if self.own_module is None else "copy"
 
     @property
     def separate(self) -> LanguageModel | None:
-        """The reference, or None if it is the policy without its adapters."""
+        """The reference, or None if it is the policy with other adapters or without them."""
         return None if self._switched else self._model
 
     def changing(self, moves: bool) -> nn.Module | None:
@@ -62,11 +71,29 @@ class Reference:
         if self._switched:
             self._policy = self._model = policy
 
+    def freeze_adapters(self, full: Callable[[torch.Tensor], torch.Tensor]) -> FrozenAdapters:
+        """Use a copy of the policy's present adapters as the reference; `full` gathers a tensor that is sharded."""
+        self.frozen = FrozenAdapters(self._policy.module, full)
+        return self.frozen
+
+    def restart(self, arrays: Mapping[str, np.ndarray], where: str) -> None:
+        """Make the policy, whose weights are now those in `arrays`, the reference, unless the user has passed one."""
+        if self.own_module is not None:
+            load_weights_(self.own_module, arrays, where)
+        elif self.frozen is not None:
+            self.frozen.follow_()
+
     @contextlib.contextmanager
     def in_place(self) -> Iterator[LanguageModel]:
         """Yield the reference as a model. The policy must not be used meanwhile: its adapters may be switched off."""
         module: Any = self._policy.module
-        with module.disable_adapter() if self._switched else contextlib.nullcontext():
+        with (
+            self.frozen.in_place()
+            if self.frozen is not None
+            else module.disable_adapter()
+            if self._switched
+            else contextlib.nullcontext()
+        ):
             yield self._model
 
     def score(self, layout: Layout, temperature: float = 1.0) -> Scores:
@@ -81,12 +108,12 @@ class Reference:
         Raises
         ------
         ValueError
-            If the reference is the policy without its adapters, since it then has no weights of its own to move.
+            If the reference is the policy with other adapters or without them, which have no whole weights to move.
         """
         if self._switched:
             raise ValueError(
-                f"{self._policy.where}: ref_sync_every must be null with adapters: the reference is the "
-                "model without them"
+                f"{self._policy.where}: ref_sync_every must be null with adapters: the reference shares the weights "
+                "under them with the policy"
             )
         theirs = dict(self._policy.module.named_parameters())
         for name, p in self._model.module.named_parameters():
