@@ -172,7 +172,9 @@ class GRPO(LLMAlgorithm):
                 settings,
                 self.config.max_turns,
                 self.environment,
-                lambda contexts, keys, turn, limits: self.complete(contexts, keys, 1, turn, limits, seed),
+                lambda contexts, keys, turn, limits: self.complete(
+                    contexts, keys, 1, turn, limits, seed, context=self._context()
+                ),
                 self._context(),
             )
             rewards, written = drawn.rewards, drawn.written

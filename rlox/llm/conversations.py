@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,7 +68,7 @@ def converse(
     step : int
         Number of the update. It determines the random numbers, together with the prompt, the sample and the turn.
     draw : callable
-        ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt.
+        ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt, which ends at `context`.
     context : int, optional
         Number of tokens at which a conversation ends, if the environment has not ended it before; by default the
         model's context.
@@ -108,9 +108,8 @@ def converse(
         active, contexts = [active[i] for i in fits], [contexts[i] for i in fits]
         if not active:
             break
-        length = int(min([settings.max_new_tokens, *(r for r in room if r >= 1)]))
         keys = [int(streams[row // n]) * _MOST_SAMPLES + row % n for row in active]
-        drawn = draw(contexts, keys, step * _MOST_TURNS + turn, replace(settings, max_new_tokens=length))
+        drawn = draw(contexts, keys, step * _MOST_TURNS + turn, settings)
         going = []
         for row, own, found in zip(active, drawn.ids, drawn.log_probs, strict=True):
             ids[row].append(own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +212,28 @@ def sample(
         [row[:length].copy() for row, length in zip(drawn_log_probs, lengths, strict=True)],
         np.isin(last, ends.cpu().numpy()),
     )
+
+
+def sample_within(
+    limits: Sequence[int], n: int, draw: Callable[[Sequence[int] | range, int], Completions]
+) -> Completions:
+    """Draw `n` completions of each prompt, of at most as many tokens as its own entry of `limits`.
+
+    ``draw(places, limit)`` draws those of the prompts at `places`, which all have the same limit.
+    """
+    groups: dict[int, list[int]] = {}
+    for place, limit in enumerate(limits):
+        groups.setdefault(limit, []).append(place)
+    if len(groups) == 1:
+        return draw(range(len(limits)), limits[0])
+    rows, parts = [], []
+    for limit, places in groups.items():
+        parts.append(draw(places, limit))
+        rows += [place * n + j for place in places for j in range(n)]
+    order = np.argsort(rows)
+    ids, log_probs = ([x for part in parts for x in getattr(part, name)] for name in ("ids", "log_probs"))
+    ended = np.concatenate([part.ended for part in parts])
+    return Completions([ids[i] for i in order], [log_probs[i] for i in order], ended[order])
 
 
 class _Cached:

@@ -29,7 +29,7 @@ from rlox.llm.models.packing import require_packing
 from rlox.llm.models.reference import Reference
 from rlox.llm.models.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
 from rlox.llm.rewards.scoring import texts_of
-from rlox.llm.sampling import Completions, Settings, sample, unique_numbers
+from rlox.llm.sampling import Completions, Settings, sample, sample_within, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
@@ -365,23 +365,37 @@ class LLMAlgorithm(Algorithm):
         settings: Settings,
         seed: int,
         model: LanguageModel | None = None,
+        context: int | None = None,
     ) -> Completions:
         """Sample `n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample`.
 
-        By default they are sampled from the trained model, by the `sampler` if there is one.
+        By default they are sampled from the trained model, by the `sampler` if there is one. With `context`, each
+        completion also ends where it and its prompt have that many tokens; others may be longer.
         """
-        if model is None and self._served is not None:
-            version = (self.counters.updates, self._n_loads)
-            try:
-                return self._served.complete(prompts, n, settings, seed, step, version)
-            except ConnectionError as e:
-                if self._trains:  # also during an evaluation: the last update's weights are worth keeping
-                    self.callbacks.on_collection_error(algorithm=self, error=e)
-                raise
-        with self.cast():
-            return sample(
-                model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=unique_numbers(numbers)
-            )
+        streams, most = unique_numbers(numbers), settings.max_new_tokens
+
+        def draw(places: Sequence[int] | range, limit: int) -> Completions:
+            own, some = replace(settings, max_new_tokens=limit), [prompts[i] for i in places]
+            if model is None and self._served is not None:
+                # A server's random numbers depend on a prompt's place among the others.
+                return self._complete_there(some, n, step, own, seed if limit == most else Rng(seed, limit).key)
+            with self.cast():
+                chosen = [streams[i] for i in places]
+                return sample(model or self.model, some, own, n=n, seed=seed, step=step, numbers=chosen)
+
+        room = [most if context is None else context - len(prompt) for prompt in prompts]
+        return sample_within([max(1, min(most, left)) for left in room], n, draw)
+
+    def _complete_there(self, prompts: Sequence[Any], n: int, step: int, settings: Settings, seed: int) -> Completions:
+        """Sample completions with the `sampler`."""
+        assert self._served is not None
+        version = (self.counters.updates, self._n_loads)
+        try:
+            return self._served.complete(prompts, n, settings, seed, step, version)
+        except ConnectionError as e:
+            if self._trains:  # also during an evaluation: the last update's weights are worth keeping
+                self.callbacks.on_collection_error(algorithm=self, error=e)
+            raise
 
     def _context(self) -> int | None:
         """Return the most tokens of a sequence: the model's, or the `sampler`'s if that is smaller; None if unknown."""
@@ -409,17 +423,13 @@ class LLMAlgorithm(Algorithm):
         """
         where = f"{type(self).__name__}.generate"
         n, chosen = integer(where, "n", n, 1), self.settings(**settings)
-        given, context = [prompts] if isinstance(prompts, str) else prompts, self.model.context
-        if context is None or settings.get("max_new_tokens") is not None:
-            rows = encoded(given, "prompts", self.model, where, chosen.max_new_tokens)
-        else:
-            # If max_new_tokens was not given, use as many tokens as fit.
-            rows = encoded(given, "prompts", self.model, where, 1)
-            left = context - max(map(len, rows.prompts))
-            chosen = replace(chosen, max_new_tokens=min(chosen.max_new_tokens, left))
+        given = [prompts] if isinstance(prompts, str) else prompts
+        # If max_new_tokens was not given, each completion has as many tokens as fit.
+        context = self.model.context if settings.get("max_new_tokens") is None else None
+        rows = encoded(given, "prompts", self.model, where, chosen.max_new_tokens if context is None else 1)
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self.threads):
-            drawn = self.complete(rows.prompts, range(len(rows)), n, 0, chosen, seed)
+            drawn = self.complete(rows.prompts, range(len(rows)), n, 0, chosen, seed, context=context)
         texts = [self.model.decode(ids) for ids in drawn.ids]
         return [texts[i : i + n] for i in range(0, len(texts), n)]
 
@@ -604,11 +614,9 @@ class LLMAlgorithm(Algorithm):
         if rows is None:
             return []
         numbers = range(min(n, len(rows)))
-        room = [] if self.model.context is None else [self.model.context - len(rows.prompts[i]) for i in numbers]
-        settings = self.settings(temperature=0.0)
-        settings = replace(settings, max_new_tokens=max(1, min([settings.max_new_tokens, *room])))
+        prompts, settings = [rows.prompts[i] for i in numbers], self.settings(temperature=0.0)
         with torch_threads(self.threads):
-            drawn = self.complete([rows.prompts[i] for i in numbers], numbers, 1, 0, settings, self.seed)
+            drawn = self.complete(prompts, numbers, 1, 0, settings, self.seed, context=self.model.context)
         texts = (self.model.decode(ids) for ids in drawn.ids)
         return [(p, text, None) for p, text in zip(texts_of(rows, numbers, self.model), texts, strict=True)]
 

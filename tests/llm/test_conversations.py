@@ -9,7 +9,7 @@ import torch
 from test_command_line import done
 from toy import PAD, tokenizer
 
-from rlox.algorithms import GRPO
+from rlox.algorithms import GRPO, SFT
 from rlox.llm import toy as shipped
 from rlox.llm.backends import create_backend
 from rlox.llm.conversations import converse
@@ -142,6 +142,48 @@ def test_only_tokens_of_the_model_are_learned():
     found = algorithm.log_probs(batch.sequences)
     np.testing.assert_allclose(found.numpy(), batch.sampler_log_probs, atol=2e-6)
     assert all(len(ids) > n for ids, n in zip(batch.ids, batch.sequences.n_scored, strict=True) if n > 2)
+
+
+class Once:
+    """Begins with as many characters as the prompt says, and ends after a turn."""
+
+    def reset(self, prompt):
+        return "+" * int(prompt[:-1])
+
+    def step(self, text):
+        return "", 1.0, True
+
+
+def turns_of(openings, **more):
+    """The turns that are sampled after openings of these lengths, two for each. No token ends them, so they have eight
+    tokens or end with the context of 64."""
+    settings = {"environment": Once, "max_new_tokens": 8, "eos_token_id": 999, "kl_coef": 0.0, **more}
+    rows = [{"prompt": f"{n}="} for n in openings]
+    algorithm = GRPO(shipped.make_model(0)[0], tokenizer=tokenizer(), dataset=rows, group_size=2, **settings)
+    ids = algorithm.sampled(len(rows), 2, 5).ids
+    return [found[openings[i // 2] :].tolist() for i, found in enumerate(ids)]
+
+
+def test_a_conversation_near_the_end_of_the_context_does_not_shorten_the_others():
+    alone = turns_of([10, 11, 12])
+    found = turns_of([10, 11, 12, 57, 59])
+    assert [len(ids) for ids in found] == [8, 8, 8, 8, 8, 8, 4, 4, 2, 2]
+    assert found[:6] == alone
+    middle = turns_of([57, 11, 59, 12])
+    assert [len(ids) for ids in middle] == [4, 4, 8, 8, 2, 2, 8, 8]
+    assert len({tuple(ids) for ids in middle}) == 8
+
+
+def test_a_long_prompt_does_not_shorten_the_completions_of_others():
+    found = []
+    for middle in ("1" * 61, "3="):
+        rows = [{"prompt": prompt, "completion": "1"} for prompt in ("1=", middle, "2=")]
+        sft = SFT(shipped.make_model(0)[0], tokenizer=tokenizer(), dataset=rows, eos_token_id=999)
+        generated = [texts[0] for texts in sft.generate([row["prompt"] for row in rows])]
+        found += [generated, [text for _, text, _ in sft.examples(3)]]
+    for texts, others in zip(found[:2], found[2:], strict=True):
+        assert [texts[0], texts[2]] == [others[0], others[2]]
+        assert len(texts[1]) <= 3 < min(len(texts[0]), len(texts[2]))
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
-import toy
 import torch
-import transformers
+import toy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.integrations import flash_attention
@@ -37,16 +37,17 @@ SIZES = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "context_length"), 64),
     "vocab_size": 40, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
+_WITHOUT_MORE = [
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "starcoder2", "stablelm",
+    "cohere", "cohere2", "olmo", "olmo2", "olmo3", "granite", "glm", "glm4", "helium", "smollm3", "nemotron",
+    "persimmon", "exaone4", "diffllama", "arcee", "seed_oss", "gpt2", "gpt_neox", "gptj", "codegen", "gpt_bigcode",
+    "opt", "bloom", "mpt", "biogpt", "xglm", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe",
+    "bamba", "nemotron_h", "minimax",
+]  # fmt: skip
 _STATES = {"time_step_rank": 4, "intermediate_size": 64}
 
 FAMILIES = {
-    **dict.fromkeys(
-        "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 starcoder2 stablelm cohere cohere2 olmo olmo2 olmo3 "
-        "granite glm glm4 helium smollm3 nemotron persimmon exaone4 diffllama arcee seed_oss gpt2 gpt_neox gptj codegen "
-        "gpt_bigcode opt bloom mpt biogpt xglm mixtral qwen2_moe qwen3_moe gpt_oss olmoe granitemoe bamba nemotron_h "
-        "minimax".split(),
-        {},
-    ),
+    **{name: {} for name in _WITHOUT_MORE},
     "falcon": {},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
     "deepseek_v2": {"num_key_value_heads": 4},
@@ -85,7 +86,9 @@ def _attend(q, k, v, softmax_scale, causal, window_size, softcap, s_aux):
 
 
 def _flash(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, s_aux=None):
-    return torch.stack([_attend(*x, softmax_scale, causal, window_size, softcap, s_aux) for x in zip(q, k, v)])
+    return torch.stack(
+        [_attend(*x, softmax_scale, causal, window_size, softcap, s_aux) for x in zip(q, k, v, strict=True)]
+    )
 
 
 def _flash_varlen(
@@ -93,7 +96,7 @@ def _flash_varlen(
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, s_aux=None,
 ):  # fmt: skip
     ends = cu_seqlens_q.tolist()
-    parts = [(q[a:b], k[a:b], v[a:b]) for a, b in zip(ends, ends[1:])]
+    parts = [(q[a:b], k[a:b], v[a:b]) for a, b in pairwise(ends)]
     return torch.cat([_attend(*x, softmax_scale, causal, window_size, softcap, s_aux) for x in parts])
 
 
@@ -124,8 +127,9 @@ def made(family, attention="sdpa", scale=4.0):
         try:
             module = AutoModelForCausalLM.from_config(config, attn_implementation=name)
         except ValueError as e:
-            assert "does not support" in str(e), e
-            return None
+            if "does not support" in str(e):
+                return None
+            raise
     with torch.no_grad():
         for p in module.parameters():
             if p.ndim > 1:
@@ -159,8 +163,59 @@ def outcome(family, attention, scale=4.0):
     try:
         algorithm = SFT(copy.deepcopy(module), packing=True)
     except ValueError as e:
-        assert str(e).startswith(f"SFT: packing must be false for {type(module).__name__} with attention "), e
+        if not str(e).startswith(f"SFT: packing must be false for {type(module).__name__} with attention "):
+            raise
         assert (row if attention == "flash" else rows) > rounding
         return "refused"
     assert (algorithm.log_probs(sequences()) - SFT(module).log_probs(sequences())).abs().max() < rounding
     return "right"
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in SOME else pytest.mark.exhaustive) for name in FAMILIES]
+)
+@pytest.mark.usefixtures("emulated_flash")
+def test_each_family_is_right_or_refused(family):
+    """With the weights of a new model, whose logits hardly depend on earlier tokens, and with larger ones."""
+    scales = (4.0,) if family in SOME else (1.0, 4.0)
+    found = {outcome(family, attention, scale) for attention in ("sdpa", "eager", "flash") for scale in scales}
+    assert found & {"right", "refused"}
+
+
+@pytest.mark.usefixtures("emulated_flash")
+def test_flash_attention_reads_packed_sequences_in_one_row():
+    module = made("llama", "flash")
+    _, rows, row = differences(module)
+    assert rows > 0.1
+    assert row < 5e-6
+    layout = SFT(module, packing=True).model.layout(sequences(), 20)
+    assert layout.ids.shape == (1, 34)
+    other = toy.model(vocabulary=40)  # with scaled-dot-product attention, which reads two rows
+    for policy, reference in ((module, other), (other, module)):
+        algorithm = DPO(copy.deepcopy(policy), copy.deepcopy(reference), packing=True)
+        alone = SFT(copy.deepcopy(reference)).log_probs(sequences())
+        assert (algorithm.log_probs(sequences(), reference=True) - alone).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_small_effect_over_a_boundary_is_noticed_in_any_precision(precision):
+    """LFM2's convolutions read two tokens of the sequence before."""
+    module = made("lfm2", scale=1.0)
+    assert differences(module)[1] < 1e-4
+    lora = {}
+    if precision == "bfloat16":
+        module, lora = module.bfloat16(), {"lora_rank": 2}
+    refused = r"^SFT: packing must be false for Lfm2ForCausalLM with attention sdpa, .*; set packing=false$"
+    with pytest.raises(ValueError, match=refused):
+        SFT(module, packing=True, precision=precision, **lora)
+
+
+def test_the_check_draws_no_random_numbers_and_covers_the_reference():
+    state = torch.get_rng_state()
+    plain, packed = (SFT(toy.model(), tokenizer=toy.tokenizer(), packing=packing) for packing in (False, True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(plain.optimizer.flat, packed.optimizer.flat)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in packed.model.module.modules())
+    assert all(p.grad is None or not p.grad.any() for p in packed.model.module.parameters())
+    with pytest.raises(ValueError, match=r"^GRPO: ref_model: packing must be false for OPTForCausalLM"):
+        GRPO(toy.model(vocabulary=40), made("opt"), kl_coef=0.1, packing=True)

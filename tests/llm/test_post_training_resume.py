@@ -63,9 +63,7 @@ def same(one, other):
         assert array.tobytes() == other[name].tobytes(), name
 
 
-def resumed_as_never_stopped(
-    kind, tmp_path, ref_model=None, resumed_with=(), module=toy.model, start=None, **settings
-):
+def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), module=toy.model, start=None, **settings):
     cls, data, functions = KINDS[kind]
     settings = {**SCHEDULED, **data, **settings}
     whole, first, second = Record(), Record(N), Record()

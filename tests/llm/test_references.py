@@ -1,4 +1,4 @@
-"""The reference is the policy as it is when the training starts: after `init_from`, and with adapters that are trained."""
+"""The reference is the policy at the start of the training: after `init_from`, and with adapters that are trained."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 import math
 
 import pytest
-import toy
 import torch
+import toy
 
 from rlox import DPO, GRPO, SFT
 from rlox.algorithms.online_dpo import OnlineDPO
@@ -75,6 +75,9 @@ def test_the_copy_does_not_change_the_policy_and_a_later_training_replaces_it(tm
         require_first_update_of_its_reference("dpo", algorithm)
         expected = algorithm.generate(["1+2="], n=3, max_new_tokens=4)
     algorithm.save_pretrained(tmp_path / "merged")
-    assert SFT(load_model(str(tmp_path / "merged")).module, tokenizer=toy.tokenizer(), seed=0).generate(
-        ["1+2="], n=3, max_new_tokens=4
-    ) == expected
+    assert (
+        SFT(load_model(str(tmp_path / "merged")).module, tokenizer=toy.tokenizer(), seed=0).generate(
+            ["1+2="], n=3, max_new_tokens=4
+        )
+        == expected
+    )

@@ -94,9 +94,11 @@ class FrozenAdapters:
         self._switch(self._active)
         held = dict(module.named_parameters())
         names = {name: ".".join(_FROZEN if x == self._active else x for x in name.split(".")) for name in self._trained}
-        self._copies = {name: (held[name], held[other]) for name, other in names.items() if other != name and other in held}
+        self._copies = {
+            name: (held[name], held[other]) for name, other in names.items() if other != name and other in held
+        }
         for p, frozen in self._copies.values():
-            frozen.data = p.detach().clone()
+            frozen.data = p.detach().float().clone()  # trained weights become float32
 
     def _switch(self, name: str) -> None:
         self._module.set_adapter(name, inference_mode=True)
