@@ -722,6 +722,7 @@ class LLMAlgorithm(Algorithm):
             raise ValueError(
                 f"{where}: dataset must contain the {shown(saved.get('n'))} rows that {path} was trained on, got "
                 f"{len(algorithm.rows)} others; to learn from them create a new {cls.__name__} and call init_from(path)"
+                f"{', which also makes these weights its reference' if cls.has_reference else ''}"
             )
         if ref_model is None and algorithm.reference is not None:
             if header.get("reference") == "given":

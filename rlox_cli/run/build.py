@@ -48,9 +48,12 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
             if console is not None:
                 header = load_checkpoint(config.init_from).header
                 steps, unit = trained_for(header)
+                what = "the networks and normalisation", "the replay memory start fresh"
+                if config.language:
+                    what = "the weights", "the reference start fresh, the reference as a copy of these weights"
                 console.print(
-                    f"init_from: the networks and normalisation of {header['algorithm']} at {unit[:-1]} {steps:,} are "
-                    "taken over, as far as both have them; optimisers, counters and the replay memory start fresh",
+                    f"init_from: {what[0]} of {header['algorithm']} at {unit[:-1]} {steps:,} are taken over, as far as "
+                    f"both have them; optimisers, counters and {what[1]}",
                     soft_wrap=True,
                     markup=False,
                 )

@@ -159,6 +159,21 @@ def test_four_commands_make_one_pipeline(command, here):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora", ["null", "2"])
+def test_init_from_moves_the_reference(command, here, lora):
+    toy = ["model=rlox.llm.toy:make_model", "dataset=sums.jsonl", f"algo.lora_rank={lora}", *SMALL]
+    fast = ["algo.learning_rate=1e-1", "total_timesteps=3"]
+    done(command, "train", "algo=sft", *toy, *fast, "hydra.run.dir=sft")
+    start = "init_from=sft/checkpoints/last.safetensors"
+    output = done(command, "train", "algo=dpo", *toy, start, "total_timesteps=1", "hydra.run.dir=dpo")
+    assert "init_from: the weights of sft at update 3 are taken over" in " ".join(output.split())
+    rows = [json.loads(line) for line in Path("dpo/metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss/total"] for row in rows if "loss/total" in row]
+    assert losses == [pytest.approx(np.log(2), abs=1e-5)]
+    assert "reproduced exactly" in done(command, "eval", "dpo")
+
+
+@pytest.mark.slow
 def test_check_reports_the_resources_of_a_run_and_trains_nothing(command, here):
     _, out, err = command("train", *COPY, "--check")
     output = out + err
