@@ -199,7 +199,9 @@ class LLMAlgorithm(Algorithm):
     def _freeze_adapters(self) -> None:
         """If the reference is the policy without its adapters, use a copy of the present adapters from now on."""
         if self.reference is not None and self.reference.kind == "switched" and self.reference.frozen is None:
-            self.keep("reference", self.reference.freeze_adapters(self.ranks.full))
+            self.reference.freeze_adapters(self.ranks.full)
+            if self.reference.frozen is not None:
+                self.keep("reference", self.reference.frozen)
 
     def _served_by(self, sampler: Backend) -> Served:
         where = type(self).__name__
@@ -742,11 +744,10 @@ class LLMAlgorithm(Algorithm):
         return algorithm
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
-        arrays = checkpoint.tensors["policy"]
-        self._load_weights(arrays, where)
+        self._load_weights(checkpoint.tensors["policy"], where)
         self._freeze_adapters()
         if self.reference is not None:
-            self.reference.restart(arrays, where)
+            self.reference.restart()
 
     def close(self) -> None:
         """Close the `sampler`, if there is one. The trained model remains usable."""

@@ -65,6 +65,18 @@ def test_the_reference_of_a_peft_model_has_its_adapters(kind, trained):
     assert all(torch.equal(held[name], p) for name, p in base.items())
 
 
+def test_adapters_that_train_biases_have_a_copy_of_the_policy_as_reference(tmp_path):
+    """peft allows no second set of them."""
+    algorithm = KINDS["dpo"](toy.trained_peft(bias="all"))
+    require_first_update_of_its_reference("dpo", algorithm)
+    algorithm.save(tmp_path / "a")
+    again = DPO.from_checkpoint(tmp_path / "a", model=toy.trained_peft(bias="all"), dataset=toy.PAIRS)
+    one, other = (trained.train(n_updates=1) for trained in (again, algorithm))
+    assert (one["loss"], one["margin"]) == (other["loss"], other["margin"])
+    algorithm.init_from(tmp_path / "a")
+    require_first_update_of_its_reference("dpo", algorithm)
+
+
 def test_the_copy_does_not_change_the_policy_and_a_later_training_replaces_it(tmp_path):
     module = toy.trained_peft(modules_to_save=["lm_head"])
     plain = SFT(copy.deepcopy(module), tokenizer=toy.tokenizer(), seed=0)

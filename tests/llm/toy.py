@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import cache
 
 import numpy as np
@@ -101,7 +102,8 @@ def model(kind="qwen2", seed=0, hidden=16, layers=2, vocabulary=VOCABULARY, scal
 def trained_peft(trained=True, **settings):
     """A peft model whose adapters are trained, or new."""
     module = model()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
         torch.manual_seed(7)
         module = get_peft_model(module, LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.3, **settings))
         for p in module.parameters():

@@ -87,7 +87,9 @@ class FrozenAdapters:
         settings.inference_mode = True
         if hasattr(settings, "init_lora_weights"):
             settings.init_lora_weights = True  # some other ways to create adapters change the model's weights
-        with torch.random.fork_rng(), warnings.catch_warnings():
+        device = next(module.parameters()).device
+        cuda = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
             module.add_adapter(_FROZEN, settings)
         module.train(module.training)
@@ -101,7 +103,7 @@ class FrozenAdapters:
             frozen.data = p.detach().float().clone()  # trained weights become float32
 
     def _switch(self, name: str) -> None:
-        self._module.set_adapter(name, inference_mode=True)
+        self._module.set_adapter(name)
         # peft changes which parameters have a gradient.
         for other, p in self._module.named_parameters():
             p.requires_grad_(self._trained.get(other, False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import nn
 
 from rlox.llm.models.adapters import FrozenAdapters
 from rlox.llm.models.language import LanguageModel, Scores
-from rlox.llm.models.saved import load_weights_
 from rlox.llm.tokens import Layout
 
 
@@ -71,15 +70,24 @@ class Reference:
         if self._switched:
             self._policy = self._model = policy
 
-    def freeze_adapters(self, full: Callable[[torch.Tensor], torch.Tensor]) -> FrozenAdapters:
-        """Use a copy of the policy's present adapters as the reference; `full` gathers a tensor that is sharded."""
-        self.frozen = FrozenAdapters(self._policy.module, full)
-        return self.frozen
+    def freeze_adapters(self, full: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Use a copy of the policy's present adapters as the reference; `full` gathers a tensor that is sharded.
 
-    def restart(self, arrays: Mapping[str, np.ndarray], where: str) -> None:
-        """Make the policy, whose weights are now those in `arrays`, the reference, unless the user has passed one."""
+        If peft cannot hold a second set of these adapters, as when they train biases of the model, copy the policy.
+        """
+        try:
+            self.frozen = FrozenAdapters(self._policy.module, full)
+        except ValueError:
+            self._switched, self._model = False, self._policy.frozen_copy()
+            self.own_module = self._model.module
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Make the policy as it is now the reference, unless the user has passed one."""
         if self.own_module is not None:
-            load_weights_(self.own_module, arrays, where)
+            theirs = dict(_tensors(self._policy.module))
+            for name, held in _tensors(self.own_module):
+                held.copy_(theirs[name])
         elif self.frozen is not None:
             self.frozen.follow_()
 
@@ -118,6 +126,11 @@ class Reference:
         theirs = dict(self._policy.module.named_parameters())
         for name, p in self._model.module.named_parameters():
             p.lerp_(theirs[name].to(p.dtype), share)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 class ReferenceCache:

@@ -293,7 +293,7 @@ def save_pretrained(
     if not model.hugging_face:
         raise ValueError(f"{where}.save_pretrained: model must be one of Hugging Face's, got a module of your own")
     module: Any = model.module if adapters else merged_copy(model)
-    module.save_pretrained(folder)
+    module.save_pretrained(folder, **({"selected_adapters": [module.active_adapter]} if adapters else {}))
     if with_tokenizer and model.tokenizer is not None:
         model.tokenizer.save_pretrained(folder)
 
