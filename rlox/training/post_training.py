@@ -168,9 +168,10 @@ class LLMAlgorithm(Algorithm):
                 self.reference.attach(self.model)
         # Fingerprint of the base weights, which checkpoints of adapters leave out.
         self._base = fingerprint(self.model.module) if hasattr(self.model.module, "disable_adapter") else None
-        # Only adapters that are created here are known to be new. A sharded model cannot get a copy of them later.
-        if rank is None or self.ranks.sharded:
+        if rank is None:  # only adapters that are created here are known to be new
             self._freeze_adapters()
+        elif self.reference is not None and self.ranks.sharded:
+            self.reference.prepare_adapters(self.ranks.full)
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
         self.rng = Rng(self.seed, self.stream)

@@ -82,8 +82,16 @@ def main():
     # The number of steps and passes differs between ranks.
     masked = {"group_size": 4, "max_new_tokens": 5, "mask_truncated": True, "n_minibatches": 2, "accumulation": 3}
     trained(rlox.GRPO, PAIRS, 4, reward_fn=short, **masked)
-    half = trained(rlox.SFT, TEXTS, 4, precision="bfloat16", gradient_checkpointing=True)
+    half = trained(rlox.SFT, TEXTS, 4, precision="bfloat16", gradient_checkpointing=True, packing=True)
     assert all(p.dtype == torch.float32 for p in half.policy.parameters())
+    # init_from makes a copy of the weights, or of the adapters alone, the reference.
+    for name, lora in (("dpo", {}), ("lora", {"lora_rank": 2})):
+        model, tokenizer = toy.make_model(hidden=16, layers=2)
+        start = rlox.DPO(model, tokenizer=tokenizer, dataset=PAIRS, batch_size=4, learning_rate=1e-2, **lora)
+        start.init_from(f"{name}.safetensors")
+        start.save(f"start-{name}.safetensors")
+        assert start.train(n_updates=1)["loss"] == pytest.approx(np.log(2), abs=1e-5)
+        assert abs(start.train(n_updates=1)["margin"]) > 1e-6
     with pytest.raises(ValueError, match="distributed must be ddp, got fsdp, which shards only language models"):
         rlox.PPO("CartPole-v1", 4)
     with pytest.raises(ValueError, match=r"the model must not be sharded.*from_checkpoint"):

@@ -96,11 +96,14 @@ class FrozenAdapters:
         self._switch(self._active)
         held = dict(module.named_parameters())
         names = {name: ".".join(_FROZEN if x == self._active else x for x in name.split(".")) for name in self._trained}
-        self._copies = {
-            name: (held[name], held[other]) for name, other in names.items() if other != name and other in held
-        }
-        for p, frozen in self._copies.values():
+        self._names = {name: other for name, other in names.items() if other != name and other in held}
+        for p, frozen in self._copies().values():
             frozen.data = p.detach().float().clone()  # trained weights become float32
+
+    def _copies(self) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+        """Return each parameter and its copy. Sharding replaces parameters by others."""
+        held = dict(self._module.named_parameters())
+        return {name: (held[name], held[other]) for name, other in self._names.items()}
 
     def _switch(self, name: str) -> None:
         self._module.set_adapter(name)
@@ -111,7 +114,7 @@ class FrozenAdapters:
     @torch.no_grad()
     def follow_(self) -> None:
         """Copy the active adapters as they are now."""
-        for p, frozen in self._copies.values():
+        for p, frozen in self._copies().values():
             frozen.copy_(p)
 
     @contextlib.contextmanager
@@ -125,14 +128,14 @@ class FrozenAdapters:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the copy, by the names of the active adapters."""
-        return {name: self._full(frozen).detach().cpu().numpy() for name, (_, frozen) in self._copies.items()}
+        return {name: self._full(frozen).detach().cpu().numpy() for name, (_, frozen) in self._copies().items()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state`. Raises ValueError if names or shapes differ."""
         theirs = {name: array.shape for name, array in state.items()}
-        if {name: tuple(frozen.shape) for name, (_, frozen) in self._copies.items()} != theirs:
+        if {name: tuple(frozen.shape) for name, (_, frozen) in self._copies().items()} != theirs:
             raise ValueError("the reference must have the adapters of the checkpoint, got others")
-        for name, (_, frozen) in self._copies.items():
+        for name, (_, frozen) in self._copies().items():
             put_(frozen, state[name])
 
 

@@ -36,6 +36,7 @@ class Reference:
         self._policy = policy
         self.own_module: nn.Module | None = None
         self.frozen: FrozenAdapters | None = None
+        self._spare: FrozenAdapters | None = None
         self._switched = ref_model is None and (adapters or hasattr(policy.module, "disable_adapter"))
         if self._switched:
             self._model = policy
@@ -70,13 +71,18 @@ class Reference:
         if self._switched:
             self._policy = self._model = policy
 
+    def prepare_adapters(self, full: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Create the copy that `freeze_adapters` will use, since a sharded model cannot get one later."""
+        if self._switched:
+            self._spare = FrozenAdapters(self._policy.module, full)
+
     def freeze_adapters(self, full: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Use a copy of the policy's present adapters as the reference; `full` gathers a tensor that is sharded.
 
         If peft cannot hold a second set of these adapters, as when they train biases of the model, copy the policy.
         """
         try:
-            self.frozen = FrozenAdapters(self._policy.module, full)
+            self.frozen = FrozenAdapters(self._policy.module, full) if self._spare is None else self._spare
         except ValueError:
             self._switched, self._model = False, self._policy.frozen_copy()
             self.own_module = self._model.module
