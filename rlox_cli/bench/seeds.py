@@ -220,6 +220,11 @@ def read(folder: Path, seed: int) -> Run:
     cpu = wall = 0.0
     for row in rows:
         if "eval/mean_return" in row:
+            if row["eval/mean_return"] is None or row.get("eval/std_return") is None:
+                raise UsageError(
+                    f"{shown(folder / FILE)} must hold a finite return and its deviation for each evaluation, got none "
+                    f"at {row['step']:,}; delete the folder, or choose another --runs"
+                )
             curve.append(
                 {
                     "step": row["step"],
@@ -231,7 +236,7 @@ def read(folder: Path, seed: int) -> Run:
             )
         elif "time/update_s" in row:
             cpu += row.get("time/cpu_s") or 0.0
-            wall += row["time/collect_s"] + row["time/update_s"]
+            wall += (row.get("time/collect_s") or 0.0) + (row["time/update_s"] or 0.0)
     if not curve:
         raise UsageError(f"{shown(folder)} must hold evaluations, got none; leave eval.n_points above 0")
     return Run(seed, curve, quantities(rows, load_checkpoint(folder / "checkpoints" / "last.safetensors").header))

@@ -15,7 +15,7 @@ from rlox_cli.terminal.paths import shown
 
 
 def require_new(folder: Path) -> None:
-    """Raise a UsageError if `folder` contains a run or a sweep."""
+    """Raise a UsageError if `folder` contains a run or a sweep; a ValueError as `require_own_files`."""
     for name, what, go_on in (
         (FILE, "run", resume_command(folder)),
         ("sweep.jsonl", "sweep", f"rlox sweep resume {shlex.quote(shown(folder))}"),
@@ -25,13 +25,15 @@ def require_new(folder: Path) -> None:
                 f"output_dir={shown(folder)} must be a new folder, but contains a {what}; choose another, or resume "
                 f"it: {go_on}"
             )
+    require_own_files(folder)
 
 
 def require_own_files(folder: Path) -> None:
     """Raise a ValueError if something that a training writes or removes in `folder` is a link, or no regular file."""
     checkpoints = (f"{run_files.CHECKPOINTS}/last.safetensors", f"{run_files.CHECKPOINTS}/best.safetensors")
     pictures = ("predictions.png", "predictions.gif")
-    for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *checkpoints):
+    of_hydra = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+    for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *of_hydra, *checkpoints):
         run_files.is_file(folder, name)
     for name in ("mirrors", run_files.CHECKPOINTS, f"{run_files.CHECKPOINTS}/memory"):
         run_files.is_folder(folder, name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from rlox.callbacks import Callback
 from rlox.checkpoint import run_files
@@ -65,11 +65,15 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the database into an OSError with the file's name. Like a full disk, it may be temporary."""
+    """Turn errors of the database into an OSError with the file's name. Like a full disk, it may be temporary.
+
+    A file that is no database, or is damaged, raises a ValueError.
+    """
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as e:
-        raise OSError(
+        is_damaged = DatabaseError in (type(e), type(e.__cause__))  # a full disk and a lock are OperationalErrors
+        raise (ValueError if is_damaged else OSError)(
             f"{shown(path)} must be a database that holds the study and can be written: {e.__cause__ or e}"
         ) from e
 
