@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
+from rlox.checkpoint import is_count, one_line
 from rlox.collectors.evaluation import Evaluation, warn_of_cut
 from rlox.collectors.evaluator import EvaluationWorker, WorkerDied, cores, make_job, play
 from rlox.envs import is_native
@@ -33,6 +34,20 @@ class _Pending:
     step: int
     job: bytes
     worker: EvaluationWorker
+
+
+def _count(value: Any) -> int:
+    if not is_count(value):
+        raise ValueError(f"{one_line(value, 40)!r} is no count")
+    return value
+
+
+def _evaluation(saved: dict[str, Any]) -> Evaluation:
+    """Return an evaluation that was saved in a checkpoint. Raises ValueError unless it has numbers of each episode."""
+    returns, lengths = np.array(saved["returns"], float), np.array(saved["lengths"])
+    if returns.ndim != 1 or lengths.ndim != 1 or not len(returns) or lengths.dtype.kind not in "if":
+        raise ValueError("an evaluation must have the returns and lengths of its episodes")
+    return Evaluation(returns, lengths, saved["seed"], saved["deterministic"])
 
 
 class EvalCallback(Callback):
@@ -151,14 +166,8 @@ class EvalCallback(Callback):
         return {"best": _finite(self.best), "waited": self.waited, "evaluations": played}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = _number(state["best"]), state["waited"]
-        self.evaluations = [
-            (
-                e["step"],
-                Evaluation(np.array(e["returns"], float), np.array(e["lengths"]), e["seed"], e["deterministic"]),
-            )
-            for e in state["evaluations"]
-        ]
+        self.best, self.waited = _number(state["best"]), _count(state["waited"])
+        self.evaluations = [(_count(e["step"]), _evaluation(e)) for e in state["evaluations"]]
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> bool:
         algorithm = _algorithm(self, algorithm, **info)
