@@ -22,7 +22,7 @@ from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
-from rlox_cli.terminal.streams import open_streams
+from rlox_cli.terminal.streams import open_streams, use_utf8_paths
 
 app = typer.Typer(
     name="rlox",
@@ -73,6 +73,7 @@ def commands() -> Any:
 
 
 def main() -> None:
+    use_utf8_paths()
     open_streams()
     if "" in (words := sys.argv[1:]):
         # Often an unset shell variable. As a path, '' would mean the working directory.

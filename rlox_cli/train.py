@@ -28,13 +28,12 @@ from rlox_cli.config.overrides import is_multirun, only_select_config, run_folde
 from rlox_cli.config.sources import with_env
 from rlox_cli.records.folders import require_new
 from rlox_cli.run import job
-from rlox_cli.run.limits import require_folder
-from rlox_cli.run.mirrors import finish_mirrors
+from rlox_cli.run.mirrors import finish_mirrors, require_trackers
 from rlox_cli.run.runner import Outcome, resume
 from rlox_cli.terminal.account import account
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.paths import output_path, shown
 
 
 def main(args: list[str]) -> None:
@@ -64,13 +63,14 @@ def main(args: list[str]) -> None:
         raise UsageError("--check must not be combined with a flag that only prints")
     sweep = None
     if multirun and not only_prints:
-        sweep, jobs = compose_sweep(flags, overrides)
+        sweep, jobs = compose_sweep(flags, overrides, lambda line: console.print(line, soft_wrap=True))
     else:
         jobs = [] if prints_info else compose_jobs(flags, overrides)
     is_search = sweep is not None and searches(sweep)
     if not only_prints and not checks:
         _require_ranks([one.config for one in jobs], multirun, typed)
     if not only_prints:
+        require_trackers(one.config for one in jobs)
         _announce(jobs[:1] if is_search else jobs, console)
     if checks:
         from rlox_cli.preflight.check import check
@@ -84,7 +84,7 @@ def main(args: list[str]) -> None:
         return
     if jobs and not only_prints and not named_by_time(jobs[0]):
         folder = folder_of(jobs[0], multirun)
-        require_folder(folder)
+        output_path("output_dir", folder, folder=True)
         require_new(folder)
     if sweep is not None:
         from rlox_cli.preflight.check import require_buildable
@@ -130,6 +130,8 @@ def _resume(
             finish_mirrors([outcome.folder], console)
         return
     found = prepare(run, flags, overrides, modules, console)
+    if found is not None:
+        require_trackers([found.config])
     if found is not None and not checks:
         _require_ranks([found.config], False, [f"resume={run}", *overrides])
     if found is not None and checks:
@@ -185,7 +187,7 @@ def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -
 def _new_folder(found: Job) -> Path:
     """Return the folder for a new run's files. Raise a UsageError if it cannot be used."""
     folder = folder_of(found, False)
-    require_folder(folder)
+    output_path("output_dir", folder, folder=True)
     require_new(folder)
     return folder
 

@@ -14,11 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import forked
+import gymnasium
 import pytest
 import typer
 import yaml
 
 from rlox.checkpoint import load_checkpoint
+from rlox.envs.gym_make import register_atari
 from rlox_cli.main import app
 
 SMALL = ["total_timesteps=1500", "eval.n_episodes=3", "eval.n_points=3"]
@@ -122,6 +124,16 @@ def test_eval_reproduces_the_evaluation_that_chose_best(trained, tmp_path):
     assert other != out
 
 
+@pytest.mark.exhaustive
+def test_every_listed_environment_of_gymnasium_can_be_made(tmp_path):
+    listed = rlox("ls", "envs", cwd=tmp_path).stdout.partition("gymnasium's")[2].partition("PettingZoo's")[0]
+    names = [name for line in listed.splitlines()[1:] for name in line.partition(": ")[2].split(", ")]
+    assert len(names) > 100
+    register_atari()
+    for name in names:
+        gymnasium.make(name).close()
+
+
 @pytest.mark.slow
 def test_lists_and_explanations(trained):
     cwd, run, _ = trained
@@ -129,6 +141,10 @@ def test_lists_and_explanations(trained):
     envs = rlox("ls", "envs", cwd=cwd).stdout
     assert "CartPole-v1" in envs
     assert "Acrobot-v1" in envs
+    for some in ("GridPursuit-v0", "ALE/Pong-v5", "pettingzoo:mpe2.simple_spread_v3", "Ant-v5", "LunarLander-v3"):
+        assert some in envs
+    for old in ("Ant-v3", "GymV21Environment-v0", "phys2d/CartPole-v1", "Pusher-v4"):  # cannot run here
+        assert old not in envs
     assert re.search(r"algo=ppo env=Pendulum-v1 +100,000 +-200", rlox("ls", "tuned", cwd=cwd).stdout)
     assert re.search(rf"{run.name} +ppo +CartPole-v1 +0 +1,536 +finished", rlox("ls", "runs", cwd=cwd).stdout)
     presets = rlox("ls", "experiments", cwd=cwd).stdout
@@ -283,7 +299,7 @@ def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, mo
     ("args", "message"),
     [
         (["env.kwargs.nonsense=1"], "does not take kwargs {'nonsense': 1}"),
-        (["hydra.run.dir=blocked/run"], "blocked/run must be in a folder, got "),
+        (["hydra.run.dir=blocked/run"], "hydra.run.dir must be in a folder, got blocked/run: "),
         (["algo.gamma=1.5"], "algo.gamma must be in [0, 1], got 1.5"),
     ],
 )
@@ -533,7 +549,7 @@ def test_experiment_csv_and_tensorboard_together(tmp_path):
     assert [(int(row["step"]), float(row["loss/value"])) for row in table if row["loss/value"]] == losses
     assert len(list((run / "tensorboard").glob("events.out.tfevents.*"))) == 1
     assert str((run / "metrics.csv").relative_to(tmp_path)) in done.stdout
-    assert "tensorboard --logdir outputs" in done.stdout
+    assert "tensorboard --logdir outputs\n" in done.stdout
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
     assert re.search(
         r"time +collect \d+%, update \d+%, evaluate \d+%, log \d+%, checkpoint \d+%, other \d+%", done.stdout

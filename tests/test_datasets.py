@@ -327,7 +327,7 @@ def test_sources_that_do_not_exist(tmp_path, monkeypatch):
         (
             "minari:lab/none-v0",
             ValueError,
-            r"must be among the local datasets \(none\) or on the server; .* the download",
+            r"must be on this machine or on the server; .* be downloaded \(HF_HUB_OFFLINE is set\); no dataset is on",
         ),
         (".", ValueError, "its name must end in one of .arrow, .feather"),
     ):

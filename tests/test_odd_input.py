@@ -17,8 +17,9 @@ import yaml
 import rlox
 from rlox.checkpoint import load_checkpoint
 from rlox.config import WandbConfig
+from rlox.tracking.wandb import has_login
 from rlox.tracking.writer import explain
-from rlox_cli.config.compose import compose_jobs
+from rlox_cli.config.compose import compose_jobs, compose_sweep
 from rlox_cli.config.schema import run_name
 
 SMALL = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes=1", "eval.n_points=1"]
@@ -97,6 +98,34 @@ REFUSED = [
         ["algo.hidden_sizes=[100000,100000]"],
         "algo.hidden_sizes must ",
     ),
+    (["max_time=99999999999999999999h"], "max_time must be at most 2147483647s, which is 68 years"),
+    (["eval.workers=99999"], "eval.workers must be between 0 and 4096, or -1, got 99999"),
+    (["env.n_envs=9999", "env.workers=9999"], "env.workers must be at most 4096, got 9999"),
+    (["threads=99999"], "threads must be between 0 and 1024, got 99999"),
+    (["distributed_timeout_s=1e30"], "distributed_timeout_s must be > 0 and at most 2147483647, got 1e+30"),
+    (["remote.addresses=[a:1]", "remote.timeout_s=1e30"], "remote.timeout_s must be > 0 and at most 2147483647"),
+    (["remote.addresses=[a:1]", "remote.reconnect_s=1e30"], "remote.reconnect_s must be >= 0 and at most 2147483647"),
+    (["seed= 3"], "seed must not begin or end with a blank, got ' 3'"),
+    (["seed='3 '"], "seed must not begin or end with a blank, got '3 '"),
+    (["algo.gamma=' 0.9'"], "algo.gamma must not begin or end with a blank, got ' 0.9'"),
+    (["compile=' true'"], "compile must not begin or end with a blank, got ' true'"),
+    (["-m", "seed=0,'1 '"], "seed must not begin or end with a blank, got '1 '"),
+    (["-m", "seed=range(0)"], "seed=range(0) must contain a number, got an empty range"),
+    (["-m", "seed=range(5,1)"], "seed=range(5,1) must contain a number, got an empty range"),
+    (["-m", "seed=range(0,10,0)"], "seed=range(0,10,0) must have a step that is not 0"),
+    (["-m", "seed=range(0,3,nan)"], "seed=range(0,3,nan) must have finite numbers as its ends and its step"),
+    (["-m", "algo.gamma=range(0,1,1e-300)"], " must give at most 100,000 jobs, got "),
+    (["-m", "seed=range(200000)"], "seed=range(200000) must give at most 100,000 jobs, got 200,000"),
+    (["-m", "seed=range(0,1e30)"], " must give at most 100,000 jobs, got 1,000,000,000,000,000,000,000,000,000,000"),
+    (["-m", "seed=range(999)", "env.n_envs=range(1,999)"], "a sweep must have at most 100,000 jobs, got 997,002"),
+    (["-m", "seed=glob(*)"], "seed=glob(*) must match a name, got none"),
+    (["-m", "algo=glob(zz*)"], "algo=glob(zz*) must match a name, got none"),
+    (["-m", "seed=interval(0,1)"], "seed=interval(0,1) must list its values, as seed=1,2"),
+    (["-m", "seed=choice()"], "empty choice is not legal"),
+    (["-m", "hydra/sweeper=optuna", "algo.n_steps=range(5,5)"], "algo.n_steps=range(5,5) must contain a number"),
+    (["-m", "hydra/sweeper=optuna", "algo.n_steps=range(1,1e30)"], "algo.n_steps must be between "),
+    (["-m", "seed=0,1", "--cfg", "job"], "-m and --cfg must not be combined"),
+    (["--info", "all", "--cfg", "job"], "--info and --cfg must not be combined"),
     (["env.n_envs=1e12"], "env.n_envs must "),
     (["algo.n_steps=1e18"], "algo.n_steps must "),
 ]
@@ -192,10 +221,22 @@ def test_other_commands_check_arguments_before_they_start(command, tmp_path, mon
     for words, says in (
         (["compare", "run", "run", "--threshold", "nan"], "--threshold must be a finite number, got nan"),
         (["bench", "learn", "--threshold", "inf"], "--threshold must be a finite number, got inf"),
+        (["eval", "run", "--pass-at", "nan"], "--pass-at must be a finite number, got nan"),
+        (["eval", "run", "--pass-at", "1"], "--pass-at must be left out for ppo, which completes no prompts"),
+        (["ui", "--store", "run/metrics.jsonl"], "--store must be a database of MLflow (SQLite), got run/metrics"),
+        (["bench", "data", "--peer-python", "/bin/echo"], "--peer-python must be a Python interpreter, got /bin/echo"),
+        (
+            ["bench", "learn", "--against", "sb3", "--peer-python", "/bin/echo"],
+            "--peer-python must be a Python interpreter, got /bin/echo",
+        ),
         (["bench", "learn", "--out", "file"], "--out must be a folder, got the file file"),
         (["cp", "algo/ppo", "file"], "DEST must be a folder, got the file file"),
+        (["plot", "run", "--out", "folder.arrow"], "--out must end in .png or .html, got folder.arrow"),
         (["eval", "run", "--render"], "--render must have a display, but DISPLAY is not set"),
-        (["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"], "it must be a file, but there is a"),
+        (
+            ["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"],
+            "--out must be a file, but there is",
+        ),
         (["collect", "run", "--steps", "10" + 15 * "0", "--out", "a.arrow"], "collect: n_steps must fit on the disk"),
         (["collect", "run", "--steps", "10000000", "--n-envs", "10000000"], "collect: n_envs must be at most"),
         (["collect", "=run", "--steps", "10"], "CHECKPOINT must have a name before its ="),
@@ -244,6 +285,19 @@ def test_output_dir_is_the_folder_of_a_run_or_a_sweep(command, tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_many_jobs_are_counted_and_a_sample_is_checked_first(command):
+    words = ["train", "-m", "--check", "logger=none", "seed=range(250)"]
+    code, _, err = command(*words, "algo.batch_size=range(2,100)", "algo.gamma=0.9,2")
+    assert (code, "got 49,000" in err) == (2, False)
+    assert "algo.gamma must be in [0, 1], got 2" in err
+    lines = []
+    _, jobs = compose_sweep(["-m"], _split(["logger=none", "seed=range(201)"]), lines.append)
+    assert [job.config.seed for job in jobs] == [*range(201)]
+    assert len(lines) == 1
+    assert re.fullmatch(r"201 jobs: 32 of them are valid; checking all takes about \d+ s", lines[0])
+
+
+@pytest.mark.slow
 def test_init_from_another_algorithm_reports_what_is_loaded_or_is_an_error(command):
     rlox.PPO("CartPole-v1", 2, 0).save("ppo.safetensors")
     code, out, _ = command("train", *SMALL, "algo=a2c", "init_from=ppo.safetensors")
@@ -287,6 +341,93 @@ def test_wandb_mode_decides_what_is_recorded(command, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "nonsense")
     code, _, err = command("train", "logger=wandb", *SMALL[1:])
     assert (code, "WANDB_MODE must be one of" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_wandb_without_a_login_is_an_error_before_training(command, tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in ([], ["-m", "seed=0,1"], ["--check"]):
+        code, out, err = command("train", "logger=wandb", *SMALL[1:], "output_dir=run", *words)
+        assert (code, "logger=wandb must be able to log in, got no API key; type `wandb login`" in err) == (2, True), (
+            err
+        )
+        assert "trained" not in out
+    assert not (tmp_path / "run").exists()
+    assert not command("train", "logger=wandb", "--cfg", "job")[0]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert not command("train", "logger=wandb", *SMALL[1:], "--check")[0]
+
+
+def test_where_a_login_of_wandb_is_found(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert not has_login()
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine api.wandb.ai\n  login user\n  password 0123\n")
+    netrc.chmod(0o600)
+    assert has_login()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert not has_login()
+    monkeypatch.delenv("WANDB_BASE_URL")
+    settings = tmp_path / ".config/wandb/settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = https://wandb.example.org\n")
+    assert not has_login()
+    monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+    assert has_login()
+
+
+@pytest.mark.slow
+def test_a_model_or_a_dataset_that_is_nowhere_names_the_nearest(command, tmp_path, monkeypatch):
+    # A port that nobody listens on.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    for name in ("tiny-model", "runs/first"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    words = ["algo=sft", "dataset=rows.jsonl", "logger=none"]
+    for model, says in (
+        (
+            "runs/frist",
+            "must be a folder, a run or a name on the hub, but runs has none; did you mean 'first'?",
+        ),
+        ("tiny-modle", "(http://127.0.0.1:9 cannot be reached); did you mean 'tiny-model'?"),
+        ("far/away", "model=far/away must be a folder, or a model that was downloaded or is on the hub (http://127"),
+    ):
+        code, _, err = command("train", *words, f"model={model}")
+        assert (code, says in err) == (2, True), err
+        assert err.count("\n") == 1
+    code, _, err = command("train", "algo=bc", "env=Pendulum-v1", "logger=none", "dataset=minari:pendulum/nope-v0")
+    assert (code, "it cannot be downloaded (http://127.0.0.1:9 cannot be reached)" in err) == (2, True), err
+
+
+def test_arguments_of_a_wrapper_have_the_types_that_it_needs():
+    for wrapper, says in (
+        ({"TransformReward": {"func": "sign"}}, "func of the wrapper TransformReward must be a function, got 'sign'"),
+        (
+            {"TransformObservation": {"func": 3, "observation_space": 3}},
+            "func of the wrapper TransformObservation must",
+        ),
+        ({"RescaleObservation": {"min_obs": "a", "max_obs": 1}}, "min_obs of the wrapper RescaleObservation must be"),
+        ({"ClipReward": {"min_reward": "a"}}, "min_reward of the wrapper ClipReward must be"),
+        ({"StickyAction": {"repeat_action_probability": "a"}}, "repeat_action_probability of the wrapper Sticky"),
+        ({"FrameStackObservation": {"stack_size": "a"}}, "stack_size of the wrapper FrameStackObservation must be int"),
+        ({"TimeLimit": {"max_episode_steps": 1.5}}, "max_episode_steps of the wrapper TimeLimit must be int, got 1.5"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            rlox.PPO("CartPole-v1", 1, env_wrappers=[wrapper])
+    low, high = [-1.0, -1.0], [1.0, 1.0]
+    scaled = rlox.PPO("MountainCar-v0", 1, env_wrappers=[{"RescaleObservation": {"min_obs": low, "max_obs": high}}])
+    assert scaled.spec.obs_dim == 2
+    rlox.PPO("CartPole-v1", 1, env_wrappers=[{"ClipReward": {"min_reward": 0, "max_reward": 0.5}}]).close()
 
 
 def test_an_unreachable_tracker_is_one_short_sentence(tmp_path):
@@ -349,10 +490,28 @@ def test_exit_codes_depend_on_the_kind_of_error(command, tmp_path):
         ["train", "env.kwargs.nonsense=1", "logger=none"],
         ["bench", "learn", "algo=pppo"],
         ["bench", "train", "nonsense"],
+        ["bench", "data", "--only", "nonsense"],
+        ["worker", "--env", "nonsense"],
+        ["generate", "absent", "a"],
+        ["doctor", "nonsense"],
+        ["plot", 300 * "x"],
+        ["train", "resume=" + 300 * "x"],
+        ["train", "logger=none", "output_dir=damaged.safetensors/x"],
     ):
         code, _, err = command(*words)
         assert code == 2, (words, err)
         assert err.startswith(f"rlox {words[0]}: "), err
+        assert "Traceback" not in err
+    # What failed outside: a worker, the system.
+    for words in (
+        ["doctor", "127.0.0.1:9"],
+        ["train", *SMALL, "remote.addresses=[127.0.0.1:9]", "remote.timeout_s=1"],
+        ["train", *SMALL, "output_dir=/proc/x"],
+        ["train", "-m", *SMALL, "seed=0,1", "output_dir=/proc/x"],
+        ["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "/proc/x.npz"],
+    ):
+        code, _, err = command(*words)
+        assert code == 1, (words, err)
         assert "Traceback" not in err
     code, _, err = command("train", "logger=none", "algo.learning_rate=1e30", "algo.max_grad_norm=null")
     assert code == 1

@@ -67,6 +67,7 @@ class VideoWriter:
         self._imageio = imageio
         self.fps = fps
         self.n_frames = 0
+        self._shape: tuple[int, ...] = ()
         self._partial = self.path.with_name(f".{self.path.stem}.{os.getpid()}{self.path.suffix}")
         self._writer: Any = None
 
@@ -83,7 +84,26 @@ class VideoWriter:
             self._partial.unlink(missing_ok=True)
 
     def add(self, frame: np.ndarray) -> None:
-        """Append one frame, (H, W, 3) uint8."""
+        """Append one frame, (H, W, 3) uint8, all of one size.
+
+        Raises
+        ------
+        ValueError
+            For any other frame, with what it is.
+        """
+        shape, dtype = getattr(frame, "shape", ()), getattr(frame, "dtype", None)
+        if dtype != "uint8" or len(shape) != 3 or shape[2] != 3 or 0 in shape:
+            got = type(frame).__name__ if getattr(dtype, "name", "object") == "object" else f"an array {shape} of {dtype}"
+            raise ValueError(
+                f"VideoWriter: a frame must be an array (H, W, 3) of uint8, got {got}; return one from the "
+                "environment's render()"
+            )
+        self._shape = self._shape or shape
+        if shape != self._shape:
+            raise ValueError(
+                f"VideoWriter: frames must all have the shape of the first, {self._shape}, got {shape} for number "
+                f"{self.n_frames + 1}"
+            )
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Its error names the file, while ffmpeg's would be a broken pipe; and it follows no link.

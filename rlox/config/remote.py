@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-from rlox.config.base import Config
+from rlox.config.base import LONGEST_S, Config
 
 
 def is_address(text: str) -> bool:
@@ -33,5 +32,5 @@ class RemoteConfig(Config):
         yield "cert", self.cert is None or self.key is not None, "be set together with key"
         yield "key", self.key is None or self.cert is not None, "be set together with cert"
         yield "cert", self.cert is None or self.ca is not None, "be set together with ca"
-        yield "timeout_s", 0 < self.timeout_s < math.inf, "be > 0 and finite"
-        yield "reconnect_s", 0 <= self.reconnect_s < math.inf, "be >= 0 and finite"
+        yield "timeout_s", 0 < self.timeout_s <= LONGEST_S, f"be > 0 and at most {LONGEST_S}"
+        yield "reconnect_s", 0 <= self.reconnect_s <= LONGEST_S, f"be >= 0 and at most {LONGEST_S}"

@@ -13,6 +13,9 @@ from rlox.config.base import (
     BACKENDS,
     DEVICES,
     ENV_BACKENDS,
+    LONGEST_S,
+    MOST_PROCESSES,
+    MOST_THREADS,
     SAMPLERS,
     WANDB_MODES,
     Config,
@@ -44,6 +47,7 @@ class EnvConfig(Config):
         yield "n_envs", self.n_envs >= 1, "be >= 1"
         yield "kwargs", _is_finite(self.kwargs), "contain no NaN and no infinity, which checkpoints cannot store"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
+        yield "workers", self.workers <= MOST_PROCESSES, f"be at most {MOST_PROCESSES}"
         yield "backend", self.backend in ENV_BACKENDS, f"be one of {', '.join(ENV_BACKENDS)}"
         pool = self.backend == "envpool"
         yield "workers", not (pool and self.workers), "be 0 with envpool, which takes env.kwargs.num_threads"
@@ -68,7 +72,7 @@ class EvalConfig(Config):
     def rules(self):
         yield "n_points", self.n_points >= 0, "be >= 0"
         yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
-        yield "workers", self.workers >= -1, "be >= 0, or -1"
+        yield "workers", -1 <= self.workers <= MOST_PROCESSES, f"be between 0 and {MOST_PROCESSES}, or -1"
         stops = self.stop_at is not None or self.patience is not None
         yield "workers", self.workers <= 0 or not stops, "be 0 or -1 if stop_at or patience is set"
         yield "n_points", self.n_points >= 1 or not stops, "be >= 1 if stop_at or patience is set"
@@ -216,6 +220,7 @@ class RunConfig(Config):
         yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
         timed = self.max_time is None or bool(self.max_seconds)
         yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
+        yield "max_time", (self.max_seconds or 0) <= LONGEST_S, f"be at most {LONGEST_S}s, which is 68 years"
         yield "model", self.model is None or bool(self.model), "not be empty"
         named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
         yield "reward", self.reward is None or named, "be a name, or a list of names"
@@ -236,7 +241,7 @@ class RunConfig(Config):
         yield "sampler_on_failure", known, f"be one of {', '.join(ON_FAILURE)}"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
         yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
-        yield "threads", self.threads >= 0, "be >= 0"
+        yield "threads", 0 <= self.threads <= MOST_THREADS, f"be between 0 and {MOST_THREADS}"
         known = self.distributed in (None, *DISTRIBUTED)
         yield "distributed", known, f"be {' or '.join(DISTRIBUTED)}, or null"
         away = bool(self.remote.addresses)
@@ -248,7 +253,7 @@ class RunConfig(Config):
         yield "remote", not (away and self.env.backend != "auto"), "have no addresses unless env.backend is auto"
         few = len(self.remote.addresses) <= self.env.n_envs
         yield "remote", few, f"have at most env.n_envs ({self.env.n_envs}) addresses"
-        yield "distributed_timeout_s", 0 < self.distributed_timeout_s < math.inf, "be > 0 and finite"
+        yield "distributed_timeout_s", 0 < self.distributed_timeout_s <= LONGEST_S, f"be > 0 and at most {LONGEST_S}"
 
     @property
     def max_seconds(self) -> int | None:

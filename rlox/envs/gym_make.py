@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from rlox.config import nearest
 from rlox.envs.failures import frames_of, note_cause
@@ -216,11 +221,57 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
         ) from e
 
 
+def _typed(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of one of gymnasium's wrappers, with lists as arrays where it needs an array.
+
+    Some wrappers check no types, and fail later, in a step.
+
+    Raises
+    ------
+    ValueError
+        For an argument of another type than the wrapper's signature has.
+    """
+    try:
+        hints = typing.get_type_hints(wrapper.__init__)
+    except (AttributeError, NameError, TypeError):
+        return arguments
+    found = {}
+    for key, value in arguments.items():
+        hint = hints.get(key, Any)
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        if not any(_fits(value, option) for option in options):
+            if np.ndarray in options and isinstance(value, tuple):
+                value = np.array(value)
+            else:
+                function = any(typing.get_origin(option) is Callable for option in options)
+                kind = "a function" if function else re.sub(r"<class '(.*)'>", r"\1", str(hint))
+                remedy = "; write a wrapper of your own, and name it as my_package:Wrapper" if function else ""
+                raise ValueError(f"make_gym_env: {key} of the wrapper {name} must be {kind}, got {value!r}{remedy}")
+        found[key] = value
+    return found
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value of a configuration may be meant by an annotation."""
+    origin = typing.get_origin(kind) or kind
+    if kind is Any or not isinstance(origin, type) or value is None:
+        return True
+    if origin is Callable:
+        return callable(value)
+    if issubclass(origin, (float, np.number)) or origin is typing.SupportsFloat:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if issubclass(origin, Sequence) and origin is not str:
+        return isinstance(value, (list, tuple))
+    return isinstance(value, origin)
+
+
 def _wrapped(env, item: Any):
     import gymnasium
 
     name, arguments = _parted(item)
     wrapper = _wrapper_class(name)
+    if wrapper.__module__.startswith("gymnasium."):
+        arguments = _typed(name, wrapper, arguments)
     try:
         made = wrapper(env, **arguments)
     except gymnasium.error.DependencyNotInstalled as e:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint import one_line
+from rlox.config import nearest
+from rlox.config.servers import unreachable_hub
 from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_of, read_metadata, table_blocks
 from rlox.offline.rows import Block, names_of
 
@@ -185,14 +187,18 @@ def minari_dataset(name: str, where: str) -> Any:
         pass
     except Exception as e:  # other packages' code may raise anything on a damaged file
         raise ValueError(f"{where}: the local dataset cannot be read: {one_line(e)}") from e
-    try:
-        return minari.load_dataset(name, download=True)
-    except Exception as e:  # any error of the network or the server
-        local = ", ".join(sorted(minari.list_local_datasets())) or "none"
-        raise ValueError(
-            f"{where}: it must be among the local datasets ({local}) or on the server; {get_dataset_path(name)} does "
-            f"not exist, and the download failed ({type(e).__name__}: {one_line(e, 160)})"
-        ) from e
+    # Minari's own remote is on the Hugging Face Hub; it would retry for half a minute.
+    reason = unreachable_hub() if os.environ.get("MINARI_REMOTE", "hf:").startswith("hf:") else None
+    if reason is None:
+        try:
+            return minari.load_dataset(name, download=True)
+        except Exception as e:  # any error of the network or the server
+            reason = f"{type(e).__name__}: {one_line(e, 160)}"
+    local = sorted(minari.list_local_datasets())
+    raise ValueError(
+        f"{where}: it must be on this machine or on the server; {get_dataset_path(name)} does not exist, and it cannot "
+        f"be downloaded ({reason}); {nearest(name, local) if local else 'no dataset is on this machine'}"
+    )
 
 
 def minari_files(dataset: Any) -> list[Path]:

@@ -10,12 +10,16 @@ uploaded are kept, and only later rows go into the next file.
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import json
+import netrc
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rlox.tracking.store import MIRRORS, inside
 
@@ -24,6 +28,35 @@ if TYPE_CHECKING:
 
 # W&B shows 0 as finished, 255 as killed and anything else as failed.
 EXIT_CODE = {"finished": 0, "interrupted": 255, "failed": 1, "died": 255}
+
+
+def has_login() -> bool:
+    """Return whether W&B would find an API key or a token for its server, without a network or a question.
+
+    It looks where W&B does: in the environment, and in the netrc file.
+    """
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    files = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    host = urlsplit(_base_url()).hostname or ""
+    for file in files:
+        try:
+            if (entry := netrc.netrc(file.expanduser()).hosts.get(host)) is not None and entry[2]:
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+def _base_url() -> str:
+    """Return the address of the server that W&B uses: from the environment, a settings file, or its own."""
+    if address := os.environ.get("WANDB_BASE_URL"):
+        return address
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
+    settings = configparser.ConfigParser(interpolation=None)
+    with contextlib.suppress(configparser.Error, OSError, UnicodeError):
+        settings.read([folder / "settings", Path("wandb", "settings")])
+    return settings.get("default", "base_url", fallback="https://api.wandb.ai")
 
 
 class WandbMirror:

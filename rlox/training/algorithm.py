@@ -21,6 +21,7 @@ from rlox.collectors import RewardFn
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
+from rlox.config.base import MOST_THREADS
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.gym_make import whole_games
@@ -33,7 +34,6 @@ from rlox.nn.modules import load_weights_, state_of, weights_of
 from rlox.training import restoring
 from rlox.training.parts import (
     CUDA_PAYS_FROM,
-    MOST_THREADS,
     callback_list,
     choose_device,
     read_observations,

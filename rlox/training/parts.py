@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from rlox.envs import EnvSpec
 
-MOST_THREADS = 1024  # of PyTorch
 
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000

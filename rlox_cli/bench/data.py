@@ -21,6 +21,7 @@ from rlox_cli.bench.parts import Parts
 from rlox_cli.bench.peers import SYSTEMS, environment, find_systems, program
 from rlox_cli.terminal.console import make_console, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import output_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -355,9 +356,10 @@ def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, 
     if not operations:
         known = ", ".join(o.name for o in OPERATIONS)
         raise UsageError(f"--only must match an operation or a group, got {only!r}; operations: {known}")
+    out = None if out is None else output_path("--out", out, folder=True)
+    systems = find_systems(peer_pythons)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    systems = find_systems(peer_pythons)
     workers: list[Worker] = []
     rows: list[dict[str, Any]] = []
     try:

@@ -32,7 +32,7 @@ from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.curves import plot
 from rlox_cli.bench.judge import FAIL, MORE, PASS, Others, Question, area, interval_text, judge, task_changes, worst
 from rlox_cli.bench.machine import provenance
-from rlox_cli.bench.sb3 import recorded_curves, settings_of, trained_curves
+from rlox_cli.bench.sb3 import find_python, recorded_curves, settings_of, trained_curves
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs
 from rlox_cli.config.imports import import_modules
@@ -42,6 +42,7 @@ from rlox_cli.records.runs import unit_of
 from rlox_cli.report.statistics import Interval
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import output_path
 
 EXIT_CODES = {PASS: 0, FAIL: 1, MORE: 3}
 _SHOWN = 8  # maximum number of differing quantities to print
@@ -254,9 +255,10 @@ def ask(
             return replace(question, others=lambda label, job, chosen: recorded[label])
         for job in cells.values():
             settings_of(job.config, job.algo)  # raises for settings without counterpart
+        python = find_python(peer_pythons)
 
         def trained(label: str, job: Job, chosen: Sequence[int]) -> Others:
-            return Others("sb3", *trained_curves(peer_pythons, label, job, chosen, runs / "sb3", console))
+            return Others("sb3", *trained_curves(python, label, job, chosen, runs / "sb3", console))
 
         return replace(question, others=trained)
     earlier = _earlier(Path(against), cells, score_only)
@@ -288,8 +290,8 @@ def main(
     for name, value in (("--threshold", threshold), ("--margin", margin)):
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{name} must be a finite number, got {value}")
-    if out is not None and out.exists() and not out.is_dir():
-        raise UsageError(f"--out must be a folder, got the file {out}")
+    out = None if out is None else output_path("--out", out, folder=True)
+    runs = None if runs is None else output_path("--runs", runs, folder=True)
     import_modules(imports)
     progress = make_console(stderr=True)
     chosen = [*words, *([f"imports=[{','.join(imports)}]"] if imports else [])]

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint import one_line
 from rlox_cli.terminal.errors import UsageError
 
 SYSTEMS = ("rlox", "original", "numpy", "gymnasium", "sb3", "torchrl")  # of `rlox bench data`
@@ -60,13 +61,21 @@ def find_systems(peer_pythons: Iterable[Path], wanted: Iterable[str] = SYSTEMS) 
     """Return the interpreter for each of the systems `wanted`: the first that has it, beginning with this one."""
     found = {"rlox": sys.executable, "numpy": sys.executable}
     for python in (sys.executable, *map(str, peer_pythons)):
+        if os.sep in python:
+            python = os.path.abspath(os.path.expanduser(python))  # programs run in another folder
         try:
-            done = subprocess.run([python, "-c", _PROBE], cwd="/", capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.TimeoutExpired) as e:
-            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {e}") from e
-        if done.returncode:
-            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {done.stderr[-200:]}")
-        for system in json.loads(done.stdout):
+            done = subprocess.run(
+                [python, "-c", _PROBE], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            )
+            systems = json.loads(done.stdout) if not done.returncode else None
+        except json.JSONDecodeError:
+            systems = None
+        except (OSError, ValueError, subprocess.TimeoutExpired) as e:
+            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {one_line(e, 100)}") from e
+        if not isinstance(systems, list):
+            answer = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
+            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {one_line(answer[-1], 100)}")
+        for system in systems:
             found.setdefault(system, python)
     return {system: found[system] for system in wanted if system in found}
 

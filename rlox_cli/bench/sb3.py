@@ -89,24 +89,35 @@ def _task(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def find_python(pythons: Sequence[Path]) -> str:
+    """Return the first of `pythons` that has Stable-Baselines3.
+
+    Raises
+    ------
+    UsageError
+        If none has it, or one is no interpreter.
+    """
+    python = find_systems(pythons).get("sb3")
+    if python is None:
+        raise UsageError(f"--peer-python must have Stable-Baselines3, got {', '.join(map(str, pythons))}")
+    return python
+
+
 def trained_curves(
-    pythons: Sequence[Path], label: str, job: Job, seeds: Sequence[int], folder: Path, console: Console
+    python: str, label: str, job: Job, seeds: Sequence[int], folder: Path, console: Console
 ) -> tuple[str, dict[int, list]]:
-    """Return the title and curves of trainings with the first of `pythons` that has Stable-Baselines3.
+    """Return the title and curves of trainings with Stable-Baselines3 of the interpreter `python`.
 
     Each training has its own process. Trainings with the same settings that are already in `folder` are not repeated.
 
     Raises
     ------
     UsageError
-        If no interpreter has it, or it has no counterpart for a setting.
+        If it has no counterpart for a setting.
     RuntimeError
         If a training fails.
     """
     settings = settings_of(job.config, job.algo)
-    python = find_systems(pythons).get("sb3")
-    if python is None:
-        raise UsageError(f"--peer-python must have Stable-Baselines3, got {', '.join(map(str, pythons))}")
     folder.mkdir(parents=True, exist_ok=True)
     curves, version = {}, ""
     for seed in seeds:

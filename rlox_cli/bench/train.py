@@ -28,6 +28,7 @@ from rlox_cli.bench.parts import Parts
 from rlox_cli.bench.peers import ask_worker, environment, find_systems, program
 from rlox_cli.terminal.console import make_console, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import output_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -411,6 +412,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
         if case not in CASES:
             raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")
     cases = cases or [case for case in CASES if CASES[case].task is None]
+    out = None if out is None else output_path("--out", out, folder=True)
     pythons = find_systems(peer_pythons, _SYSTEMS)
     written = [case for case in cases if CASES[case].task is not None]
     if written and find_spec("transformers") is None:

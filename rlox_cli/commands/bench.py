@@ -27,8 +27,12 @@ def data(
     only: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Only measure these operations or groups: gae, buffers, …")
     ] = None,
-    samples: Annotated[int, typer.Option(min=3, help="Number of timings per system, operation and size.")] = 210,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds in which the systems take turns.")] = 3,
+    samples: Annotated[
+        int, typer.Option(min=3, max=1_000_000, help="Number of timings per system, operation and size.")
+    ] = 210,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Number of rounds in which the systems take turns.")
+    ] = 3,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write data.json and data.png to this folder.")
     ] = None,
@@ -63,12 +67,14 @@ def bench_train(
         list[int] | None,
         typer.Option(
             min=1,
+            max=2**31 - 1,
             help="Environment steps of ppo, a2c and custom (100,000 by default), or updates of grpo… and dpo. Can be "
             "repeated.",
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Number of rounds in which the systems take turns; round k uses seed k.")
+        int,
+        typer.Option(min=1, max=10_000, help="Number of rounds in which the systems take turns; round k uses seed k."),
     ] = 3,
     peer_python: Annotated[
         list[Path] | None,
@@ -116,8 +122,10 @@ def learn(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings, as for `rlox train`.", autocompletion=complete),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for each combination of settings.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 100,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Number of seeds for each combination of settings.")
+    ] = 5,
+    first_seed: Annotated[int, typer.Option(min=0, max=2**62, help="The first seed.")] = 100,
     against: Annotated[
         str | None,
         typer.Option(metavar="sb3|FILE", help="What to compare with: Stable-Baselines3, or an earlier learn.json."),
@@ -135,7 +143,9 @@ def learn(
             metavar="DIR", help="Folder of the runs: finished runs in it are reused, interrupted ones are resumed."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes, each for several seeds.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=4096, help="Number of parallel processes, each for several seeds.")
+    ] = 1,
     threshold: Annotated[
         float | None, typer.Option(help="Report when this return is reached; by default the reference.")
     ] = None,

@@ -67,6 +67,5 @@ def collect(
         from rlox_cli.report.dataset import print_written
         from rlox_cli.run.collect import main
 
-        main(checkpoints or [], steps, mix, out, seed, n_envs, deterministic, replay, env, agents, force,
-             imports or [])  # fmt: skip
-        print_written(out)
+        print_written(main(checkpoints or [], steps, mix, out, seed, n_envs, deterministic, replay, env, agents, force,
+                           imports or []))  # fmt: skip

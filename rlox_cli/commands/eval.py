@@ -45,8 +45,9 @@ def eval_(
         ),
     ] = None,
     pass_at: Annotated[
-        float, typer.Option(metavar="REWARD", help="Language models: the least reward of a correct completion.")
-    ] = 1.0,
+        float | None,
+        typer.Option(metavar="REWARD", help="Language models: the least reward of a correct completion; by default 1."),
+    ] = None,
     imports: Imports = None,
 ) -> None:
     """Evaluate a checkpoint. Only the checkpoint file is needed.

@@ -32,7 +32,9 @@ def worker(
     max_sessions: Annotated[int, typer.Option(min=1, max=256, help="Maximum number of sessions at once.")] = 8,
     max_envs: Annotated[int, typer.Option(min=1, max=2**20, help="Maximum number of environments per session.")] = 1024,
     max_message_mb: Annotated[int, typer.Option(min=1, max=1024, help="Maximum size of a message, in MiB.")] = 64,
-    idle_s: Annotated[float, typer.Option(min=1.0, help="End a session after this many seconds of silence.")] = 60.0,
+    idle_s: Annotated[
+        float, typer.Option(min=1.0, max=2**31 - 1, help="End a session after this many seconds of silence.")
+    ] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="Exit five seconds after the last session.")] = False,
     imports: Imports = None,
 ) -> None:
@@ -69,7 +71,9 @@ def doctor(
     ca: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate authority of the workers (PEM).")] = None,
     cert: Annotated[str | None, typer.Option(metavar="FILE", help="This machine's certificate (PEM).")] = None,
     key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a worker's answer.")] = 5.0,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, max=2**31 - 1, help="Seconds to wait for a worker's answer.")
+    ] = 5.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="Connect to other machines without TLS.")] = False,
 ) -> None:
     """Check the state of workers: reachable, version, environment, spaces, sessions, latency, clock.

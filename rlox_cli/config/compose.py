@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import os
 import re
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +23,7 @@ from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -32,8 +34,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlox.config import RunConfig
 from rlox_cli.config.explain import explain
-from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_forms
-from rlox_cli.config.ranges import read_search
+from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_blanks, refuse_forms
+from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import applied_settings, check_run
 from rlox_cli.config.schema import (
     CONFIG_MODULE,
@@ -49,6 +51,10 @@ from rlox_cli.terminal.errors import UsageError
 _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
     *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote"),
 }
+
+_MOST_JOBS = 100_000  # of one sweep: checking them takes half an hour, and running them weeks
+_MANY = 200  # jobs, from which on a sample is checked first
+_SAMPLE = 32
 
 
 @dataclass
@@ -100,17 +106,34 @@ def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
         return [_compose_one(cfg, overrides, "")]
 
 
-def compose_sweep(flags: list[str], overrides: list[str]) -> tuple[DictConfig, list[Job]]:
-    """Return the sweep's own configuration, of which the section ``hydra`` is used, and its jobs as `compose_jobs`."""
+def compose_sweep(
+    flags: list[str], overrides: list[str], report: Callable[[str], None] | None = None
+) -> tuple[DictConfig, list[Job]]:
+    """Return the sweep's own configuration, of which the section ``hydra`` is used, and its jobs as `compose_jobs`.
+
+    Of many jobs, a sample is checked before all of them, and `report` is called with a line about how long that takes.
+    """
     with _composition(flags) as config_name:
         master, lists = _sweep(overrides, config_name)
-        composer, jobs = _Composer(config_name), []
-        for number, job in enumerate(lists):
+        composer = _Composer(config_name)
+
+        def composed_job(number: int) -> Job:
+            job = lists[number]
             where = f"job {number} of the sweep ({' '.join(job)}): " if len(lists) > 1 else ""
             cfg = composer.compose(job, where)
-            jobs.append(_compose_one(cfg, job, where))
-            jobs[-1].subdir, jobs[-1].cfg = _subdir(cfg, number), master
-        return master, jobs
+            made = _compose_one(cfg, job, where)
+            made.subdir, made.cfg = _subdir(cfg, number), master
+            return made
+
+        if len(lists) > _MANY:
+            composed_job(0)  # fills caches
+            started = time.perf_counter()
+            for i in range(1, _SAMPLE):
+                composed_job(i * (len(lists) - 1) // (_SAMPLE - 1))
+            seconds = (time.perf_counter() - started) / (_SAMPLE - 1) * len(lists)
+            if report is not None:
+                report(f"{len(lists):,} jobs: {_SAMPLE} of them are valid; checking all takes about {seconds:.0f} s")
+        return master, [composed_job(number) for number in range(len(lists))]
 
 
 def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:
@@ -184,6 +207,11 @@ def _expanded(parsed: list[Override]) -> list[list[str]]:
     """Return every combination of the swept values; the last key varies fastest.
 
     If a key is given twice, the last one counts.
+
+    Raises
+    ------
+    UsageError
+        If a key has no values, or there are too many jobs.
     """
     values: dict[str, list[str]] = {}
     for item in parsed:
@@ -191,12 +219,32 @@ def _expanded(parsed: list[Override]) -> list[list[str]]:
         if not item.is_sweep_override():
             values[key] = [f"{key}={item.get_value_element_as_str()}"]
         elif item.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in item.sweep_string_iterator()]
+            values[key] = [f"{key}={value}" for value in _swept(item)]
         else:
             raise UsageError(
                 f"{item.input_line} must list its values, as {key}=1,2; ranges are searched by hydra/sweeper=optuna"
             )
+    if (n := math.prod(map(len, values.values()))) > _MOST_JOBS:
+        raise UsageError(f"a sweep must have at most {_MOST_JOBS:,} jobs, got {n:,}; start several sweeps")
     return [list(job) for job in itertools.product(*values.values())]
+
+
+def _swept(item: Override) -> list[str]:
+    """Return the values of one swept key as they are typed."""
+    if isinstance(sweep := item.value(), RangeSweep):
+        n = count_values(item.input_line, sweep)
+        if n > _MOST_JOBS:
+            raise UsageError(
+                f"{item.input_line} must give at most {_MOST_JOBS:,} jobs, got {n:,}; start several sweeps"
+            )
+    values = list(item.sweep_string_iterator())
+    if not values:
+        raise UsageError(
+            f"{item.input_line} must match a name, got none; `rlox ls` lists names of algorithms and others"
+        )
+    for value in values:
+        refuse_blanks(item.key_or_group, value.strip("'\""))
+    return values
 
 
 def expands(master: DictConfig) -> bool:

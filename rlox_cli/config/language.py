@@ -30,6 +30,7 @@ def check_language(run: RunConfig, algo: str) -> None:
         raise ValueError(
             f"model must be chosen for algo={algo}, got null; try model=FOLDER, model=outputs/RUN or a name on the hub"
         )
+    _require_model(run.model)
     if run.dataset is None:
         raise ValueError(f"dataset must be chosen for algo={algo}, got null; try dataset=data/rows.jsonl")
     if run.conversation is not None and algo != "grpo":
@@ -102,6 +103,15 @@ def refuse_language(run: RunConfig, algo: str) -> None:
         raise ValueError(
             f"eval.dataset must be null with algo={algo}, which is evaluated on env, got {run.eval.dataset}"
         )
+
+
+def _require_model(name: str) -> None:
+    """Raise a ValueError for a path in an existing folder that leads to nothing; other names may be on the hub."""
+    path = Path(name)
+    if not (is_function(name) or path.exists()) and "/" in name and path.parent.is_dir():
+        folders = [item.name for item in path.parent.iterdir() if item.is_dir()]
+        hint = f"; {nearest(path.name, folders)}" if folders else ""
+        raise ValueError(f"model={name} must be a folder, a run or a name on the hub, but {path.parent} has none{hint}")
 
 
 def _require_file(key: str, name: str) -> None:

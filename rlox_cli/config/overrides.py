@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import fields
 from decimal import Decimal
@@ -22,6 +21,7 @@ from rlox.config.base import types_of
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import permitted_path
 
 # Hydra's flags without a value, and those whose value is the next word.
 _FLAGS = {
@@ -33,6 +33,8 @@ _VALUE_FLAGS = {
     *_CHOOSING_FLAGS,
     *("--cfg", "-c", "--package", "-p", "--info", "-i"),
 }
+# Flags of which Hydra accepts one: what a command does with its configuration.
+_MODES = {"--run": 1, "-r": 1, "--multirun": 2, "-m": 2, "--cfg": 3, "-c": 3, "--info": 4, "-i": 4}
 _EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
@@ -63,6 +65,9 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
             overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _as_integer(word))
         else:
             raise UsageError(f"{_short(word)!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
+    modes = dict.fromkeys(word.partition("=")[0] for word in flags if word.partition("=")[0] in _MODES)
+    if len({_MODES[mode] for mode in modes}) > 1:
+        raise UsageError(f"{' and '.join(modes)} must not be combined; use only one of them")
     if not any(word.split("=")[0] in ("--cfg", "-c", "--info", "-i") for word in flags):
         for word in flags:
             if word.split("=")[0] in ("--resolve", "--package", "-p"):
@@ -73,7 +78,7 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
 def _as_integer(override: str) -> str:
     """Return `override` with 1e6, which Hydra reads as a float, as 1000000 if its key takes an integer."""
     key, _, value = override.partition("=")
-    if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _whole_keys():
+    if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _keys_with("int"):
         return override
 
     def digits(found: re.Match[str]) -> str:
@@ -84,8 +89,8 @@ def _as_integer(override: str) -> str:
 
 
 @cache
-def _whole_keys() -> set[str]:
-    """Return the dotted keys of a run whose values are integers or lists of integers."""
+def _keys_with(kinds: str) -> set[str]:
+    """Return the dotted keys of a run whose values, or the items of whose lists, are of one of `kinds`, a pattern."""
     sections: list[tuple[str, type]] = [("", RunConfig), ("hydra.sweeper.", SweeperConfig)]
     sections += [("hydra.sweeper.", OptunaConfig)]
     sections += [("algo.", resolve(entry.config)) for entry in ALGORITHMS.values()]
@@ -95,7 +100,7 @@ def _whole_keys() -> set[str]:
         at + item.name
         for at, kind in sections
         for item in fields(kind)
-        if re.search(r"\bint\b", str(types_of(kind)[item.name]))
+        if re.search(rf"\b({kinds})\b", str(types_of(kind)[item.name]))
     }
 
 
@@ -105,7 +110,7 @@ def run_folder(overrides: list[str]) -> list[str]:
     Raises
     ------
     UsageError
-        If the folder is empty, or if ``output_dir`` is combined with one of the keys that it sets.
+        If nobody would name such a folder, or if ``output_dir`` is combined with one of the keys that it sets.
     """
     typed = [override for override in overrides if override.startswith("output_dir=")]
     for override in overrides:
@@ -114,17 +119,23 @@ def run_folder(overrides: list[str]) -> list[str]:
             raise UsageError(f"{key} must name a folder, got nothing")
         if key in FOLDERS and typed:
             raise UsageError(f"output_dir must not be combined with {key}, which it sets; use only one of them")
-        if key in ("output_dir", *FOLDERS) and any(len(os.fsencode(part)) > 255 for part in value.split("/")):
-            raise UsageError(f"{key} must name a folder of at most 255 bytes, got {_short(value)}")
-    rest = [override for override in overrides if override not in typed]
-    if not typed:
-        return rest
-    folder = typed[-1].partition("=")[2]
-    if folder[0] not in "'\"":
-        # A path is taken literally, whatever its characters mean in Hydra's grammar.
-        folder = os.path.expanduser(folder).replace("'", r"\'")
-        folder = f"'{folder}'"
-    return [*rest, *(f"{key}={folder}" for key in FOLDERS)]
+    rest = [
+        override for override in overrides if override.lstrip("+").partition("=")[0] not in ("output_dir", *FOLDERS)
+    ]
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if override not in rest:
+            folder = _literal_folder(key.lstrip("+"), value)
+            rest += [f"{each}={folder}" for each in (FOLDERS if override in typed else [key])]
+    return rest
+
+
+def _literal_folder(key: str, value: str) -> str:
+    """Return the folder `value`, quoted: a path is taken literally, whatever its characters mean to Hydra."""
+    if value[0] in "'\"" and value[-1] == value[0] and len(value) > 1:
+        value = value[1:-1].replace(f"\\{value[0]}", value[0])
+    path = str(permitted_path(key, value, folder=True))
+    return "'{}'".format(path.replace("'", r"\'"))
 
 
 def refuse_forms(overrides: list[str]) -> None:
@@ -158,6 +169,9 @@ def refuse_forms(overrides: list[str]) -> None:
         value = override.value()
         if value == "???":
             raise UsageError(f"{key} must have a value, got ???, which means no value")
+        refuse_blanks(key, line.partition("=")[2])
+        if isinstance(value, str):
+            refuse_blanks(key, value)
         if value is None and (key in ONE_CHOICE or loader.get_group_options(key)):
             raise UsageError(f"{key} must be a name, got null; leave it out for its default")
         if key == "hydra.job.chdir" and value:
@@ -175,6 +189,12 @@ def refuse_forms(overrides: list[str]) -> None:
                 f"{key} must be a name of at most {LONGEST_NAME} characters, got one of {len(str(value)):,}: "
                 f"{_short(str(value))}"
             )
+
+
+def refuse_blanks(key: str, text: str) -> None:
+    """Raise a UsageError if a number or a truth value begins or ends with a blank, which Python would overlook."""
+    if text != text.strip() and key in _keys_with("int|float|bool"):
+        raise UsageError(f"{key} must not begin or end with a blank, got {text!r}")
 
 
 def _short(text: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,26 @@ def optuna_config(cfg: DictConfig) -> OptunaConfig:
         return replace(settings, storage=f"{_SQLITE}{file}")
     except (ValueError, TypeError) as e:
         raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
+
+
+def count_values(line: str, sweep: RangeSweep) -> int:
+    """Return how many numbers a range has, without listing them. `line` is the override as typed, for errors.
+
+    Raises
+    ------
+    UsageError
+        If the range has no numbers, or no end.
+    """
+    numbers = (sweep.start, sweep.stop, sweep.step)
+    if not all(map(math.isfinite, numbers)):
+        raise UsageError(f"{line} must have finite numbers as its ends and its step")
+    start, stop, step = map(Fraction, numbers)
+    if not step:
+        raise UsageError(f"{line} must have a step that is not 0")
+    n = math.ceil((stop - start) / step)
+    if n < 1:
+        raise UsageError(f"{line} must contain a number, got an empty range: range(START,STOP) ends before STOP")
+    return n
 
 
 @dataclass(frozen=True)
@@ -256,8 +278,9 @@ def _space(override: Override) -> Space:
     elif isinstance(sweep, RangeSweep):
         if log:
             raise UsageError(f"{key} must be tag(log,interval(LOW,HIGH)), or with int(interval(…)) in it, got {text}")
-        numbers = list(sweep.range())
-        space = Space(key, text, (), min(numbers, default=0), max(numbers, default=0), abs(sweep.step))
+        n = count_values(override.input_line, sweep)
+        low, high = sorted((sweep.start, sweep.start + (n - 1) * sweep.step))
+        space = Space(key, text, (), low, high, abs(sweep.step))
     else:
         return Space(key, text, tuple(override.sweep_string_iterator()))
     if not space.low < space.high or (log and space.low <= 0):

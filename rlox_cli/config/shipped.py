@@ -10,7 +10,7 @@ from rlox.checkpoint import run_files
 from rlox.config import nearest
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.paths import output_path, shown
 
 _ALL = "conf"  # the name for everything
 
@@ -36,14 +36,15 @@ def copy(name: str, dest: Path, force: bool) -> None:
     ------
     UsageError
         If there is no such file, or a file to write already exists and `force` is false.
+    OSError
+        If `dest` cannot be written to.
     """
     everything = shipped()
     key = name.removesuffix(".yaml").strip("/")
     if key != _ALL and key not in everything:
         raise UsageError(f"NAME must be a shipped config, got {name!r}; {nearest(key, [*everything, _ALL])}")
     chosen = everything if key == _ALL else {key: everything[key]}
-    if dest.exists() and not dest.is_dir():
-        raise UsageError(f"DEST must be a folder, got the file {dest}")
+    dest = output_path("DEST", dest, folder=True)
     targets = {dest / f"{item}.yaml": text for item, text in chosen.items()}
     there = [path for path in targets if os.path.lexists(path)]
     if there and not force:

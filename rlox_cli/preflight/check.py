@@ -10,20 +10,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import socket
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
+from rlox.config.servers import is_reachable
 from rlox.envs import EnvSpec
 from rlox_cli.config.compose import Job, folder_of, named_by_time
 from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
@@ -36,7 +34,6 @@ from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import (
     mapped_bytes,
     replay_footprint,
-    require_folder,
     rollout_steps,
     time_limit_warnings,
     training_warnings,
@@ -45,7 +42,7 @@ from rlox_cli.run.runner import Resumption
 from rlox_cli.terminal.account import account, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.paths import existing_parent, output_path, shown
 
 _TRACKER_S = 1.0  # seconds to wait for the answer of a tracker's server
 
@@ -168,7 +165,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         For errors that would end the run.
     """
     config, folder = job.config, folder_of(job, multirun)
-    require_folder(folder)
+    output_path("output_dir", folder, folder=True)
     require_new(folder)
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
@@ -335,36 +332,18 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
         if name == "mlflow":
             uri = config.logger.mlflow.tracking_uri
             if uri.startswith("sqlite:///"):
-                above = machine.existing_parent(Path(uri.removeprefix("sqlite:///")))
+                above = existing_parent(Path(uri.removeprefix("sqlite:///")))
                 if not os.access(above, os.W_OK):
                     yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
             else:
                 address = uri
         if name == "wandb" and config.logger.wandb.in_effect == "online":
             address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-        if address is not None and not _reachable(address):
+        if address is not None and not is_reachable(address, _TRACKER_S):
             yield (
                 f"logger={name}: {address} does not answer within {_TRACKER_S:g} s; training does not wait for it, and "
                 "`rlox sync` can send the missing data later"
             )
-
-
-def _reachable(address: str) -> bool:
-    """Return whether a server accepts connections at the address. A name lookup that hangs is abandoned."""
-    parts, answered = urlsplit(address), threading.Event()
-
-    def ask() -> None:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        try:
-            with socket.create_connection((parts.hostname, port), timeout=_TRACKER_S):
-                answered.set()
-        except OSError:
-            pass
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_TRACKER_S)
-    return answered.is_set()
 
 
 def _duration(seconds: float) -> str:

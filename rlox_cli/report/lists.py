@@ -13,6 +13,7 @@ from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
 from rlox_cli.config.shipped import shipped
+from rlox_cli.report.environments import list_envs
 from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 
@@ -35,7 +36,7 @@ def list_things(what: str, folder: Path) -> None:
             table.add_row(name, doc.partition("\n")[0])
         print_table(console, table)
     elif what == "envs":
-        _list_envs(console)
+        list_envs(console)
     elif what == "tuned":
         table = make_table("settings", "steps", "must reach")
         for algo, env in tuned_pairs():
@@ -55,37 +56,6 @@ def list_things(what: str, folder: Path) -> None:
         _list_sweeps(folder, console)
     else:
         raise ValueError(f"the list must be known, got {what!r}; {nearest(what, _THINGS)}")
-
-
-def _list_envs(console: Console) -> None:
-    import gymnasium
-
-    from rlox.envs import native_env_ids, origin
-    from rlox.envs.registry import ENV_GROUP, TASKS, offers
-    from rlox.kernels.envs import NATIVE_ENVS
-
-    console.print("native (compiled, same dynamics as gymnasium's):")
-    for name in NATIVE_ENVS:
-        console.print(f"  {name}")
-    native = native_env_ids()
-    outside = [name for name in native if name not in NATIVE_ENVS]
-    if outside:
-        console.print("native, from other packages:")
-        for name in outside:
-            offer = offers(ENV_GROUP).get(name)
-            console.print(f"  {name} ({offer.module if offer else origin(name)})")
-    console.print("rlox's own, in Python (images, or without velocities, for agents with a memory):")
-    for name in TASKS:
-        console.print(f"  {name}")
-    groups: dict[str, list[str]] = {}
-    for name, spec in gymnasium.registry.items():
-        entry = spec.entry_point if isinstance(spec.entry_point, str) else "other"
-        group = entry.removeprefix("gymnasium.envs.").split(".")[0].split(":")[0]
-        if name not in native and not name.startswith("rlox/"):
-            groups.setdefault(group, []).append(name)
-    console.print("gymnasium's (one process, one core):")
-    for group, names in sorted(groups.items()):
-        console.print(f"  {group}: {', '.join(sorted(names))}")
 
 
 def _list_sweeps(folder: Path, console: Console) -> None:

@@ -25,7 +25,7 @@ from rlox_cli.report.page import page
 from rlox_cli.report.picture import Picture, cells
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.paths import output_path, shown
 
 FORMATS = (".png", ".html")
 
@@ -52,6 +52,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
     for path in out:
         if path.suffix not in FORMATS:
             raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
+    out = [output_path("--out", path) for path in out]
     metric = recorded_name(metric)
     by = [PATH] if labels else by
     runs, notes = read_runs(paths, metric, labels or map(str, paths), by)
@@ -61,7 +62,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
         print_text(f"rlox plot: {note}", stderr=True)
     if not out:
         stem = _default_stem(paths, runs)
-        out = [stem.with_name(stem.name + suffix) for suffix in FORMATS]
+        out = [output_path("--out", stem.with_name(stem.name + suffix)) for suffix in FORMATS]
     picture = _write(groups, metric, x == "time", out, notes)
     console = make_console()
     speed = f"{units(runs)}/s"

@@ -35,6 +35,9 @@ def serve(store: Path, port: int, args: list[str]) -> None:
     """
     if not store.is_file():
         raise ValueError(f"no MLflow database {store}; train with logger=mlflow first, or name it with --store")
+    with store.open("rb") as file:
+        if file.read(16) not in (b"SQLite format 3\0", b""):
+            raise ValueError(f"--store must be a database of MLflow (SQLite), got {store}")
     host = _host(args)
     _require_free(host, port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store.absolute()}"]

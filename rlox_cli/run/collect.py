@@ -18,15 +18,18 @@ from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import nearest
 from rlox.envs.registry import imported_module
+from rlox.multi_agent import is_multi_agent
 from rlox.offline.collect import Behaviour, collect, write_replay
 from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export
 from rlox.offline.sources import ARROW_SUFFIXES
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.config.rules import check_env_id
 from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate import restored
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import output_path
 
 _RANDOM = "random"
 
@@ -44,21 +47,23 @@ def main(
     agents: str | None,
     force: bool,
     imports: list[str],
-) -> None:
-    """Gather a dataset and write it."""
+) -> str:
+    """Gather a dataset and write it. Return where it is."""
     import_modules(imports)
-    check_destination(out, force)
     console = make_console()
     if replay is not None:
         if checkpoints or mix or steps is not None or env_id is not None or deterministic or agents is not None:
             raise UsageError("--replay must be used alone: it writes a run's replay memory, and no policy acts")
+        out = _destination(out, force)
         with _written(out) as path, _shown(console, "reading", None) as progress:
             _from_memory(replay, path, imports, progress)
-        return
+        return out
     if steps is None:
         raise UsageError("--steps must be given: how many transitions to gather")
     if env_id is not None and (module := imported_module(env_id)):
         import_modules([module])
+    if env_id is not None and not is_multi_agent(env_id):
+        check_env_id(env_id.rpartition(":")[2], {})
     shares = _shares(mix, checkpoints)
     loaded = _loaded(checkpoints, shares, imports)
     env = _env(loaded, env_id)
@@ -70,6 +75,7 @@ def main(
         path, header = loaded[name]
         behaviours.append(Behaviour(name, share, restored(path, header, imports), _origin(path, header)))
     try:
+        out = _destination(out, force)  # last, so that it hides no other mistake
         with _written(out) as path, _shown(console, "collecting", steps) as progress, torch_threads(1):
             collect(
                 behaviours,
@@ -86,6 +92,7 @@ def main(
         for behaviour in behaviours:
             if hasattr(behaviour.algorithm, "close"):
                 behaviour.algorithm.close()
+    return out
 
 
 def _shares(mix: str | None, checkpoints: list[str]) -> dict[str, float]:
@@ -200,6 +207,13 @@ def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[
         write_replay(algorithm, path, _origin(saved, header), progress)
     finally:
         algorithm.close()
+
+
+def _destination(out: str, force: bool) -> str:
+    """Return `out`, with ``~`` expanded, if the dataset may be written there."""
+    out = out if out.startswith("minari:") else str(output_path("--out", out))
+    check_destination(out, force)
+    return out
 
 
 @contextlib.contextmanager

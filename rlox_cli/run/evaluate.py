@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import os
 import sys
 import warnings
@@ -23,6 +24,7 @@ from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate_language import evaluate as evaluate_language
 from rlox_cli.run.evaluate_language import is_language
 from rlox_cli.terminal.console import print_text
+from rlox_cli.terminal.paths import output_path
 
 _MOST_EPISODES = 100_000  # that a file may request by itself
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # if one is set, a window can be shown or is not wanted
@@ -39,13 +41,18 @@ def main(
     imports: list[str],
     max_steps: int | None = None,
     samples: int | None = None,
-    pass_at: float = 1.0,
+    pass_at: float | None = None,
     predictions: Path | None = None,
 ) -> None:
     """Evaluate and print. Missing settings come from the checkpoint, else 20 episodes and seed 10_000 + seed."""
+    if pass_at is not None and not math.isfinite(pass_at):
+        raise ValueError(f"--pass-at must be a finite number, got {pass_at}")
     import_modules(imports)
     if video is not None:
+        video = output_path("--video", video)
         VideoWriter(video)  # reports a wrong extension or a missing package before any episode is run
+    if predictions is not None:
+        predictions = output_path("--predictions", predictions)
     if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
         raise ValueError(
             "--render must have a display, but DISPLAY is not set; --video FILE records an episode instead"
@@ -64,10 +71,11 @@ def main(
         ):
             if given:
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
-        evaluate_language(path, header, episodes, seed, samples, pass_at, as_json, imports)
+        evaluate_language(path, header, episodes, seed, samples, 1.0 if pass_at is None else pass_at, as_json, imports)
         return
-    if samples is not None:
-        raise ValueError(f"--samples must be left out for {header['algorithm']}, which completes no prompts")
+    for flag, given in (("--samples", samples), ("--pass-at", pass_at)):
+        if given is not None:
+            raise ValueError(f"{flag} must be left out for {header['algorithm']}, which completes no prompts")
     recorded = _object(header, "evaluation")
     planned = _object(_object(header, "run"), "eval")
     if episodes is None:

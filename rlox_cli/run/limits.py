@@ -22,6 +22,7 @@ from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox.multi_agent import is_multi_agent, make_multi_agent_env
 from rlox_cli.run import machine
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import existing_parent, output_path
 
 # Share of the free space: more may fit, but leaves little for anything else.
 _TIGHT = 0.8
@@ -33,10 +34,12 @@ def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> list[s
     Raises
     ------
     UsageError
-        If the replay memory or its files do not fit this machine, or the folder cannot be written to.
+        If the replay memory or its files do not fit this machine, or nobody would name such a folder.
+    OSError
+        If the folder cannot be written to.
     """
     n_steps = config.total_timesteps - algorithm.counters.steps
-    require_folder(folder)
+    output_path("output_dir", folder, folder=True)
     if config.language:
         return [*plan_warnings(config), *language_warnings(algorithm, config)]
     found = replay_footprint(algorithm, config, n_steps)
@@ -326,20 +329,12 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     if needed > free:
         remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
         raise UsageError(
-            f"{machine.existing_parent(at)} must have room for the replay memory's files, {machine.size(needed)}, but "
+            f"{existing_parent(at)} must have room for the replay memory's files, {machine.size(needed)}, but "
             f"only {machine.size(free)} are free; {remedy}, or choose another folder with "
             f"{'buffer.folder' if own else 'output_dir'}"
         )
     if needed > _TIGHT * free:
         yield (
             f"the disk is nearly full: the replay memory's files take {machine.size(needed)}, and "
-            f"{machine.size(free)} are free at {machine.existing_parent(at)}"
+            f"{machine.size(free)} are free at {existing_parent(at)}"
         )
-
-
-def require_folder(folder: Path) -> None:
-    """Raise a UsageError unless `folder` can be created or written to."""
-    above = machine.existing_parent(folder)
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        what = "a folder" if not above.is_dir() else "a folder that you may write to"
-        raise UsageError(f"output_dir={folder} must be in {what}, got {above}; choose another")

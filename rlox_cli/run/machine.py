@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from rlox_cli.terminal.paths import existing_parent
+
 _CGROUPS = (  # limit, use, and the part of the use that the system can reclaim
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -36,11 +38,6 @@ def _container(root: Path) -> tuple[int, int] | None:
         except (OSError, ValueError):
             continue
     return None
-
-
-def existing_parent(folder: Path) -> Path:
-    """Return `folder`, or its nearest parent that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def free_disk(folder: Path) -> int:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
 from rlox import tracking
+from rlox.config import RunConfig
+from rlox.tracking.wandb import has_login
 from rlox_cli.records.folders import find_runs
 from rlox_cli.terminal.console import make_console, print_text
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 # How long the end of a command waits for the trackers. `rlox sync` can complete them later.
 _WAIT_S = 120.0
+
+
+def require_trackers(configs: Iterable[RunConfig]) -> None:
+    """Raise a UsageError if a tracker's package is missing, or if nobody has logged in to W&B's server.
+
+    Otherwise the training would end before that is known.
+    """
+    configs = list(configs)
+    for name in ("wandb", "tensorboard"):
+        if any(getattr(c.logger, name) is not None for c in configs) and find_spec(name) is None:
+            raise UsageError(f'logger={name} needs a package that is not installed; pip install "rlox-cli[{name}]"')
+    online = any(c.logger.wandb is not None and c.logger.wandb.in_effect == "online" for c in configs)
+    if online and not has_login():
+        raise UsageError(
+            "logger=wandb must be able to log in, got no API key; type `wandb login`, set WANDB_API_KEY, or record "
+            "without a server with logger.wandb.mode=offline (or WANDB_MODE=offline)"
+        )
 
 
 def sync(runs: list[Path]) -> None:
@@ -60,4 +83,7 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
     if any("mlflow" in mirrors for mirrors in reports.values()):
         console.print(f"  {'view':<12} rlox ui")
     if any("tensorboard" in mirrors for mirrors in reports.values()):
-        console.print(f"  {'view':<12} tensorboard --logdir outputs")
+        common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
+        outputs = Path("outputs").absolute()
+        logdir = outputs if common.is_relative_to(outputs) else common
+        console.print(f"  {'view':<12} tensorboard --logdir {shlex.quote(shown(logdir))}", soft_wrap=True)

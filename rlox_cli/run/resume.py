@@ -25,6 +25,7 @@ from rlox.tracking.store import read_config
 from rlox_cli.config.compose import composed
 from rlox_cli.config.explain import explain
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.config.overrides import refuse_blanks
 from rlox_cli.config.saved import algorithm_name, check_saved, differences, resolved, typed_config
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
 from rlox_cli.records.folders import resume_command
@@ -197,6 +198,7 @@ def _changed(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfi
 
 def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     line, key = override.input_line, override.key_or_group
+    refuse_blanks(key, line.partition("=")[2])
     if override.type is OverrideType.DEL or override.is_sweep_override():
         raise UsageError(f"{line} must be KEY=VALUE with one value: resume= continues one run")
     if key.split(".")[0].split("/")[0] in ("hydra", "output_dir", "tuned", "experiment"):

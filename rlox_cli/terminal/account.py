@@ -7,11 +7,13 @@ There are three kinds of exceptions, by where they were raised:
   that says what failed and where, with the frames of that code;
 - anything else is a bug in rlox and is printed with its whole traceback.
 
-Exit codes: 2 for wrong input, 1 for a failure while running, 128 + signal after a signal.
+Exit codes: 2 if what was typed, or a file that it names, is wrong; 1 if something outside failed: a training, the code
+of the user, the system, a server; 128 + signal after a signal (docs/guides/command-line.md).
 """
 
 from __future__ import annotations
 
+import errno
 import opcode
 import os
 import sys
@@ -39,6 +41,17 @@ _LIBRARIES = {
     *("gymnasium", "numpy", "scipy", "torch", "ale_py", "envpool", "cloudpickle", "joblib", "optuna", "minari", "ray"),
     *("hydra", "omegaconf", "antlr4", "typer", "click", "rich", "yaml", "safetensors", "pyarrow", "h5py"),
     *("mlflow", "wandb", "tensorboard", "matplotlib", "plotly", "sqlalchemy", "PIL", "imageio", "imageio_ffmpeg"),
+    *(
+        "transformers",
+        "huggingface_hub",
+        "tokenizers",
+        "peft",
+        "accelerate",
+        "httpx",
+        "httpcore",
+        "requests",
+        "urllib3",
+    ),
 }
 _MOST_FRAMES = 3
 
@@ -97,6 +110,8 @@ def exit_code(e: BaseException) -> int:
     """Return 2 for wrong input, 1 for a failure while running."""
     if _stored_failure(e).running or is_of_user(e):
         return 1
+    if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
+        return 2  # no system has such a file
     return 2 if isinstance(e, UsageError) or (is_refusal(e) and isinstance(e, _REFUSED)) else 1
 
 

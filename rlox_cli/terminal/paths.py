@@ -1,11 +1,89 @@
-"""Paths as messages show them."""
+"""Paths: how messages show them, and the checks of those that a command will write to."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+import unicodedata
 from pathlib import Path
+
+from rlox.checkpoint import one_line
+from rlox_cli.terminal.errors import UsageError
+
+_LONGEST_PART = 255  # bytes, of every common file system
+_LONGEST_PATH = 4095  # bytes, on Linux
 
 
 def shown(path: Path) -> str:
     """Return `path` relative to the working directory if it is below it, else absolute."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def output_path(name: str, path: Path | str, folder: bool = False) -> Path:
+    """Return `path`, with ``~`` expanded, if a command may write a file or a folder there. Nothing is created.
+
+    Folders that are missing may be created later, but not in the root of a file system: that is nearly always a typing
+    error, or a disk that is not mounted.
+
+    Parameters
+    ----------
+    name : str
+        The option or the key that named the path.
+    path : Path or str
+        As typed.
+    folder : bool
+        Whether it is a folder and not a file.
+
+    Raises
+    ------
+    UsageError
+        For a path that cannot be meant: a control character, an unknown user after ``~``, a name that is too long,
+        something of another kind, or a new folder in the root.
+    OSError
+        If the system refuses to write there.
+    """
+    path = permitted_path(name, path, folder)
+    above = path if folder and path.is_dir() else existing_parent(path.parent)
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            return path
+    except OSError as e:
+        raise OSError(f"{name}: {path} cannot be written: {shown(above)} takes no files: {e.strerror or e}") from e
+
+
+def permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
+    """As `output_path`, without asking the system whether it would write there."""
+    text, kind = os.fspath(path), "folder" if folder else "file"
+    if any(unicodedata.category(sign) in ("Cc", "Zl", "Zp") for sign in text):
+        raise UsageError(f"{name} must contain no line break or other control character, got {one_line(text, 100)!r}")
+    if text.startswith("~"):
+        user, _, below = text.partition("/")
+        if (home := os.path.expanduser(user)) == user:
+            raise UsageError(f"{name} must begin with a user who exists, got {one_line(text, 100)}; try ./{text}")
+        text = os.path.join(home, below)
+    if any(len(part) > _LONGEST_PART for part in os.fsencode(text).split(b"/")) or len(text) > _LONGEST_PATH:
+        raise UsageError(f"{name} must name a {kind} of at most {_LONGEST_PART} bytes, got {one_line(text, 60)}")
+    path = Path(text)
+    if os.path.exists(path):
+        if folder and not path.is_dir():
+            raise UsageError(f"{name} must be a folder, got the file {path}")
+        if not folder and path.is_dir():
+            raise UsageError(f"{name} must be a file, but there is a folder of this name, got {path}")
+        if not folder and not path.is_file():
+            raise UsageError(f"{name} must be a regular file, got {path}")
+    elif os.path.islink(path):
+        raise UsageError(f"{name} must not be a link to something that does not exist, got {path}")
+    above = existing_parent(path.parent)
+    if not above.is_dir():
+        raise UsageError(f"{name} must be in a folder, got {path}: {above} is a file")
+    new = path if folder else path.parent
+    if not os.path.exists(new) and existing_parent(new).resolve() == Path(above.anchor):
+        first = Path(os.path.abspath(new)).parts[:2]
+        raise UsageError(f"{name} must be in a folder that exists, got {path}; create {Path(*first)} first")
+    return path
+
+
+def existing_parent(path: Path) -> Path:
+    """Return `path`, or its nearest parent that exists."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))

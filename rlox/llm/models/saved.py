@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.config import shown
+from rlox.config.servers import unreachable_hub
 from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
 from rlox.llm.models.language import LanguageModel
 from rlox.nn.sharding import Full, put_
@@ -157,16 +159,56 @@ def load_model(source: str, where: str = "load_model") -> LoadedModel:
     # A name on the hub is NAME or OWNER/NAME.
     if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"{where}: model={source} must be a folder or a name on the hub, and there is no such folder")
+    located = _located(where, "model", source)
     try:
         # Show progress only if a person is watching.
         with contextlib.nullcontext() if sys.stderr.isatty() else without_bars():
-            module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            module = AutoModelForCausalLM.from_pretrained(located, dtype=torch.float32)
     except (OSError, ValueError) as e:
-        raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}") from e
+        raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}{_hint(source)}") from e
     tokenizer = None  # without a tokenizer, only code that reads text raises an error
     with contextlib.suppress(ValueError):
         tokenizer = load_tokenizer(source, where)
     return LoadedModel(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
+
+
+def _located(where: str, key: str, source: str) -> str:
+    """Return `source`, or its folder in the cache if the hub cannot be asked, which would take minutes of retries."""
+    reason = None if Path(source).exists() else unreachable_hub()
+    if reason is None:
+        return source
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(source, local_files_only=True)
+    except (OSError, ValueError) as e:
+        raise ValueError(
+            f"{where}: {key}={source} must be a folder, or a model that was downloaded or is on the hub ({reason})"
+            f"{_hint(source)}"
+        ) from e
+
+
+def _hint(source: str) -> str:
+    """Return the nearest name of a model that is on this machine, if `source` itself is not."""
+    names = [] if Path(source).exists() else [*_folders_beside(Path(source)), *_downloaded()]
+    near = difflib.get_close_matches(source, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _folders_beside(path: Path) -> list[str]:
+    """Return the folders in the same place as `path` that hold a model or a run."""
+    try:
+        folders = [folder for folder in path.parent.iterdir() if folder.is_dir()]
+    except OSError:
+        return []
+    return [str(f) for f in folders if (f / "config.json").is_file() or _checkpoint_file(f) is not None]
+
+
+def _downloaded() -> list[str]:
+    """Return the names of the models in the cache of the hub."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return [path.name.removeprefix("models--").replace("--", "/") for path in Path(HF_HUB_CACHE).glob("models--*")]
 
 
 @contextlib.contextmanager
@@ -197,10 +239,11 @@ def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:
     import_transformers(where)
     from transformers import AutoTokenizer
 
+    located = _located(where, "tokenizer", source)
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(located)
     except (OSError, ValueError, KeyError) as e:
-        raise ValueError(f"{where}: tokenizer={source} cannot be loaded: {one_line(e, 400)}") from e
+        raise ValueError(f"{where}: tokenizer={source} cannot be loaded: {one_line(e, 400)}{_hint(source)}") from e
 
 
 def _checkpoint_file(path: Path) -> Path | None:
