@@ -96,7 +96,7 @@ BAD = [
         [*DQN_ARGS, "buffer=mmap", "buffer.size=10_000_000_000_000", "total_timesteps=10_000_000_000_000"],
         "must have room for the replay memory's files, 582 TiB, but",
     ),
-    (["hydra.run.dir=blocked/run"], "blocked; choose another"),
+    (["hydra.run.dir=blocked/run"], "hydra.run.dir must be in a folder, got blocked/run: "),
     (["hydra.run.dir=done"], "output_dir=done must be a new folder, but contains a run; choose another, or resume it"),
     (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in"),
     (["-m", "algo=sac,dqn", "env=Pendulum-v1"], "job 1 of the sweep (algo=dqn env=Pendulum-v1): DQN: the environ"),

@@ -470,6 +470,7 @@ def test_a_full_disk_names_only_existing_checkpoints(tmp_path):
 @pytest.mark.slow
 def test_exit_codes_depend_on_the_kind_of_error(command, tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(b"no checkpoint")
+    os.mkfifo(tmp_path / "pipe")
     for words in (
         ["eval", "absent"],
         ["eval", "damaged.safetensors"],
@@ -494,6 +495,7 @@ def test_exit_codes_depend_on_the_kind_of_error(command, tmp_path):
         ["worker", "--env", "nonsense"],
         ["generate", "absent", "a"],
         ["doctor", "nonsense"],
+        ["doctor", "127.0.0.1:9", "--token-file", "pipe"],
         ["plot", 300 * "x"],
         ["train", "resume=" + 300 * "x"],
         ["train", "logger=none", "output_dir=damaged.safetensors/x"],

@@ -91,9 +91,12 @@ class VideoWriter:
         ValueError
             For any other frame, with what it is.
         """
-        shape, dtype = getattr(frame, "shape", ()), getattr(frame, "dtype", None)
+        shape: tuple[int, ...] = getattr(frame, "shape", ())
+        dtype = getattr(frame, "dtype", None)
         if dtype != "uint8" or len(shape) != 3 or shape[2] != 3 or 0 in shape:
-            got = type(frame).__name__ if getattr(dtype, "name", "object") == "object" else f"an array {shape} of {dtype}"
+            got = (
+                type(frame).__name__ if getattr(dtype, "name", "object") == "object" else f"an array {shape} of {dtype}"
+            )
             raise ValueError(
                 f"VideoWriter: a frame must be an array (H, W, 3) of uint8, got {got}; return one from the "
                 "environment's render()"

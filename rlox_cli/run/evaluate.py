@@ -73,9 +73,9 @@ def main(
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         evaluate_language(path, header, episodes, seed, samples, 1.0 if pass_at is None else pass_at, as_json, imports)
         return
-    for flag, given in (("--samples", samples), ("--pass-at", pass_at)):
-        if given is not None:
-            raise ValueError(f"{flag} must be left out for {header['algorithm']}, which completes no prompts")
+    for option, value in (("--samples", samples), ("--pass-at", pass_at)):
+        if value is not None:
+            raise ValueError(f"{option} must be left out for {header['algorithm']}, which completes no prompts")
     recorded = _object(header, "evaluation")
     planned = _object(_object(header, "run"), "eval")
     if episodes is None:

@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import stat
 import threading
 import time
 import warnings
@@ -62,8 +63,10 @@ def is_loopback(host: str) -> bool:
 
 def _read(where: str, name: str, path: str, most: int, secret: bool) -> bytes:
     try:
-        data = Path(path).read_bytes()[: most + 1]
         mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):  # reading a pipe or a device may never end
+            raise ValueError(f"{where}: {name} must be a regular file, got {path}")
+        data = Path(path).read_bytes()[: most + 1]
     except OSError as e:
         raise ValueError(f"{where}: {name} must be a file that can be read, got {path}: {e.strerror}") from e
     if not data.strip() or len(data) > most:
