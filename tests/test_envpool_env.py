@@ -1,6 +1,7 @@
 """The envpool backend: the same arrays as other backends, episodes that restart at once, and errors."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -239,6 +240,30 @@ def test_ppo_trains_saves_and_resumes(tmp_path):
 def test_evaluation_must_be_possible_before_training_starts():
     with pytest.raises(ValueError, match="PendulumSwingup-v1 must exist in gymnasium too"):
         PPO("PendulumSwingup-v1", 1, env_backend="envpool")
+
+
+@pytest.mark.parametrize("env_id", ["Pong-v5", "ALE/Pong-v5", "Pong-v4", "PongNoFrameskip-v4", "PongDeterministic-v4"])
+def test_atari_games_are_refused_with_what_to_use(env_id):
+    with pytest.raises(ValueError, match=r"take ALE/Pong-v5 with env\.backend=gymnasium") as refused:
+        EnvPoolVecEnv(env_id)
+    assert "did you mean" not in str(refused.value)
+
+
+def test_hints_name_ids_that_can_be_used():
+    for env_id in (
+        "CartPole-v7",
+        "Ant-v55",
+        "MiniGrid-Empty-9x9-v0",
+        "PendulumSwingUp-v2",
+        "BeamRiders-v5",
+    ):
+        with pytest.raises(ValueError, match="must be a known EnvPool id") as refused:
+            EnvPoolVecEnv(env_id)
+        if match := re.search("did you mean '(.*)'", str(refused.value)):
+            assert match[1] in gymnasium.registry
+    with pytest.raises(ValueError, match="gymnasium has no such id; take an environment of gymnasium") as refused:
+        PPO("PendulumSwingup-v1", 1, env_backend="envpool")
+    assert "did you mean" not in str(refused.value)
 
 
 def test_evaluation_must_use_the_same_environment():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -41,24 +43,44 @@ def _envpool():
 
 
 def check_envpool_id(env_id: Any) -> None:
-    """Raise unless EnvPool has an environment of this id.
+    """Raise unless EnvPool has an environment of this id, other than an Atari game.
 
     Raises
     ------
     TypeError
         If it is not an id.
     ValueError
-        If EnvPool does not know it; the message names the nearest known id.
+        If EnvPool does not know it; the message names the nearest id that EnvPool and gymnasium know. If it is an Atari
+        game; the message names what to use.
     ImportError
         If EnvPool is not installed.
     """
     if not isinstance(env_id, str):
         raise TypeError(f"EnvPoolVecEnv: env_id must be an EnvPool id, got {env_id!r}; pass backend='gymnasium'")
     known = _envpool().list_all_envs()
+    if game := _atari_game(env_id, known):
+        # EnvPool's games have other observations than ALE's with gymnasium's wrappers, and evaluation needs the same.
+        raise ValueError(
+            f"EnvPoolVecEnv: env_id must not be an Atari game, got {env_id!r}: rlox evaluates in gymnasium, which "
+            f"does not have EnvPool's versions of the games; take ALE/{game}-v5 with env.backend=gymnasium, and "
+            "env.workers=N to step it in N processes"
+        )
     if env_id not in known:
-        hint = nearest(env_id, known)
+        from gymnasium import registry
+
+        hint = nearest(env_id, [id for id in known if id in registry or is_native(id)])
         remedy = hint if hint.startswith("did") else "envpool.list_all_envs() lists the ids"
         raise ValueError(f"EnvPoolVecEnv: env_id must be a known EnvPool id, got {env_id!r}; {remedy}")
+
+
+def _atari_game(env_id: str, known: Collection[str]) -> str | None:
+    """Return the name of the Atari game of an id of EnvPool, ALE or old gym; None if it is none."""
+    from gymnasium import registry
+
+    match = re.fullmatch(r"(?:ALE/)?(\w+?)(?:-ram)?(?:NoFrameskip|Deterministic)?-v\d+", env_id)
+    if match is None or (id := f"{match[1]}-v5") not in known or id in registry:
+        return None
+    return match[1] if type(_envpool().make_spec(id)).__name__ == "AtariEnvSpec" else None
 
 
 def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
@@ -78,6 +100,14 @@ def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
     try:
         env = VecEnv(1, 0, env_id) if is_native(env_id) and not kwargs else GymVecEnv(env_id, 1, 0, kwargs)
     except (ValueError, ImportError) as e:
+        from gymnasium import registry
+
+        if env_id not in registry:
+            raise ValueError(
+                f"EnvPoolVecEnv: {env_id} must exist in gymnasium too, where evaluation runs it, but gymnasium has no "
+                "such id; take an environment of gymnasium with env.backend=gymnasium, and env.workers=N to step it in "
+                "N processes"
+            ) from e
         kind = ImportError if isinstance(e, ImportError) else ValueError
         raise kind(
             f"EnvPoolVecEnv: {env_id} must exist in gymnasium too, where evaluation runs it with kwargs {kwargs}: {e}"
@@ -126,7 +156,8 @@ class EnvPoolVecEnv(ForeignVecEnv):
     EnvPool itself starts a new episode in the step after the one that ended it. Here, copies whose episode
     ended are reset in the same step. Rewards of EnvPool are float32. If an episode terminates in the same step that
     reaches its time limit, EnvPool reports only the truncation. Training uses EnvPool; evaluation runs one copy of
-    gymnasium's environment of the same id, or of the native one.
+    gymnasium's environment of the same id, or of the native one. EnvPool's Atari games are refused, because gymnasium
+    has no environments with the same observations.
 
     Parameters
     ----------
