@@ -25,6 +25,7 @@ from rlox_cli.config.compose import (
 )
 from rlox_cli.config.imports import import_modules, take_imports
 from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args
+from rlox_cli.config.rules import tuned_steps
 from rlox_cli.config.sources import with_env
 from rlox_cli.records.folders import require_new
 from rlox_cli.run import job
@@ -71,7 +72,7 @@ def main(args: list[str]) -> None:
         _require_ranks([one.config for one in jobs], multirun, typed)
     if not only_prints:
         require_trackers(one.config for one in jobs)
-        _announce(jobs[:1] if is_search else jobs, console)
+        announce(jobs[:1] if is_search else jobs, console)
     if checks:
         from rlox_cli.preflight.check import check
 
@@ -142,7 +143,8 @@ def _resume(
         finish_mirrors([resume(found, console).folder], console)
 
 
-def _announce(jobs: list[Job], console: Console) -> None:
+def announce(jobs: list[Job], console: Console) -> None:
+    """Print how many jobs there are, and which tuned settings they have."""
     if len(jobs) > 1:
         console.print(f"{len(jobs)} jobs, all valid")
     for name in dict.fromkeys(item.tuned for item in jobs if item.tuned):
@@ -151,6 +153,22 @@ def _announce(jobs: list[Job], console: Console) -> None:
             "tuned=off for the defaults)",
             soft_wrap=True,
         )
+        if short := _short_budget(name, [item.config for item in jobs if item.tuned == name]):
+            console.print(f"  {short}", soft_wrap=True)
+
+
+def _short_budget(name: str, runs: list[RunConfig]) -> str | None:
+    """Return a sentence if the runs with the tuned settings `name` take fewer steps than these are meant for."""
+    run = min(runs, key=lambda one: one.total_timesteps)
+    own, full = tuned_steps(name), (run.reference or {}).get("full_steps")
+    if own is not None and run.total_timesteps < own:
+        return f"total_timesteps={run.total_timesteps:,} is short: the tuned settings are for {own:,}"
+    if isinstance(full, int) and run.total_timesteps < full:
+        return (
+            f"total_timesteps={run.total_timesteps:,} is a short budget: the source of the settings trains for "
+            f"{full:,} and reaches more (total_timesteps={full})"
+        )
+    return None
 
 
 def _table(outcomes: list[Outcome], console: Console) -> None:

@@ -25,6 +25,8 @@ from rlox_cli.config.compose import compose_jobs
 from rlox_cli.main import commands
 from rlox_cli.preflight import check, estimate, probe
 from rlox_cli.run import limits, machine
+from rlox_cli.terminal.console import make_console
+from rlox_cli.train import announce
 
 OWN = ("--import", "faulty_envs")
 DQN_ARGS = ("algo=dqn", "env=CartPole-v1")
@@ -390,6 +392,33 @@ def test_checks_before_a_run_do_not_change_it(args, rlox, tmp_path, monkeypatch)
     rlox(*args, *common, "hydra.run.dir=other")
     assert record(tmp_path / "one") == record(tmp_path / "other") != []
     assert ("warning: env=Good-v0 has no time limit" in out) == (args[0] == "--import")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            ["env=LunarLander-v3"],
+            "total_timesteps=300,000 is a short budget: the source of the settings trains for 1,0",
+        ),
+        (
+            ["env=LunarLander-v3", "total_timesteps=9000"],
+            "total_timesteps=9,000 is short: the tuned settings are for 300",
+        ),
+        (["env=LunarLander-v3", "total_timesteps=1000000"], None),
+        (
+            ["env=CartPole-v1", "total_timesteps=9000"],
+            "total_timesteps=9,000 is short: the tuned settings are for 100,0",
+        ),
+        (["env=CartPole-v1"], None),
+        (["env=CartPole-v1", "tuned=off", "total_timesteps=9000"], None),
+    ],
+)
+def test_the_announcement_of_tuned_settings_says_that_a_budget_is_short(args, says, capsys):
+    announce(compose_jobs([], args), make_console())
+    out = capsys.readouterr().out
+    assert ("tuned settings: ppo/" in out) == ("tuned=off" not in args)
+    assert (says in out) if says else ("is short" not in out and "short budget" not in out)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, DiscretePolicy, OfflineDatasetB
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
-from rlox.collectors.evaluation import evaluate
+from rlox.collectors.evaluation import evaluate, step_limit
 from rlox.collectors.evaluator import cores
 from rlox.nn.modules import copied
 from rlox.nn.optimizers import flatten_
@@ -357,6 +357,42 @@ def test_an_episode_that_does_not_end_is_truncated(monkeypatch):
             assert found.lengths.min() > 5
     with pytest.raises(ValueError, match="max_steps must be >= 1, got 0"):
         evaluate(module.actor, "CartPole-v1", 3, 11, max_steps=0)
+
+
+def test_without_a_time_limit_training_bounds_evaluation(tmp_path):
+    """Otherwise, a policy that walks in circles would be evaluated for 108,000 steps in each episode."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        evaluations = EvalCallback(n_points=2, n_episodes=2, seed=11)
+        agent = PPO(waiting_envs.Endless, n_envs=2, n_steps=32, batch_size=32, callbacks=[evaluations])
+        agent.train(128)
+        assert 10 < max(agent.counters.recent_lengths) < 100
+        assert [one.lengths.tolist() for _, one in evaluations.evaluations] == [[1000, 1000]] * 2
+        agent.counters.remember(np.array([1.0]), np.array([150]))
+        assert agent.evaluate(1, 11).lengths.tolist() == [1500]
+        agent.save(tmp_path / "a.safetensors")
+        loaded = PPO.from_checkpoint(tmp_path / "a.safetensors", env_id=waiting_envs.Endless)
+        assert loaded.evaluate(1, 11).lengths.tolist() == [1500]
+        assert loaded.evaluate(1, 11, max_steps=7).lengths.tolist() == [7]
+    texts = [str(one.message) for one in warned if "did not end" in str(one.message)]
+    assert len(texts) == 2  # the same text once, and the other limit
+    assert "within 10 times the length of the longest one in training and was cut there" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "max_steps", "longest", "limit"),
+    [
+        (None, None, None, 108_000),
+        (None, None, 3, 1_000),
+        (None, None, 500, 5_000),
+        (None, None, 50_000, 108_000),
+        (200, None, 500, 108_000),  # it ends by itself
+        (200_000, None, 3, 200_000),
+        (200_000, 5, 3, 5),
+    ],
+)
+def test_where_episodes_of_an_evaluation_are_cut(own, max_steps, longest, limit):
+    assert step_limit(own, max_steps, longest) == limit
 
 
 @pytest.mark.slow

@@ -366,7 +366,8 @@ class EvalCallback(Callback):
             else:
                 self.beside_s += seconds
                 if evaluation.n_cut:
-                    warn_of_cut(algorithm.env_id, int(evaluation.lengths.max()))
+                    bounded = self.max_steps is None and algorithm.counters.clock == "env_steps"
+                    warn_of_cut(algorithm.env_id, int(evaluation.lengths.max()), bounded)
             self._pending.popleft()
             self._take(algorithm, one.step, evaluation)
 

@@ -34,6 +34,9 @@ _SIDE_BY_SIDE = 100
 # An episode of an evaluation is cut after this many steps, or at the environment's own limit if that is higher. No
 # Atari game is longer, even in frames.
 MAX_STEPS = 108_000
+# Without a limit of the environment's own, it is cut after this many times the length of the longest episode that
+# training has seen, and after at least so many steps: policies that act deterministically may walk in circles for ever.
+TIMES_LONGEST, LEAST_STEPS = 10, 1_000
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def evaluate(
     render: bool = False,
     max_steps: int | None = None,
     noise: Callable[[int], ActionNoise | None] | None = None,
+    longest: int | None = None,
 ) -> Evaluation:
     """Run `n_episodes` episodes of one new environment with the seed `seed`.
 
@@ -144,6 +148,9 @@ def evaluate(
         own time limit if that is higher.
     noise : callable, optional
         Takes a number of environments and returns the noise to add to their sampled actions, or None.
+    longest : int, optional
+        Length of the longest episode in training. Without `max_steps`, and if the environment has no time limit of its
+        own, an episode is cut after ten times as many steps, but not before 1,000.
 
     Raises
     ------
@@ -179,10 +186,11 @@ def evaluate(
 
     native = is_native(env_id)
     if native and not (env_kwargs or wrappers or render or frames is not None):
-        played = _play_native(exploring, env_id, n_episodes, seed, max_steps)
+        played = _play_native(exploring, env_id, n_episodes, seed, max_steps, longest)
     else:
         mode_name = "human" if render else None if frames is None else "rgb_array"
-        played = _play_gym(exploring, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, max_steps)
+        limits = max_steps, longest
+        played = _play_gym(exploring, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, *limits)
     returns, lengths, n_cut = played
     if not all_finite(returns):
         bad = int(np.argmin(np.isfinite(returns)))
@@ -193,11 +201,23 @@ def evaluate(
     return Evaluation(returns, lengths, seed, deterministic, n_cut)
 
 
-def warn_of_cut(env_id: Any, limit: int) -> None:
-    """Warn that an episode did not end by itself."""
+def step_limit(own: int | None, max_steps: int | None, longest: int | None) -> int:
+    """Return the number of steps after which an episode is cut; `own` is the environment's limit, if it has one."""
+    if max_steps is not None:
+        return max_steps
+    if own or longest is None:
+        return max(MAX_STEPS, own or 0)
+    return min(MAX_STEPS, max(LEAST_STEPS, TIMES_LONGEST * longest))
+
+
+def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:
+    """Warn that an episode did not end by itself; `bounded`: within a multiple of the longest one in training."""
+    # That number changes in the course of a training, and an equal text is printed once.
+    within = f"{TIMES_LONGEST} times the length of the longest one in training" if bounded else f"{limit:,} steps"
     warnings.warn(
-        f"evaluate: an episode of {env_name(env_id)} did not end within {limit:,} steps and was cut there; give it a "
-        "time limit, such as env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}], or cut it earlier: eval.max_steps",
+        f"evaluate: an episode of {env_name(env_id)} did not end within {within} and was cut there; give it a "
+        "time limit, such as env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}], or choose where to cut it: "
+        "eval.max_steps",
         RuntimeWarning,
         2,
     )
@@ -219,7 +239,7 @@ class _Exploring:
             self._noise.end(ended)
 
 
-def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.ndarray, np.ndarray, int]:
+def _play_native(exploring, env_id, n_episodes, seed, max_steps, longest) -> tuple[np.ndarray, np.ndarray, int]:
     returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
@@ -233,7 +253,7 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.nda
         env.set_state(state)
         obs = env.reset_all()
         running, act = np.ones(n, bool), exploring(n)
-        limit, t = max_steps or max(MAX_STEPS, env.max_episode_steps or 0), 0
+        limit, t = step_limit(env.max_episode_steps, max_steps, longest), 0
         while running.any():
             t += 1
             actions = act(obs)
@@ -242,7 +262,7 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.nda
             act.end(over)
             ended = running & over
             if t == limit and not ended[running].all():
-                warn_of_cut(env_id, limit)
+                warn_of_cut(env_id, limit, max_steps is None and longest is not None)
                 n_cut += int((running & ~ended).sum())
                 ended = running
             at = first + np.flatnonzero(ended)
@@ -254,14 +274,13 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.nda
 
 
 def _play_gym(
-    exploring, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps
+    exploring, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps, longest
 ) -> tuple[np.ndarray, np.ndarray, int]:
     if render_mode is not None:
         kwargs = {**(kwargs or {}), "render_mode": render_mode}
     env = make_fresh_gym_env(env_id, kwargs, wrappers)
     returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
-    own_limit = getattr(env.spec, "max_episode_steps", None)
-    limit = max_steps or max(MAX_STEPS, own_limit or 0)
+    limit = step_limit(getattr(env.spec, "max_episode_steps", None), max_steps, longest)
     hook, answer, action = "reset", UNANSWERED, None
     try:
         if env.render_mode != render_mode and render_mode is not None:
@@ -303,7 +322,7 @@ def _play_gym(
                 lengths[i] += 1
                 over = terminated or truncated
                 if not over and lengths[i] == limit:
-                    warn_of_cut(env_id, limit)
+                    warn_of_cut(env_id, limit, max_steps is None and longest is not None)
                     n_cut += 1
                     break
             act.end(np.ones(1, bool))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.evaluation import MAX_STEPS, Evaluation, warn_of_cut
+from rlox.collectors.evaluation import Evaluation, step_limit, warn_of_cut
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name
 from rlox.kernels.rng import Rng
@@ -45,6 +45,7 @@ def evaluate_agents(
     frames: Callable[[np.ndarray], None] | None = None,
     render: bool = False,
     max_steps: int | None = None,
+    longest: int | None = None,
 ) -> AgentsEvaluation:
     """Run `n_episodes` episodes in a new environment with `seed`, without using the random numbers of training.
 
@@ -62,6 +63,8 @@ def evaluate_agents(
         Show the episodes in a window.
     max_steps : int, optional
         Number of steps after which an episode is cut, with a RuntimeWarning; None: 108,000.
+    longest : int, optional
+        Length of the longest episode in training; as in `rlox.collectors.evaluation.evaluate`.
 
     Raises
     ------
@@ -69,7 +72,7 @@ def evaluate_agents(
         If `n_episodes` or `max_steps` < 1, or the environment does not support the requested rendering.
     """
     n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
-    limit = MAX_STEPS if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
+    max_steps = None if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
     seed = integer("evaluate", "seed", seed, 0)
     require("evaluate", "deterministic", deterministic, bool)
     if wrappers:
@@ -92,8 +95,14 @@ def evaluate_agents(
                 # Each batch of episodes has its own seed; each environment runs one episode.
                 env.close()
                 env = make_multi_agent_env(env_id, n, (seed + done) % 2**64, kwargs, backend=backend)
-            n_cut += _play(env, policy, deterministic, rng, limit, returns[done : done + n], lengths[done : done + n],
+            # PettingZoo has no common name for a limit, which ends the episodes of training, too.
+            own = getattr(getattr(env, "native", None), "max_episode_steps", None)
+            limit = step_limit(own, max_steps, longest)
+            cut = _play(env, policy, deterministic, rng, limit, returns[done : done + n], lengths[done : done + n],
                            frames if done == 0 else None, env_id)  # fmt: skip
+            if cut:
+                warn_of_cut(env_id, limit, max_steps is None and longest is not None)
+            n_cut += cut
             done += n
     finally:
         env.close()
@@ -141,6 +150,5 @@ def _play(
             show()
         running &= ~step.ended
         if running.any() and lengths[running].max() >= limit:
-            warn_of_cut(env_id, limit)
             return int(running.sum())
     return 0

@@ -512,6 +512,10 @@ class Algorithm:
             raise ValueError(
                 f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' to the constructor"
             )
+        c, seen = self.counters, {}
+        if c.clock == "env_steps" and c.env_steps:
+            # If no episode has ended yet, they are at least as long as the steps of one environment.
+            seen["longest"] = max(c.recent_lengths, default=-(-c.env_steps // self.n_envs))
         return {
             "policy": self.actor,
             "env_id": self.env_id,
@@ -522,6 +526,7 @@ class Algorithm:
             "device": self.device,
             "wrappers": whole_games(self.env_wrappers),
             "transform": None if self.normalizer is None else self.normalizer.normalize,
+            **seen,
         }
 
     # ---- checkpoints

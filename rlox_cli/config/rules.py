@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import load_checkpoint, one_line
@@ -20,6 +22,7 @@ from rlox.config import (
     RemoteConfig,
     RunConfig,
     nearest,
+    tuned,
     tuned_pairs,
 )
 from rlox.envs.registry import ZOO, imported_module
@@ -220,6 +223,16 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
         ):
             if value:
                 raise ValueError(f"{key} must be {meant} with algo={algo}, which learns from the dataset, got {value}")
+
+
+def tuned_steps(name: str) -> int | None:
+    """Return the ``total_timesteps`` of the tuned settings ``<algo>/<env>``, in the folder of ``-cd`` or in rlox."""
+    if SearchPath.folder is not None and name in _own_tuned_pairs():
+        settings = OmegaConf.load(SearchPath.folder / "tuned" / f"{name}.yaml")
+        own = OmegaConf.to_container(settings).get("total_timesteps")
+    else:
+        own = tuned(*name.split("/", 1)).get("total_timesteps")
+    return own if isinstance(own, int) else None
 
 
 def _own_tuned_pairs() -> set[str]:

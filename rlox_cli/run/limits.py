@@ -16,7 +16,7 @@ import numpy as np
 
 from rlox.buffers import Footprint, footprint
 from rlox.callbacks import plan_advice
-from rlox.collectors.evaluation import MAX_STEPS
+from rlox.collectors.evaluation import LEAST_STEPS, MAX_STEPS, TIMES_LONGEST
 from rlox.config import BatchConfig, EvalConfig, LLMConfig, RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox.multi_agent import is_multi_agent, make_multi_agent_env
@@ -243,9 +243,15 @@ def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
         and config.eval.max_steps is None
         and time_limit(algorithm) is None
     ):
+        where = (
+            f"{MAX_STEPS:,} steps"
+            if config.offline
+            else f"{TIMES_LONGEST} times the length of the longest recent episode in training, at least "
+            f"{LEAST_STEPS:,} steps"
+        )
         yield (
             f"env={config.env.id} has no time limit: evaluations cut off an episode that does not end by itself after "
-            f"{MAX_STEPS:,} steps; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "
+            f"{where}; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "
             "eval.max_steps sets one for evaluations only"
         )
 
