@@ -78,7 +78,6 @@ CASES = {
     "hooks": (PPO, "CartPole-v1", {"policy": hooked}, "hooks"),
     "other layers": (A2C, "CartPole-v1", {"policy": changed}, "not those it was created with"),
     "another class": (PPO, "CartPole-v1", {"policy": lambda: Other(4, 2)}, r"custom module \(Other\)"),
-    "float64": (PPO, "CartPole-v1", {"policy": lambda: DiscretePolicy(4, 2).double()}, "float32"),
     "images": (PPO, probes.BrightSide, {"hidden_sizes": []}, "convolutional"),
     "multi-discrete": (PPO, probes.TwoSwitches, {}, "multi-discrete"),
     "depth": (PPO, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),

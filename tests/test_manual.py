@@ -160,5 +160,15 @@ def test_every_public_name_is_in_the_reference():
     assert sorted(set(listed)) == sorted(set(rlox.__all__) - {"__version__"})
 
 
+def test_statements_about_bits_are_about_cpus():
+    """Sums on a GPU depend on the order of its threads."""
+    pages = {name: (ROOT / name).read_text() for name in ("README.md", "docs/guides/runs.md", "docs/guides/resume.md")}
+    for name, text in pages.items():
+        for sentence in re.findall(r"[^.]*same seed gives the same run[^.]*\.", text):
+            assert "CPU" in sentence, name
+        assert re.search(r"on a GPU", text, re.IGNORECASE), name
+    assert "never been run on a GPU" in pages["README.md"]
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200

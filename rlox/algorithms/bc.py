@@ -22,6 +22,7 @@ class BC(OfflineAlgorithm):
     name = "bc"
     Config = BCConfig
     actions = ("continuous", "discrete")
+    _has_critics = False
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         c, spec = self.config, self.spec

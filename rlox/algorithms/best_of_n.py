@@ -120,7 +120,7 @@ class BestOfN:
         With `return_scores`, also return the scores (B,) f64.
         """
         found = self.best(prompts)
-        ids = torch.full((len(found.ids), max(map(len, found.ids))), self.model.pad, dtype=torch.int64)
+        ids = torch.full((len(found.ids), max(map(len, found.ids))), self.model.pad, dtype=torch.int64, device="cpu")
         for i, row in enumerate(found.ids):
             ids[i, : len(row)] = torch.from_numpy(row)
         return (ids, torch.from_numpy(found.scores)) if return_scores else ids

@@ -72,7 +72,8 @@ class CQL(OfflineAlgorithm):
     def _weight(self, name: str, start: float, switch: str) -> tuple[nn.Parameter, Any]:
         """Return the logarithm of a weight, and its optimiser (None unless the hyper-parameter `switch` is true)."""
         learned = getattr(self.config, switch)
-        log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
+        value = math.log(start) if start > 0 else -math.inf
+        log = nn.Parameter(torch.tensor(value, dtype=torch.float32, device=self.device), learned)
         if not learned:
             return log, None
         optimizer = self.keep(f"{name}_optimizer", self.adam(f"log_{name}", [log]), switch)

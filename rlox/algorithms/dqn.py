@@ -44,7 +44,7 @@ class DQN(OffPolicyAlgorithm):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return q_obstacle(self.spec, self.config, policy)
 
-    def _kernel_size(self) -> int:
+    def _policy_size(self) -> int:
         c = self.config
         return n_parameters(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.dueling)
 

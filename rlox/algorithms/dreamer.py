@@ -50,8 +50,8 @@ class Returns(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
+        self.register_buffer("low", torch.zeros((), dtype=torch.float32, device="cpu"))
+        self.register_buffer("high", torch.zeros((), dtype=torch.float32, device="cpu"))
 
     def scale(self, returns: Tensor, rate: float) -> Tensor:
         """Update the percentiles with a batch's returns, and return the scale, (), at least 1."""

@@ -242,7 +242,9 @@ class GRPO(LLMAlgorithm):
             weights = token_weights(c.loss_type, owner, len(rows), c.max_new_tokens)
             if c.loss_type == "dapo" and self.ranks.joined:
                 # Gradients are averaged over ranks; this makes it the mean over the tokens of all ranks.
-                weights = weights * (len(owner) / self.ranks.mean(torch.tensor(float(len(owner)))).clamp(min=1.0))
+                weights = weights * (
+                    len(owner) / self.ranks.mean(torch.tensor(float(len(owner)), device="cpu")).clamp(min=1.0)
+                )
             metrics: dict[str, torch.Tensor] = {}
             pieces = in_parts(len(learned), c.accumulation)
             for piece in pieces:

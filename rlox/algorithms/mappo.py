@@ -157,9 +157,9 @@ class MAPPO(OnPolicyAlgorithm):
                 return f"for {player.name}, {found}"
         return None
 
-    def _kernel_size(self) -> int:
+    def _policy_size(self) -> int:
         if not self.several:
-            return super()._kernel_size()
+            return super()._policy_size()
         hidden = self.config.hidden_sizes
         return sum(
             n_parameters(one.obs_dim, one.spec.n_actions or one.spec.act_dim, hidden, False, one.state_dim)
@@ -235,7 +235,8 @@ class MAPPO(OnPolicyAlgorithm):
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         if self.compile and c.clip_eps_schedule != "constant":
-            clip_eps = torch.tensor(clip_eps, device=self.device)  # each new Python number would recompile
+            # Each new Python number would recompile.
+            clip_eps = torch.tensor(clip_eps, dtype=torch.float32, device=self.device)
         delta = c.huber_delta if c.value_loss == "huber" else None
         loss_fn = MAPPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
         compute = self.compiled(MAPPOLoss.__call__)

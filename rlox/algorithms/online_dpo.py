@@ -132,7 +132,7 @@ class OnlineDPO(LLMAlgorithm):
         """Take one step of the optimiser on the decided pairs. Returns metrics as scalar tensors."""
         c, n_pairs = self.config, len(batch)
         # With several ranks, the mean over ranks, because their gradients are averaged.
-        total = float(self.ranks.mean(torch.tensor(float(n_pairs))))
+        total = float(self.ranks.mean(torch.tensor(float(n_pairs), device="cpu")))
         self.follow_schedule()
         metrics = {name: torch.zeros((), device=self.device) for name in ("loss", *(_METRICS if total else ()))}
         if n_pairs:

@@ -58,7 +58,8 @@ class SAC(OffPolicyAlgorithm):
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self.target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy
-        log_alpha = torch.tensor(math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf, device=self.device)
+        start = math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf
+        log_alpha = torch.tensor(start, dtype=torch.float32, device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
         if c.auto_entropy:
             self.alpha_optimizer = self.adam("log_alpha", [self.log_alpha])

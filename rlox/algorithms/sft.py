@@ -38,8 +38,8 @@ class SFT(LLMAlgorithm):
         """Take one step of the optimiser. Returns metrics as scalar tensors."""
         self.follow_schedule()
         # With several ranks, the mean over ranks, because their gradients are averaged.
-        total = max(float(self.ranks.mean(torch.tensor(float(batch.n_scored.sum())))), 1.0)
-        loss, entropy, right = torch.zeros(3, device=self.device).unbind()
+        total = max(float(self.ranks.mean(torch.tensor(float(batch.n_scored.sum()), device="cpu"))), 1.0)
+        loss, entropy, right = torch.zeros(3, dtype=torch.float32, device=self.device).unbind()
         for rows in in_parts(len(batch), self.config.accumulation):
             part, _ = batch.take(rows)
             scores = self.score(part, entropy=True)

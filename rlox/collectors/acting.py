@@ -11,6 +11,7 @@ from torch import nn
 
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import FrameStacks
+from rlox.nn.modules import to_array
 from rlox.nn.networks import rng_from_torch
 from rlox.nn.policies import Actor, ActorCritic
 
@@ -50,16 +51,16 @@ class ModuleActor:
     @torch.inference_mode()
     def mode(self, obs: np.ndarray) -> np.ndarray:
         """Return the most likely actions; the policy must have a ``mode``."""
-        return self.policy.mode(self._tensor(obs)).cpu().numpy()
+        return to_array(self.policy.mode(self._tensor(obs)))
 
     @torch.inference_mode()
     def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
         """Sample actions. Custom modules use PyTorch's generator, and so do rlox's policies if `rng` is None."""
         if not isinstance(self.policy, Actor):
-            return self.policy.get_action_and_logprob(self._tensor(obs))[0].cpu().numpy()
+            return to_array(self.policy.get_action_and_logprob(self._tensor(obs))[0])
         noise = np.empty(self.policy.noise_shape(len(obs)), np.float32)
         self.policy.fill_noise(rng or rng_from_torch(), noise)
-        return self.policy.act(self._tensor(obs), self._tensor(noise)).cpu().numpy()
+        return to_array(self.policy.act(self._tensor(obs), self._tensor(noise)))
 
 
 class ModuleRollout:
@@ -83,7 +84,7 @@ class ModuleRollout:
         self._noise: torch.Tensor | None = None
         self._log_probs: list[torch.Tensor] = []
         if isinstance(policy, ActorCritic):
-            noise = torch.empty((n_steps, *policy.noise_shape(n)))
+            noise = torch.empty((n_steps, *policy.noise_shape(n)), dtype=torch.float32, device="cpu")
             policy.fill_noise(rng, noise.numpy())
             self._noise = noise.to(device)
         self.context = torch.inference_mode
@@ -97,8 +98,8 @@ class ModuleRollout:
             action = self.policy.act(here, self._noise[t])
         else:
             action, log_prob = self.policy.get_action_and_logprob(here)
-            self._log_probs.append(log_prob)
-        return action.cpu().numpy()
+            self._log_probs.append(log_prob.float())
+        return to_array(action)
 
     @torch.no_grad()
     def evaluate_actions(
@@ -159,14 +160,14 @@ class ModuleEvaluator:
         # Vectors take one pass; images are not concatenated, which would copy them.
         blocks = [obs, reached] if obs.dim() > 2 else [torch.cat([obs, reached])]
         parts = (part for rows in blocks for part in rows.split(self._chunk(obs)))
-        values = torch.cat([self.policy.get_value(part).reshape(-1) for part in parts])
+        values = torch.cat([self.policy.get_value(part).reshape(-1).float() for part in parts])
         log_probs = self.log_probs(obs, taken) if log_probs is None else log_probs
         return obs, taken, log_probs, values[:n_seen], values[n_seen:].cpu().numpy()
 
     def log_probs(self, obs: torch.Tensor | FrameStacks, actions: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities (B,) of B actions."""
         pairs = zip(obs.split(self._chunk(obs)), actions.split(self._chunk(obs)), strict=True)
-        return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
+        return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0].float() for o, a in pairs])
 
     def _chunk(self, obs: torch.Tensor | FrameStacks) -> int:
         return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK

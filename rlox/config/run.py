@@ -63,7 +63,9 @@ class EvalConfig(Config):
     seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
     stop_at: float | None = None  # stop training once the mean return reaches this; null: off
     patience: int | None = None  # stop training after this many evaluations without a better one; null: off
-    max_steps: int | None = None  # steps after which an episode is cut; null: 108,000, or the env's own limit if higher
+    max_steps: int | None = (
+        None  # steps after which an episode is cut; null: own limit, or 10 x the longest in training
+    )
     dataset: str | None = None  # language models: rows to evaluate on, same form as dataset=; null: the training rows
     workers: int = operational(
         -1
@@ -187,7 +189,7 @@ class RunConfig(Config):
     max_time: str | None = operational(None)  # stop after this time, then save and evaluate: 90s, 30m, 2h; null: off
     init_from: str | None = None  # checkpoint with the initial weights (and normalisation); null: random weights
     imports: list[str] = field(default_factory=list)  # modules to import first, for custom environments (--import)
-    device: str = operational("auto")  # auto (cuda for large policies, if available), cpu or cuda
+    device: str = operational("auto")  # auto (cuda for large networks, if available), cpu or cuda
     backend: str = operational("auto")  # native (compiled), torch, or auto: native wherever that is exact
     threads: int = operational(1)  # CPU threads of PyTorch during training; 0: keep PyTorch's setting
     distributed: str | None = None  # ddp: data parallelism under torchrun; fsdp: also shard the model; or null

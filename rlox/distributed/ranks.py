@@ -26,6 +26,7 @@ import numpy as np
 from rlox.checkpoint import Checkpoint, run_files
 from rlox.config import choice
 from rlox.kernels.rng import Rng
+from rlox.nn.devices import own_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +106,12 @@ class Ranks:
 
     def share_envs(self, collector: Any) -> None:
         """Make `collector` step its share of the environments of all ranks, with that share's actions."""
+
+    def has_gpu(self) -> bool:
+        """Return whether PyTorch can use a GPU, and if there are several ranks, one for each."""
+        import torch
+
+        return torch.cuda.is_available()
 
     # ---- agreement
 
@@ -335,14 +342,17 @@ class Group(Ranks):
         # The agent's store outlives an attempt, and so do the addresses of its ranks. Each group of each attempt
         # therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
         kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        backend = "gloo"
-        if torch.cuda.is_available() and dist.is_nccl_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-            backend = "cpu:gloo,cuda:nccl"
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             self._store = dist.TCPStore(host, port, self.size, self.rank == 0 and not kept, timeout)
             mine = dist.PrefixStore(f"rlox{self.attempt}.{next(_groups)}", self._store)
+            gpu = own_gpu(mine, self.rank, self.size, int(os.environ["LOCAL_RANK"]))
+            backend = "gloo"
+            if gpu is not None and dist.is_nccl_available():
+                torch.cuda.set_device(gpu)
+                backend = "cpu:gloo,cuda:nccl"
+            # Gloo, unlike NCCL, also works with a GPU that ranks share.
+            self._has_gpu = gpu is not None or (torch.cuda.is_available() and not dist.is_nccl_available())
             dist.init_process_group(backend, store=mine, rank=self.rank, world_size=self.size, timeout=timeout)
             self._patient = dist.new_group(backend="gloo", timeout=_PATIENT)
         except RuntimeError as e:
@@ -359,6 +369,9 @@ class Group(Ranks):
         self.total = self._sum
 
     # ---- shares
+
+    def has_gpu(self) -> bool:
+        return self._has_gpu
 
     def rng(self, seed: int, stream: int) -> Rng:
         return Rng(Rng(seed, stream).key, _SHARED + self.rank) if self.rank else Rng(seed, stream)
@@ -427,7 +440,7 @@ class Group(Ranks):
         grad /= self.size
 
     def any(self, value: bool) -> bool:
-        return bool(self._sum(self._torch.tensor(int(value))) > 0)
+        return bool(self._sum(self._torch.tensor(int(value), device="cpu")) > 0)
 
     def _gather(self, values: np.ndarray) -> list[np.ndarray]:
         """Return `values` of every rank; they must have the same shape on each."""

@@ -58,7 +58,7 @@ class ShardedGroup(Group):
 
         Returns None if no rank requests an operation.
         """
-        mine = self._torch.tensor([what, number])
+        mine = self._torch.tensor([what, number], device="cpu")
         found = [self._torch.empty_like(mine) for _ in range(self.size)]
         with super()._collective():
             self._dist.all_gather(found, mine, group=self._patient if self._led else None)

@@ -69,7 +69,7 @@ def token_weights(loss_type: str, owner: torch.Tensor, n_sequences: int, max_new
         lengths = torch.bincount(owner, minlength=n_sequences)
         return 1.0 / (lengths[owner] * n_sequences).float()
     count = n_sequences * max_new_tokens if loss_type == "dr_grpo" else max(len(owner), 1)
-    return torch.full((len(owner),), 1.0 / count, device=owner.device)
+    return torch.full((len(owner),), 1.0 / count, dtype=torch.float32, device=owner.device)
 
 
 def policy_ratios(log_probs: torch.Tensor, old: torch.Tensor, owner: torch.Tensor, level: str, n: int) -> torch.Tensor:

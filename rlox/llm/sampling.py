@@ -181,7 +181,7 @@ def sample(
     decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.hugging_face else _FullRows(model, prompts, n)
     rows = len(prompts) * n
     ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
-    log_probs = torch.zeros((rows, settings.max_new_tokens), device=model.device)
+    log_probs = torch.zeros((rows, settings.max_new_tokens), dtype=torch.float32, device=model.device)
     active = torch.arange(rows, device=model.device)  # rows of `ids` that are in the batch ...
     going = torch.ones(rows, dtype=torch.bool, device=model.device)  # ... and which of them have not ended
     tokens = None

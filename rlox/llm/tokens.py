@@ -85,7 +85,7 @@ class Sequences:
     def take(self, rows: np.ndarray) -> tuple[Sequences, torch.Tensor]:
         """Return only the sequences `rows` (M,) int64, and the indices of their scored tokens in the flat arrays."""
         if np.array_equal(rows, np.arange(len(self))):
-            return self, torch.arange(int(self.n_scored.sum()))
+            return self, torch.arange(int(self.n_scored.sum()), device="cpu")
         starts = np.cumsum(self.lengths) - self.lengths
         taken = Sequences.__new__(Sequences)
         taken.prompt_lengths, taken.lengths = self.prompt_lengths[rows], self.lengths[rows]

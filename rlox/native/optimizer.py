@@ -85,7 +85,7 @@ class NativeOptimizer:
             self.actor.attach_gradients()
         self._net.gradient.fill(0.0)
         loss.backward()
-        return torch.tensor(self._net.apply(self.learning_rate, max_grad_norm), dtype=torch.float32)
+        return torch.tensor(self._net.apply(self.learning_rate, max_grad_norm), dtype=torch.float32, device="cpu")
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the moments (P,) and the step count ()."""

@@ -36,11 +36,17 @@ _OPTIMIZER = (
     "rlox.nn.optimizers:adam_",
     "rlox.nn.optimizers:flatten_",
     "rlox.nn.optimizers:_views",
+    "rlox.nn.optimizers:keeps_denormals",
 )
 _SCHEDULES = ("rlox.training.schedules:scheduled", "rlox.checkpoint.counters:Counters.progress")
 # For algorithms with an optimiser for each network.
 _SEPARATE = ("rlox.training.schedules:follow_schedule", "rlox.training.algorithm:Algorithm.adam")
-_ACTOR = ("rlox.nn.policies:Actor", "rlox.collectors.acting:ModuleActor", "rlox.envs.spec:EnvSpec.clip")
+_ACTOR = (
+    "rlox.nn.policies:Actor",
+    "rlox.nn.modules:to_array",
+    "rlox.collectors.acting:ModuleActor",
+    "rlox.envs.spec:EnvSpec.clip",
+)
 _LOG_SQRT_2PI = "rlox.nn.policies:_LOG_SQRT_2PI"
 
 _ACTOR_CRITIC = (

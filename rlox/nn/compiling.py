@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from rlox.nn.devices import out_of_memory
+
 Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
@@ -42,6 +44,8 @@ class CompiledLoss:
         try:
             loss, metrics = self._compiled(*arguments)
         except Exception as e:
+            if out_of_memory(e):
+                raise
             # If the loss itself fails, raise its own error.
             found = self._plain(*arguments)
             self._compiled = None

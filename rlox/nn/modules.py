@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from rlox.nn.devices import out_of_memory
+
 # PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 Part = TypeVar("Part")
@@ -19,8 +22,14 @@ _ALIGNED = 64  # bytes, to which PyTorch aligns what it allocates
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return all parameters and buffers by their ``state_dict`` names, on the CPU."""
-    return {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
+    """Return all parameters and buffers by their ``state_dict`` names, on the CPU; bfloat16 as float32."""
+    return {name: to_array(value) for name, value in module.state_dict().items()}
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's values, on the CPU; bfloat16, which NumPy lacks, as float32."""
+    array = tensor.detach().cpu()
+    return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
 
 
 def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -> None:
@@ -30,6 +39,8 @@ def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -
     try:
         module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as e:
+        if out_of_memory(e):
+            raise
         raise ValueError(f"{what} does not fit the checkpoint: {e}") from e
 
 

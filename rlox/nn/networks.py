@@ -18,7 +18,7 @@ _NONLINEARITIES = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 def rng_from_torch() -> Rng:
     """Return a generator seeded from PyTorch's, for modules built outside of a run; see ``torch.manual_seed``."""
-    return Rng(int(torch.randint(2**63 - 1, ()).item()))
+    return Rng(int(torch.randint(2**63 - 1, (), device="cpu").item()))
 
 
 @torch.no_grad()
@@ -182,8 +182,12 @@ class TwinQNetwork(nn.Module):
         spec = NetworkSpec(obs_dim + act_dim, hidden, activation, False, rng)
         pairs = list(zip(*(mlp_weights([*spec.widths, 1], 1.0, False, spec.rng) for _ in range(2)), strict=True))
         self._activate_ = getattr(torch, f"{activation}_")
-        self.weights = nn.ParameterList(torch.tensor(np.stack([w.T for w, _ in pair])).contiguous() for pair in pairs)
-        self.biases = nn.ParameterList(torch.tensor(np.stack([b[None] for _, b in pair])) for pair in pairs)
+        self.weights = nn.ParameterList(
+            torch.tensor(np.stack([w.T for w, _ in pair]), device="cpu").contiguous() for pair in pairs
+        )
+        self.biases = nn.ParameterList(
+            torch.tensor(np.stack([b[None] for _, b in pair]), device="cpu") for pair in pairs
+        )
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         x = torch.cat([obs, actions], -1).expand(2, -1, -1)

@@ -35,8 +35,13 @@ def flat_copy(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
     return copied, flatten_(list(copied.parameters()))
 
 
+def keeps_denormals() -> bool:
+    """Return whether PyTorch keeps denormal numbers; it cannot be asked, and the user may already flush them."""
+    return bool(torch.tensor(1e-45, dtype=torch.float32, device="cpu") * 1 > 0)
+
+
 class FlatOptimizer:
-    """Adam or RMSprop with global-norm clipping over parameters laid out as views of one flat f32 tensor.
+    """Adam or RMSprop with global-norm clipping over parameters laid out as views of one flat tensor (f32 or f64).
 
     One norm and one kernel replace a dozen small ones, which make up the cost of an MLP's step on a CPU. The parameters
     remain the module's: their ``.data`` and ``.grad`` become views, in the given order.
@@ -62,7 +67,8 @@ class FlatOptimizer:
     Raises
     ------
     ValueError
-        If no parameter is trainable, they differ in dtype or device, or the kind is unknown.
+        If no parameter is trainable, they differ in dtype or device, they are neither float32 nor float64, or the kind
+        is unknown.
     """
 
     reduce: Callable[[torch.Tensor], None] | None = None
@@ -83,6 +89,11 @@ class FlatOptimizer:
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
             raise ValueError(f"FlatOptimizer: parameters must share dtype and device, got {sorted(map(str, kinds))}")
+        if (dtype := self.parameters[0].dtype) not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"FlatOptimizer: parameters must be float32 or float64, got {dtype}, which rounds small steps away; "
+                "keep them in float32 (module.float()), and compute in bfloat16 with torch.autocast in its methods"
+            )
         self.flat = flatten_(self.parameters)
         self.grad = torch.zeros_like(self.flat)
         for p, part in _views(self.grad, self.parameters):
@@ -92,9 +103,8 @@ class FlatOptimizer:
         self.weight_decay = weight_decay
         names = ("exp_avg", "exp_avg_sq") if kind == "adam" else ("square_avg",)
         self._moments = {name: torch.zeros_like(self.flat) for name in names}
-        self._steps = torch.zeros((), device=self.flat.device)
-        # Whether to keep denormals after a step. PyTorch cannot be asked, and the user may already flush them.
-        self._keep_denormals = bool(torch.tensor(1e-45) * 1 > 0)
+        self._steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
+        self._keep_denormals = keeps_denormals()
 
     def step(self, loss: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
         """Differentiate `loss` by these parameters only, clip the global gradient norm (None: do not), take one step.
@@ -181,6 +191,9 @@ def adam_(
 
     `steps` () f32 already includes this step.
     """
+    if excess is not None and excess.dtype != torch.float32:
+        torch._foreach_div_(grads, excess)  # the kernel divides by float32 only
+        excess = None
     # torch.optim.Adam(fused=True) calls the same kernel, but spends as much time again in Python.
     step = torch._fused_adamw_ if weight_decay else torch._fused_adam_
     step(

@@ -51,7 +51,7 @@ class Actor(nn.Module):
 
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
         """Return sampled actions, differentiable if `act` is. The noise is seeded by ``torch.manual_seed``."""
-        noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32)
+        noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32, device="cpu")
         self.fill_noise(rng_from_torch(), noise.numpy())
         return self.act(obs, noise.to(obs.device))
 
@@ -235,7 +235,7 @@ class ContinuousPolicy(ActorCritic):
     ):
         super().__init__(obs_dim, act_dim, hidden, activation, ortho_init, rng)
         self.act_dim = act_dim
-        self.log_std = nn.Parameter(torch.full((act_dim,), float(log_std_init)))
+        self.log_std = nn.Parameter(torch.full((act_dim,), float(log_std_init), dtype=torch.float32, device="cpu"))
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, self.act_dim)
@@ -307,8 +307,8 @@ class BoundedPolicy(Actor):
         self.register_buffer("centre", torch.from_numpy((high + low) / 2), persistent=False)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Return the network's outputs, (B, n_outputs)."""
-        return self.net(obs)
+        """Return the network's outputs, (B, n_outputs), as f32."""
+        return self.net(obs).float()
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, self.act_dim)
@@ -343,7 +343,7 @@ class SquashedGaussianPolicy(BoundedPolicy):
 
     def _gaussian(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sample before the tanh, and the log standard deviations, both (B, A)."""
-        mean, log_std = self.net(obs).chunk(2, -1)
+        mean, log_std = self.forward(obs).chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         return torch.addcmul(mean, log_std.exp(), noise), log_std
 
@@ -360,7 +360,7 @@ class SquashedGaussianPolicy(BoundedPolicy):
     def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         """Return log-densities (B,) of actions (B, A) in [-1, 1], nats; at the bounds, where the density is undefined,
         those of actions just inside."""
-        mean, log_std = self.net(obs).chunk(2, -1)
+        mean, log_std = self.forward(obs).chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         x = unit.clamp(-1.0 + _INSIDE, 1.0 - _INSIDE).atanh()
         z = (x - mean) * (-log_std).exp()
@@ -372,14 +372,14 @@ class SquashedGaussianPolicy(BoundedPolicy):
         return self.to_env(self._gaussian(obs, noise)[0].tanh())
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs)[:, : self.act_dim].tanh()
+        return self.forward(obs)[:, : self.act_dim].tanh()
 
     def sample(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sampled actions (B, A) and their log-densities (B,) as in `unit_sample`, both differentiable.
 
         The noise is seeded by ``torch.manual_seed``.
         """
-        noise = torch.empty(self.noise_shape(len(obs)))
+        noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32, device="cpu")
         self.fill_noise(rng_from_torch(), noise.numpy())
         unit, log_probs = self.unit_sample(obs, noise.to(obs.device))
         return self.to_env(unit), log_probs
@@ -403,7 +403,7 @@ class DeterministicPolicy(BoundedPolicy):
         return self.to_env(torch.add(self.unit_mode(obs), noise, alpha=self.noise_std).clamp_(-1.0, 1.0))
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs).tanh()
+        return self.forward(obs).tanh()
 
 
 class TanhMeanPolicy(BoundedPolicy):
@@ -419,7 +419,7 @@ class TanhMeanPolicy(BoundedPolicy):
 
     def __init__(self, obs_dim: int, act_dim: int, *args, **kwargs):
         super().__init__(obs_dim, act_dim, *args, **kwargs)
-        self.log_std = nn.Parameter(torch.zeros(act_dim))
+        self.log_std = nn.Parameter(torch.zeros(act_dim, dtype=torch.float32, device="cpu"))
 
     def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         """Return log-densities (B,) of actions (B, A) in [-1, 1], nats."""
@@ -433,7 +433,7 @@ class TanhMeanPolicy(BoundedPolicy):
         return self.to_env(torch.addcmul(self.unit_mode(obs), std, noise).clamp_(-1.0, 1.0))
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs).tanh()
+        return self.forward(obs).tanh()
 
 
 class CategoricalPolicy(Actor):
@@ -531,7 +531,8 @@ def make_policy(spec, config, rng: Rng) -> ActorCritic:
 
 
 def check_policy(policy: nn.Module, where: str) -> None:
-    """Raise TypeError unless `policy` is a module with the three methods that collection and updates call."""
+    """Raise TypeError unless `policy` is a module with the three methods that collection and updates call, and
+    ValueError if it is one of rlox's own in another data type than the observations."""
     if not isinstance(policy, nn.Module):
         raise TypeError(f"{where}: policy must be a torch.nn.Module, got {type(policy).__name__}")
     missing = [name for name in POLICY_METHODS if not callable(getattr(policy, name, None))]
@@ -539,4 +540,9 @@ def check_policy(policy: nn.Module, where: str) -> None:
         raise TypeError(
             f"{where}: policy must define {', '.join(POLICY_METHODS)}; "
             f"{type(policy).__name__} lacks {', '.join(missing)}"
+        )
+    if isinstance(policy, ActorCritic) and (dtypes := {p.dtype for p in policy.parameters()} - {torch.float32}):
+        raise ValueError(
+            f"{where}: policy must be in float32, as observations are, got {dtypes.pop()}; call policy.float(), or "
+            "pass a module that converts observations itself"
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlox.nn.optimizers import adam_
+from rlox.nn.optimizers import adam_, keeps_denormals
 
 Full = Callable[[torch.Tensor], torch.Tensor]  # a sharded tensor -> the whole tensor
 
@@ -131,9 +131,8 @@ class ShardedAdam:
         self._moments = {name: [torch.zeros_like(p, requires_grad=False) for p in self.parameters] for name in names}
         for tensor in (tensor for tensors in self._moments.values() for tensor in tensors):
             register(tensor)
-        self._steps = torch.zeros((), device=self._own(self.parameters[0]).device)
-        # As in `FlatOptimizer`: the user may already let PyTorch flush denormals.
-        self._keep_denormals = bool(torch.tensor(1e-45) * 1 > 0)
+        self._steps = torch.zeros((), dtype=torch.float32, device=self._own(self.parameters[0]).device)
+        self._keep_denormals = keeps_denormals()
 
     @staticmethod
     def _own(tensor: Any) -> torch.Tensor:

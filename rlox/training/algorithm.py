@@ -28,6 +28,7 @@ from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
 from rlox.native import NativeAdam, NativeOptimizer, Watch
 from rlox.native.shadows import update_difference
+from rlox.nn.devices import computes_bfloat16, generator_states, set_generator_states
 from rlox.nn.modules import load_weights_, state_of, weights_of
 
 # PyTorch is imported where it is used, because native runs do not need it.
@@ -36,6 +37,7 @@ from rlox.training.parts import (
     CUDA_PAYS_FROM,
     callback_list,
     choose_device,
+    device_for,
     read_observations,
     require_env_arguments,
     require_laid_out,
@@ -175,11 +177,15 @@ class Algorithm:
     def _assemble(self, policy: nn.Module | None, backend: str, device: str) -> None:
         """Choose the backend, then create networks and optimisers; the last step of construction."""
         self._own_policy = policy is not None
+        where = type(self).__name__
+        device = device_for(device, policy, where)
         self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         rng = Rng(self.seed, Stream.INIT)
         self.make_policy(rng, policy)
         native = self.backend == "native"
-        self.device = "cpu" if native else choose_device(device, self.policy, type(self).__name__)
+        self.device = "cpu"
+        if not native:
+            self.device = choose_device(device, self.policy, where, self.ranks, self._critics_size())
         if self.collector is not None:
             self.collector.device = self.device
         if not native:
@@ -267,9 +273,7 @@ class Algorithm:
         """Return ``float32`` or ``bfloat16``, for configurations with a `precision`."""
         wanted = self.config.precision
         if wanted == "auto":
-            import torch
-
-            wanted = "bfloat16" if self.device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+            wanted = "bfloat16" if self.device == "cuda" and computes_bfloat16() else "float32"
         return wanted
 
     def cast(self) -> contextlib.AbstractContextManager[Any]:
@@ -288,7 +292,7 @@ class Algorithm:
             return "torch", "as requested"
         obstacle = "compile is for PyTorch" if self.compile else self._native_obstacle(policy, device)
         if obstacle is None and backend == "auto" and self._gpu_pays(device):
-            obstacle = "a policy this large is faster on the GPU"
+            obstacle = "networks this large are faster on the GPU"
         if obstacle is None:
             return "native", "perceptrons on the CPU, computed as the PyTorch update defines them"
         if backend == "native":
@@ -311,7 +315,7 @@ class Algorithm:
 
     def _gpu_pays(self, device: str) -> bool:
         """Return whether there is a GPU and PyTorch on it is the faster backend."""
-        if device != "auto" or self._kernel_size() < CUDA_PAYS_FROM:
+        if device != "auto" or self._policy_size() + self._critics_size() < CUDA_PAYS_FROM:
             return False
         import torch
 
@@ -321,9 +325,13 @@ class Algorithm:
         """Return why the kernel cannot compute this policy exactly; None if it can."""
         raise NotImplementedError
 
-    def _kernel_size(self) -> int:
+    def _policy_size(self) -> int:
         """Return the number of parameters of the default policy."""
         raise NotImplementedError
+
+    def _critics_size(self) -> int:
+        """Return the number of parameters of critics that are not part of the policy."""
+        return 0
 
     def check_kernel(self, where: str, functions: bool = False) -> None:
         """Raise ValueError if the kernel would no longer compute the same as the Python code, which was changed.
@@ -579,8 +587,8 @@ class Algorithm:
                 "episode_returns": np.asarray(c.recent_returns, np.float64),
                 "episode_lengths": np.asarray(c.recent_lengths, np.int64),
             },
-            # A custom policy samples from PyTorch's generator.
-            "generators": self._torch_generator(),
+            # A custom policy samples, and a language model's dropout draws, from PyTorch's generators.
+            "generators": self._torch_generators(),
         }
         own_info, own_tensors = self._own_state()
         tensors.update(own_tensors)
@@ -602,7 +610,7 @@ class Algorithm:
             found["environment"] = self.collector.state() or {}
             noise = getattr(self.collector, "action_noise", None)
             found["action_noise"] = {} if noise is None else noise.state()
-        found["generators"] = self._torch_generator()
+        found["generators"] = self._torch_generators()
         if self.normalizer is not None:
             found["normalization"] = {k: x for k, x in self.normalizer.state().items() if k == "returns"}
         return {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in found.items()}
@@ -611,14 +619,13 @@ class Algorithm:
         """Return the policy's weights for a checkpoint."""
         return weights_of(self.policy) if self.native is None else self.native.weights()
 
-    def _torch_generator(self) -> dict[str, np.ndarray]:
+    def _torch_generators(self) -> dict[str, np.ndarray]:
         if self.native is not None:
             return {}
-        import torch
-
         from rlox.nn.policies import Actor
 
-        return {} if isinstance(self.policy, Actor) else {"torch": torch.get_rng_state().numpy()}
+        drawn = self._own_policy or not isinstance(self.policy, Actor)
+        return generator_states(self.device) if drawn else {}
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         """Return what a family or an algorithm adds to a checkpoint: header values, and tensors by section."""
@@ -713,10 +720,8 @@ class Algorithm:
         statistics, none = tensors.get("statistics", {}), np.empty(0)
         self.counters.remember(statistics.get("episode_returns", none), statistics.get("episode_lengths", none))
         self.rng.set_state(header["generators"][self.stream.name.lower()])
-        if "torch" in tensors["generators"]:
-            import torch
-
-            torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
+        if tensors["generators"]:
+            set_generator_states(tensors["generators"], self.device)
         exact = False
         if self.collector is not None:
             self.collector.rng.set_state(header["generators"]["action"])

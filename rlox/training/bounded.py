@@ -68,10 +68,16 @@ def make_critics(algorithm: Any, rng: Rng) -> tuple[TwinQNetwork, nn.Module, tor
     return algorithm.keep("critics", critics), algorithm.keep("target", target), block
 
 
-def bounded_kernel_size(algorithm: Any) -> int:
-    """Return the number of parameters of the default policy and its critics."""
+def bounded_size(algorithm: Any) -> int:
+    """Return the number of parameters of the default policy."""
     spec, gaussian = algorithm.spec, algorithm.Policy.outputs_per_action == 2
-    return sum(n_parameters(spec.obs_dim, spec.act_dim, algorithm.config.hidden_sizes, gaussian))
+    return n_parameters(spec.obs_dim, spec.act_dim, algorithm.config.hidden_sizes, gaussian)[0]
+
+
+def twin_critics_size(algorithm: Any) -> int:
+    """Return the number of parameters of the networks that `make_critics` creates, without the target."""
+    spec = algorithm.spec
+    return n_parameters(spec.obs_dim, spec.act_dim, algorithm.config.hidden_sizes, False)[1]
 
 
 def make_action_noise(algorithm: Any, n_envs: int) -> ActionNoise:

@@ -41,10 +41,11 @@ from rlox.offline.mixing import identity, joined, require_mixable
 from rlox.training import environments, loops
 from rlox.training.algorithm import Algorithm
 from rlox.training.bounded import (
-    bounded_kernel_size,
+    bounded_size,
     fitted_policy,
     make_action_noise,
     make_bounded_policy,
+    twin_critics_size,
 )
 from rlox.training.loops import Rounds
 from rlox.training.schedules import interpolated
@@ -208,8 +209,11 @@ class OffPolicyAlgorithm(Algorithm):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return bounded_obstacle(self.config, policy)
 
-    def _kernel_size(self) -> int:
-        return bounded_kernel_size(self)
+    def _policy_size(self) -> int:
+        return bounded_size(self)
+
+    def _critics_size(self) -> int:
+        return 0 if self.Policy is None else twin_critics_size(self)
 
     def make_noise(self, n_envs: int) -> ActionNoise | None:
         return None if self.collector.action_noise is None else make_action_noise(self, n_envs)
@@ -263,7 +267,7 @@ class OffPolicyAlgorithm(Algorithm):
         import torch
 
         spec, where = self.spec, type(self).__name__
-        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
+        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32, device="cpu")
         try:
             with torch.no_grad():
                 shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)

@@ -31,6 +31,7 @@ from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
 from rlox.training.algorithm import Algorithm
+from rlox.training.bounded import twin_critics_size
 from rlox.training.schedules import plan
 
 _COMPARED = 500  # rows of the dataset with which policy and values are compared
@@ -100,6 +101,7 @@ class OfflineAlgorithm(Algorithm):
     loop = staticmethod(loops.offline)
     stream = Stream.REPLAY
     actions: ClassVar[tuple[str, ...]] = ("continuous",)
+    _has_critics: ClassVar[bool] = True  # whether it learns twin critics
     length = "n_updates"
 
     config: OfflineConfig
@@ -162,10 +164,13 @@ class OfflineAlgorithm(Algorithm):
         too_deep = len(self.config.hidden_sizes) > MAX_HIDDEN
         return f"the kernel supports at most {MAX_HIDDEN} hidden layers" if too_deep else None
 
-    def _kernel_size(self) -> int:
+    def _policy_size(self) -> int:
         spec = self.spec
         sizes = [spec.obs_dim, *self.config.hidden_sizes, spec.act_dim or spec.n_actions]
         return sum((n_in + 1) * n_out for n_in, n_out in pairwise(sizes))
+
+    def _critics_size(self) -> int:
+        return twin_critics_size(self) if self._has_critics else 0
 
     def _make_spec(self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any) -> EnvSpec:
         where = type(self).__name__

@@ -168,7 +168,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return obstacle(self.spec, self.config, policy)
 
-    def _kernel_size(self) -> int:
+    def _policy_size(self) -> int:
         spec = self.spec
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         return n_parameters(spec.obs_dim, n_outputs, self.config.hidden_sizes, spec.continuous)

@@ -9,12 +9,15 @@ import numpy as np
 
 from rlox.callbacks import Callback, CallbackList
 from rlox.config import shown
+from rlox.nn.devices import device_of
+from rlox.nn.modules import is_module
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rlox.distributed.ranks import Ranks
     from rlox.envs import EnvSpec
 
 
@@ -124,7 +127,8 @@ def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarra
     return actions
 
 
-def choose_device(device: str, policy: nn.Module, where: str) -> str:
+def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:
+    """Return ``cpu`` or ``cuda`` for a policy, and for other networks that have `n_others` parameters."""
     import torch
 
     available = torch.cuda.is_available()
@@ -132,5 +136,22 @@ def choose_device(device: str, policy: nn.Module, where: str) -> str:
         raise ValueError(
             f"{where}: device=cuda needs a GPU that this PyTorch ({torch.__version__}) can use; try device=cpu"
         )
-    large = sum(p.numel() for p in policy.parameters()) >= CUDA_PAYS_FROM
-    return "cuda" if device == "cuda" or (device == "auto" and available and large) else "cpu"
+    large = sum(p.numel() for p in policy.parameters()) + n_others >= CUDA_PAYS_FROM
+    if device == "cpu" or not (device == "cuda" or (available and large)):
+        return "cpu"
+    if not ranks.has_gpu():
+        raise ValueError(
+            f"{where}: device={device} needs a GPU for each of the {ranks.size} ranks; start at most as many processes "
+            f"as a machine has GPUs ({torch.cuda.device_count()}; torchrun --nproc-per-node=…), or try device=cpu"
+        )
+    return "cuda"
+
+
+def device_for(device: str, policy: nn.Module | None, where: str) -> str:
+    """Return the `device` argument, or for ``auto`` that of a policy which its creator has moved to a GPU."""
+    if policy is None or not is_module(policy):
+        return device
+    own = device_of(policy, where)
+    if device == "cpu":
+        policy.to("cpu")
+    return "cuda" if device == "auto" and own == "cuda" else device

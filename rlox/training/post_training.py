@@ -31,11 +31,12 @@ from rlox.llm.models.saved import description, load_weights_, model_of, save_pre
 from rlox.llm.rewards.scoring import texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
+from rlox.nn.devices import out_of_memory
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.training import loops, restoring
 from rlox.training.algorithm import Algorithm
-from rlox.training.parts import choose_device
+from rlox.training.parts import choose_device, device_for
 from rlox.training.schedules import plan, scheduled
 
 
@@ -154,7 +155,7 @@ class LLMAlgorithm(Algorithm):
         self.backend, self.backend_reason = "torch", "language models need PyTorch"
         self.source = source
         plain = LanguageModel(model, tokenizer, eos_token_id, where)
-        self.device = choose_device(device, plain.module, where)
+        self.device = choose_device(device_for(device, plain.module, where), plain.module, where, self.ranks)
         self.ranks.place(plain.module, self.device)
         # Trained weights are float32, regardless of the precision of passes.
         if self.config.lora_rank is None and not hasattr(plain.module, "disable_adapter"):
@@ -313,7 +314,7 @@ class LLMAlgorithm(Algorithm):
 
         They are computed in `accumulation` parts, like the gradient.
         """
-        found = torch.empty(int(sequences.n_scored.sum()), device=self.device)
+        found = torch.empty(int(sequences.n_scored.sum()), dtype=torch.float32, device=self.device)
         separate = None if self.reference is None else self.reference.separate
         reader = self.model if not reference or separate is None else separate
         for rows in in_parts(len(sequences), self.config.accumulation):
@@ -533,7 +534,9 @@ class LLMAlgorithm(Algorithm):
             self._served.require_training()
         batch = self._batch_of(*data, **named)
         with torch_threads(self.threads):
-            metrics = loops.to_floats({name: torch.as_tensor(x) for name, x in self.update(batch).items()})
+            metrics = loops.to_floats(
+                {name: torch.as_tensor(x, device=self.device) for name, x in self.update(batch).items()}
+            )
         self.counters.updates += 1
         loops.require_finite(metrics, self)
         return metrics
@@ -739,6 +742,8 @@ class LLMAlgorithm(Algorithm):
         try:
             algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            if out_of_memory(e):
+                raise
             raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
         if isinstance(saved, Mapping):
             algorithm._rows_from = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)

@@ -15,6 +15,7 @@ from rlox.config import shown
 from rlox.envs import env_name
 from rlox.envs.registry import imported_module
 from rlox.kernels.envs import NATIVE_ENVS
+from rlox.nn.devices import out_of_memory
 from rlox.nn.modules import is_module, load_weights_
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def with_environments(
         algorithm._restore(own, same_env=env_id is None or env_name(env_id) == env["id"])
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         algorithm.close()
+        if out_of_memory(e):
+            raise
         raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
     return algorithm
 
@@ -146,6 +149,8 @@ def with_dataset(
         )
         algorithm._restore(checkpoint, same_env=False)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as e:
+        if out_of_memory(e):
+            raise
         raise _kind(e, arguments)(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
     return algorithm
 

@@ -214,7 +214,7 @@ class WorldModelActor:
         start, before = policy.unpacked(torch.from_numpy(carry).to(self.device))
         taken = torch.from_numpy(np.ascontiguousarray(actions)).to(self.device)
         embedded = rssm.embed(torch.cat([before[:, None], taken[:, :-1]], 1))
-        total = torch.zeros(())
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
         for _ in range(n_futures):
             state, feats = start, []
             draws = torch.from_numpy(rng.uniform((n_steps, len(obs), rssm.stoch))).to(self.device)

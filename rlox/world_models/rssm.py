@@ -60,7 +60,7 @@ class Linear(nn.Module):
     def __init__(self, n_in: int, n_out: int, rng: Rng, scale: float = 1.0, fan_in: int | None = None):
         super().__init__()
         self.weight = truncated_normal((n_out, n_in), fan_in or n_in, rng, scale)
-        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.bias = nn.Parameter(torch.zeros(n_out, dtype=torch.float32, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         return full(F.linear(x, self.weight, self.bias))
@@ -71,7 +71,7 @@ class Norm(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
+        self.scale = nn.Parameter(torch.ones(width, dtype=torch.float32, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         return norm_silu(x, self.scale, EPS)
@@ -111,7 +111,7 @@ class TwoHot(nn.Module):
     def __init__(self, n_in: int, units: int, layers: int, rng: Rng):
         super().__init__()
         self.mlp = MLP(n_in, units, layers, N_BINS, rng, scale=0.0)
-        half = symexp(torch.linspace(-20, 0, N_BINS // 2 + 1, dtype=torch.float64)).float()
+        half = symexp(torch.linspace(-20, 0, N_BINS // 2 + 1, dtype=torch.float64, device="cpu")).float()
         self.register_buffer("bins", torch.cat([half, -half[:-1].flip(0)]), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,9 +151,9 @@ class Encoder(nn.Module):
         self.register_buffer("numbers", (~pixels).nonzero()[:, 0], persistent=False)
         self.mlp = MLP(len(self.numbers), units, 3, 0, rng) if len(self.numbers) else None
         self.n_tokens += units if self.mlp else 0
-        self.register_buffer("mean", torch.zeros(spec.obs_shape))
-        self.register_buffer("square", torch.ones(spec.obs_shape))
-        self.register_buffer("n_batches", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(spec.obs_shape, dtype=torch.float32, device="cpu"))
+        self.register_buffer("square", torch.ones(spec.obs_shape, dtype=torch.float32, device="cpu"))
+        self.register_buffer("n_batches", torch.zeros((), dtype=torch.float32, device="cpu"))
 
     @torch.no_grad()
     def see(self, obs: Tensor) -> None:
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
 def image_places(spec: EnvSpec) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
     """Return start and shape (C, H, W) of each image in an observation, and which of its numbers (N,) are pixels."""
     places = [(0, spec.obs_shape)] if spec.image else [(start, tuple(shape)) for start, *shape in spec.images]
-    pixels = torch.zeros(spec.obs_dim, dtype=torch.bool)
+    pixels = torch.zeros(spec.obs_dim, dtype=torch.bool, device="cpu")
     for start, shape in places:
         pixels[start : start + math.prod(shape)] = True
     return places, pixels
@@ -289,7 +289,7 @@ class Conv(nn.Module):
     def __init__(self, n_in: int, n_out: int, rng: Rng, norm: bool = True):
         super().__init__()
         self.weight = truncated_normal((n_out, n_in, 5, 5), 25 * n_in, rng)
-        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.bias = nn.Parameter(torch.zeros(n_out, dtype=torch.float32, device="cpu"))
         self.norm = Norm(n_out) if norm else None
 
     def forward(self, x: Tensor, stride: int = 1) -> Tensor:
@@ -350,7 +350,7 @@ class RSSM(nn.Module):
         self.own = truncated_normal((BLOCKS, width, width), fan_in, rng)
         self.norm = Norm(deter)
         self.gate_weight = truncated_normal((BLOCKS, width, 3 * width), deter, rng)
-        self.gate_bias = nn.Parameter(torch.zeros(BLOCKS, 1, 3 * width))
+        self.gate_bias = nn.Parameter(torch.zeros(BLOCKS, 1, 3 * width, dtype=torch.float32, device="cpu"))
         self.prior = MLP(deter, units, 2, self.n_latents, rng)
         self.post_deter = Linear(deter, units, rng, fan_in=deter + n_tokens)
         self.post_tokens = truncated_normal((units, n_tokens), deter + n_tokens, rng)

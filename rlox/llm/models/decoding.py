@@ -132,7 +132,7 @@ def native(
 
 def _angles(module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the model's cosines and sines (1, length, D) of the positions from 0."""
-    return module.model.rotary_emb(module.model.norm.weight, torch.arange(length)[None])
+    return module.model.rotary_emb(module.model.norm.weight, torch.arange(length, device="cpu")[None])
 
 
 def _decoder(module: Any) -> Decoder:

@@ -36,7 +36,7 @@ class RewardHead(nn.Module):
         if model.hugging_face:
             assert model.config is not None
             width = model.config.get_text_config().hidden_size
-            self.head = nn.Linear(width, 1)
+            self.head = nn.Linear(width, 1, dtype=torch.float32, device="cpu")
             with torch.no_grad():
                 self.head.weight.copy_(torch.from_numpy(rng.normal((1, width)) / np.sqrt(width + 1)))
                 self.head.bias.zero_()
@@ -62,7 +62,7 @@ class RewardHead(nn.Module):
                 x = hidden[torch.arange(len(last), device=last.device), last].float()
                 found = F.linear(x, self.head.weight.float(), self.head.bias.float())
             return found[:, 0].clone()  # not a view, which FSDP warns about, since it might be changed in place
-        rewards = torch.zeros(len(lengths), device=self._model.device)
+        rewards = torch.zeros(len(lengths), dtype=torch.float32, device=self._model.device)
         # Only rows of the same length together, since a custom module may not handle padding.
         for length in np.unique(lengths):
             rows = torch.from_numpy(np.flatnonzero(lengths == length)).to(self._model.device)

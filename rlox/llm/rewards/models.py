@@ -181,10 +181,10 @@ class _Network:
             device = "cpu" if weights is None else weights.device
             for batch in self._batches(rows, pad is not None):
                 longest = len(rows[batch[-1]])
-                ids = torch.full((len(batch), longest), pad or 0, dtype=torch.int64)
+                ids = torch.full((len(batch), longest), pad or 0, dtype=torch.int64, device="cpu")
                 mask = torch.zeros_like(ids)
                 for i, row in enumerate(batch):
-                    ids[i, : len(rows[row])] = torch.tensor(rows[row])
+                    ids[i, : len(rows[row])] = torch.tensor(rows[row], device="cpu")
                     mask[i, : len(rows[row])] = 1
                 scores[batch] = self._forward(ids.to(device), mask.to(device))
         return scores
