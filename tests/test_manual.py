@@ -168,6 +168,7 @@ def test_statements_about_bits_are_about_cpus():
             assert "CPU" in sentence, name
         assert re.search(r"on a GPU", text, re.IGNORECASE), name
     assert "never been run on a GPU" in pages["README.md"]
+    assert "Exact figures in\nthis manual are from an Intel Xeon" in pages["docs/guides/runs.md"]
 
 
 def test_the_readme_is_short():

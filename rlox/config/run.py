@@ -63,9 +63,7 @@ class EvalConfig(Config):
     seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
     stop_at: float | None = None  # stop training once the mean return reaches this; null: off
     patience: int | None = None  # stop training after this many evaluations without a better one; null: off
-    max_steps: int | None = (
-        None  # steps after which an episode is cut; null: own limit, or 10 x the longest in training
-    )
+    max_steps: int | None = None  # steps after which an episode is cut; null: its limit, or 10 x training's longest
     dataset: str | None = None  # language models: rows to evaluate on, same form as dataset=; null: the training rows
     workers: int = operational(
         -1
