@@ -11,14 +11,14 @@ import forked
 import pytest
 
 import rlox
-from rlox.algorithms import ALGORITHMS, DQN, PPO, SAC, TD3, resolve
-from rlox.config import PrioritizedBufferConfig, RunConfig
-from rlox.config.migration import KEYWORDS, answers, completions, table
+from rlox.algorithms import ALGORITHMS, DQN, GRPO, PPO, SAC, TD3, OnlineDPO, resolve
+from rlox.config import DPOConfig, GRPOConfig, PrioritizedBufferConfig, RunConfig, nearest
+from rlox.config.migration import CLEANRL, KEYWORDS, ORIGINAL, SB3, TRL, answers, completions, table
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox_cli.config.completion import complete
 
-PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
+DOCS = Path(__file__).parent.parent / "docs"
 FIELDS = {item.name for entry in ALGORITHMS.values() for item in fields(resolve(entry.config))}
 ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 
@@ -29,10 +29,10 @@ def rlox_cli(*argv, **env):
 
 def test_every_suggested_name_exists():
     arguments = {*signature(OnPolicyAlgorithm.__init__).parameters, *signature(OffPolicyAlgorithm.__init__).parameters}
-    sections = {item.name for item in fields(RunConfig)}
-    nested = {f"env.{name}" for name in ("n_envs",)} | {
-        f"buffer.{item.name}" for item in fields(PrioritizedBufferConfig)
-    }
+    arguments |= {*signature(GRPO.__init__).parameters, *signature(OnlineDPO.__init__).parameters}
+    sections = {item.name for item in fields(RunConfig)} | {"resume"}
+    nested = {"env.n_envs", "eval.dataset", "eval.n_points", "checkpoint.every_steps"}
+    nested |= {f"buffer.{item.name}" for item in fields(PrioritizedBufferConfig)}
     nested |= {"logger.wandb.project", "logger.wandb.entity", "logger.mlflow.run_name"}
     for row in KEYWORDS:
         assert row.ours or row.command or row.remark, row
@@ -154,8 +154,97 @@ def test_completion_offers_the_equivalent_key():
     assert done.stdout.split() == ["algo.clip_eps="]
 
 
-def test_the_page_shows_the_table():
-    assert "```{migration-table}" in PAGE.read_text()
-    rows = table().splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == [row.theirs for row in KEYWORDS]
+# TRL's GRPOConfig and DPOConfig, as its documentation lists them.
+TRL_GRPO = """num_generations max_completion_length max_prompt_length beta epsilon epsilon_high num_iterations max_steps
+    num_train_epochs per_device_train_batch_size gradient_accumulation_steps lr_scheduler_type warmup_ratio warmup_steps
+    bf16 steps_per_generation mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
+    use_vllm report_to save_steps eval_steps log_completions disable_dropout reward_funcs peft_config"""
+TRL_DPO = """precompute_ref_log_probs max_length max_steps disable_dropout sync_ref_model per_device_train_batch_size"""
+
+
+@pytest.mark.parametrize(("config", "names"), [(GRPOConfig, TRL_GRPO), (DPOConfig, TRL_DPO)])
+def test_every_keyword_of_trl_has_an_answer(config, names):
+    known = {item.name for item in fields(config)}
+    for name in names.split():
+        assert (answer := answers(name, known)) is not None, name
+        assert answers(name, known, cli=True) is not None
+        with pytest.raises(TypeError) as refused:
+            config.from_kwargs("It", **{name: 1})
+        assert str(refused.value) == f"It: unknown hyper-parameter {name!r}; {answer}"
+
+
+def test_keywords_of_trl_are_not_guessed():
+    known = {item.name for item in fields(GRPOConfig)}
+    for theirs, ours in (
+        ("beta", "algo.kl_coef"),
+        ("num_generations", "algo.group_size"),
+        ("epsilon", "algo.clip_eps"),
+        ("num_iterations", "algo.n_epochs"),
+        ("max_steps", "total_timesteps"),
+    ):
+        assert answers(theirs, known, cli=True).startswith(f"did you mean {ours}? ({theirs} of TRL")
+        assert completions(theirs) == [f"{ours}="]
+    assert answers("beta", {item.name for item in fields(DPOConfig)}) is None  # it has the same name there
+    assert answers("num_generations", {item.name for item in fields(PPO.Config)}) is None
+    assert answers("max_steps", known) == "max_steps of TRL is train(n_updates=…) here"
+
+
+@pytest.mark.parametrize(
+    ("typed", "choices", "guess"),
+    [
+        ("beta", ["delta", "gamma"], None),
+        ("epsilon", ["precision"], None),
+        ("num_iterations", ["accumulation"], None),
+        ("max_steps", ["max_time"], None),
+        ("discount", ["device"], None),
+        ("alfa", ["alpha", "beta"], "alpha"),
+        ("PPO", ["ppo", "a2c"], "ppo"),
+        ("cvs", ["csv", "wandb"], "csv"),
+        ("smoke", ["ppo-smoke", "grpo-copy"], "ppo-smoke"),
+        ("gae", ["gamma", "gae_lambda"], "gae_lambda"),
+        ("total_steps", ["total_timesteps"], "total_timesteps"),
+    ],
+)
+def test_a_guess_is_near_what_was_typed(typed, choices, guess):
+    assert nearest(typed, choices) == (f"did you mean {guess!r}?" if guess else f"try one of {', '.join(choices)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--algo ppo", "--algo is no flag; settings are typed without dashes: algo=ppo"),
+        ("--learning-rate 3e-4", "without dashes: algo.learning_rate=3e-4"),
+        ("--env-id=Acrobot-v1", "without dashes: env=Acrobot-v1"),
+        ("--anneal-lr", "without dashes: algo.learning_rate_schedule=linear"),
+        ("--multirum", "did you mean '--multirun'?"),
+        ("env=Hoper-v9", "did you mean 'Hopper-v5'?"),
+        ("env=Nope-v0", "env=Nope-v0 is no environment; `rlox ls envs` lists the ids"),
+        ("env=MiniGrid-Empty-5x5-v0", "pip install minigrid, then add --import minigrid"),
+        ("env=dm_control/cheetah-run-v0", "pip install 'shimmy[dm-control]', then add --import shimmy"),
+        ("env=dm_control:cheetah-run", "pip install 'shimmy[dm-control]', then add --import shimmy"),
+    ],
+)
+def test_habits_from_elsewhere_get_a_hint(tmp_path, words, hint):
+    done = forked.run("train", *words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert hint in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "Pong-v4", "Pong-v5", "Pong-ramDeterministic-v0"])
+def test_older_ids_of_atari_games_get_a_hint(tmp_path, env):
+    pytest.importorskip("ale_py")
+    done = forked.run("train", f"env={env}", cwd=tmp_path)
+    assert f"env={env} is no environment; did you mean 'ALE/Pong-v5'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "directive", "trainers"),
+    [("migration.md", "migration-table", (SB3, CLEANRL, ORIGINAL)), ("guides/from-trl.md", "trl-table", (TRL,))],
+)
+def test_the_page_shows_the_table(page, directive, trainers):
+    assert f"```{{{directive}}}" in (DOCS / page).read_text()
+    rows = table(*trainers).splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [row.theirs for row in KEYWORDS if {*row.of} & {*trainers}]
     assert all(row.count(" | ") == 4 for row in rows)

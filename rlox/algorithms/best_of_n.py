@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rlox.config import integer, nearest
+from rlox.config.migration import answers
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.models.language import LanguageModel
@@ -81,7 +82,7 @@ class BestOfN:
         self.seed = integer("BestOfN", "seed", seed, 0)
         for name in settings:
             if name not in (known := [*Settings.__dataclass_fields__]):
-                raise TypeError(f"BestOfN: unknown setting {name!r}; {nearest(name, known)}")
+                raise TypeError(f"BestOfN: unknown setting {name!r}; {answers(name, known) or nearest(name, known)}")
         max_new_tokens = integer("BestOfN", "max_new_tokens", max_new_tokens, 1)
         self.settings = Settings(max_new_tokens=max_new_tokens, **settings)
         self._calls = 0

@@ -53,11 +53,29 @@ _MOST_LISTED = 40  # number of names in an error message
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the closest of `choices`, or the first of them in order if none is close."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    if (close := closest(name, choices)) is not None:
+        return f"did you mean {close!r}?"
     more = f", … ({len(choices):,} in all)" if len(choices) > _MOST_LISTED else ""
     return f"try one of {', '.join(choices[:_MOST_LISTED])}{more}"
+
+
+def closest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the closest of `choices`, or None if none is close.
+
+    A guess must be likely: a choice with a typing error, or one that begins with `name` or has it as a part.
+    """
+    close = [one for one in choices if _is_close(name.lower(), one.lower())]
+    return max(close, key=lambda one: difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio(), default=None)
+
+
+def _is_close(name: str, choice: str) -> bool:
+    if len(name) >= 3 and (choice.startswith(name) or name in re.split(r"[\W_]+", choice)):
+        return True
+    matcher = difflib.SequenceMatcher(None, name, choice)
+    if matcher.quick_ratio() < 0.6:
+        return False
+    changes = sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal")
+    return matcher.ratio() >= 0.75 or changes <= 1 or (changes == 2 and name[0] == choice[0])
 
 
 def is_below(path: str) -> bool:
@@ -147,7 +165,8 @@ def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value` if it is one of `choices`, otherwise raise a ValueError that names the nearest one."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
-            f"{where}: {name} must be one of {', '.join(choices)}, got {shown(value)}; {nearest(shown(value), choices)}"
+            f"{where}: {name} must be one of {', '.join(choices)}, got {shown(value)}; "
+            f"{nearest(value if isinstance(value, str) else shown(value), choices)}"
         )
     return value
 

@@ -1,6 +1,7 @@
 """Table of keywords of other trainers and their names in rlox.
 
-The error for an unknown keyword, command-line completion and ``docs/migration.md`` all use `KEYWORDS`.
+The error for an unknown keyword, command-line completion, ``docs/migration.md`` and ``docs/guides/from-trl.md`` all use
+`KEYWORDS`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-SB3, CLEANRL, ORIGINAL = "Stable-Baselines3", "CleanRL", "the Rust rlox"
+SB3, CLEANRL, ORIGINAL, TRL = "Stable-Baselines3", "CleanRL", "the Rust rlox", "TRL"
 
 
 class Keyword(NamedTuple):
@@ -18,7 +19,7 @@ class Keyword(NamedTuple):
     of: tuple[str, ...]  # trainers that have it
     ours: str | None  # field or argument of the library, with its value if that is fixed; None: no equivalent
     remark: str = ""  # differences in meaning
-    typed: str | None = None  # key on the command line, if it is not algo.<ours>
+    typed: str | None = None  # key on the command line, if it is not algo.<ours>; empty: there is none
     needs: str | None = None  # field of the algorithms that this applies to, if it is not <ours>
 
     @property
@@ -29,14 +30,24 @@ class Keyword(NamedTuple):
     @property
     def command(self) -> str | None:
         """Key on the command line; None if there is none."""
-        return self.typed or (None if self.ours is None else f"algo.{self.ours}")
+        if self.typed is not None:
+            return self.typed or None
+        return None if self.ours is None else f"algo.{self.ours}"
 
 
 _NO_SDE = "there is no state-dependent exploration, only exploration_noise and noise_correlation"
 _SIZES = "widths of all hidden layers, the same for actor and critics"
 _ARGUMENT = "an argument of the algorithm's class, not of its Config"
 _OFF_POLICY = "an argument of DQN, SAC and TD3, not of their Config"
+_BATCH = "the whole batch of an update, in prompts, pairs or texts; GRPO samples batch_size * group_size completions"
+_WHOLE = "rows are never truncated; one that is too long is an error with its number"
+_LLM = "accumulation"  # a field that all algorithms for language models have
 _ADAM = "the other settings of Adam and RMSprop are fixed"
+
+
+def _of_trl(theirs: str, ours: str | None, remark: str = "", typed: str | None = None) -> Keyword:
+    """Return a row about language models."""
+    return Keyword(theirs, (TRL,), ours, remark, typed, needs=_LLM if typed is not None or ours is None else None)
 
 
 def _memory(theirs: str, of: tuple[str, ...], remark: str, typed: str) -> Keyword:
@@ -128,6 +139,45 @@ KEYWORDS = (
     Keyword("exp_name", (CLEANRL,), None, typed="logger.mlflow.run_name"),
     Keyword("capture_video", (CLEANRL,), None, "callbacks=[VideoCallback(folder)], or rlox eval RUN --video FILE"),
     Keyword("save_model", (CLEANRL,), None, "checkpoints are written automatically; save(path) in the library"),
+    # Language models.
+    _of_trl("lr_scheduler_type", "learning_rate_schedule", "constant or linear"),
+    _of_trl("warmup_ratio", "warmup"),
+    _of_trl("warmup_steps", "warmup", "a share of the training, not a number of updates"),
+    _of_trl("per_device_train_batch_size", "batch_size", _BATCH),
+    _of_trl("gradient_accumulation_steps", "accumulation", "parts of one batch, which does not get larger"),
+    _of_trl("bf16", "precision=bfloat16", "auto takes it on a GPU that has it; weights that are trained stay float32"),
+    _of_trl("peft_config", "lora_rank", "with lora_alpha and lora_targets; or pass a peft model as the model"),
+    _of_trl("target_modules", "lora_targets"),
+    _of_trl("num_generations", "group_size", "completions per prompt"),
+    _of_trl("max_completion_length", "max_new_tokens"),
+    _of_trl("max_prompt_length", None, _WHOLE),
+    _of_trl("max_length", None, _WHOLE),
+    _of_trl("beta", "kl_coef", "weight of the KL, 0.04 by default; DPO has beta"),
+    _of_trl("epsilon", "clip_eps"),
+    _of_trl("epsilon_high", "clip_eps_high"),
+    _of_trl("num_iterations", "n_epochs", "passes over the completions of an update"),
+    _of_trl("steps_per_generation", "n_minibatches", "optimiser steps per pass"),
+    _of_trl("mask_truncated_completions", "mask_truncated"),
+    _of_trl("sync_ref_model", "ref_sync_every", "null: never"),
+    _of_trl("ref_model_sync_steps", "ref_sync_every", "null: never"),
+    _of_trl("ref_model_mixup_alpha", "ref_sync_share"),
+    _of_trl("precompute_ref_log_probs", None, "always on: the reference scores each pair once, when it is first used"),
+    _of_trl("center_rewards_coefficient", "center"),
+    _of_trl("disable_dropout", None, "dropout is always off"),
+    _of_trl("reward_funcs", "reward_fn", "a function, or a list of functions", typed="reward"),
+    _of_trl("judge", "preference_fn", "a function of the library", typed=""),
+    _of_trl("processing_class", "tokenizer", "the model's own by default", typed="tokenizer"),
+    _of_trl("train_dataset", "dataset", "rows, or a file with rows", typed="dataset"),
+    _of_trl("max_steps", None, "train(n_updates=…)", typed="total_timesteps"),
+    _of_trl("num_train_epochs", None, "train(rows, n_epochs=…); or count updates", typed="total_timesteps"),
+    _of_trl("eval_dataset", "eval_dataset", _ARGUMENT, typed="eval.dataset"),
+    _of_trl("eval_steps", None, "EvalCallback(n_points), the number of evaluations", typed="eval.n_points"),
+    _of_trl("save_steps", None, "CheckpointCallback(every_steps=…)", typed="checkpoint.every_steps"),
+    _of_trl("resume_from_checkpoint", None, "from_checkpoint(path)", typed="resume"),
+    _of_trl("report_to", None, "logger=mlflow, wandb, tensorboard or csv on the command line", typed="logger"),
+    _of_trl("log_completions", None, "completions are always kept, in completions.json"),
+    _of_trl("use_vllm", None, "sampler=create_backend(…)", typed="sampler=vllm"),
+    _of_trl("vllm_server_base_url", None, "sampler=create_backend(…)", typed="sampler_url"),
 )
 
 
@@ -158,7 +208,11 @@ def answers(name: str, known: Collection[str], cli: bool = False, value: Any = N
         if ours == name:
             found.append(f"{name} is {row.remark}")
             continue
-        found.append(f"did you mean {ours}? ({whose}{remark})" if ours else f"{whose} has no equivalent here{remark}")
+        if ours:
+            found.append(f"did you mean {ours}? ({whose}{remark})")
+        else:
+            elsewhere = row.typed and remark  # not a keyword here, but there is something
+            found.append(f"{whose} is {row.remark} here" if elsewhere else f"{whose} has no equivalent here{remark}")
     return "; ".join(found) or None
 
 
@@ -170,20 +224,27 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def completions(typed: str) -> list[str]:
-    """Return rlox's keys for a keyword of another trainer, or the start of one, such as ``algo.clip_range``."""
+def completions(typed: str, whole: bool = False) -> list[str]:
+    """Return rlox's keys for a keyword of another trainer, or the start of one, such as ``algo.clip_range``.
+
+    With `whole`, the start of a keyword does not count.
+    """
     prefix, _, name = typed.rpartition(".")
-    if prefix not in ("", "algo") or len(name) < 3:
+    if prefix not in ("", "algo") or (len(name) < 3 and not whole):
         return []
-    rows = [row for row in KEYWORDS if row.theirs == name] or [row for row in KEYWORDS if row.theirs.startswith(name)]
+    rows = [row for row in KEYWORDS if row.theirs == name] or [
+        row for row in KEYWORDS if row.theirs.startswith(name) and not whole
+    ]
     keys = {row.command for row in rows if row.command is not None}
     return sorted(key if "=" in key else f"{key}=" for key in keys)
 
 
-def table() -> str:
-    """Return `KEYWORDS` as the Markdown table of the migration page."""
+def table(*trainers: str) -> str:
+    """Return the rows of `KEYWORDS` about any of `trainers` as the Markdown table of a page."""
     rows = ["| theirs | of | in the library | on the command line | remark |", "|---|---|---|---|---|"]
     for row in KEYWORDS:
+        if not {*row.of} & {*trainers}:
+            continue
         cells = [f"`{row.theirs}`", ", ".join(row.of), *(f"`{x}`" if x else "" for x in (row.ours, row.command))]
         rows.append(f"| {' | '.join(cells)} | {row.remark} |")
     return "\n".join(rows)

@@ -8,16 +8,35 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from rlox.config import nearest
+from rlox.config.base import closest
 from rlox.envs.failures import frames_of, note_cause
 from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
 
 # Extras that install the libraries of gymnasium's own ids, by the module that gymnasium names as missing.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
+
+# Ids of Atari games before ALE/NAME-v5, such as Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.
+_OLD_ATARI = re.compile(r"(?:ALE/)?([A-Z][A-Za-z0-9]*?)((?:-ram)?(?:NoFrameskip|Deterministic))?(?:-ram)?-v\d+")
+_VERSION = re.compile(r"-v\d+$")
+# Ids that a package registers when it is imported: pattern, package and module.
+_PACKAGES = (
+    (r"MiniGrid-|BabyAI-", "minigrid", "minigrid"),
+    (r"dm_control|dmc[_:/]", "'shimmy[dm-control]'", "shimmy"),
+    (
+        r"Fetch|Adroit|HandManipulate|HandReach|FrankaKitchen|AntMaze|PointMaze",
+        "gymnasium-robotics",
+        "gymnasium_robotics",
+    ),
+    (r"(highway|merge|roundabout|parking|intersection|racetrack)(-\w+)?-v\d", "highway-env", "highway_env"),
+    (r"procgen[-:]", "procgen-gym", "procgen"),
+)
 
 # Default wrappers of `ALE/…` ids: up to 30 no-ops, the maximum of the last two of 4 frames, 84 x 84 greys, 4 of them
 # stacked. Losing a life does not end the episode, as Machado et al. 2018 (arXiv:1709.06009, 4.1) advise.
@@ -160,7 +179,7 @@ def _from_id(env: str, kwargs: dict[str, Any]):
             raise _missing(env, f"{e} {e.__cause__ or ''}") from e
         # A registered environment may itself create others that are not registered.
         if isinstance(e, error.UnregisteredEnv) and env.rpartition(":")[2] not in gymnasium.registry:
-            raise ValueError(f"make_gym_env: env must be a registered id, got {env!r}; {_nearest_id(env)}") from e
+            raise ValueError(f"make_gym_env: env must be a registered id, got {env!r}; {nearest_id(env)}") from e
         raise ValueError(f"make_gym_env: {env} cannot be created: {e}") from e
     except TypeError as e:
         raise ValueError(f"make_gym_env: {env} does not take kwargs {kwargs!r}: {e}") from e
@@ -172,12 +191,26 @@ def _missing(what: str, text: str) -> ImportError:
     return ImportError(f"make_gym_env: {what} needs a package that is not installed; {remedy}")
 
 
-def _nearest_id(env: str) -> str:
+def nearest_id(env: str) -> str:
+    """Return a hint for an id that is not registered: what it is called here, the package that has it, or a near id."""
     import gymnasium
 
     known = [name for name in gymnasium.registry if not name.startswith("rlox/") or env.startswith("rlox/")]
-    hint = nearest(env, [*native_env_ids(), *known])
-    return hint if hint.startswith("did") else "`rlox ls envs` lists the ids"
+    if game := _OLD_ATARI.fullmatch(env):
+        with suppress(ImportError):
+            register_atari()
+        if (now := f"ALE/{game[1]}-v5") in gymnasium.registry:
+            return f"did you mean {now!r}? (its frames are skipped, scaled and stacked by default)"
+        if game[2]:
+            return f'Atari games are ALE/{game[1]}-v5 here, and need pip install "rlox-cli[atari]"'
+    for pattern, package, module in _PACKAGES:
+        if re.match(pattern, env):
+            install = "" if find_spec(module) else f"pip install {package}, then "
+            return f"{module} registers such ids: {install}add --import {module} (library: import {module})"
+    # Equal versions do not make two ids alike. The newest version comes last, and native ids after all others.
+    newest = {_VERSION.sub("", name): name for name in (*sorted(known), *native_env_ids())}
+    close = closest(_VERSION.sub("", env), newest)
+    return f"did you mean {newest[close]!r}?" if close is not None else "`rlox ls envs` lists the ids"
 
 
 def _parted(item: Any) -> tuple[str, dict[str, Any]]:

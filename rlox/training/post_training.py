@@ -19,6 +19,7 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import Evaluation, torch_threads
 from rlox.config import LLMConfig, integer, nearest, shown
+from rlox.config.migration import answers
 from rlox.kernels.rng import Rng
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
@@ -340,7 +341,7 @@ class LLMAlgorithm(Algorithm):
         known = {name: getattr(c, name) for name in names if hasattr(c, name)}
         for name in changed:
             if name not in names:
-                raise TypeError(f"{where}: unknown setting {name!r}; {nearest(name, names)}")
+                raise TypeError(f"{where}: unknown setting {name!r}; {answers(name, names) or nearest(name, names)}")
         given = {**known, **{name: value for name, value in changed.items() if value is not None}}
         stop = given.get("stop", ())
         if isinstance(stop, str) or not isinstance(stop, Iterable):

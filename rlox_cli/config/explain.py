@@ -43,8 +43,12 @@ def explain(e: BaseException) -> str:
         if group:
             # Hydra lists no options for an item of a list, as in logger=[mlflow,cvs].
             options = e.options or GlobalHydra.instance().config_loader().get_group_options(group)
-            more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
-            return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
+            if group == "env":
+                from rlox.envs.gym_make import nearest_id
+
+                more = "; any gymnasium id may be given, such as Acrobot-v1"
+                return f"env={choice} does not exist; {nearest_id(choice)}{more}"
+            return f"{group}={choice} does not exist; {nearest(choice, options)}"
     if isinstance(e, HydraException) and "Ambiguous value for argument" in str(e):
         line = re.search(r"argument '(.*?)'\n", str(e))
         return f"{line[1] if line else 'a comma list'} has several values, which need a sweep: rlox train -m …"

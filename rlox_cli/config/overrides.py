@@ -18,6 +18,7 @@ from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
 from rlox.config import RunConfig, nearest
 from rlox.config.base import types_of
+from rlox.config.migration import completions
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
@@ -58,7 +59,9 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
         elif word.startswith("-"):
             if (name := word.partition("=")[0]) not in _FLAGS | _VALUE_FLAGS:
                 known = {"--import", "--check", *_FLAGS, *_VALUE_FLAGS}
-                raise UsageError(f"{_short(name)} is no flag; {nearest(name, known)}")
+                value = word.partition("=")[2] or next(words, "…")
+                hint = _as_setting(name, "…" if value.startswith("-") else value) or nearest(name, known)
+                raise UsageError(f"{_short(name)} is no flag; {hint}")
             flags.append(word)
         elif "=" in word or word.startswith("~"):
             # kwargs may have any key, but in Hydra's strict mode each key would be unknown.
@@ -73,6 +76,18 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
             if word.split("=")[0] in ("--resolve", "--package", "-p"):
                 raise UsageError(f"{word} must be used with --cfg job, which prints the configuration")
     return flags, overrides
+
+
+def _as_setting(flag: str, value: str) -> str | None:
+    """Return how to type a setting that was typed as a flag, as in ``--algo ppo``; None if it is no setting."""
+    key = flag.lstrip("-").replace("-", "_")
+    if key.partition(".")[0] not in {*types_of(RunConfig), "tuned", "experiment"}:
+        inner = {f"algo.{item.name}" for entry in ALGORITHMS.values() for item in fields(resolve(entry.config))}
+        keys = [key.rstrip("=") for key in completions(key, whole=True)] or [f"algo.{key}"]
+        key = keys[0]
+        if key.startswith("algo.") and key.partition("=")[0] not in inner:
+            return None
+    return f"settings are typed without dashes: {key if '=' in key else f'{key}={_short(value)}'}"
 
 
 def _as_integer(override: str) -> str:

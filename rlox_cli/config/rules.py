@@ -264,7 +264,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     gymnasium is imported only if the environment is not native. With the backend envpool, the environment must be one
     of EnvPool's.
     """
-    from rlox.envs import foreign_id, is_native, native_env_ids
+    from rlox.envs import foreign_id, is_native
 
     if backend == "envpool":
         from rlox.envs.envpool_env import check_envpool_id
@@ -282,7 +282,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     import gymnasium
     from gymnasium import error
 
-    from rlox.envs.gym_make import register_atari
+    from rlox.envs.gym_make import nearest_id, register_atari
 
     if env_id.startswith("ALE/"):
         try:
@@ -292,6 +292,4 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     try:
         gymnasium.spec(foreign_id(env_id))
     except (error.Error, ImportError) as e:
-        hint = nearest(env_id, [*native_env_ids(), *gymnasium.registry])
-        remedy = hint if hint.startswith("did") else "`rlox ls envs` lists them"
-        raise ValueError(f"env={one_line(env_id, 80)} is no environment; {remedy}") from e
+        raise ValueError(f"env={one_line(env_id, 80)} is no environment; {nearest_id(env_id)}") from e
