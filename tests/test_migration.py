@@ -16,6 +16,7 @@ from rlox.config import DPOConfig, GRPOConfig, PrioritizedBufferConfig, RunConfi
 from rlox.config.migration import CLEANRL, KEYWORDS, ORIGINAL, SB3, TRL, answers, completions, table
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.post_training import LLMAlgorithm
 from rlox_cli.config.completion import complete
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -29,7 +30,7 @@ def rlox_cli(*argv, **env):
 
 def test_every_suggested_name_exists():
     arguments = {*signature(OnPolicyAlgorithm.__init__).parameters, *signature(OffPolicyAlgorithm.__init__).parameters}
-    arguments |= {*signature(GRPO.__init__).parameters, *signature(OnlineDPO.__init__).parameters}
+    arguments |= {name for cls in (GRPO, OnlineDPO, LLMAlgorithm) for name in signature(cls.__init__).parameters}
     sections = {item.name for item in fields(RunConfig)} | {"resume"}
     nested = {"env.n_envs", "eval.dataset", "eval.n_points", "checkpoint.every_steps"}
     nested |= {f"buffer.{item.name}" for item in fields(PrioritizedBufferConfig)}
