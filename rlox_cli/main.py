@@ -22,6 +22,7 @@ from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
+from rlox_cli.terminal.shells import replace_scripts
 from rlox_cli.terminal.streams import open_streams, use_utf8_paths
 
 app = typer.Typer(
@@ -46,6 +47,9 @@ app.command()(worker)
 app.command()(doctor)
 app.add_typer(sweep, name="sweep")
 app.add_typer(bench, name="bench")
+
+
+replace_scripts()
 
 
 def _version(asked: bool) -> None:

@@ -1,6 +1,7 @@
 """Runs every Python and shell block of the README and the manual as a reader would type it, with small settings.
 
-The blocks of a page run in order, in one process, one namespace and one folder. A comment on the line before a block
+The blocks of a page run in order, in one process, one namespace and one folder; the commands of the README run on a
+pseudo-terminal of 80 columns. A comment on the line before a block
 changes how it is run. Semicolons separate several directives:
 
 - ``<!-- test: skip, REASON -->``: do not run the block;
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from pseudo_terminal import on_a_terminal, too_wide
 
 import rlox
 from rlox.algorithms import ALGORITHMS
@@ -115,7 +117,13 @@ def test_blocks_run(page, command, tmp_path, monkeypatch, own_tables):
                 continue
             program, *words = words_of(line)
             assert program == "rlox", f"{page.name}: this test runs only rlox, got {line!r}; say why it is left out"
-            code, _, error = command(*words)
+            if page.name == "README.md":  # as its reader sees it
+                code, lines = on_a_terminal(80, *words, cwd=tmp_path)
+                error = "\n".join(lines)
+                assert "Traceback" not in error
+                assert too_wide(lines, 80) == []
+            else:
+                code, _, error = command(*words)
             assert not code, f"{page.name}: {line}\n{error}"
 
     for block in blocks_of(page):

@@ -65,7 +65,9 @@ def closest(name: str, choices: Iterable[str]) -> str | None:
     A guess must be likely: a choice with a typing error, or one that begins with `name` or has it as a part.
     """
     close = [one for one in choices if _is_close(name.lower(), one.lower())]
-    return max(close, key=lambda one: difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio(), default=None)
+    # Of equal ones the last in order, which is the newest version of an environment.
+    ranked = ((difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio(), one) for one in close)
+    return max(ranked, default=(0.0, None))[1]
 
 
 def _is_close(name: str, choice: str) -> bool:
