@@ -175,10 +175,13 @@ def sample(
     Completions
         The `n` completions of the first prompt, then those of the next.
     """
+    model.evaluation_mode()
     numbers = range(len(prompts)) if numbers is None else numbers
     noise = torch.from_numpy(completion_noise(seed, step, numbers, n, settings.max_new_tokens)).to(model.device)
     ends = torch.tensor(sorted({*model.eos, *settings.stop}), dtype=torch.int64, device=model.device)
-    decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.hugging_face else _FullRows(model, prompts, n)
+    if model.cached is None:
+        model.cached = model.hugging_face and _samples_with_cache(model)
+    decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.cached else _FullRows(model, prompts, n)
     rows = len(prompts) * n
     ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
     log_probs = torch.zeros((rows, settings.max_new_tokens), dtype=torch.float32, device=model.device)
@@ -236,6 +239,12 @@ def sample_within(
     return Completions([ids[i] for i in order], [log_probs[i] for i in order], ended[order])
 
 
+def _samples_with_cache(model: LanguageModel) -> bool:
+    from rlox.llm.models.cache import samples_with_cache
+
+    return samples_with_cache(model)
+
+
 class _Cached:
     """Compute the logits of each row's next token with the model's cache of keys and values.
 
@@ -273,7 +282,6 @@ class _Cached:
         self.native = native(self.model, self.ids, self.mask, self.cache, logits, self.n, self.room)
         if self.native is not None:
             return logits.repeat_interleave(self.n, 0)
-        # A cache without this method belongs to a model that does not cache keys and values.
         self.cache.batch_repeat_interleave(self.n)
         if self.room >= _LONG:
             with_room(self.cache, self.room)
@@ -305,7 +313,7 @@ class _Cached:
 
 
 class _FullRows:
-    """Counterpart of `_Cached` for a module that reads whole rows. Padding is on the right, where no token sees it."""
+    """Counterpart of `_Cached` that reads whole rows. Padding is on the right, where no token sees it."""
 
     can_leave = True
 
@@ -325,7 +333,7 @@ class _FullRows:
                 self.ids = torch.nn.functional.pad(self.ids, (0, 1))
             self.ids[row, self.length] = tokens
             self.length = self.length + 1
-        return self.model.bare_logits(self.ids)[row, self.length - 1].float()
+        return self.model.row_logits(self.ids)[row, self.length - 1].float()
 
     def keep(self, rows: torch.Tensor) -> None:
         self.ids, self.length = self.ids[rows], self.length[rows]

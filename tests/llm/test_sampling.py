@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+import transformers
 from scipy import stats
 from transformers import (
     LogitsProcessorList,
@@ -159,6 +160,7 @@ def test_ended_completions_leave_the_batch(kind):
         return forward(given, *args, **named)
 
     model = LanguageModel(module, None, [1, 2, 3, 4, 5])
+    sample(model, PROMPTS, Settings(1))  # the first sample also tries the cache
     module.forward = watched
     drawn = sample(model, PROMPTS, Settings(12), n=8, seed=0)
     longest = max(map(len, drawn.ids))
@@ -209,3 +211,36 @@ def test_sampling_does_not_change_the_state_of_a_model():
     assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert all(p.grad is None for p in module.parameters())
+
+
+UNUSUAL = {
+    "mamba": ("MambaConfig", {"state_size": 4}),
+    "lfm2": ("Lfm2Config", {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}),
+    "rwkv": ("RwkvConfig", {"attention_hidden_size": 16, "context_length": 64}),
+    "roberta": ("RobertaConfig", {"is_decoder": True, "max_position_embeddings": 64}),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_models_whose_cache_cannot_be_repeated_are_sampled_from_whole_rows(kind):
+    """Recurrent states cannot be repeated; RWKV returns no cache, and RoBERTa counts positions from 2."""
+    name, options = UNUSUAL[kind]
+    shape = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "pad_token_id": 0}
+    config = getattr(transformers, name)(**shape, intermediate_size=32, bos_token_id=1, eos_token_id=1, **options)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(4 if p.ndim > 1 else 1)
+    prompts = [[5, 6, 7, 3], [3], [7, 8, 9, 4, 2, 11]]
+    model = LanguageModel(module)
+    with pytest.warns(UserWarning, match="completions are sampled without it"):
+        drawn = sample(model, prompts, Settings(max_new_tokens=9), n=2)
+    assert max(map(len, drawn.ids)) == 9
+    with torch.no_grad():
+        for i, (ids, log_probs) in enumerate(zip(drawn.ids, drawn.log_probs, strict=True)):
+            prompt = prompts[i // 2]
+            logits = module(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+            expected = logits.log_softmax(-1)[torch.arange(len(ids)), torch.from_numpy(ids)]
+            np.testing.assert_allclose(log_probs, expected, atol=1e-4)

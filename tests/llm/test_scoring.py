@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+import transformers
 
 from rlox.algorithms import SFT
 from rlox.llm.models.language import LanguageModel
@@ -108,6 +109,33 @@ def test_gradient_checkpointing_gives_the_same_gradient(kind, lora):
         algorithm.update(Sequences(PROMPTS, COMPLETIONS))
         assert len(calls) == 1 + twice
         assert not module.training
+        gradients.append(steps.gradients[0])
+    assert gradients[0].norm() > 1e-3
+    assert toy.relative_error(*gradients) < 2e-6
+
+
+OLDER = {
+    "falcon": ("FalconConfig", {"hidden_dropout": 0.5, "attention_dropout": 0.5}),
+    "biogpt": ("BioGptConfig", {"hidden_dropout_prob": 0.5, "activation_dropout": 0.5, "layerdrop": 0.5}),
+    "xglm": ("XGLMConfig", {"d_model": 16, "num_layers": 2, "attention_heads": 2, "ffn_dim": 32, "activation_dropout": 0.5}),
+}
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_dropout_of_functions_is_off_too(kind):
+    """These models read its probability from their configuration, in their own and their layers' forward."""
+    name, options = OLDER[kind]
+    shape = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = getattr(transformers, name)(**{**shape, **options, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = transformers.AutoModelForCausalLM.from_config(config)
+    sequences, gradients = Sequences(PROMPTS, COMPLETIONS), []
+    for twice in (False, True):
+        algorithm = SFT(copy.deepcopy(module), gradient_checkpointing=twice, max_grad_norm=None, batch_size=5)
+        algorithm.policy.train()  # as in a hand-written loop
+        steps = toy.Steps(algorithm)
+        algorithm.update(sequences)
         gradients.append(steps.gradients[0])
     assert gradients[0].norm() > 1e-3
     assert toy.relative_error(*gradients) < 2e-6

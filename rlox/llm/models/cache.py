@@ -1,11 +1,54 @@
-"""A cache of keys and values that grows in place."""
+"""Caches of keys and values: whether a model's can be used for sampling, and one that grows in place."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicLayer
+
+from rlox.llm.models.language import LanguageModel
+from rlox.llm.tokens import left_padded
+
+# Allowed difference of logits, as a share of the largest, also in bfloat16; a wrong position or mask changes them more.
+_TOLERANCE = 0.1
+
+
+def samples_with_cache(model: LanguageModel) -> bool:
+    """Return whether a Hugging Face model's cache of padded prompts can be repeated for several completions.
+
+    One token after two prompts is computed with the repeated cache, and from whole rows. Models with recurrent layers
+    have caches that cannot be repeated, and some old models have none, or count positions in their own way.
+    """
+    size = model.vocabulary or 4
+    rows, new = [[1 % size, 2 % size, 3 % size], [3 % size]], 2 % size
+    last = torch.full((4, 1), new, device=model.device)
+    ids, mask = (torch.as_tensor(x, device=model.device) for x in left_padded(rows, model.pad))
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    try:
+        found = model.module(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)
+        cache = getattr(found, model.cache_name)
+        cache.batch_repeat_interleave(2)
+        mask = torch.cat([mask.repeat_interleave(2, 0), torch.ones_like(last)], 1)
+        position = position[:, -1:].repeat_interleave(2, 0) + 1
+        ours = model.module(
+            input_ids=last, attention_mask=mask, position_ids=position, use_cache=True, **{model.cache_name: cache}
+        ).logits[:, -1]
+    except Exception as e:  # a reason that has nothing to do with the cache is raised by the pass over whole rows, too
+        why = f"cannot be used ({type(e).__name__})"
+    else:
+        theirs = torch.stack([model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows])
+        theirs = theirs.repeat_interleave(2, 0)
+        if float((ours - theirs).abs().max()) <= _TOLERANCE * float(theirs.abs().max()):
+            return True
+        why = "gives other logits than whole rows"
+    warnings.warn(
+        f"{model.where}: the cache of {model.kind} {why}; completions are sampled without it, which takes longer the "
+        "longer they are",
+        stacklevel=2,
+    )
+    return False
 
 
 class RoomyLayer(DynamicLayer):

@@ -50,6 +50,7 @@ class RewardHead(nn.Module):
         TypeError, ValueError
             If a custom module returns anything but (B,).
         """
+        self._model.evaluation_mode()
         ids, lengths = sequences.padded_rows()
         last = torch.from_numpy(lengths - 1).to(self._model.device)
         padded = torch.from_numpy(ids).to(self._model.device)

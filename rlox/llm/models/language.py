@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +65,8 @@ class LanguageModel:
         Number of parameters.
     native : bool
         Whether the native decoder, if it supports the module, may replace it for sampling.
+    cached : bool or None
+        Whether sampling uses the model's cache; None until the first sample, which finds out.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class LanguageModel:
             raise TypeError(f"{where}: tokenizer must be one of Hugging Face's, got {shown(tokenizer)}")
         self.module, self.tokenizer, self.where = module, tokenizer, where
         self.native = True
+        self.cached: bool | None = None
         self.checkpointed = False  # whether activations are recomputed for the gradient
+        self._recomputed: list[nn.Module] = []  # the modules whose activations are recomputed
         self.one_pass = False  # whether a gradient must involve only a single pass over the module
         base = self.base
         self.kind = type(base).__name__
@@ -159,22 +164,35 @@ class LanguageModel:
         else:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         base.enable_input_require_grads()
-        self.checkpointed = True
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        marked: list[Any] = [part for part in base.modules() if getattr(part, "gradient_checkpointing", False)]
+        # Models of older code have no such layers, and checkpoint in a module that contains the layers.
+        layers = [part for part in marked if isinstance(part, GradientCheckpointingLayer)] or marked
+        for layer in layers:
+            layer._gradient_checkpointing_func = partial(_recompute, layer, layer._gradient_checkpointing_func)
+        self.checkpointed, self._recomputed = True, layers
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
         """Use this context around passes that are differentiated.
 
-        If activations are checkpointed, it sets training mode, because Hugging Face models checkpoint in no other mode.
+        If activations are checkpointed, it sets the training mode of the layers alone, because Hugging Face's layers
+        checkpoint in no other mode. What they compute, they compute in evaluation mode, without dropout.
         """
-        before = self.module.training
-        if self.checkpointed:
-            self.module.train()
+        self.evaluation_mode()
+        for layer in self._recomputed:
+            layer.training = True
         try:
             yield
         finally:
-            if self.checkpointed:
-                self.module.train(before)
+            for layer in self._recomputed:
+                layer.training = False
+
+    def evaluation_mode(self) -> None:
+        """Switch dropout off again if the user's code has called ``train()`` on the module meanwhile."""
+        if self.module.training:
+            self.module.eval()
 
     @property
     def attention(self) -> str:
@@ -208,6 +226,7 @@ class LanguageModel:
 
     def logits(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits (R, C, V) of the last columns, and which of these columns (N,) predict the scored tokens."""
+        self.evaluation_mode()
         if self.hugging_face:
             # A mask, or an unnecessary cache, would let sequences in the same row attend to each other.
             width, first = layout.ids.shape[1], layout.first_column
@@ -249,7 +268,10 @@ class LanguageModel:
 
     def blank(self) -> torch.Tensor:
         """Run a forward pass on one token, for a rank that only takes part in another rank's pass."""
-        ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        return self.row_logits(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
+
+    def row_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, T, V) of whole rows of ids (B, T)."""
         return self.module(input_ids=ids, use_cache=False).logits if self.hugging_face else self.bare_logits(ids)
 
     def bare_logits(self, ids: torch.Tensor) -> torch.Tensor:
@@ -313,3 +335,16 @@ class LanguageModel:
         return LanguageModel(
             copy.deepcopy(self.module).requires_grad_(False), self.tokenizer, self.eos or None, self.where
         )
+
+
+def _recompute(layer: nn.Module, checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
+    """Call `checkpoint`, which keeps the arguments of `function` instead of its activations, without dropout."""
+
+    def run(*inputs: Any) -> Any:
+        before, layer.training = layer.training, False
+        try:
+            return function(*inputs)
+        finally:
+            layer.training = before
+
+    return checkpoint(run, *args)
