@@ -141,6 +141,7 @@ _EXPORTS = {
 
 # Module names of the library's first layout, which its documents import, and the modules that provide them now.
 _ALIASES = {
+    "rlox.batch": ["rlox.nn.batch"],
     "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
     "rlox.llm.reward_models": ["rlox.llm.rewards.models", "rlox.llm.rewards.http"],
     "rlox.losses": ["rlox.nn.losses"],

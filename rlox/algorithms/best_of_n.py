@@ -77,7 +77,9 @@ class BestOfN:
         self._served = None
         if sampler is not None:
             self._served = Served(sampler, self.model, "BestOfN", follows=False)
-        self.rewards = Rewards(reward_fn, reward_weights, "BestOfN")
+        else:
+            self.model.warn_of_own_generate()
+        self.rewards = Rewards(reward_fn, reward_weights, "BestOfN", tokenizer is not None)
         self.n = integer("BestOfN", "n", n, 1)
         self.seed = integer("BestOfN", "seed", seed, 0)
         for name in settings:
@@ -99,7 +101,7 @@ class BestOfN:
         numbers = np.arange(len(rows))
         drawn = self._complete(rows.prompts)
         self._calls += 1
-        scores = scores_of(self.rewards, rows, np.repeat(numbers, self.n), drawn.ids, self.model)
+        scores = scores_of(self.rewards, rows, np.repeat(numbers, self.n), drawn.ids, self.model, drawn.ended)
         rewards = self.rewards.combine(scores).reshape(-1, self.n)
         completions = [drawn.ids[i * self.n + j] for i, j in enumerate(rewards.argmax(1))]
         return Best(

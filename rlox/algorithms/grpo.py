@@ -73,7 +73,8 @@ class GRPO(LLMAlgorithm):
     Raises
     ------
     TypeError, ValueError
-        As `LLMAlgorithm`; also for a reward function whose first parameter is neither ``completions`` nor ``prompts``.
+        As `LLMAlgorithm`; with a tokenizer, also for a reward function whose first parameters are not called
+        ``completions`` and ``prompts``.
     """
 
     name = "grpo"
@@ -100,7 +101,9 @@ class GRPO(LLMAlgorithm):
                 f"GRPO: environment must be a function that returns an environment, got {shown(environment)}"
             )
         self.environment = environment
-        self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO")
+        self.rewards = (
+            None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO", more.get("tokenizer") is not None)
+        )
         super().__init__(model, ref_model, callbacks, logger, **more)
         if self.config.importance_sampling_level == "sequence" and self.config.loss_type != "grpo":
             warnings.warn(
@@ -158,7 +161,7 @@ class GRPO(LLMAlgorithm):
         drawn: Completions | Conversations
         if self.environment is None:
             drawn = self.complete(prompts, streams, n, step, settings, seed)
-            rewards, written = np.zeros(len(drawn.ids)), None
+            rewards, written, starts = np.zeros(len(drawn.ids)), None, [ids for ids in prompts for _ in range(n)]
         else:
             if self.model.tokenizer is None:
                 raise ValueError("GRPO: a text environment needs a tokenizer, got none; pass tokenizer=…")
@@ -177,15 +180,15 @@ class GRPO(LLMAlgorithm):
                 ),
                 self._context(),
             )
-            rewards, written = drawn.rewards, drawn.written
+            rewards, written, starts = drawn.rewards, drawn.written, drawn.prompts
         named: dict[str, np.ndarray] = {}
         if self.rewards is not None:
-            scores = scores_of(self.rewards, rows, np.repeat(numbers, n), drawn.ids, self.model)
+            scores = scores_of(self.rewards, rows, np.repeat(numbers, n), drawn.ids, self.model, drawn.ended)
             named = dict(zip(self.rewards.names, scores, strict=True))
             if self.environment is not None:
                 named["environment"] = rewards
             rewards = rewards + self.rewards.combine(scores)
-        sequences = Sequences([ids for ids in prompts for _ in range(n)], drawn.ids, written)
+        sequences = Sequences(starts, drawn.ids, written)
         return Groups(sequences, drawn.ids, rewards, named, np.concatenate(drawn.log_probs), drawn.ended)
 
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:

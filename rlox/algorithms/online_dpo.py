@@ -49,7 +49,8 @@ class OnlineDPO(LLMAlgorithm):
         See `rlox.training.post_training.LLMAlgorithm`.
     preference_fn : callable, optional
         ``(prompts, completions) -> indices`` for texts, where each entry of ``completions`` is a pair of texts.
-        Returns for each prompt the index 0 or 1 of the preferred completion, or None if neither is preferred.
+        Returns for each prompt the index 0 or 1 of the preferred completion, or None if neither is preferred. Without a
+        tokenizer, it gets token ids: a tensor (B, P), padded on the left, and pairs of tensors (C_i,).
     callbacks, logger
         See `LLMAlgorithm`.
     reward_fn : callable or list of callable, optional
@@ -84,7 +85,9 @@ class OnlineDPO(LLMAlgorithm):
         reward_weights: Sequence[float] | None = None,
         **more: Any,
     ):
-        self.preferences = Preferences(preference_fn, reward_fn, reward_weights, "OnlineDPO")
+        self.preferences = Preferences(
+            preference_fn, reward_fn, reward_weights, "OnlineDPO", more.get("tokenizer") is not None
+        )
         super().__init__(model, ref_model, callbacks, logger, **more)
 
     @property
@@ -96,7 +99,7 @@ class OnlineDPO(LLMAlgorithm):
         numbers = np.arange(min(n_rows, len(rows)))
         with torch_threads(self.threads):
             drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
-            earned = self.preferences.scored(rows, np.repeat(numbers, n), drawn.ids, self.model)
+            earned = self.preferences.scored(rows, np.repeat(numbers, n), drawn, self.model)
         texts = [self.model.decode(ids) for ids in drawn.ids]
         return Scored(texts_of(rows, numbers, self.model), drawn.ids, texts, earned)
 
@@ -117,7 +120,7 @@ class OnlineDPO(LLMAlgorithm):
         prompts = [rows.prompts[i] for i in numbers]
         streams = numbers if streams is None else streams
         drawn = self.complete(prompts, streams, 2, self.counters.updates, self.settings(), self.seed)
-        first, rewards = self.preferences.judge(rows, numbers, drawn.ids, self.model)
+        first, rewards = self.preferences.prefer(rows, numbers, drawn, self.model)
         decided = np.flatnonzero(first >= 0)
         better, worse = 2 * decided + first[decided], 2 * decided + 1 - first[decided]
         sequences = Sequences(
@@ -184,12 +187,12 @@ class OnlineDPO(LLMAlgorithm):
         drawn = self.complete(prompts, numbers, 1, 0, settings, seed)
         lengths = np.array([len(ids) for ids in drawn.ids])
         if self.preferences.rewards is not None:
-            return self.preferences.scored(rows, numbers, drawn.ids, self.model), lengths
+            return self.preferences.scored(rows, numbers, drawn, self.model), lengths
         assert self.reference is not None
         with self.reference.in_place() as reference:
             theirs = self.complete(prompts, numbers, 1, 0, settings, seed, reference)
         pairs = [*zip(drawn.ids, theirs.ids, strict=True), *zip(theirs.ids, drawn.ids, strict=True)]
         flat = [ids for pair in pairs for ids in pair]
-        first, _ = self.preferences.judge(rows, np.concatenate([numbers, numbers]), flat, self.model)
+        first = self.preferences.judge(rows, np.concatenate([numbers, numbers]), flat, self.model)
         wins = np.select([first == 0, first == 1], [1.0, 0.0], 0.5).reshape(2, -1)
         return (wins[0] + 1.0 - wins[1]) / 2, lengths

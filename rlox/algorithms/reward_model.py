@@ -101,15 +101,19 @@ class RewardModel(LLMAlgorithm):
         return []
 
     @torch.no_grad()
-    def score_batch(self, prompts: Sequence[Any], completions: Sequence[str]) -> np.ndarray:
+    def score_batch(
+        self, prompts: Sequence[Any], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> np.ndarray:
         """Return rewards (N,) f64 of completions (texts) for their prompts (texts or conversations).
 
-        Equal rows have equal rewards, to the last bit.
+        Equal rows have equal rewards, to the last bit. Completions with False in `ended` were cut off, and are read
+        without an EOS.
 
         Raises
         ------
         ValueError
-            If there are not as many prompts as completions, or there is no tokenizer.
+            If there are not as many prompts as completions, there is no tokenizer, or a row is longer than the model's
+            context.
         """
         if len(prompts) != len(completions):
             raise ValueError(
@@ -119,7 +123,7 @@ class RewardModel(LLMAlgorithm):
         if not len(prompts):
             return np.empty(0)
         texts = [{"prompt": p, "completion": c} for p, c in zip(prompts, completions, strict=True)]
-        rows = encoded(texts, "texts", self.model, "RewardModel.score_batch")
+        rows = encoded(texts, "texts", self.model, "RewardModel.score_batch", ended=ended)
         first, index = unique_rows(np.concatenate(pair) for pair in zip(rows.prompts, rows.completions, strict=True))
         found = []
         with torch_threads(self.threads):

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlox.config import shown
 from rlox.envs.failures import note_cause
+from rlox.llm.data import Chat, encode
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
@@ -23,7 +24,10 @@ class TextEnvironment(Protocol):
     """An environment that answers a model; a new one is created for each conversation."""
 
     def reset(self, prompt: Any) -> str:
-        """Start with a prompt of the dataset, and return the text that the model reads after it, which may be empty."""
+        """Start with a prompt of the dataset, and return the text that the model reads after it, which may be empty.
+
+        After a conversation, the text is added to the last message, if it is the user's, or follows as one.
+        """
         ...
 
     def step(self, text: str) -> tuple[str, float, bool]:
@@ -35,6 +39,7 @@ class TextEnvironment(Protocol):
 class Conversations:
     """R conversations; the samples of a prompt are adjacent."""
 
+    prompts: list[np.ndarray]  # (P_i,) int64 of each; in chats, with the text of `reset`
     ids: list[np.ndarray]  # (C_i,) int64, all tokens after the prompt
     written: list[np.ndarray]  # (C_i,) bool, True for tokens of the model, False for those of the environment
     log_probs: list[np.ndarray]  # f32, of the tokens of the model
@@ -59,7 +64,8 @@ def converse(
     """Run `n` conversations for each prompt, all of them one turn at a time.
 
     Text of the model is never tokenised again: answers are appended to the sampled ids. If `texts` are conversations,
-    the tokenizer's chat template formats the answers; otherwise they are appended unchanged.
+    the tokenizer's chat template formats the answers, and ends a turn that was cut off; otherwise they are appended
+    unchanged.
 
     Parameters
     ----------
@@ -85,12 +91,13 @@ def converse(
     written: list[list[np.ndarray]] = [[] for _ in range(rows)]
     log_probs: list[list[np.ndarray]] = [[] for _ in range(rows)]
     rewards, ended, turns = np.zeros(rows), np.zeros(rows, bool), np.zeros(rows, np.int64)
+    starts = [prompts[row // n] for row in range(rows)]
 
-    def answer(row: int, text: str) -> None:
+    def answer(row: int, text: str, cut: bool = False) -> None:
         chat = not isinstance(texts[row // n], str)
-        found = _answer_ids(model, text, chat)
+        found = _answer_ids(model, text, chat, cut)
         if context is not None:  # tokens that no longer fit end the conversation, and the model must not read them
-            found = found[: max(0, context - len(prompts[row // n]) - sum(map(len, ids[row])))]
+            found = found[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
         ids[row].append(found)
         written[row].append(np.zeros(len(found), bool))
 
@@ -98,11 +105,13 @@ def converse(
         opening = _asked(environment.reset, texts[row // n])
         if not isinstance(opening, str):
             raise TypeError(f"{model.where}: the environment's reset must return a text, got {shown(opening)}")
-        if opening:
+        if opening and isinstance(texts[row // n], str):
             answer(row, opening)
+        elif opening:
+            starts[row] = np.asarray(encode(model.tokenizer, _opened(texts[row // n], opening))[0], np.int64)[:context]
     active = list(range(rows))
     for turn in range(most_turns):
-        contexts = [np.concatenate([prompts[row // n], *ids[row]]) for row in active]
+        contexts = [np.concatenate([starts[row], *ids[row]]) for row in active]
         room = [math.inf if context is None else context - len(whole) for whole in contexts]
         fits = [i for i, left in enumerate(room) if left >= 1]
         active, contexts = [active[i] for i in fits], [contexts[i] for i in fits]
@@ -120,10 +129,11 @@ def converse(
             turns[row] += 1
             ended[row] = over
             if not over:
-                answer(row, text)
+                answer(row, text, not len(own) or own[-1] not in model.eos)
                 going.append(row)
         active = going
     return Conversations(
+        starts,
         [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in ids],
         [np.concatenate(parts) if parts else np.empty(0, bool) for parts in written],
         [np.concatenate(parts) if parts else np.empty(0, np.float32) for parts in log_probs],
@@ -151,8 +161,19 @@ def _step(environment: TextEnvironment, text: str, where: str) -> tuple[str, flo
     return answer, float(reward), bool(over)
 
 
-def _answer_ids(model: LanguageModel, text: str, chat: bool) -> np.ndarray:
-    """Return the token ids of the environment's answer, up to where the model writes again."""
+def _opened(chat: Chat, text: str) -> Chat:
+    """Return the conversation with a text that follows it: of the user, like the last message."""
+    last = chat[-1]
+    if last["role"] != "user":
+        return [*chat, {"role": "user", "content": text}]
+    return [*chat[:-1], {**last, "content": last["content"] + text}]
+
+
+def _answer_ids(model: LanguageModel, text: str, chat: bool, cut: bool) -> np.ndarray:
+    """Return the token ids of the environment's answer, up to where the model writes again.
+
+    If the model's turn was `cut` off, they begin with the token that ends it in the chat template.
+    """
     tokenizer = model.tokenizer
     if not chat:
         return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
@@ -169,5 +190,5 @@ def _answer_ids(model: LanguageModel, text: str, chat: bool) -> np.ndarray:
             f"{model.where}: the chat template must not change earlier messages when a message is added, and it does; "
             "prompts of plain text need no template"
         )
-    # The token that ends the model's turn is already part of the sampled tokens.
-    return np.asarray(both[ends[-1] + 1 if ends else len(first) :], np.int64)
+    # Unless the turn was cut off, the token that ends it is already part of the sampled tokens.
+    return np.asarray(both[ends[-1] + (not cut) if ends else len(first) :], np.int64)

@@ -451,6 +451,7 @@ def encode(
     completion: Text | None = None,
     *,
     add_eos: bool = True,
+    ended: bool = True,
     eos: int | None = None,
     row: int | None = None,
     where: str = "encode",
@@ -472,6 +473,9 @@ def encode(
         A text can answer a prompt of either kind; messages can answer only a chat.
     add_eos : bool
         End the completion with exactly one EOS.
+    ended : bool
+        False for a completion (a text) that was cut off: it gets no EOS, and nothing that a chat template puts after an
+        answer.
     eos : int, optional
         Id of the EOS; by default the tokenizer's.
     row : int, optional
@@ -512,6 +516,8 @@ def encode(
             raise ValueError(f"{where}: prompt must have at least one token, got {shown(prompt)}")
     if completion is None:
         return ids, []
+    if not ended and isinstance(completion, str) and prompt is not None:
+        return ids, _ids(tokenizer, completion, False)
     if isinstance(prompt, str) or (prompt is None and isinstance(completion, str)):
         if not isinstance(completion, str):
             raise ValueError(f"{where}: completion must be a text, as prompt is, got {shown(completion)}")

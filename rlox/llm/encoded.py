@@ -48,7 +48,14 @@ def _column_digest(name: str, column: list[Any]) -> bytes:
         return name.encode()
 
 
-def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int = 0) -> Encoded:
+def encoded(
+    data: Any,
+    task: str,
+    model: LanguageModel,
+    where: str,
+    longest: int = 0,
+    ended: Sequence[bool] | None = None,
+) -> Encoded:
     """Encode `data` as the rows of a `task`: ``prompts``, ``pairs`` or ``texts``.
 
     Parameters
@@ -58,6 +65,8 @@ def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int
         Otherwise everything that `rlox.llm.data.read_rows` reads.
     longest : int
         Maximum number of tokens that will be appended to a row.
+    ended : sequence of bool, optional
+        For texts: False for rows whose completion was cut off, and gets no EOS.
 
     Raises
     ------
@@ -69,7 +78,7 @@ def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int
     elif _are_ids(data):
         rows = _of_ids(data, task, model, where)
     else:
-        rows = _of_text(data, task, model, where)
+        rows = _of_text(data, task, model, where, ended)
     if not len(rows):
         raise ValueError(f"{where}: dataset must hold at least one row, got none")
     _require_known(rows, model, where)
@@ -133,7 +142,7 @@ def _unpadded(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
     return ids[: end + (pad in model.eos)]
 
 
-def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
+def _of_text(data: Any, task: str, model: LanguageModel, where: str, ended: Sequence[bool] | None) -> Encoded:
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(f"{where}: text needs a tokenizer, got none; pass tokenizer=…, or token ids")
@@ -159,8 +168,9 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
         chosen, rejected = (_arrays(rest for _, rest in side) for side in sides)
         return Encoded(heads, chosen=chosen, rejected=rejected, texts=pairs.prompts, columns=pairs.columns)
     texts = text_rows(source)
-    written = enumerate(zip(texts.prompts, texts.completions, strict=True))
-    found = [encode(tokenizer, p, text, eos=eos, row=i, where=where) for i, (p, text) in written]
+    ends = [True] * len(texts.prompts) if ended is None else ended
+    written = enumerate(zip(texts.prompts, texts.completions, ends, strict=True))
+    found = [encode(tokenizer, p, text, ended=e, eos=eos, row=i, where=where) for i, (p, text, e) in written]
     # The first token of a text without a prompt is only read, since nothing predicts it.
     split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
     return Encoded(

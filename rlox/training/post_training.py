@@ -60,7 +60,8 @@ class LLMAlgorithm(Algorithm):
     ----------
     model : nn.Module
         A causal Hugging Face model, a peft model with adapters around one, or a module whose ``forward(ids)`` returns
-        logits (B, T, V), where each column depends on the columns up to it. It is trained in place.
+        logits (B, T, V), where each column depends on the columns up to it. It is trained in place. Completions are
+        sampled from these logits; a ``generate`` of the model is never called.
     ref_model : nn.Module, optional
         The frozen reference, for algorithms that have one; by default the model as it is at the start of the training,
         which is after `init_from`. It is stored as a copy, of the adapters alone if there are any; adapters that are
@@ -156,6 +157,8 @@ class LLMAlgorithm(Algorithm):
         self.backend, self.backend_reason = "torch", "language models need PyTorch"
         self.source = source
         plain = LanguageModel(model, tokenizer, eos_token_id, where)
+        if self.task == "prompts" and sampler is None:
+            plain.warn_of_own_generate()
         self.device = choose_device(device_for(device, plain.module, where), plain.module, where, self.ranks)
         self.ranks.place(plain.module, self.device)
         # Trained weights are float32, regardless of the precision of passes.
@@ -465,6 +468,7 @@ class LLMAlgorithm(Algorithm):
         n_updates: int | None = None,
         until: int | None = None,
         schedule_timesteps: int | None = None,
+        prompts: Any = None,
     ) -> dict[str, float]:
         """Train for `n_updates` more updates, or for `n_epochs` passes over `data`.
 
@@ -482,6 +486,8 @@ class LLMAlgorithm(Algorithm):
             Start a new training of this many updates.
         until, schedule_timesteps : int, optional
             As for `rlox.training.offline.OfflineAlgorithm.train`, in updates.
+        prompts : optional
+            Another name of `data`, for algorithms that learn from prompts.
 
         Returns
         -------
@@ -496,6 +502,11 @@ class LLMAlgorithm(Algorithm):
             If there are no rows to learn from; also as `OfflineAlgorithm.train`.
         """
         where = f"{type(self).__name__}.train"
+        if prompts is not None:
+            if data is not None or self.task != "prompts":
+                other = "data, which is given" if data is not None else f"data: {self.name} learns from {self.task}"
+                raise TypeError(f"{where}: prompts must be passed as {other}")
+            data = prompts
         if isinstance(data, (int, np.integer)) and not isinstance(data, bool):
             data, n_updates = None, int(data)
         if data is not None:

@@ -7,7 +7,7 @@ import pytest
 import servers
 import torch
 from test_command_line import done
-from toy import PAD, tokenizer
+from toy import EOS, tokenizer
 
 from rlox.algorithms import GRPO, SFT
 from rlox.llm import toy as shipped
@@ -36,12 +36,16 @@ class Echo:
 
 
 def scripted(words):
-    """A sampler that writes `words`, one for each conversation and turn."""
+    """A sampler that writes `words`, one for each conversation and turn; a final "." is an EOS."""
     turn = iter(words)
+
+    def encoded(word):
+        ids = tokenizer()(word.rstrip("."), add_special_tokens=False)["input_ids"]
+        return np.array(ids + [EOS] * word.endswith("."))
 
     def draw(contexts, keys, step, settings):
         drawn.append(([c.copy() for c in contexts], keys, step))
-        ids = [np.array(tokenizer()(word, add_special_tokens=False)["input_ids"]) for word in next(turn)]
+        ids = [encoded(word) for word in next(turn)]
         return Completions(ids, [np.full(len(i), -1.0, np.float32) for i in ids], np.ones(len(ids), bool))
 
     drawn = []
@@ -97,20 +101,45 @@ def test_the_limits_of_turns_and_context_end_a_conversation():
     assert len("1=") + len(found.ids[0]) == 64
 
 
-def test_a_chat_template_formats_the_answers():
+def chat(environment, words, **more):
+    """As `talk`, with conversations and their template."""
     tok = tokenizer()
-    kept = tok.chat_template
-    tok.chat_template = CHAT
+    kept, tok.chat_template = tok.chat_template, CHAT
     try:
-        found, _ = talk(Echo, [["2"], ["3"], ["4"]], chat=True)
+        return talk(environment, words, chat=True, **more)
     finally:
         tok.chat_template = kept
+
+
+def tokens_of(ids):
+    return tokenizer().convert_ids_to_tokens(ids.tolist())
+
+
+def test_a_chat_template_formats_the_answers():
+    found, _ = chat(Echo, [["2."], ["3."], ["4."]])
     # "u" is not in this vocabulary, so padding replaces it; "a" starts the model's turn.
-    assert tok.convert_ids_to_tokens(found.ids[0].tolist()) == [
-        *("<pad>", "+", "a", "2", "<pad>", "2", "=", "a", "3", "<pad>", "3", "=", "a", "4"),
+    assert tokens_of(found.ids[0]) == [
+        *("2", "<eos>", "<pad>", "2", "=", "a", "3", "<eos>", "<pad>", "3", "=", "a", "4", "<eos>"),
     ]
-    assert found.ids[0][0] == PAD
-    assert found.written[0].sum() == 3
+    assert found.written[0].sum() == 6
+
+
+def test_a_turn_of_a_chat_that_was_cut_off_gets_its_end():
+    found, _ = chat(Echo, [["2."], ["3"], ["4"]])
+    assert tokens_of(found.ids[0]) == [
+        *("2", "<eos>", "<pad>", "2", "=", "a", "3", "<eos>", "<pad>", "3", "=", "a", "4"),
+    ]
+    assert found.written[0].nonzero()[0].tolist() == [0, 1, 6, 12]  # the end is read, not learned
+
+
+def test_the_first_text_of_an_environment_belongs_to_the_users_message():
+    found, drawn = chat(Echo, [["2.", "3."]] * 3, n=2)
+    (contexts, _, _), *_ = drawn
+    assert [tokens_of(ids) for ids in contexts] == [["<pad>", "1", "=", "+", "a"]] * 2
+    assert [ids.tolist() for ids in found.prompts] == [ids.tolist() for ids in contexts]
+    found, _ = talk(Echo, [["2."]] * 3)  # a text follows the prompt, and is not part of it
+    assert tokens_of(found.prompts[0]) == ["1", "="]
+    assert tokens_of(found.ids[0])[:2] == ["+", "2"]
 
 
 @pytest.mark.parametrize(

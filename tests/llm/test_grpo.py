@@ -11,7 +11,7 @@ import torch
 import toy
 from torch import nn
 
-from rlox.algorithms import GRPO
+from rlox.algorithms import GRPO, SFT, BestOfN, OnlineDPO
 from rlox.algorithms.grpo import Groups
 from rlox.llm.losses import equal_rewards, group_advantages
 from rlox.llm.sampling import Settings, sample
@@ -177,6 +177,33 @@ def test_saturated_rewards_have_small_advantages():
     rewards = 1.0 - 1e-7 * np.array([0, 0, 0, 0, 1, 9])
     assert not equal_rewards(rewards[None]).any() or not group_advantages(rewards, 6, "group", "mean").any()
     assert np.abs(group_advantages(rewards, 6, "group", "mean")).max() < 0.01
+
+
+def test_prompts_may_be_passed_by_name():
+    algorithm = GRPO(toy.model(), reward_fn=lambda c, p: [float(len(ids)) for ids in c], batch_size=2, max_new_tokens=3)
+    prompts = torch.tensor([[5, 6, 7], [3, 4, 5]])
+    assert np.isfinite(algorithm.train(prompts=prompts, n_epochs=2)["loss"])
+    assert algorithm.counters.updates == 2
+    with pytest.raises(TypeError, match=r"GRPO\.train: prompts must be passed as data, which is given"):
+        algorithm.train(prompts, prompts=prompts)
+    with pytest.raises(TypeError, match=r"SFT\.train: prompts must be passed as data: sft learns from texts"):
+        SFT(toy.model()).train(prompts=prompts)
+
+
+def test_a_generate_of_a_custom_module_is_not_called_and_a_warning_says_so():
+    class Greedy(type(toy.model("bare"))):
+        def generate(self, prompts, max_new_tokens=8):
+            raise AssertionError("called")
+
+    def reward(c, p):
+        return [float(len(ids)) for ids in c]
+
+    for make in (GRPO, OnlineDPO, BestOfN):
+        with pytest.warns(
+            UserWarning, match=f"{make.__name__}: Greedy.generate is not called: completions are sampled"
+        ):
+            algorithm = make(Greedy(), reward_fn=reward, max_new_tokens=3)
+        algorithm.generate(torch.tensor([[5, 6, 7]]))
 
 
 def test_ratios_of_sequences_need_the_mean_over_sequences():

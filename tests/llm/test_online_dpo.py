@@ -83,6 +83,25 @@ def test_the_larger_reward_is_preferred_and_equal_ones_are_not_learned():
     assert float(metrics["mean_reward"]) == pytest.approx(batch.rewards.mean())
 
 
+def test_without_a_tokenizer_a_function_judges_token_ids():
+    seen = []
+
+    def judge(prompts, completions):
+        seen.append((prompts, completions))
+        return [int(len(b) > len(a)) for a, b in completions]
+
+    algorithm = OnlineDPO(toy.model(), preference_fn=judge, eos_token_id=1, batch_size=3, max_new_tokens=4)
+    prompts = torch.tensor([[5, 6, 7], [3, 4, 5], [8, 9, 2]])
+    assert np.isfinite(algorithm.train(prompts=prompts, n_epochs=2)["loss"])
+    assert algorithm.train_step(prompts)["undecided"] == 0.0
+    (first, pairs), *_ = seen
+    assert sorted(first.tolist()) == sorted(prompts.tolist())
+    assert all(ids.dtype == torch.int64 and 1 <= len(ids) <= 4 for pair in pairs for ids in pair)
+    assert set(algorithm.scored(3).returns) <= {0.0, 0.5, 1.0}
+    with pytest.raises(ValueError, match="must return 0, 1 or None for each pair, got 2"):
+        OnlineDPO(toy.model(), preference_fn=lambda p, c: [2] * len(c), max_new_tokens=4).train_step(prompts)
+
+
 def test_without_a_decision_nothing_is_learned():
     algorithm = made(preference_fn=lambda prompts, completions: [None] * len(prompts))
     before = algorithm.optimizer.flat.clone()

@@ -12,7 +12,7 @@ from torch import nn
 
 from rlox.algorithms import GRPO, RewardModel
 from rlox.llm.pairs import Pairs
-from rlox.llm.rewards import RewardModelServer
+from rlox.llm.rewards import EnsembleRewardModel, MultiObjectiveReward, RemoteReward, RewardModelServer
 from rlox.llm.tokens import Sequences
 
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]
@@ -123,6 +123,47 @@ def test_the_reward_is_a_float32_in_every_precision():
     rewards = torch.from_numpy(algorithm.score_batch(["1+1="] * 100, [str(n) for n in range(100)])).float()
     assert len(rewards.unique()) > 95
     assert (rewards.bfloat16().float() != rewards).float().mean() > 0.9
+
+
+def test_completions_that_were_cut_off_get_no_end():
+    algorithm = RewardModel(toy.model(), tokenizer=toy.tokenizer())
+    server = RewardModelServer(judge(), 7, toy.tokenizer())
+    ensemble, several = EnsembleRewardModel([server, algorithm]), MultiObjectiveReward({"a": server, "b": algorithm})
+    rows = toy.tokenizer()(["1+1=23"] * 2)["input_ids"]
+    whole = algorithm.rewards(Sequences([row[:4] for row in rows], [rows[0][4:], [*rows[0][4:], toy.EOS]])).tolist()
+    alone = [judge()(torch.tensor([ids])).item() for ids in (rows[0], [*rows[0], toy.EOS])]
+    for reward, expected in (
+        (algorithm, whole),
+        (server, alone),
+        (ensemble, np.mean([whole, alone], 0)),
+        (several, np.sum([whole, alone], 0)),
+    ):
+        found = reward.score_batch(["1+1="] * 2, ["23"] * 2, ended=[False, True])
+        assert found == pytest.approx(np.array(expected), abs=1e-5)
+        assert found[0] != pytest.approx(found[1], abs=1e-5)
+    with server.serve() as served:
+        remote = RemoteReward(served.url)
+        assert remote.score_batch(["1+1="] * 2, ["23"] * 2, ended=[False, True]) == pytest.approx(np.array(alone))
+        assert remote.score_batch(["1+1="] * 2, ["23"] * 2, ended=[True, True]) == pytest.approx(
+            np.array(alone[1:] * 2)
+        )
+
+
+def test_a_completion_that_fills_the_context_is_scored():
+    """The policy always writes a 7; prompt and completion fill the reward model's context of 64 tokens."""
+    logits = torch.zeros(toy.VOCABULARY).index_fill(0, torch.tensor([9]), 50.0)
+    algorithm = RewardModel(toy.model(), tokenizer=toy.tokenizer())
+    learner = GRPO(
+        toy.Always(logits), reward_fn=algorithm, tokenizer=toy.tokenizer(), dataset=["1+1="], max_new_tokens=60,
+        batch_size=1, group_size=2, kl_coef=0.0,
+    )  # fmt: skip
+    batch = learner.sample()
+    assert (batch.sequences.lengths == 64).all()
+    assert not batch.ended.any()
+    ids = batch.sequences.ids[:64]
+    assert batch.rewards == pytest.approx(algorithm.rewards(Sequences([ids[:4]] * 2, [ids[4:]] * 2)).tolist(), abs=1e-5)
+    with pytest.raises(ValueError, match="must fit in the model's context of 64 tokens, got 65"):
+        algorithm.score_batch(["1+1="], ["7" * 60])
 
 
 def test_a_trained_model_rewards_grpo():

@@ -125,6 +125,27 @@ def test_the_form_of_a_reward_follows_from_its_parameters(function, name, wanted
     assert scores(function).tolist() == [wanted]
 
 
+@pytest.mark.parametrize("function", [lambda c, p: [len(ids) for ids in c], lambda *ids: [len(i) for i in ids[0]]])
+def test_without_a_tokenizer_a_function_takes_ids_whatever_its_parameters_are_called(function):
+    rewards = Rewards(function, tokenizer=False)
+    assert not rewards.needs_text
+    assert rewards.scores(PROMPT_IDS, COMPLETION_IDS, None, None).tolist() == [[1.0, 2.0, 3.0]]
+    with pytest.raises(TypeError, match="must take texts"):
+        Rewards(function)
+
+
+def test_a_function_may_ask_which_completions_have_ended():
+    def lengths(prompts, completions, ended):
+        return [float(e) for e in ended]
+
+    rewards = Rewards(lengths)
+    texts = PROMPT_IDS, COMPLETION_IDS, PROMPTS, COMPLETIONS
+    assert rewards.scores(*texts, {}, np.array([True, False, True])).tolist() == [[1.0, 0.0, 1.0]]
+    assert rewards.scores(*texts).tolist() == [[1.0, 1.0, 1.0]]
+    with pytest.raises(ValueError, match=r"no column 'ended', because reward lengths gets .* rename the column"):
+        rewards.check_columns(["ended"])
+
+
 def test_names_are_unique():
     def length(prompts, completions):
         return [0.0] * 3

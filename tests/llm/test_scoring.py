@@ -117,7 +117,10 @@ def test_gradient_checkpointing_gives_the_same_gradient(kind, lora):
 OLDER = {
     "falcon": ("FalconConfig", {"hidden_dropout": 0.5, "attention_dropout": 0.5}),
     "biogpt": ("BioGptConfig", {"hidden_dropout_prob": 0.5, "activation_dropout": 0.5, "layerdrop": 0.5}),
-    "xglm": ("XGLMConfig", {"d_model": 16, "num_layers": 2, "attention_heads": 2, "ffn_dim": 32, "activation_dropout": 0.5}),
+    "xglm": (
+        "XGLMConfig",
+        {"d_model": 16, "num_layers": 2, "attention_heads": 2, "ffn_dim": 32, "activation_dropout": 0.5},
+    ),
 }
 
 
@@ -126,7 +129,9 @@ def test_dropout_of_functions_is_off_too(kind):
     """These models read its probability from their configuration, in their own and their layers' forward."""
     name, options = OLDER[kind]
     shape = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = getattr(transformers, name)(**{**shape, **options, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0})
+    config = getattr(transformers, name)(
+        **{**shape, **options, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = transformers.AutoModelForCausalLM.from_config(config)

@@ -38,7 +38,9 @@ def samples_with_cache(model: LanguageModel) -> bool:
     except Exception as e:  # a reason that has nothing to do with the cache is raised by the pass over whole rows, too
         why = f"cannot be used ({type(e).__name__})"
     else:
-        theirs = torch.stack([model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows])
+        theirs = torch.stack(
+            [model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows]
+        )
         theirs = theirs.repeat_interleave(2, 0)
         if float((ours - theirs).abs().max()) <= _TOLERANCE * float(theirs.abs().max()):
             return True

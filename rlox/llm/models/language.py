@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -188,6 +189,16 @@ class LanguageModel:
         finally:
             for layer in self._recomputed:
                 layer.training = False
+
+    def warn_of_own_generate(self) -> None:
+        """Warn that a custom module's ``generate`` is not called to sample completions."""
+        if not self.hugging_face and callable(getattr(self.module, "generate", None)):
+            warnings.warn(
+                f"{self.where}: {self.kind}.generate is not called: completions are sampled from the logits of "
+                "forward, so that a seed determines them and their probabilities are known. A generate that takes the "
+                "likeliest token would return equal completions, which teach nothing",
+                stacklevel=4,
+            )
 
     def evaluation_mode(self) -> None:
         """Switch dropout off again if the user's code has called ``train()`` on the module meanwhile."""

@@ -1,13 +1,15 @@
 """User-defined reward functions: their two forms, their weights, and checks of their results.
 
-The names of its first two parameters decide the form of a function:
+The names of its first two parameters decide the form of a function. Without a tokenizer, only the token form is
+possible, and the names do not matter:
 
 - the token form, ``(completions, prompts) -> list[float]``, takes N tensors of token ids, and (N, P) token ids;
 - the text form, ``(prompts, completions, **columns) -> list[float]``, takes N texts or chats, and N texts. It may also
   be an object with such a method ``score_batch``.
 
 Both forms get columns of the dataset by keyword: those that match a parameter's name, or all columns if the function
-takes ``**kwargs``. Both may be ``async``. A result of None instead of a number means that the reward does not apply to
+takes ``**kwargs``. A parameter ``ended`` gets N bools: False where `max_new_tokens` or the model's context cut the
+completion off. Both may be ``async``. A result of None instead of a number means that the reward does not apply to
 that completion.
 """
 
@@ -115,6 +117,14 @@ def as_scores(what: str, result: Any, n: int, describe: Callable[[int], str], op
     return scores
 
 
+def takes_ended(function: Any) -> bool:
+    """Return whether a function has a parameter ``ended``."""
+    try:
+        return "ended" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a compiled function without a signature
+        return False
+
+
 @dataclass
 class _Function:
     """One reward: how to call it, and the columns that it takes."""
@@ -124,6 +134,7 @@ class _Function:
     takes_ids: bool
     parameters: dict[str, bool]  # names after the first two; whether each is required
     takes_all: bool
+    takes_ended: bool
 
     def missing(self, columns: Iterable[str]) -> str | None:
         """Return the first required parameter without a matching column."""
@@ -145,8 +156,11 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__).strip("<>")
 
 
-def _read(function: Any, where: str) -> _Function:
-    """Determine the form of a reward function from its parameters' names, without calling it."""
+def _read(function: Any, where: str, tokenizer: bool) -> _Function:
+    """Determine the form of a reward function from its parameters' names, without calling it.
+
+    Without a `tokenizer`, a function with other names takes token ids.
+    """
     name, call = _name(function), getattr(function, "score_batch", None)
     by_method = call is not None and not inspect.isclass(function)
     call = call if by_method else function
@@ -159,10 +173,13 @@ def _read(function: Any, where: str) -> _Function:
     listed = list(signature.parameters.values())
     by_place = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     first = [p.name for p in by_place[:2]]
+    module = isinstance(function, torch.nn.Module)
     takes_ids = first == ["completions", "prompts"] and not by_method
+    if not tokenizer and not by_method and not module and first != ["prompts", "completions"]:
+        takes_ids = len(by_place) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in listed)
     if not takes_ids and first != ["prompts", "completions"]:
         remedy = "name its first two parameters like this"
-        if isinstance(function, torch.nn.Module):
+        if module:
             remedy = "wrap a model as RewardModelServer(model, tokenizer=...)"
         raise TypeError(
             f"{where}: reward {name} must take texts, {TEXT_FORM}, or token ids, {TOKEN_FORM}, got {signature}; "
@@ -176,8 +193,13 @@ def _read(function: Any, where: str) -> _Function:
         name,
         call,
         takes_ids,
-        {p.name: p.default is p.empty for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)},
+        {
+            p.name: p.default is p.empty
+            for p in rest
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "ended"
+        },
         any(p.kind is p.VAR_KEYWORD for p in rest),
+        takes_ended(call),
     )
 
 
@@ -192,6 +214,8 @@ class Rewards:
         One for each function; 1 by default.
     where : str
         The name that starts error messages.
+    tokenizer : bool
+        Whether there is a tokenizer. Without one, a function that takes two arguments is in the token form.
 
     Attributes
     ----------
@@ -207,12 +231,18 @@ class Rewards:
         If there is no function, or the weights are not one finite number for each.
     """
 
-    def __init__(self, functions: Any, weights: Sequence[float] | None = None, where: str = "Rewards"):
+    def __init__(
+        self,
+        functions: Any,
+        weights: Sequence[float] | None = None,
+        where: str = "Rewards",
+        tokenizer: bool = True,
+    ):
         self._where = where
         given = list(functions) if isinstance(functions, (list, tuple)) else [functions]
         if not given:
             raise ValueError(f"{where}: there must be at least one reward function, got none")
-        self._functions = [_read(function, where) for function in given]
+        self._functions = [_read(function, where, tokenizer) for function in given]
         self.names: list[str] = []
         for function in self._functions:
             taken, n, name = {*self.names}, 2, function.name
@@ -247,10 +277,16 @@ class Rewards:
         Raises
         ------
         ValueError
-            Names the parameter without a column, and the column with the nearest name.
+            Names the parameter without a column, and the column with the nearest name; also for a column ``ended``, if
+            a function has a parameter of this name.
         """
         columns = list(columns)
         for function in self._functions:
+            if function.takes_ended and "ended" in columns:
+                raise ValueError(
+                    f"{self._where}: the dataset must have no column 'ended', because reward {function.name} gets "
+                    "under this name whether completions have ended; rename the column"
+                )
             if (lacks := function.missing(columns)) is not None:
                 hint = nearest(lacks, columns) if columns else "the dataset has no other columns"
                 raise ValueError(
@@ -265,6 +301,7 @@ class Rewards:
         prompts: Sequence[Any] | None,
         completions: Sequence[str] | None,
         columns: Mapping[str, Sequence[Any]] | None = None,
+        ended: Sequence[bool] | np.ndarray | None = None,
     ) -> np.ndarray:
         """Call every function once.
 
@@ -278,6 +315,8 @@ class Rewards:
         completions : sequence of N str
         columns : dict of N values each, optional
             Other columns of the dataset.
+        ended : sequence of N bool, optional
+            Whether completions ended; by default all have.
 
         Returns
         -------
@@ -309,6 +348,9 @@ class Rewards:
                 if function.takes_ids
                 else (list(prompts or ()), list(completions or ())),
                 **function.chosen(columns),
+                **(
+                    {"ended": [True] * n if ended is None else [bool(e) for e in ended]} if function.takes_ended else {}
+                ),
             )
             for function in self._functions
         ]

@@ -1,7 +1,8 @@
 """Rewards over HTTP, so that the reward model can run in another process or on another machine.
 
 ``POST /score`` takes ``{"prompts": [...], "completions": [...]}`` and answers ``{"scores": [...]}``; ``GET /health``
-answers ``{"status": "ok"}``; the answer to a rejected request is ``{"error": "..."}``.
+answers ``{"status": "ok"}``; the answer to a rejected request is ``{"error": "..."}``. A request may contain ``ended``,
+a list of booleans: false for completions that were cut off.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlox.checkpoint import one_line
 from rlox.config import integer, require, shown
 from rlox.llm.client import Client, checked_token
 from rlox.llm.data import Text, check_text
-from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, takes_ended
 
 MOST_BYTES = 64 << 20  # of one request
 MOST_ROWS = 65_536  # of one request
@@ -69,10 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path != "/score":
                 raise _Refused(405 if self.path == "/health" else 404, "use POST /score, or GET /health")
             self._check_token()
-            prompts, completions = _read_request(self._body())
+            prompts, completions, ended = _read_request(self._body())
+            score = self.server.reward.score_batch
+            more = {"ended": ended} if ended is not None and takes_ended(score) else {}
             try:
                 with self.server.lock:
-                    found = self.server.reward.score_batch(prompts, completions)
+                    found = score(prompts, completions, **more)
                 scores = as_scores(
                     "the reward", found, len(completions), lambda i: pair_excerpt(prompts[i], completions[i])
                 )
@@ -121,11 +124,12 @@ class _Handler(BaseHTTPRequestHandler):
             left -= len(found)
 
 
-def _read_request(body: bytes) -> tuple[list[Text], list[Text]]:
+def _read_request(body: bytes) -> tuple[list[Text], list[Text], list[bool] | None]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as e:
         raise _Refused(400, f"the request must be JSON: {one_line(e)}") from e
+    ended = found.pop("ended", None) if isinstance(found, dict) else None
     if not isinstance(found, dict) or found.keys() != {"prompts", "completions"}:
         raise _Refused(400, f'the request must be {{"prompts": [...], "completions": [...]}}, got {shown(found)}')
     for name, texts in found.items():
@@ -141,7 +145,10 @@ def _read_request(body: bytes) -> tuple[list[Text], list[Text]]:
     prompts, completions = found["prompts"], found["completions"]
     if len(prompts) != len(completions):
         raise _Refused(400, f"prompts must be as many as completions, got {len(prompts)} and {len(completions)}")
-    return prompts, completions
+    sound = isinstance(ended, list) and len(ended) == len(prompts) and all(isinstance(e, bool) for e in ended)
+    if ended is not None and not sound:
+        raise _Refused(400, f"ended must be true or false for each completion, got {shown(ended)}")
+    return prompts, completions, ended
 
 
 class _Listener(ThreadingHTTPServer):
@@ -262,8 +269,12 @@ class RemoteReward:
         self.url = self._client.url
         self._where = f"{type(self).__name__} {self.url}"
 
-    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+    def score_batch(
+        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> np.ndarray:
         """Return the server's scores, (N,) float64.
+
+        `ended`, False for completions that were cut off, is sent only if there are any.
 
         Raises
         ------
@@ -275,7 +286,9 @@ class RemoteReward:
             If its answer is not N finite numbers.
         """
         check_pairs(self._where, prompts, completions)
-        body = {"prompts": list(prompts), "completions": list(completions)}
+        body: dict[str, list[Any]] = {"prompts": list(prompts), "completions": list(completions)}
+        if ended is not None and not all(ended):
+            body["ended"] = [bool(e) for e in ended]
         try:
             answer = self._client.send("/score", body)
         except TypeError as e:  # not serialisable as JSON

@@ -18,13 +18,13 @@ from torch import nn
 from rlox.config import integer, nearest, shown
 from rlox.envs.failures import note_cause
 from rlox.llm.data import Text, encode
-from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, takes_ended
 from rlox.llm.tokens import unique_rows
 
 if TYPE_CHECKING:
     from rlox.llm.rewards.http import RewardHTTPServer
 
-Scorer = Callable[[Sequence[Text], Sequence[str]], Any]  # (prompts, completions) -> N numbers
+Scorer = Callable[..., Any]  # (prompts, completions), and ended if it has that parameter -> N numbers
 
 
 def _weight(where: str, name: str, value: Any) -> float:
@@ -33,10 +33,18 @@ def _weight(where: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _call(where: str, name: str, scorer: Scorer, prompts: Sequence[Any], completions: Sequence[Any]) -> np.ndarray:
+def _call(
+    where: str,
+    name: str,
+    scorer: Scorer,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    ended: Sequence[bool] | None,
+) -> np.ndarray:
     """Call `scorer` and return its result as (N,) float64; its exceptions get a note with its name."""
+    more = {"ended": list(ended)} if ended is not None and takes_ended(scorer) else {}
     try:
-        result = scorer(list(prompts), list(completions))
+        result = scorer(list(prompts), list(completions), **more)
     except Exception as e:
         note_cause(e, f"{where}: {name}")
         raise
@@ -79,8 +87,12 @@ class MultiObjectiveReward:
         self._scorers = {name: _scorer(f"{where}: objective {name!r}", given) for name, given in objectives.items()}
         self.weights = {name: _weight(where, f"weight {name!r}", weights[name]) for name in objectives}
 
-    def score_each(self, prompts: Sequence[Text], completions: Sequence[str]) -> dict[str, np.ndarray]:
+    def score_each(
+        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> dict[str, np.ndarray]:
         """Return the scores (N,) float64 of every objective, without its weight.
+
+        `ended` is False for completions that were cut off; objectives with this parameter get it.
 
         Raises
         ------
@@ -90,13 +102,15 @@ class MultiObjectiveReward:
         where = type(self).__name__
         check_pairs(where, prompts, completions)
         return {
-            name: _call(where, f"objective {name!r}", scorer, prompts, completions)
+            name: _call(where, f"objective {name!r}", scorer, prompts, completions, ended)
             for name, scorer in self._scorers.items()
         }
 
-    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """Return the weighted sum (N,) float64. Raises the same errors as `score_each`."""
-        each = self.score_each(prompts, completions)
+    def score_batch(
+        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> np.ndarray:
+        """Return the weighted sum (N,) float64. Arguments and errors are those of `score_each`."""
+        each = self.score_each(prompts, completions, ended)
         return np.sum([self.weights[name] * scores for name, scores in each.items()], axis=0)
 
     __call__ = score_batch
@@ -117,7 +131,9 @@ class _Reader:
         self._max_length = None if max_length is None else integer(where, "max_length", max_length, 1)
         self._warned = False
 
-    def read(self, prompts: Sequence[Text], completions: Sequence[Text]) -> list[list[int]]:
+    def read(
+        self, prompts: Sequence[Text], completions: Sequence[Text], ended: Sequence[bool] | None
+    ) -> list[list[int]]:
         """Return the ids of every prompt with its completion; only the last `max_length` ids of longer rows."""
         check_pairs(self._where, prompts, completions)
         if self._tokenizer is None and not self._warned:
@@ -128,14 +144,22 @@ class _Reader:
                 RuntimeWarning,
                 3,
             )
-        keep = self._max_length or 0
-        return [self._ids(i, *pair)[-keep:] for i, pair in enumerate(zip(prompts, completions, strict=True))]
+        keep, ends = self._max_length or 0, [True] * len(completions) if ended is None else ended
+        return [self._ids(i, *one)[-keep:] for i, one in enumerate(zip(prompts, completions, ends, strict=True))]
 
-    def _ids(self, row: int, prompt: Text, completion: Text) -> list[int]:
+    def _ids(self, row: int, prompt: Text, completion: Text, ended: bool) -> list[int]:
         if self._tokenizer is not None:
             # Without a prompt, the completion is encoded as a whole text.
             ends = getattr(self._tokenizer, "eos_token_id", None) is not None
-            ids = encode(self._tokenizer, prompt or None, completion, add_eos=ends, row=row, where=self._where)
+            ids = encode(
+                self._tokenizer,
+                prompt or None,
+                completion,
+                add_eos=ends and ended,
+                ended=ended,
+                row=row,
+                where=self._where,
+            )
             return [*ids[0], *ids[1]]
         for name, text in (("prompt", prompt), ("completion", completion)):
             if not isinstance(text, str):
@@ -292,8 +316,12 @@ class RewardModelServer:
         self._reader = _Reader(where, tokenizer, max_length)
         self.reward_model = reward_model
 
-    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+    def score_batch(
+        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> np.ndarray:
         """Return scores (N,) float64, computed without gradients and in evaluation mode.
+
+        Completions with False in `ended` were cut off, and are read without an EOS.
 
         Warns
         -----
@@ -306,7 +334,7 @@ class RewardModelServer:
             If a text cannot be read, the model returns other shapes, or a score is not finite. The message contains the
             text.
         """
-        return _scored(self._network, self._reader.read(prompts, completions), prompts, completions)
+        return _scored(self._network, self._reader.read(prompts, completions, ended), prompts, completions)
 
     __call__ = score_batch
 
@@ -369,24 +397,29 @@ class EnsembleRewardModel:
             else:
                 raise TypeError(f"{where}: model {k} must be a torch.nn.Module or have score_batch, got {shown(model)}")
 
-    def score_each(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """Return the unweighted scores (K, N) float64 of every model. Raises like `RewardModelServer.score_batch`."""
+    def score_each(
+        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> np.ndarray:
+        """Return the unweighted scores (K, N) float64 of every model. Arguments and errors are those of
+        `RewardModelServer.score_batch`."""
         where = type(self).__name__
         check_pairs(where, prompts, completions)
         reads = any(isinstance(member, _Network) for member in self._members)
-        ids = self._reader.read(prompts, completions) if reads else []
+        ids = self._reader.read(prompts, completions, ended) if reads else []
         return np.array(
             [
                 _scored(member, ids, prompts, completions)
                 if isinstance(member, _Network)
-                else _call(where, f"model {k}", member, prompts, completions)
+                else _call(where, f"model {k}", member, prompts, completions, ended)
                 for k, member in enumerate(self._members)
             ]
         )
 
-    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
-        """Return the weighted sum (N,) float64. Raises the same errors as `score_each`."""
-        return self.weights @ self.score_each(prompts, completions)
+    def score_batch(
+        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> np.ndarray:
+        """Return the weighted sum (N,) float64. Arguments and errors are those of `score_each`."""
+        return self.weights @ self.score_each(prompts, completions, ended)
 
     __call__ = score_batch
 

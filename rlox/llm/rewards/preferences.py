@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlox.config import shown
 from rlox.envs.failures import note_cause
@@ -14,6 +16,8 @@ from rlox.llm.losses import equal_rewards
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards, pair_excerpt
 from rlox.llm.rewards.scoring import scores_of, texts_of
+from rlox.llm.sampling import Completions
+from rlox.llm.tokens import left_padded
 
 
 class Preferences:
@@ -31,6 +35,7 @@ class Preferences:
         reward_fn: Any,
         reward_weights: Sequence[float] | None,
         where: str,
+        tokenizer: bool = True,
     ) -> None:
         if preference_fn is not None and reward_fn is not None:
             raise TypeError(f"{where}: preference_fn must not be combined with reward_fn; pass one of them")
@@ -40,7 +45,7 @@ class Preferences:
                 f"{shown(preference_fn)}"
             )
         self._function, self._where = preference_fn, where
-        self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, where)
+        self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, where, tokenizer)
 
     def require(self) -> None:
         """Raise a ValueError if neither was given."""
@@ -51,19 +56,32 @@ class Preferences:
         self,
         rows: Encoded,
         numbers: Sequence[int] | np.ndarray,
-        completions: Sequence[np.ndarray],
+        completions: Completions,
         model: LanguageModel,
     ) -> np.ndarray:
         """Return rewards (R,) f64 of completions of the prompts `numbers` (R,)."""
         assert self.rewards is not None
-        return self.rewards.combine(scores_of(self.rewards, rows, numbers, completions, model))
+        scores = scores_of(self.rewards, rows, numbers, completions.ids, model, completions.ended)
+        return self.rewards.combine(scores)
+
+    def prefer(
+        self, rows: Encoded, numbers: np.ndarray, drawn: Completions, model: LanguageModel
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the preferred completion of each pair, as `judge`, and any rewards (2 B,).
+
+        With rewards, neither is preferred if they are equal up to the rounding of float32.
+        """
+        self.require()
+        if self.rewards is None:
+            return self.judge(rows, numbers, drawn.ids, model), None
+        rewards = self.scored(rows, np.repeat(numbers, 2), drawn, model)
+        pairs = rewards.reshape(-1, 2)
+        return np.where(equal_rewards(pairs), -1, pairs.argmax(1)), rewards
 
     def judge(
         self, rows: Encoded, numbers: np.ndarray, completions: Sequence[np.ndarray], model: LanguageModel
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the preferred completion of each pair, (B,) int64: 0 or 1, -1 for neither; and any rewards (2 B,).
-
-        With rewards, neither is preferred if they are equal up to the rounding of float32.
+    ) -> np.ndarray:
+        """Return which completion of each pair the function prefers, (B,) int64: 0 or 1, -1 for neither.
 
         Parameters
         ----------
@@ -77,21 +95,17 @@ class Preferences:
         ValueError, TypeError
             If the function returns anything but 0, 1 or None for each pair.
         """
-        self.require()
-        if self.rewards is not None:
-            rewards = self.scored(rows, np.repeat(numbers, 2), completions, model)
-            pairs = rewards.reshape(-1, 2)
-            return np.where(equal_rewards(pairs), -1, pairs.argmax(1)), rewards
-        if model.tokenizer is None:
-            raise ValueError(
-                f"{self._where}: preference_fn reads texts and needs a tokenizer, got none; pass tokenizer=…"
-            )
-        texts = [model.decode(ids) for ids in completions]
-        prompts = texts_of(rows, numbers, model)
-        both = [(texts[i], texts[i + 1]) for i in range(0, len(texts), 2)]
         assert self._function is not None
+        prompts: Any
+        texts: list[Any]
+        if model.tokenizer is None:
+            prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
+            texts = [torch.from_numpy(ids.copy()) for ids in completions]
+        else:
+            prompts, texts = texts_of(rows, numbers, model), [model.decode(ids) for ids in completions]
+        both = [(texts[i], texts[i + 1]) for i in range(0, len(texts), 2)]
         try:
-            answer = self._function(list(prompts), list(both))
+            answer = self._function(copy.copy(prompts), list(both))
         except Exception as e:
             note_cause(e, "preference_fn")
             raise
@@ -103,14 +117,14 @@ class Preferences:
             raise ValueError(
                 f"{self._where}: preference_fn must return one index for each of {len(both)} prompts, got {len(given)}"
             )
-        return np.array([self._index(one, prompts[i], both[i]) for i, one in enumerate(given)], np.int64), None
+        return np.array([self._index(one, prompts[i], both[i]) for i, one in enumerate(given)], np.int64)
 
-    def _index(self, answer: Any, prompt: Any, pair: tuple[str, str]) -> int:
+    def _index(self, answer: Any, prompt: Any, pair: tuple[Any, Any]) -> int:
         if answer is None:
             return -1
         if isinstance(answer, bool) or not hasattr(answer, "__index__") or answer.__index__() not in (0, 1):
             raise ValueError(
                 f"{self._where}: preference_fn must return 0, 1 or None for each pair, got {shown(answer)} "
-                f"({pair_excerpt(prompt, ' | '.join(pair))})"
+                f"({pair_excerpt(prompt, ' | '.join(map(str, pair)))})"
             )
         return answer.__index__()

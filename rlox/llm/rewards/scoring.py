@@ -27,8 +27,11 @@ def scores_of(
     numbers: Sequence[int] | np.ndarray,
     completions: Sequence[np.ndarray],
     model: LanguageModel,
+    ended: np.ndarray,
 ) -> np.ndarray:
     """Return scores (K, R) f64 of R completions of the prompts `numbers` (R,), NaN where a function does not apply.
+
+    `ended` (R,) is False where a completion was cut off.
 
     Raises
     ------
@@ -45,4 +48,4 @@ def scores_of(
     written = texts_of(rows, numbers, model) if model.tokenizer is not None else None
     decoded = [model.decode(row) for row in completions] if model.tokenizer is not None else None
     columns = {name: [column[i] for i in numbers] for name, column in rows.columns.items()}
-    return rewards.scores(prompts, ids, written, decoded, columns)
+    return rewards.scores(prompts, ids, written, decoded, columns, ended)
