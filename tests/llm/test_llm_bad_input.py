@@ -68,10 +68,6 @@ CASES = {
         lambda: grpo(tokenizer=None, dataset=IDS).train(1), ValueError,
         "GRPO: a reward that takes texts needs a tokenizer, got none; pass tokenizer=…",
     ),
-    "a preference without a tokenizer": (
-        lambda: online(tokenizer=None, dataset=IDS, preference_fn=zeros).train(1), ValueError,
-        "preference_fn reads texts and needs a tokenizer, got none; pass tokenizer=…",
-    ),
     "an invalid tokenizer": (
         lambda: SFT(toy.model(), tokenizer="gpt2"), TypeError, "tokenizer must be one of Hugging Face's, got 'gpt2'",
     ),

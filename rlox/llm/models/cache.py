@@ -42,7 +42,8 @@ def samples_with_cache(model: LanguageModel) -> bool:
             [model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows]
         )
         theirs = theirs.repeat_interleave(2, 0)
-        if float((ours - theirs).abs().max()) <= _TOLERANCE * float(theirs.abs().max()):
+        # Logits that are not finite are an error of `sample`.
+        if not float((ours - theirs).abs().max()) > _TOLERANCE * float(theirs.abs().max()):
             return True
         why = "gives other logits than whole rows"
     warnings.warn(
