@@ -244,6 +244,40 @@ def test_actions_out_of_bounds(tmp_path):
         require_fit(data, EnvSpec((3,), act_dim=2, act_low=np.full(2, -1, "f4"), act_high=np.full(2, 1, "f4")), "IQL")
 
 
+@pytest.mark.parametrize("cls", [rlox.BC, rlox.IQL, rlox.CQL, rlox.TD3BC])
+def test_an_algorithm_without_bounds_takes_those_of_the_data(cls, tmp_path):
+    columns = rows()
+    columns["actions"] = columns["actions"] * np.float32([2, 0.5]) + np.float32([3, 0])
+    data = rlox.OfflineDatasetBuffer(**columns)
+    least, most = float(columns["actions"][:, 0].min()), float(columns["actions"][:, 0].max())
+    message = rf"{cls.__name__}: act_low=\[{least:.4g}, -1\] and act_high=\[{most:.4g}, 1\] are taken from the dataset"
+    with pytest.warns(RuntimeWarning, match=message):
+        agent = cls(data, 3, 2, hidden=8)
+    np.testing.assert_allclose(agent.spec.act_low, [least, -1])
+    np.testing.assert_allclose(agent.spec.act_high, [most, 1])
+    agent.train(2)
+    agent.save(tmp_path / "a.safetensors")
+    # Nothing is warned about or read from the data, because the checkpoint has the bounds.
+    again = cls.from_checkpoint(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(again.spec.act_low, agent.spec.act_low)
+    assert again.predict(np.zeros(3))[0] > 1
+
+
+def test_bounds_that_the_file_names_are_used_and_usual_ones_stay_silent(tmp_path):
+    def bounds(columns, metadata=None):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.arrow"
+        spec = rlox.IQL(rlox.open_dataset(written(path, columns, metadata)), 3, 2, hidden=8).spec
+        return spec.act_low.tolist(), spec.act_high.tolist()
+
+    assert bounds(rows()) == ([-1, -1], [1, 1])
+    with pytest.warns(RuntimeWarning, match="are taken from the dataset"):
+        assert bounds(rows(), {"act_low": [-2.0, -1.0], "act_high": [2.0, 4.0]}) == ([-2, -1], [2, 4])
+    constant = rows()
+    constant["actions"][:, 1] = -7
+    with pytest.warns(RuntimeWarning, match="are taken from the dataset"):
+        assert bounds(constant) == ([-1, -7], [1, 7])
+
+
 def test_shape_changes_inside_a_file(tmp_path):
     columns = rows()
     ragged = list(columns["obs"])
@@ -281,9 +315,14 @@ def test_discrete_actions_as_floats_and_other_misfits(tmp_path):
     discrete = EnvSpec((3,), n_actions=4)
     box = EnvSpec((3,), act_dim=2, act_low=np.full(2, -1, "f4"), act_high=np.full(2, 1, "f4"))
     floats = rows() | {"actions": rows(discrete=True)["actions"].astype("f4")}
+    whole = rlox.open_dataset(written(tmp_path / "whole.arrow", floats))
+    require_fit(whole, discrete, "BC")
+    known = rlox.open_dataset(written(tmp_path / "known.arrow", floats, {"n_actions": 4}))
+    assert (whole.n_actions, known.n_actions) == (None, 4)
+    floats["actions"][17] = 0.5
     data = rlox.open_dataset(written(tmp_path / "a.arrow", floats))
     with pytest.raises(ValueError, match=r"BC: the dataset .*a.arrow must hold integers in column actions, because the "
-                       "environment has 4 discrete actions, got floats; save them as integers"):  # fmt: skip
+                       r"environment has 4 discrete actions, got 0.5 in row 17; save them as integers"):  # fmt: skip
         require_fit(data, discrete, "BC")
     with pytest.raises(
         ValueError, match=r"column actions must hold integers, because the environment has 4 discrete .* row 0"

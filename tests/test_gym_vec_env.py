@@ -675,7 +675,8 @@ def test_names_and_episode_statistics_of_gymnasiums_vector_environments():
         gymnasium.vector.SyncVectorEnv([countdown] * 3, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
     )
     vec = GymVecEnv(countdown, 3)
-    assert vec.num_envs == vec.num_envs() == theirs.num_envs == 3
+    native = VecEnv(3, 0)
+    assert vec.num_envs == vec.num_envs() == theirs.num_envs == native.num_envs == native.num_envs() == 3
     assert vec.observation_space == vec.single_observation_space == theirs.single_observation_space
     assert vec.action_space == vec.single_action_space == theirs.single_action_space
     assert (vec.episode_rewards, vec.episode_lengths) == ([], [])

@@ -253,6 +253,13 @@ cdef class NativeEnv:
         return self.spec.max_episode_steps or None
 
 
+class Count(int):
+    """An int that can also be called: ``num_envs`` is an attribute in gymnasium and a method in the original rlox."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
 cdef class NativeEnvs(NativeEnv):
     """N copies of one native environment: their memory, keys and snapshots.
 
@@ -260,6 +267,8 @@ cdef class NativeEnvs(NativeEnv):
     ----------
     n_envs, seed
         As given (a reset with a seed changes `seed`).
+    num_envs
+        `n_envs` under gymnasium's name, which can also be called.
     """
 
     cdef int hold(self, object n, tuple shape, object seed, str where) except -1:
@@ -291,6 +300,10 @@ cdef class NativeEnvs(NativeEnv):
 
     def __len__(self) -> int:
         return self.n_envs
+
+    @property
+    def num_envs(self) -> Count:
+        return Count(self.n_envs)
 
     cdef int require_ready(self, str method) except -1:
         if not self.ready:

@@ -63,6 +63,8 @@ cdef class VecEnv(NativeEnvs):
     ----------
     n_envs, env_id, seed
         As given (`reset_all` with a seed changes `seed`).
+    num_envs
+        `n_envs` under gymnasium's name, which can also be called.
     obs_dim
         D, the length of an observation.
     discrete, n_actions, act_dim

@@ -18,6 +18,8 @@ import numpy as np
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.config import MAPPOConfig, integer, require, shown
+from rlox.envs.gym_make import make_gym_env
+from rlox.envs.registry import is_native
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.batch import MultiAgentBatch
@@ -89,6 +91,10 @@ class MAPPO(OnPolicyAlgorithm):
         more = callable(env_id) and n_agents not in (None, 1)
         self.several = env_fn is not None or more or is_multi_agent(env)
         if not self.several and n_agents not in (None, 1):
+            if not is_native(env_id):
+                make_gym_env(
+                    env_id, arguments.get("env_kwargs")
+                ).close()  # an unknown id is the first mistake to report
             raise ValueError(
                 f"MAPPO: n_agents must be 1 on {shown(env_id)}, which has one agent, got {n_agents}; for several "
                 "agents, use pettingzoo:MODULE or env_fn=FUNCTION"

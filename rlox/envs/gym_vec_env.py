@@ -17,6 +17,7 @@ from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.envs.foreign import ForeignSteps
+from rlox.kernels.envs.native_env import Count
 from rlox.kernels.rng import Rng
 
 
@@ -191,13 +192,6 @@ class EnvGroup:
     def close(self) -> None:
         for env in self.envs:
             env.close()
-
-
-class Count(int):
-    """An int that can also be called: ``num_envs`` is an attribute in gymnasium and a method in the original rlox."""
-
-    def __call__(self) -> int:
-        return int(self)
 
 
 class ForeignVecEnv(ForeignEnvs):

@@ -285,11 +285,8 @@ def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
         )
     if spec.discrete and hasattr(dataset, "n_actions"):
         if n_actions is None:
-            raise ValueError(
-                f"{name} must hold integers in column actions, because the environment has {spec.n_actions} discrete "
-                "actions, got floats; save them as integers"
-            )
-        if n_actions > spec.n_actions:
+            _require_whole(dataset, spec.n_actions, name)
+        elif n_actions > spec.n_actions:
             raise ValueError(
                 f"{name} must hold actions below {spec.n_actions}, like the environment, got {n_actions - 1}"
             )
@@ -303,3 +300,37 @@ def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
             actions = dataset.get_state()["actions"]
             for start in range(0, len(actions), _ROWS):
                 check_bounds(actions[start : start + _ROWS], low, high, name, start)
+
+
+def _require_whole(dataset: Any, n_actions: int | None, name: str) -> None:
+    """Raise ValueError, with the row, unless the dataset's floats (N, 1) are whole numbers below `n_actions`."""
+    rule = f"{name} must hold integers in column actions, because the environment has {n_actions} discrete actions"
+    if dataset.act_dim != 1:
+        raise ValueError(f"{rule}, got {dataset.act_dim} floats in each row; save one integer for each")
+    actions = dataset.get_state()["actions"]
+    for start in range(0, len(actions), _ROWS):
+        part = actions[start : start + _ROWS]
+        wrong = ((part < 0) | (part >= n_actions) | (part != np.floor(part))).ravel()
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(f"{rule}, got {part.flat[row]} in row {start + row}; save them as integers")
+
+
+def action_bounds(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the lower and upper bounds (A,) f32 of the dataset's continuous actions.
+
+    They are those that its file names; else [-1, 1], or the smallest and the largest action of each component that
+    leaves [-1, 1]. None if the dataset shows neither, since it only gives samples.
+    """
+    known = getattr(dataset, "metadata", {})
+    if "act_low" in known and np.isfinite([known["act_low"], known["act_high"]]).all():
+        return np.float32(known["act_low"]), np.float32(known["act_high"])
+    if not hasattr(dataset, "get_state"):
+        return None
+    actions = dataset.get_state()["actions"]
+    parts = [actions[start : start + _ROWS] for start in range(0, len(actions), _ROWS)]
+    low, high = np.min([part.min(0) for part in parts], 0), np.max([part.max(0) for part in parts], 0)
+    # A component that never changes has no width of its own.
+    wide = (np.maximum(-low, high) > 1) & (low < high)
+    size = np.maximum(1, np.abs(low))
+    return np.where(wide, low, -size), np.where(wide, high, size)

@@ -221,7 +221,7 @@ class Rows:
         dtype: np.dtype = np.dtype(np.float32)
         if name in ("obs", "next_obs") and column.dtype == np.uint8:
             dtype = column.dtype
-        elif name == "actions" and column.dtype.kind in "biu" and self._bounds is None:
+        elif name == "actions" and self._bounds is None and (column.dtype.kind in "biu" or self._counts(column)):
             dtype = np.dtype(np.int64)
         if self._dtypes.setdefault(name, dtype) != dtype:
             self._refuse(name, f"be {self._dtypes[name]} in all rows", dtype, 0)
@@ -233,6 +233,10 @@ class Rows:
             bad = np.argwhere(~np.isfinite(numbers))[0]
             self._refuse(name, "hold finite float32 numbers", column[tuple(bad)], int(bad[0]))
         return numbers
+
+    def _counts(self, column: np.ndarray) -> bool:
+        """Return whether floats are the whole numbers of a known number of discrete actions."""
+        return self._given is not None and bool((column == np.floor(column)).all())
 
     def _flags(self, name: str, column: np.ndarray) -> np.ndarray:
         wrong = (column != 0) & (column != 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -26,7 +27,7 @@ from rlox.nn.networks import TwinQNetwork
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import Actor
 from rlox.offline.acting import evaluate_shared, shared_policy
-from rlox.offline.dataset import require_fit
+from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
@@ -68,8 +69,10 @@ class OfflineAlgorithm(Algorithm):
         Receives every metric.
     continuous : bool
         Whether actions are numbers (True) or one of `act_dim` choices (False), which only `BC` can learn.
-    act_high, act_low : float or array (A,)
-        Bounds of the dataset's actions, which the policy respects; `act_low` is ``-act_high`` by default.
+    act_high, act_low : float or array (A,), optional
+        Bounds of the actions, which the policy respects; `act_low` is ``-act_high`` by default. Without both, they are
+        the bounds that the dataset's file names, else [-1, 1], or the smallest and the largest action of each component
+        that leaves [-1, 1]. Checkpoints contain them.
     hidden : int, optional
         Short for ``hidden_sizes=[hidden, hidden]``.
     seed : int
@@ -90,6 +93,11 @@ class OfflineAlgorithm(Algorithm):
         All hyper-parameters, as the algorithm's ``Config``.
     **hyper_parameters
         Instead of `config`: any of its fields; the others have their defaults.
+
+    Warns
+    -----
+    RuntimeWarning
+        If bounds other than [-1, 1] are taken from the dataset, with their values.
 
     Raises
     ------
@@ -119,7 +127,7 @@ class OfflineAlgorithm(Algorithm):
         logger: LoggerCallback | None = None,
         *,
         continuous: bool = True,
-        act_high: float | np.ndarray = 1.0,
+        act_high: float | np.ndarray | None = None,
         act_low: float | np.ndarray | None = None,
         hidden: int | None = None,
         seed: int = 42,
@@ -153,7 +161,7 @@ class OfflineAlgorithm(Algorithm):
         require(where, "continuous", continuous, bool)
         if not (env_id is None or isinstance(env_id, str) or callable(env_id) or hasattr(env_id, "step")):
             raise TypeError(f"{where}: env_id must be an id, a callable or an environment, got {shown(env_id)}")
-        self.spec = self._make_spec(obs_dim, act_dim, continuous, act_low, act_high)
+        self.spec = self._make_spec(obs_dim, act_dim, continuous, act_low, act_high, dataset)
         self.dataset: Any = dataset  # an OfflineDataset; None if a checkpoint is loaded only to act
         self._compared: _Compared | None = None
         self._agents: MultiAgentSpec | None = None  # the environment's, after the first evaluation
@@ -172,7 +180,9 @@ class OfflineAlgorithm(Algorithm):
     def _critics_size(self) -> int:
         return twin_critics_size(self) if self._has_critics else 0
 
-    def _make_spec(self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any) -> EnvSpec:
+    def _make_spec(
+        self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any, dataset: Any
+    ) -> EnvSpec:
         where = type(self).__name__
         obs_dim = integer(where, "obs_dim", obs_dim, 1, MOST_AT_ONCE)
         act_dim = integer(where, "act_dim", act_dim, 1, MOST_AT_ONCE)
@@ -184,7 +194,9 @@ class OfflineAlgorithm(Algorithm):
             )
         if not continuous:
             return EnvSpec((obs_dim,), n_actions=act_dim)
-        high = _bound(where, "act_high", act_high, act_dim)
+        if act_low is None and act_high is None:
+            act_low, act_high = _bounds_in(where, dataset, act_dim)
+        high = _bound(where, "act_high", 1.0 if act_high is None else act_high, act_dim)
         low = -high if act_low is None else _bound(where, "act_low", act_low, act_dim)
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise ValueError(
@@ -411,6 +423,24 @@ class OfflineAlgorithm(Algorithm):
         for name, part in self.parts.items():
             if isinstance(part, nn.Module) and name in tensors:
                 restoring.load_part(part, tensors[name], f"{where}: {name}")
+
+
+def _bounds_in(where: str, dataset: Any, act_dim: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Return the bounds of the dataset's actions, and warn about them; None if they are [-1, 1] or unknown."""
+    fits = isinstance(dataset, OfflineDataset) and getattr(dataset, "act_dim", act_dim) == act_dim
+    if not fits or getattr(dataset, "n_actions", None) is not None:
+        return None, None  # reported later
+    bounds = action_bounds(dataset)
+    if bounds is None or np.abs(bounds).max() == np.abs(bounds).min() == 1:
+        return None, None
+    low, high = (", ".join(f"{value:.4g}" for value in bound) for bound in bounds)
+    warnings.warn(
+        f"{where}: act_low=[{low}] and act_high=[{high}] are taken from the dataset; pass the environment's bounds if "
+        "they are wider",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return bounds
 
 
 def _bound(where: str, name: str, value: Any, act_dim: int) -> np.ndarray:

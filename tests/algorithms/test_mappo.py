@@ -343,6 +343,8 @@ def test_the_number_of_agents_is_checked():
         rlox.MAPPO("together", env_fn=zoo_probes.Together, n_agents=3)
     with pytest.raises(ValueError, match="n_agents must be 1 on 'CartPole-v1'"):
         rlox.MAPPO("CartPole-v1", n_agents=2)
+    with pytest.raises(ValueError, match="must be a registered id, got 'CartPool-v1'; did you mean 'CartPole-v1'"):
+        rlox.MAPPO("CartPool-v1", n_agents=3)
 
 
 @pytest.mark.parametrize(("name", "value", "message"), [
