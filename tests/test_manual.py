@@ -158,6 +158,14 @@ def test_few_blocks_are_skipped():
     assert all(block.language == "bash" for block, reason in reasons if "tests/" not in reason)
 
 
+def test_pages_with_hand_written_loops_set_one_thread():
+    texts = {page.name: "".join(block.text for block in blocks_of(page) if block.language == "python") for page in PAGES}
+    loops = {name: text for name, text in texts.items() if "optimizer.step()" in text}
+    assert loops.keys() >= {"README.md", "loops.md"}
+    for name, text in loops.items():
+        assert "torch.set_num_threads(1)" in text.partition("optimizer.step()")[0], name
+
+
 def test_every_algorithm_has_a_page():
     assert {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")} == {"index", "best_of_n", *ALGORITHMS}
 
