@@ -72,6 +72,7 @@ _EXPORTS = {
     "GRPO": "rlox.algorithms.grpo",
     "GRPOConfig": "rlox.config",
     "GymVecEnv": "rlox.envs.gym_vec_env",
+    "History": "rlox.callbacks.history",
     "HybridPPO": "rlox.algorithms.hybrid_ppo",
     "IMPALA": "rlox.algorithms.impala",
     "IMPALAConfig": "rlox.config",

@@ -32,7 +32,8 @@ def _described(thing):
         return _signature(thing) if callable(thing) else type(thing).__name__
     # Only names that classes of rlox define: names of PyTorch are not ours, and other libraries add to them.
     own = {name for cls in thing.__mro__ if cls.__module__.startswith("rlox") for name in vars(cls)}
-    members = {name: getattr(thing, name, None) for name in sorted(own) if not name.startswith("_")}
+    # A name of another library, for which there is only an error that says what to write, is no attribute.
+    members = {n: getattr(thing, n) for n in sorted(own) if not n.startswith("_") and hasattr(thing, n)}
     methods = {name: _signature(member) for name, member in members.items() if callable(member)}
     return {"": _signature(thing), **methods, **{name: "attribute" for name in members.keys() - methods.keys()}}
 

@@ -2,7 +2,11 @@
 
 import io
 import math
+import os
+import pty
 import re
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from importlib.util import find_spec
@@ -297,6 +301,59 @@ def test_progress_prints_plain_lines(capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("128/128 steps: done")
     assert captured.out == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_live_line_is_redrawn_within_the_width_and_left_at_the_end(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    small(callbacks=[ProgressCallback(file=out, live=None), EvalCallback(3, 2)]).train(512)
+    text = out.getvalue()
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    lines = text.rstrip("\n").split("\r")[1:]
+    assert len(lines) >= 3
+    assert max(map(len, lines)) < columns
+    assert lines[0].startswith("  0% [....................] 0/512 steps"[: columns - 1])
+    assert lines[-1].startswith("100% [####################] 512/512 steps"[: columns - 1])
+    assert columns == 40 or "steps/s" in lines[-1]
+
+
+@pytest.mark.slow
+def test_train_shows_the_progress_in_a_pipe_a_terminal_and_a_notebook(tmp_path):
+    def printed(program, stderr):
+        return subprocess.run([sys.executable, "-c", program], stderr=stderr, check=True, timeout=120)
+
+    train = "import rlox; agent = rlox.PPO('CartPole-v1', n_steps=32, seed=0); agent.train(1024, progress=True)"
+    piped = printed(train, subprocess.PIPE).stderr.decode()
+    assert piped.splitlines()[-1].startswith("1,024/1,024 steps: done, ")
+    main, terminal = pty.openpty()
+    # An error starts a new line, and the bar does not stay for the next training.
+    failing = train.replace("True)", "True); agent.train(64); agent.collector = None; agent.train(64, progress=True)")
+    with suppress(subprocess.CalledProcessError):
+        printed(f"import os; os.environ['TERM'] = 'xterm'; {failing}", terminal)
+    os.close(terminal)
+    lines = os.read(main, 1 << 16).decode().replace("\r\n", "\n").split("\n")
+    os.close(main)
+    assert lines[0].startswith("\r  0% [....")
+    assert "100% [####################] 1,024/1,024 steps" in lines[0]
+    assert lines[1].startswith("Traceback")
+    shell = (
+        "import sys, types; sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: ZMQInteractiveShell());"
+    )
+    notebook = f"class ZMQInteractiveShell: pass\n{shell} {train}"
+    assert printed(notebook, subprocess.PIPE).stderr.decode().startswith("\r  0% [....")
+
+
+def test_progress_must_be_a_bool():
+    with pytest.raises(TypeError, match=r"PPO\.train: progress must be of type bool, got 1"):
+        small().train(64, progress=1)
 
 
 needs_video = pytest.mark.skipif(

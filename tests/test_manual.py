@@ -159,7 +159,9 @@ def test_few_blocks_are_skipped():
 
 
 def test_pages_with_hand_written_loops_set_one_thread():
-    texts = {page.name: "".join(block.text for block in blocks_of(page) if block.language == "python") for page in PAGES}
+    texts = {
+        page.name: "".join(block.text for block in blocks_of(page) if block.language == "python") for page in PAGES
+    }
     loops = {name: text for name, text in texts.items() if "optimizer.step()" in text}
     assert loops.keys() >= {"README.md", "loops.md"}
     for name, text in loops.items():

@@ -1,6 +1,7 @@
 """Keywords of other libraries: one table, which errors, completion and the migration page use."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -8,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 
 import forked
+import gymnasium
 import pytest
 
 import rlox
@@ -95,6 +97,60 @@ def test_every_foreign_keyword_is_known_or_has_an_answer(cls, names):
         with pytest.raises(TypeError) as refused:
             cls(ENVS.get(cls.name, "CartPole-v1"), **{name: 1})
         assert str(refused.value) == f"{cls.__name__}: unknown hyper-parameter {name!r}; {answer}"
+
+
+@pytest.mark.parametrize("cls", [PPO, DQN, rlox.MAPPO])
+def test_a_script_of_stable_baselines_is_told_what_to_write(cls):
+    for arguments in (("MlpPolicy", "CartPole-v1"), ("CnnPolicy", gymnasium.make("CartPole-v1"))):
+        with pytest.raises(ValueError, match=rf"{cls.__name__}: env_id must not be '{arguments[0]}', a policy of S"):
+            cls(*arguments)
+    with pytest.raises(ValueError, match="policy must not be 'MlpPolicy'"):
+        cls("CartPole-v1", policy="MlpPolicy")
+    agent = cls("CartPole-v1", n_envs=1)
+    for name, ours in {
+        "learn": "agent.train(total_timesteps)",
+        "load": f"{cls.__name__}.from_checkpoint(path)",
+        "num_timesteps": "agent.counters.env_steps",
+        "get_env": "agent.collector.env",
+    }.items():
+        for thing in (agent, cls):
+            assert not hasattr(thing, name)
+            with pytest.raises(AttributeError, match=f"{cls.__name__} has no attribute '{name}'.*{re.escape(ours)}"):
+                getattr(thing, name)
+    for name, text in (
+        (
+            "progress_bar",
+            r"instead of progress_bar of Stable-Baselines3, write train\(total_timesteps, progress=True\)",
+        ),
+        ("callback", r".*write callbacks=\[…\] in the constructor"),
+        ("total_timestep", "did you mean 'total_timesteps'"),
+    ):
+        with pytest.raises(TypeError, match=rf"{cls.__name__}.train: unknown argument '{name}'; {text}"):
+            agent.train(16, **{name: True})
+    assert agent.counters.env_steps == 0
+
+
+def test_other_families_and_trainers_answer_too():
+    with pytest.raises(AttributeError, match=r"write agent\.train"):
+        rlox.Trainer("ppo", "CartPole-v1").learn(10)
+    with pytest.raises(ValueError, match="Trainer: env must not be 'MlpPolicy'"):
+        rlox.Trainer("ppo", "MlpPolicy", "CartPole-v1")
+    with pytest.raises(TypeError, match=r"BC\.train: unknown argument 'n_update'; did you mean 'n_updates'"):
+        rlox.BC(None, 3, 1).train(n_update=3)
+
+
+def test_the_repr_says_what_learns_where_and_how_far_it_is():
+    agent = PPO("CartPole-v1", n_envs=2, n_steps=8, hidden_sizes=[8])
+    agent.train(32)
+    # 4 x 8 + 8 hidden, then 8 x 2 + 2 for the actor and 8 + 1 for the critic.
+    assert repr(agent) == (
+        "PPO(CartPole-v1, hidden_sizes=[8], 107 parameters, 32 steps trained, backend=native, device=cpu)"
+    )
+    with_torch = PPO("CartPole-v1", n_envs=2, n_steps=8, hidden_sizes=[8], backend="torch")
+    assert "107 parameters, 0 steps trained, backend=torch" in repr(with_torch)
+    assert repr(rlox.BC(None, 3, 1, hidden=8)).endswith("0 updates trained, backend=native, device=cpu)")
+    assert repr(PPO.__new__(PPO)) == "PPO()"
+    assert repr(rlox.Trainer("ppo", "CartPole-v1")).startswith("Trainer(PPO(CartPole-v1, hidden_sizes=[64, 64]")
 
 
 def test_the_error_names_the_equivalent():

@@ -24,9 +24,9 @@ from test_sweep import ends, jobs, kill, outcomes, rlox
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config
+from rlox.config.saved import resolved
 from rlox_cli.config.compose import compose_jobs, compose_sweep
 from rlox_cli.config.ranges import read_search
-from rlox_cli.config.saved import resolved
 from rlox_cli.records.ledger import Sweep
 from rlox_cli.terminal.errors import UsageError
 

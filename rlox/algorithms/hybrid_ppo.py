@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.algorithms.ppo import PPO
-from rlox.callbacks import Callback, TimingCallback
+from rlox.callbacks import Callback, History, TimingCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors.candle import CandleCollector
 from rlox.nn.batch import RolloutBatch
@@ -57,8 +57,8 @@ class HybridPPO:
         As for `rlox.algorithms.PPO`.
     hidden : int
         Width of both hidden layers.
-    logger : LoggerCallback, optional
-        Receives every metric.
+    logger : LoggerCallback, path or list, optional
+        As for `rlox.algorithms.PPO`.
     callbacks : list of Callback, optional
         Called in order, the logger last.
     **config
@@ -92,9 +92,17 @@ class HybridPPO:
         ahead = CandleCollector(env_id, n_envs, None, None, c.n_steps, hidden, seed, *options)
         self.algorithm.collector = _CandleAdapter(ahead, self.algorithm.collector)
 
-    def train(self, total_timesteps: int) -> dict[str, float]:
+    @property
+    def history(self) -> History:
+        """The metrics of all trainings (see `PPO.history`)."""
+        return self.algorithm.history
+
+    def __repr__(self) -> str:
+        return f"HybridPPO({self.algorithm!r})"
+
+    def train(self, total_timesteps: int, progress: bool = False) -> dict[str, float]:
         """Train for `total_timesteps` environment steps. Returns the last metrics (see `PPO.train`)."""
-        return self.algorithm.train(total_timesteps)
+        return self.algorithm.train(total_timesteps, progress=progress)
 
     def predict(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray | int:
         """Return the action for an observation (see `PPO.predict`)."""

@@ -18,6 +18,7 @@ import numpy as np
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.config import MAPPOConfig, integer, require, shown
+from rlox.config.sb3 import refuse_policy_name
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import is_native
 from rlox.kernels.nn.actor_critic import n_parameters
@@ -84,6 +85,7 @@ class MAPPO(OnPolicyAlgorithm):
         env_fn: Callable[..., Any] | None = None,
         **arguments: Any,
     ):
+        refuse_policy_name("MAPPO", "env_id", env_id)
         if env_fn is not None and not callable(env_fn):
             raise TypeError(f"MAPPO: env_fn must be a callable that returns an environment, got {shown(env_fn)}")
         self._n_agents = None if n_agents is None else integer("MAPPO", "n_agents", n_agents, 1, 100_000)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.config import Config, DatasetConfig, nearest, shown
+from rlox.config.sb3 import Elsewhere, refuse_policy_name
 
 if TYPE_CHECKING:
+    from rlox.callbacks import History
     from rlox.collectors.evaluation import Evaluation
 
 # Sizes that the constructor of an offline algorithm needs; by default the environment provides them.
@@ -52,6 +54,7 @@ class Trainer:
         **arguments: Any,
     ):
         cls = _class_of(algorithm)
+        refuse_policy_name("Trainer", "env", env)
         if config is not None and not isinstance(config, (Config, Mapping)):
             raise TypeError(f"Trainer: config must be a mapping of names to values or a Config, got {shown(config)}")
         config = config.to_dict() if isinstance(config, Config) else dict(config or {})
@@ -101,11 +104,20 @@ class Trainer:
         return trainer
 
     load = from_checkpoint
+    learn = Elsewhere("agent.train(total_timesteps)")
 
     @property
     def algo(self) -> Any:
         """Alias of `algorithm`."""
         return self.algorithm
+
+    @property
+    def history(self) -> History:
+        """The metrics of all trainings (see `Algorithm.history`)."""
+        return self.algorithm.history
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.algorithm!r})"
 
     @property
     def env(self) -> Any:

@@ -10,6 +10,7 @@ _EXPORTS = {
     "CheckpointCallback": "rlox.callbacks.checkpoint",
     "CompletionsCallback": "rlox.callbacks.completions",
     "EvalCallback": "rlox.callbacks.evaluation",
+    "History": "rlox.callbacks.history",
     "LoggerCallback": "rlox.callbacks.loggers",
     "RecordLogger": "rlox.callbacks.loggers",
     "PredictionsCallback": "rlox.callbacks.predictions",

@@ -7,6 +7,8 @@ from collections import deque
 from typing import Any
 
 from rlox.callbacks.base import Callback
+from rlox.config import shown
+from rlox.tracking.record import Record
 
 # The library's metrics have flat names; trackers group metrics by a prefix.
 _TRACKER_NAMES = {
@@ -94,13 +96,29 @@ class LoggerCallback(Callback):
 
 
 class RecordLogger(LoggerCallback):
-    """Writes metrics and checkpoint events to a run's `rlox.tracking.record.Record`."""
+    """Writes metrics and checkpoint events to a run's `rlox.tracking.record.Record`, which the caller opens and closes.
 
-    def __init__(self, record):
+    An algorithm does all of this itself if its ``logger`` is a folder.
+
+    Raises
+    ------
+    TypeError
+        If `record` is not a `Record`.
+    """
+
+    def __init__(self, record: Record):
+        if not isinstance(record, Record):
+            raise TypeError(
+                f"RecordLogger: record must be a rlox.tracking.Record, got {shown(record)}; write logger='FOLDER' to "
+                "let an algorithm write a run folder, or RecordLogger(Record('FOLDER')) in a loop of your own"
+            )
         self.record = record
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.record.metrics(step, metrics, self.logged_at)
 
     def on_checkpoint(self, *, step: int, kind: str, path, **info: Any) -> None:
-        self.record.checkpoint(step, kind, path.relative_to(self.record.folder).as_posix())
+        # A checkpoint of another folder, which another callback has written, is not part of the run.
+        if path.absolute().is_relative_to(self.record.folder.absolute()):
+            file = path.absolute().relative_to(self.record.folder.absolute())
+            self.record.checkpoint(step, kind, file.as_posix())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from typing import Any, TextIO
 
 from rlox.callbacks.base import SECTIONS, Callback, CallbackList, _algorithm
+
+_REDRAW_S = 0.2
+_BAR = 20  # columns
 
 
 class TimingCallback(Callback):
@@ -59,45 +64,118 @@ class ProgressCallback(Callback):
         Seconds between two lines; evaluations and the end of training have separate lines.
     file : text file, optional
         Output of the lines; by default stderr.
+    live : bool, optional
+        Whether one line with a bar and the time left is redrawn instead. None: in a terminal or a notebook.
     """
 
     acts_on_evaluation = False
 
-    def __init__(self, every_s: float = 5.0, file: TextIO | None = None):
+    def __init__(self, every_s: float = 5.0, file: TextIO | None = None, live: bool | None = False):
         self.every_s = every_s
         self.file = file
+        self.live = live
         self._shown_at = self._began = 0.0
-        self._planned = ""  # printed after the steps: their planned number, if known
+        self._first = 0  # step at which the training began
+        self._end: int | None = None  # step at which it ends, if that is known
         self._step = 0
         self._unit = "steps"
-        self._state = ""
+        self._reward: float | None = None
+        self._metrics: dict[str, float] | None = None  # None before the first update
+        self._evaluation = ""
+        self._width = 0  # columns of the line that is on the screen
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self._shown_at = self._began = time.monotonic()
+        if self.live is None:
+            self.live = _is_redrawn(self.file or sys.stderr)
         c = _algorithm(self, algorithm).counters
-        self._planned, self._unit = "" if c.end >= sys.maxsize else f"/{c.end:,}", c.unit
+        self._end, self._unit = None if c.end >= sys.maxsize else c.end, c.unit
+        self._first = self._step = c.steps
+        if self.live:
+            self._redraw()
 
     def on_step(
         self, *, step: int, reward: float | None = None, metrics: dict[str, float] | None = None, **info: Any
     ) -> bool:
-        self._step = step
-        if metrics is None:
-            metrics = {} if reward is None else {"mean_reward": reward}
-        speed = metrics.get(f"time/{self._unit}_per_second", step / max(time.monotonic() - self._began, 1e-9))
-        self._state = f"{speed:,.0f} {self._unit}/s"
-        if "mean_reward" in metrics:
-            self._state += f", return {metrics['mean_reward'] if reward is None else reward:.1f}"
-        if time.monotonic() - self._shown_at >= self.every_s:
-            self._print(step, self._state)
+        self._step, self._reward = step, reward
+        self._metrics = {"mean_reward": reward} if metrics is None and reward is not None else metrics or {}
+        if time.monotonic() - self._shown_at >= (_REDRAW_S if self.live else self.every_s):
+            if self.live:
+                self._redraw()
+            else:
+                self._print(step, self._state())
         return True
+
+    def _state(self) -> str:
+        """Return the speed, and the return if there are episodes; empty before the first update."""
+        if self._metrics is None:
+            return ""
+        passed = max(time.monotonic() - self._began, 1e-9)
+        speed = self._metrics.get(f"time/{self._unit}_per_second", (self._step - self._first) / passed)
+        played = self._metrics.get("mean_reward") if self._reward is None else self._reward
+        return f"{speed:,.0f} {self._unit}/s" + ("" if played is None else f", return {played:.1f}")
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
         s = evaluation.summary()
-        self._print(step, f"evaluation {s['mean_return']:.1f} ± {s['std_return']:.1f} ({s['n_episodes']} episodes)")
+        self._evaluation = f"evaluation {s['mean_return']:.1f} ± {s['std_return']:.1f}"
+        if self.live:
+            self._redraw()
+        else:
+            self._print(step, f"{self._evaluation} ({s['n_episodes']} episodes)")
 
     def on_training_end(self, *, algorithm=None, **info: Any) -> None:
-        self._print(_algorithm(self, algorithm, self._step).counters.steps, f"done, {self._state}")
+        self._step = _algorithm(self, algorithm, self._step).counters.steps
+        if self.live:
+            self._redraw()
+            self.close()
+        else:
+            self._print(self._step, ", ".join(filter(None, ["done", self._state()])))
+
+    def close(self) -> None:
+        """Leave the line that was redrawn, so that what is printed next starts a new one."""
+        if self._width:
+            self._width = 0
+            print(file=self.file or sys.stderr, flush=True)
+
+    @property
+    def _planned(self) -> str:
+        return "" if self._end is None else f"/{self._end:,}"
+
+    def _redraw(self) -> None:
+        self._shown_at = now = time.monotonic()
+        text = f"{self._step:,}{self._planned} {self._unit}"
+        if self._end is not None:
+            share = min(1.0, self._step / max(1, self._end))
+            full = int(share * _BAR)
+            done, left = self._step - self._first, self._end - self._step
+            text = f"{share:4.0%} [{'#' * full}{'.' * (_BAR - full)}] {text}"
+            if done > 0 and left > 0:
+                text += f", {_clock((now - self._began) * left / done)} left"
+        text = ", ".join(filter(None, [text, self._state(), self._evaluation]))
+        text = text[: shutil.get_terminal_size().columns - 1]
+        # Spaces cover the rest of a longer line before.
+        print(f"\r{text:<{self._width}}", end="", file=self.file or sys.stderr, flush=True)
+        self._width = len(text)
 
     def _print(self, step: int, text: str) -> None:
         self._shown_at = time.monotonic()
         print(f"{step:,}{self._planned} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)
+
+
+def _is_redrawn(file: TextIO) -> bool:
+    """Return whether a carriage return starts the same line again: in a terminal, and in a notebook."""
+    if type(_shell()).__name__ == "ZMQInteractiveShell":
+        return True
+    return hasattr(file, "isatty") and file.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _shell() -> Any:
+    """Return IPython's shell; None if this is not IPython."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -42,6 +42,7 @@ _OFF_POLICY = "an argument of DQN, SAC and TD3, not of their Config"
 _BATCH = "the whole batch of an update, in prompts, pairs or texts; GRPO samples batch_size * group_size completions"
 _WHOLE = "rows are never truncated; one that is too long is an error with its number"
 _LLM = "accumulation"  # a field that all algorithms for language models have
+_PROGRESS = "write train(total_timesteps, progress=True); the command line always shows progress"
 _ADAM = "the other settings of Adam and RMSprop are fixed"
 
 
@@ -126,14 +127,19 @@ KEYWORDS = (
     Keyword("num_envs", (CLEANRL,), "n_envs", typed="env.n_envs"),
     Keyword("n_envs", (SB3, ORIGINAL), "n_envs", _ARGUMENT, typed="env.n_envs"),
     Keyword("total_timesteps", (SB3, CLEANRL, ORIGINAL), None, "train(total_timesteps)", typed="total_timesteps"),
-    Keyword("tensorboard_log", (SB3,), None, "logger=tensorboard on the command line", typed="logger=tensorboard"),
-    Keyword("verbose", (SB3,), None, "callbacks=[ProgressCallback()]; the command line always shows progress"),
+    Keyword("tensorboard_log", (SB3,), 'logger="tensorboard"', _ARGUMENT, typed="logger=tensorboard"),
+    Keyword("verbose", (SB3,), None, _PROGRESS),
+    Keyword("progress_bar", (SB3,), None, _PROGRESS),
+    Keyword("callback", (SB3,), None, "write callbacks=[…] in the constructor"),
+    Keyword("log_interval", (SB3,), None, "every update is logged"),
+    Keyword("tb_log_name", (SB3,), None, 'write logger="FOLDER" in the constructor'),
+    Keyword("reset_num_timesteps", (SB3,), None, "train() continues a training, and train(n) starts the next one"),
     Keyword("stats_window_size", (SB3,), None, "mean_reward covers the last 100 episodes"),
     Keyword("create_eval_env", (SB3,), None, "callbacks=[EvalCallback()]; the command line evaluates by default"),
     Keyword("monitor_wrapper", (SB3,), None, "episodes are counted without a wrapper"),
     Keyword("torch_deterministic", (CLEANRL,), None, "the same seed gives the same run, bit for bit, on a CPU"),
     Keyword("cuda", (CLEANRL,), "device", "cpu, cuda or auto", typed="device"),
-    Keyword("track", (CLEANRL,), None, "logger=wandb on the command line", typed="logger=wandb"),
+    Keyword("track", (CLEANRL,), 'logger="wandb"', _ARGUMENT, typed="logger=wandb"),
     Keyword("wandb_project_name", (CLEANRL,), None, typed="logger.wandb.project"),
     Keyword("wandb_entity", (CLEANRL,), None, typed="logger.wandb.entity"),
     Keyword("exp_name", (CLEANRL,), None, typed="logger.mlflow.run_name"),
@@ -210,6 +216,8 @@ def answers(name: str, known: Collection[str], cli: bool = False, value: Any = N
             continue
         if ours:
             found.append(f"did you mean {ours}? ({whose}{remark})")
+        elif row.remark.startswith("write "):
+            found.append(f"instead of {whose}, {row.remark}")
         else:
             elsewhere = row.typed and remark  # not a keyword here, but there is something
             found.append(f"{whose} is {row.remark} here" if elsewhere else f"{whose} has no equivalent here{remark}")

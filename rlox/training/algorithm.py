@@ -9,11 +9,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 
 from rlox.callbacks import Callback
+from rlox.callbacks.history import HistoryCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, one_line, save_checkpoint, versions
 from rlox.checkpoint.streams import Stream
@@ -22,6 +24,7 @@ from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unch
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.config.base import MOST_THREADS
+from rlox.config.sb3 import Elsewhere, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.gym_make import whole_games
@@ -37,10 +40,12 @@ from rlox.training.parts import (
     CUDA_PAYS_FROM,
     callback_list,
     choose_device,
+    described,
     device_for,
     read_observations,
     require_env_arguments,
     require_laid_out,
+    shown_progress,
     uncopied,
     write_actions,
 )
@@ -50,11 +55,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rlox.callbacks import History
     from rlox.collectors.exploration import ActionNoise
     from rlox.collectors.vec_normalize import VecNormalize
     from rlox.nn.optimizers import FlatOptimizer
     from rlox.nn.sharding import ShardedAdam
     from rlox.offline.statistics import DatasetStatistics
+    from rlox.training.run_folder import RunFolder
 
 Batch = TypeVar("Batch", contravariant=True)
 
@@ -122,6 +129,14 @@ class Algorithm:
     _lost_reward_fn: str | None = None  # name of a checkpoint's reward_fn that was not passed again
     _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights to restore
 
+    learn = Elsewhere("agent.train(total_timesteps)")
+    load = Elsewhere("{}.from_checkpoint(path)")
+    num_timesteps = Elsewhere("agent.counters.env_steps")
+    get_env = Elsewhere("agent.collector.env")
+    set_env = Elsewhere("{}.from_checkpoint(path, env_id=…)")
+    get_parameters = Elsewhere("agent.policy.state_dict()")
+    set_parameters = Elsewhere("agent.init_from(path)")
+
     def __init__(
         self,
         env_id: str | Callable[[], Any] | None,
@@ -150,14 +165,21 @@ class Algorithm:
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.env_kwargs = self.eval_kwargs = dict(env_kwargs or {})
         self.env_wrappers = list(env_wrappers)
-        choice(where, "device", device, DEVICES)
+        self.requested_device = choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
         self.ranks: Ranks = current() if type(self).data_parallel else ALONE
         if hasattr(self.config, "batch_size"):
             self.ranks.share(where, "batch_size", self.config.batch_size)
         # Only rank 0 has callbacks, so that evaluating, recording and saving happen once.
+        self._history = HistoryCallback()
+        self._run_folder: RunFolder | None = None
+        if logger is not None and not isinstance(logger, Callback):
+            from rlox.training.run_folder import run_folder
+
+            self._run_folder, logger = run_folder(where, logger), None
         given = callback_list(where, callbacks, logger)
         self.callbacks = given if self.ranks.rank == 0 else callback_list(where, None, None)
+        self.callbacks.extend([self._history])
         self.counters = Counters(clock=clock)
         self.parts: dict[str, Any] = {}
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that switches it on
@@ -374,7 +396,13 @@ class Algorithm:
         plan(self, total_timesteps, until, schedule_timesteps)
 
     def train(
-        self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+        self,
+        total_timesteps: int | None = None,
+        *,
+        until: int | None = None,
+        schedule_timesteps: int | None = None,
+        progress: bool = False,
+        **unknown: Any,
     ) -> dict[str, float]:
         """Train for `total_timesteps` more environment steps, rounded up to whole rollouts or rounds.
 
@@ -391,6 +419,9 @@ class Algorithm:
         schedule_timesteps : int, optional
             Steps after which schedules (learning rate, exploration, …) reach their end, counted from the start of the
             training; by default the end given by `total_timesteps` or `until`.
+        progress : bool
+            Whether to show the progress: one line that is redrawn, in a terminal or a notebook, and a line every few
+            seconds elsewhere.
 
         Returns
         -------
@@ -415,15 +446,49 @@ class Algorithm:
             0 for the rest of the training; if a checkpoint was trained with a `reward_fn` or a dataset that was not
             passed again.
         """
-        return self._train(total_timesteps, until, schedule_timesteps)
+        return self._train(total_timesteps, until, schedule_timesteps, progress, unknown)
 
-    def _train(self, length: int | None, until: int | None, schedule_timesteps: int | None) -> dict[str, float]:
+    def _train(
+        self,
+        length: int | None,
+        until: int | None,
+        schedule_timesteps: int | None,
+        progress: bool,
+        unknown: Mapping[str, Any],
+    ) -> dict[str, float]:
+        where = f"{type(self).__name__}.train"
+        refuse(where, unknown, (self.length, "until", "schedule_timesteps", "progress"))
+        require(where, "progress", progress, bool)
         self._require_complete()
         plan(self, length, until, schedule_timesteps)
         warn_if_done(self.counters)
         require_laid_out(self)
-        with torch_threads(self.threads), unchecked_distributions(), running(self), self.ranks.training(self):
+        with (
+            torch_threads(self.threads),
+            unchecked_distributions(),
+            self._recording(),
+            shown_progress(self, progress),
+            running(self),
+            self.ranks.training(self),
+        ):
             return type(self).loop(self)
+
+    def _recording(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that records a training in its run folder, if there is one."""
+        if self._run_folder is None or self.ranks.rank:
+            return contextlib.nullcontext()
+        return self._run_folder.recording(self)
+
+    @property
+    def history(self) -> History:
+        """The metrics of all trainings of this object, by name and step."""
+        return self._history.history
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The run folder that ``logger`` names; None without one, or before its name is chosen by the first
+        training."""
+        return None if self._run_folder is None else self._run_folder.path
 
     def _require_complete(self) -> None:
         """Raise ValueError if a checkpoint was trained with an object that a file cannot store and that was not passed
@@ -770,6 +835,9 @@ class Algorithm:
             self.native.load(arrays, what)
         else:
             load_weights_(self.policy, arrays, what)
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise uncopied(self)

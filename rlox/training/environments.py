@@ -11,6 +11,7 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, shown, usual_settings
+from rlox.config.sb3 import refuse_policy_name
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.multi_agent import is_multi_agent
 from rlox.training import restoring
@@ -49,6 +50,8 @@ def construct(
     `collector` creates the object that collects experience, from the arguments common to all collectors.
     """
     where = type(algorithm).__name__
+    refuse_policy_name(where, "env_id", env_id)
+    refuse_policy_name(where, "policy", policy)
     if is_multi_agent(env_id) and not algorithm.Config.several_agents:
         raise ValueError(f"{where}: env_id must have one agent, got {env_id}, which has several; use MAPPO for it")
     usual = usual_settings(env_id)

@@ -65,8 +65,8 @@ class OfflineAlgorithm(Algorithm):
         Action size A, or the number of discrete actions.
     callbacks : list of Callback, optional
         Called in order, the logger last.
-    logger : LoggerCallback, optional
-        Receives every metric.
+    logger : LoggerCallback, path, str or list, optional
+        As for `rlox.training.on_policy.OnPolicyAlgorithm`.
     continuous : bool
         Whether actions are numbers (True) or one of `act_dim` choices (False), which only `BC` can learn.
     act_high, act_low : float or array (A,), optional
@@ -261,8 +261,14 @@ class OfflineAlgorithm(Algorithm):
         """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
         plan(self, n_updates, until, schedule_timesteps)
 
-    def train(
-        self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+    def train(  # type: ignore[override]  # counts updates
+        self,
+        n_updates: int | None = None,
+        *,
+        until: int | None = None,
+        schedule_timesteps: int | None = None,
+        progress: bool = False,
+        **unknown: Any,
     ) -> dict[str, float]:
         """Train for `n_updates` more updates.
 
@@ -278,6 +284,8 @@ class OfflineAlgorithm(Algorithm):
             stretched to the new end, so a learning rate that had decayed rises again.
         schedule_timesteps : int, optional
             Updates after which schedules reach their end; by default the end given by `n_updates` or `until`.
+        progress : bool
+            As for `rlox.training.algorithm.Algorithm.train`.
 
         Returns
         -------
@@ -303,7 +311,7 @@ class OfflineAlgorithm(Algorithm):
             continue; if `until` has already passed; if `schedule_timesteps` would leave a learning rate of 0 for the
             rest of the training; without a dataset.
         """
-        return self._train(n_updates, until, schedule_timesteps)
+        return self._train(n_updates, until, schedule_timesteps, progress, unknown)
 
     # ---- acting
 

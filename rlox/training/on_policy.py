@@ -45,8 +45,11 @@ class OnPolicyAlgorithm(Algorithm):
     policy : nn.Module, optional
         A custom module instead of the one that fits the environment; the family documents what it must define. It is
         moved to the device and trained in place.
-    logger : LoggerCallback, optional
-        Receives every metric.
+    logger : LoggerCallback, path, str or list, optional
+        A `LoggerCallback` receives every metric. A folder becomes a run folder as `rlox train` writes it, with
+        ``config.yaml``, ``metrics.jsonl`` and ``checkpoints``. ``"mlflow"``, ``"wandb"``, ``"tensorboard"`` and
+        ``"csv"`` mirror its record; without a folder, a new one below ``outputs`` is created. A list may contain a
+        folder and several of these.
     callbacks : list of Callback, optional
         Called in order, the logger last.
     device : str

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.callbacks import Callback, CallbackList
+from rlox.callbacks import Callback, CallbackList, ProgressCallback
 from rlox.config import shown
+from rlox.envs import env_name
 from rlox.nn.devices import device_of
 from rlox.nn.modules import is_module
 
@@ -60,6 +62,44 @@ def callback_list(where: str, callbacks: Iterable[Callback] | None, logger: Call
     if not all(isinstance(item, Callback) for item in given):
         raise TypeError(f"{where}: callbacks must be a list of rlox.callbacks.Callback, got {shown(callbacks)}")
     return CallbackList([*given, *([logger] if logger is not None else ())])
+
+
+@contextmanager
+def shown_progress(algorithm: Any, shown: bool) -> Iterator[None]:
+    """Show the progress of one training on stderr, if `shown` and on the first rank."""
+    if not shown or algorithm.ranks.rank:
+        yield
+        return
+    progress = ProgressCallback(live=None)
+    algorithm.callbacks.extend([progress])
+    try:
+        yield
+    finally:
+        progress.close()
+        algorithm.callbacks.callbacks.remove(progress)
+
+
+def described(algorithm: Any) -> str:
+    """Return the text of an algorithm's ``repr``: what learns where, how large it is, and how far it has come.
+
+    It also works for an object whose construction has failed.
+    """
+    known = vars(algorithm)
+    parts = []
+    if known.get("env_id") is not None:
+        parts.append(env_name(known["env_id"]))
+    config = known.get("config")
+    if getattr(config, "hidden_sizes", None):
+        parts.append(f"hidden_sizes={list(config.hidden_sizes)}")
+    if known.get("native") is not None:
+        parts.append(f"{algorithm._kernel_size():,} parameters")
+    elif "_policy" in known:
+        parts.append(f"{sum(p.numel() for p in known['_policy'].parameters()):,} parameters")
+    if "counters" in known:
+        c = known["counters"]
+        parts.append(f"{c.steps:,} {c.unit} trained")
+    parts += [f"{name}={known[name]}" for name in ("backend", "device") if name in known]
+    return f"{type(algorithm).__name__}({', '.join(parts)})"
 
 
 def require_env_arguments(where: str, env_kwargs: Any, env_wrappers: Any) -> None:

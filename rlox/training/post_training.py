@@ -68,8 +68,8 @@ class LLMAlgorithm(Algorithm):
         new are switched off instead.
     callbacks : list of Callback, optional
         Called in order, the logger last.
-    logger : LoggerCallback, optional
-        Receives every metric.
+    logger : LoggerCallback, path, str or list, optional
+        As for `rlox.training.on_policy.OnPolicyAlgorithm`.
     tokenizer : optional
         A Hugging Face tokenizer; required for text.
     dataset : optional
@@ -460,7 +460,7 @@ class LLMAlgorithm(Algorithm):
         """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
         plan(self, n_updates, until, schedule_timesteps)
 
-    def train(  # the first argument may be the data
+    def train(  # type: ignore[override]  # the first argument may be the data
         self,
         data: Any = None,
         n_epochs: int = 1,
@@ -469,6 +469,8 @@ class LLMAlgorithm(Algorithm):
         until: int | None = None,
         schedule_timesteps: int | None = None,
         prompts: Any = None,
+        progress: bool = False,
+        **unknown: Any,
     ) -> dict[str, float]:
         """Train for `n_updates` more updates, or for `n_epochs` passes over `data`.
 
@@ -488,6 +490,8 @@ class LLMAlgorithm(Algorithm):
             As for `rlox.training.offline.OfflineAlgorithm.train`, in updates.
         prompts : optional
             Another name of `data`, for algorithms that learn from prompts.
+        progress : bool
+            As for `rlox.training.algorithm.Algorithm.train`.
 
         Returns
         -------
@@ -514,7 +518,7 @@ class LLMAlgorithm(Algorithm):
             assert self.rows is not None
             if n_updates is None and until is None:
                 n_updates = -(-len(self.rows) * integer(where, "n_epochs", n_epochs, 1) // self.config.batch_size)
-        return self._train(n_updates, until, schedule_timesteps)
+        return self._train(n_updates, until, schedule_timesteps, progress, unknown)
 
     def _require_complete(self) -> None:
         if self.rows is None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rlox.config.saved import differences
 from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs
-from rlox_cli.config.saved import differences
 from rlox_cli.report.statistics import Interval, difference, improvement, interval, iqm
 
 PASS, FAIL, MORE = "PASS", "FAIL", "NEED MORE SEEDS"

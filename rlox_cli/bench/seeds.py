@@ -22,11 +22,11 @@ from rich.console import Console
 
 from rlox.checkpoint import load_checkpoint, run_files
 from rlox.config import RunConfig
+from rlox.config.saved import differences, resolved
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.config.imports import import_modules
-from rlox_cli.config.saved import differences, resolved
 from rlox_cli.run.runner import Resumption, resume, run, without_eval_workers
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError

@@ -13,7 +13,10 @@ from rlox_cli.terminal.exits import reported
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run folder, or a folder that contains runs.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The same. Differences are B minus A.")],
-    metric: Annotated[str, typer.Option(help="Metric to compare: any name in metrics.jsonl.")] = "eval/mean_return",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric to compare: any name in metrics.jsonl; by default the evaluations' return."),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Count the steps to this score; by default the tuned settings' reference.")
     ] = None,

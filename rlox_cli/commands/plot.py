@@ -12,7 +12,10 @@ from rlox_cli.terminal.exits import reported
 
 def plot(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Run folders, or folders that contain runs.")],
-    metric: Annotated[str, typer.Option(help="Metric to plot: any name in metrics.jsonl.")] = "eval/mean_return",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric to plot: any name in metrics.jsonl; by default the evaluations' return."),
+    ] = None,
     x: Annotated[str, typer.Option(help="Horizontal axis: steps or time.")] = "steps",
     by: Annotated[
         list[str] | None,

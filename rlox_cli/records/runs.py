@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlox.buffers import buffer_config_class, buffer_names
 from rlox.callbacks.loggers import tracker_name
 from rlox.config import RunConfig, nearest
 from rlox.config.base import operational_keys
-from rlox.tracking.record import Ledger, is_alive
+from rlox.tracking.record import FILE, Ledger, is_alive, read_rows
 from rlox.tracking.store import read_config
 from rlox_cli.records.folders import find_runs
 from rlox_cli.terminal.account import paragraph
@@ -103,6 +104,23 @@ def units(runs: Iterable[Run]) -> str:
 def recorded_name(metric: str) -> str:
     """Return the metric's name in the record, where ``mean_reward`` is ``episode/return``."""
     return metric if "/" in metric else tracker_name(metric)
+
+
+def chosen_metric(metric: str | None, paths: Iterable[Path]) -> str:
+    """Return the name of `metric` in the record.
+
+    By default it is the return of evaluations or, if no run under `paths` was evaluated, that of training.
+    """
+    if metric is not None:
+        return recorded_name(metric)
+    evaluated = any(_has(folder, EVALUATION) for path in paths for folder in find_runs(path))
+    return EVALUATION if evaluated else RETURNS[1]
+
+
+def _has(folder: Path, metric: str) -> bool:
+    with suppress(OSError, ValueError):  # a damaged run is reported when it is read
+        return any(metric in row for row, _ in read_rows(folder / FILE))
+    return False
 
 
 def metric_name(metric: str) -> str:

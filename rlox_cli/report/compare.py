@@ -18,13 +18,13 @@ from scipy import stats
 from rlox_cli.records.runs import (
     RETURNS,
     Run,
+    chosen_metric,
     differing,
     ended,
     listed,
     metric_name,
     plain,
     read_runs,
-    recorded_name,
     short,
     units,
 )
@@ -40,9 +40,9 @@ _MOST_RUNS = 1000  # maximum number of runs per side that is recommended
 _FEWEST = 4  # runs per side that a permutation test can distinguish at that level
 
 
-def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) -> None:
+def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json: bool) -> None:
     """Compare the runs under `a` with those under `b`, and print the result."""
-    metric = recorded_name(metric)
+    metric = chosen_metric(metric, (a, b))
     if threshold is not None and not math.isfinite(threshold):
         raise UsageError(f"--threshold must be a finite number, got {threshold}")
     sides = []

@@ -14,11 +14,11 @@ from rlox_cli.records.runs import (
     PATH,
     Group,
     Run,
+    chosen_metric,
     group_runs,
     listed,
     metric_name,
     read_runs,
-    recorded_name,
     units,
 )
 from rlox_cli.report.page import page
@@ -41,7 +41,7 @@ def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path
     return picture
 
 
-def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str], out: list[Path]) -> None:
+def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: list[str], out: list[Path]) -> None:
     """Draw the plot, and print a table of the groups and the paths of the files."""
     if x not in ("steps", "time"):
         raise UsageError(f"--x must be steps or time, got {x!r}")
@@ -53,7 +53,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
         if path.suffix not in FORMATS:
             raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
     out = [output_path("--out", path) for path in out]
-    metric = recorded_name(metric)
+    metric = chosen_metric(metric, paths)
     by = [PATH] if labels else by
     runs, notes = read_runs(paths, metric, labels or map(str, paths), by)
     groups = group_runs(runs, by)

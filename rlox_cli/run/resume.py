@@ -19,6 +19,7 @@ from rich.console import Console
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, run_files, trained_for, versions
 from rlox.config import RunConfig
+from rlox.config.saved import differences, resolved
 from rlox.distributed.ranks import current, saved_ranks
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
@@ -26,7 +27,7 @@ from rlox_cli.config.compose import composed
 from rlox_cli.config.explain import explain
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
 from rlox_cli.config.overrides import refuse_blanks
-from rlox_cli.config.saved import algorithm_name, check_saved, differences, resolved, typed_config
+from rlox_cli.config.saved import algorithm_name, check_saved, typed_config
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
 from rlox_cli.records.folders import resume_command
 from rlox_cli.run.runner import Outcome, Resumption, Stopper, resume

@@ -29,12 +29,12 @@ from rlox.callbacks import (
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, run_files, versions
 from rlox.config import RunConfig
+from rlox.config.saved import resolved
 from rlox.distributed.ranks import RankLost, current
 from rlox.envs.failures import failure_of
 from rlox.envs.registry import imported_module
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
-from rlox_cli.config.saved import resolved
 from rlox_cli.records.folders import require_new, require_own_files, resume_command
 from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import time_limit_warnings, training_warnings

@@ -22,9 +22,10 @@ from optuna.trial import Trial, TrialState
 from rich.console import Console
 
 from rlox import __version__
+from rlox.config.saved import resolved
 from rlox_cli.config.compose import Job
 from rlox_cli.config.ranges import FILE, Search, optuna_config, read_search
-from rlox_cli.config.saved import configuration, resolved
+from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import run_name
 from rlox_cli.records.ledger import FILE as LEDGER
 from rlox_cli.records.ledger import Head, Progress, Sweep, SweepJob, job_id

@@ -1,0 +1,220 @@
+"""The run folder of a training in the library, with the same files as those of ``rlox train``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlox import tracking
+from rlox.callbacks import CheckpointCallback, EvalCallback, RecordLogger
+from rlox.checkpoint import one_line, run_files, versions
+from rlox.collectors import reward_name
+from rlox.config import (
+    CsvConfig,
+    DatasetConfig,
+    EnvConfig,
+    EvalConfig,
+    LoggerConfig,
+    MlflowConfig,
+    RunConfig,
+    TensorboardConfig,
+    WandbConfig,
+    shown,
+)
+from rlox.config.saved import differences, resolved
+from rlox.envs import env_name
+from rlox.tracking.record import FILE, Record
+from rlox.tracking.store import read_config, replace_text
+
+TRACKERS = {"mlflow": MlflowConfig, "wandb": WandbConfig, "tensorboard": TensorboardConfig, "csv": CsvConfig}
+_ONE_RUN = ("algo.name", "env.id", "seed")  # settings that a continued run cannot change
+_FORM = f"a LoggerCallback or another Callback, a folder, or one of {', '.join(TRACKERS)}, or a list of these"
+
+
+class RunFolder:
+    """A folder with ``config.yaml``, ``metrics.jsonl`` and ``checkpoints/``, which the command line reads.
+
+    Parameters
+    ----------
+    where : str
+        Name at the beginning of error messages.
+    folder : path, optional
+        A new folder, or that of the run whose checkpoint was restored. By default a new one below ``outputs``, as on
+        the command line, whose name is chosen when the training starts.
+    trackers : list of str
+        Names in `TRACKERS`, which mirror the record with their default settings.
+    """
+
+    def __init__(self, where: str, folder: str | os.PathLike | None, trackers: list[str]):
+        self.where = where
+        self.path = None if folder is None else Path(folder)
+        self.trackers = trackers
+        self._callbacks: tuple[RecordLogger, CheckpointCallback] | None = None  # None before the first training
+        if self.path is not None and self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{where}: logger must be a folder, got the file {self.path}")
+
+    @contextmanager
+    def recording(self, algorithm: Any) -> Iterator[None]:
+        """Record one training of `algorithm`, whose end is already set.
+
+        An interrupt leaves the record without an end, as a killed run has: its last checkpoint can be continued.
+
+        Raises
+        ------
+        ValueError
+            If the folder contains another run.
+        RuntimeError
+            If another process trains in the folder.
+        """
+        step = algorithm.counters.steps
+        plain = json.loads(json.dumps(resolved(_run_config(algorithm, self.trackers), algorithm.name), default=str))
+        if self.path is None:
+            self.path = _new_folder(plain)
+        changed = self._changes(plain, step, type(algorithm).__name__)
+        record = Record(self.path, versions=versions(), resume_step=step or None, changed=changed or None)
+        with record:
+            replace_text(self.path / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+            self._attach(algorithm, record, plain)
+            tracking.start_mirrors(self.path)
+            try:
+                yield
+            except Exception as e:
+                # On a full disk this fails too; the first error is the one to report.
+                with suppress(OSError):
+                    record.end(algorithm.counters.steps, "failed", f"{type(e).__name__}: {one_line(e, 1000)}")
+                raise
+            reasons = [getattr(callback, "stopped", None) for callback in algorithm.callbacks.callbacks]
+            early = next((reason for reason in reasons if isinstance(reason, str)), None)
+            record.end(algorithm.counters.steps, "finished", f"stopped early: {early}" if early else "")
+
+    def _changes(self, plain: dict[str, Any], step: int, cls: str) -> dict[str, Any]:
+        """Return the settings that differ from those of the run in the folder; none for a new folder.
+
+        Raises
+        ------
+        ValueError
+            If the folder contains a run that this training does not continue.
+        """
+        assert self.path is not None
+        record = run_files.check(self.path, FILE)
+        if record is None or not record.st_size:
+            return {}
+        found = dict(differences(read_config(self.path), plain))
+        if self._callbacks is None and (step == 0 or any(name in found for name in _ONE_RUN)):
+            raise ValueError(
+                f"{self.where}: logger must be a new folder, got {self.path}, which contains a run; choose another, or "
+                f"continue that run with {cls}.from_checkpoint('{self.path}/checkpoints/last.safetensors', "
+                f"logger='{self.path}')"
+            )
+        return found
+
+    def _attach(self, algorithm: Any, record: Record, plain: dict[str, Any]) -> None:
+        """Let the algorithm write to `record`; the first time, add the callbacks that do so."""
+        if self._callbacks is None:
+            self._callbacks = RecordLogger(record), CheckpointCallback(record.folder / "checkpoints")
+            algorithm.callbacks.extend(self._callbacks)
+        recorder, checkpoints = self._callbacks
+        recorder.record, checkpoints.run = record, plain
+
+
+def run_folder(where: str, logger: Any) -> RunFolder | None:
+    """Return the run folder for the argument ``logger``; None if it is a callback, or None.
+
+    Raises
+    ------
+    TypeError
+        For other objects.
+    ValueError
+        For a misspelt tracker, several folders, or a path that is not a folder.
+    """
+    items = list(logger) if isinstance(logger, (list, tuple)) else [logger]
+    if not items or not all(isinstance(item, (str, os.PathLike)) and str(item) for item in items):
+        raise TypeError(f"{where}: logger must be {_FORM}, got {shown(logger)}")
+    folders = [item for item in items if item not in TRACKERS]
+    for item in folders:
+        close = difflib.get_close_matches(str(item).lower(), TRACKERS, n=1, cutoff=0.7)
+        if isinstance(item, str) and close and os.path.basename(item) == item:
+            raise ValueError(
+                f"{where}: logger must be {_FORM}, got {shown(item)}; did you mean {close[0]!r}? Write './{item}' for "
+                "a folder of that name"
+            )
+    if len(folders) > 1:
+        raise ValueError(f"{where}: logger must contain at most one folder, got {shown(logger)}")
+    return RunFolder(where, folders[0] if folders else None, [item for item in items if item in TRACKERS])
+
+
+def _new_folder(plain: dict[str, Any]) -> Path:
+    """Return a new path such as the command line chooses."""
+    name = re.sub(r"[^\w.-]+", "_", f"{plain['algo']['name']}-{plain['env']['id'][:100]}-s{plain['seed']}")
+    return Path("outputs", time.strftime("%Y-%m-%d"), f"{name}-{time.strftime('%H%M%S')}-{uuid.uuid4().hex[:4]}")
+
+
+def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
+    """Return the settings of `algorithm` in the form of the command line."""
+    c, config = algorithm.counters, algorithm.config
+    language = type(config).uses_dataset == "text"
+    dataset = algorithm.rows if language else getattr(algorithm, "dataset", None)
+    return RunConfig(
+        seed=algorithm.seed,
+        total_timesteps=max(1, c.end),
+        schedule_timesteps=None if c.schedule_steps == c.horizon_steps else c.horizon_start + c.schedule_steps,
+        device=algorithm.requested_device,
+        backend=algorithm.backend,
+        threads=algorithm.threads,
+        compile=algorithm.compile,
+        model=(algorithm.source or type(algorithm.policy).__name__) if language else None,
+        algo=config,
+        env=EnvConfig(
+            id=_env_id(algorithm, dataset),
+            n_envs=algorithm.n_envs,
+            kwargs=algorithm.env_kwargs,
+            wrappers=algorithm.env_wrappers,
+            workers=algorithm.env_workers,
+            backend=algorithm.env_backend,
+            reward_fn=_reward(algorithm),
+        ),
+        buffer=getattr(algorithm, "buffer_config", None),
+        dataset=None if dataset is None else _dataset(dataset),
+        eval=_evaluation(algorithm),
+        logger=LoggerConfig(**{name: TRACKERS[name]() for name in trackers}),
+    )
+
+
+def _env_id(algorithm: Any, dataset: Any) -> str:
+    if algorithm.env_id is not None:
+        return env_name(algorithm.env_id)
+    known = getattr(dataset, "metadata", None) or {}
+    return str(known.get("env", {}).get("id") or Path(_dataset(dataset).source).stem)
+
+
+def _dataset(dataset: Any) -> DatasetConfig:
+    """Return the source of a dataset, or the name of its class if it was created in memory."""
+    known = getattr(dataset, "metadata", None) or {}
+    source = str(known.get("source") or type(dataset).__name__)
+    return DatasetConfig(source, normalize=bool(getattr(dataset, "normalized", False)))
+
+
+def _reward(algorithm: Any) -> str | None:
+    """Return the name of the function that replaces the rewards, if there is one."""
+    reward_fn = getattr(algorithm.collector, "reward_fn", None)
+    return None if reward_fn is None else reward_name(reward_fn).removeprefix("rlox:")
+
+
+def _evaluation(algorithm: Any) -> EvalConfig:
+    """Return the settings of the algorithm's `EvalCallback`; without one, those of a run without evaluations."""
+    found = next((one for one in algorithm.callbacks.callbacks if isinstance(one, EvalCallback)), None)
+    if found is None:
+        return EvalConfig(n_points=0)
+    names = [item.name for item in dataclasses.fields(EvalConfig) if hasattr(found, item.name)]
+    return EvalConfig(**{name: getattr(found, name) for name in names})

@@ -1,0 +1,256 @@
+"""A training in the library writes the run folder of the command line, which all commands read, and keeps a history."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from test_contract import learner
+
+import rlox
+from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, RecordLogger
+from rlox.callbacks.history import MOST_ROWS, History
+from rlox.tracking.record import Record, is_alive, read_rows
+
+
+def ppo(**arguments):
+    return rlox.PPO("CartPole-v1", **{"n_envs": 2, "n_steps": 16, "hidden_sizes": [8], **arguments})
+
+
+def rows(folder):
+    return [row for row, _ in read_rows(folder / "metrics.jsonl")]
+
+
+def events(folder):
+    return [(row["event"], row["step"]) for row in rows(folder) if row.get("event") in ("start", "end")]
+
+
+def config(folder):
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def answer(command, *words):
+    """What the command prints, which must succeed."""
+    code, out, err = command(*words)
+    assert not code, err
+    return out
+
+
+def test_every_command_reads_the_run_folder(command, tmp_path):
+    for seed in (0, 1):
+        agent = ppo(logger=f"runs/{seed}", seed=seed, callbacks=[EvalCallback(2, 2)])
+        agent.train(128)
+        assert str(agent.run_folder) == f"runs/{seed}"
+    assert "2 finished" in answer(command, "plot", "runs", "--out", "a.png")
+    assert answer(command, "ls", "runs", "--folder", "runs").count("finished") == 2
+    assert json.loads(answer(command, "compare", "runs/0", "runs/1", "--json"))["metric"] == "eval/mean_return"
+    assert "reproduced exactly" in answer(command, "eval", "runs/0")
+    answer(command, "train", "resume=runs/0", "total_timesteps=192", "eval.n_episodes=2")
+    assert events(tmp_path / "runs/0") == [("start", 0), ("end", 128), ("start", 128), ("end", 192)]
+
+
+def test_a_run_without_evaluations_is_plotted_and_compared_by_its_training(command):
+    for seed in (0, 1):
+        ppo(logger=f"runs/{seed}", seed=seed).train(2048)
+    assert "final training return" in answer(command, "plot", "runs", "--out", "a.html")
+    assert json.loads(answer(command, "compare", "runs/0", "runs/1", "--json"))["metric"] == "episode/return"
+
+
+def test_the_record_is_that_of_the_command_line(command, tmp_path):
+    typed = ["algo.n_steps=16", "algo.hidden_sizes=[8]", "env.n_envs=2", "seed=3", "total_timesteps=96", "tuned=off"]
+    words = ["train", "algo=ppo", "env=CartPole-v1", "logger=csv", "eval.n_points=1", "eval.n_episodes=2"]
+    answer(command, *words, "eval.workers=0", "output_dir=theirs", *typed)
+    ppo(seed=3, logger=["ours", "csv"], callbacks=[EvalCallback(1, 2)]).train(96)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    assert config(ours) == config(theirs)
+
+    def values(folder):
+        found = {}
+        for row in rows(folder):
+            if "event" not in row:
+                measured = {name: value for name, value in row.items() if not name.startswith("time")}
+                found.setdefault(row["step"], {}).update(measured)
+        return found
+
+    assert values(ours) == values(theirs)
+    for kind in ("best", "last"):
+        saved = [rlox.load_checkpoint(folder / f"checkpoints/{kind}.safetensors") for folder in (ours, theirs)]
+        for name, array in saved[0].tensors["policy"].items():
+            np.testing.assert_array_equal(array, saved[1].tensors["policy"][name])
+        assert saved[0].header["run"] == saved[1].header["run"]
+
+
+FAMILIES = {
+    "dqn": lambda folder: rlox.DQN("CartPole-v1", buffer_size=200, learning_starts=20, logger=folder),
+    "td3 on gymnasium": lambda folder: rlox.TD3(
+        "Pendulum-v1", learning_starts=20, env_backend="gymnasium", logger=folder
+    ),
+    "impala": lambda folder: rlox.IMPALA("CartPole-v1", n_steps=8, logger=folder),
+    "iql": lambda folder: learner("iql", logger=folder),
+    "mappo": lambda folder: rlox.MAPPO("GridPursuit-v0", n_steps=8, n_envs=2, logger=folder),
+    "hybrid": lambda folder: rlox.HybridPPO("CartPole-v1", n_envs=2, n_steps=16, logger=folder),
+    "trainer": lambda folder: rlox.Trainer("a2c", "CartPole-v1", logger=folder),
+    "factory": lambda folder: rlox.PPO(lambda: _gym("CartPole-v1"), n_envs=2, n_steps=16, logger=folder),
+    "dreamer": lambda folder: rlox.DreamerV3("CartPole-v1", learning_starts=80, size="200k", logger=folder),
+}
+
+
+def _gym(name):
+    import gymnasium
+
+    return gymnasium.make(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_writes_one(family, command, tmp_path):
+    agent = FAMILIES[family]("run")
+    agent.train(64)
+    if hasattr(agent, "close"):
+        agent.close()
+    _require_run(command, tmp_path / "run", agent.history)
+
+
+@pytest.mark.slow
+def test_language_models_write_one(command, tmp_path):
+    sys.path.append(os.path.join(os.path.dirname(__file__), "llm"))
+    import toy
+
+    agent = rlox.SFT(toy.model("bare"), tokenizer=toy.tokenizer(), dataset=toy.ROWS, batch_size=2, logger="run")
+    agent.train(3)
+    _require_run(command, tmp_path / "run", agent.history)
+
+
+def _require_run(command, folder, history):
+    assert [event for event, _ in events(folder)] == ["start", "end"]
+    assert (folder / "checkpoints" / "last.safetensors").is_file()
+    assert len(history["step"]) >= 1
+    assert "finished" in answer(command, "ls", "runs", "--folder", str(folder))
+    named = next(name for name in rows(folder)[1] if name.startswith(("loss/", "time/")))
+    answer(command, "plot", str(folder), "--metric", named, "--out", "a.png")
+
+
+def test_a_folder_is_continued_or_refused_and_never_overwritten(tmp_path):
+    folder = tmp_path / "run"
+    agent = ppo(logger=folder)
+    agent.train(64)
+    before = (folder / "metrics.jsonl").read_bytes()
+    message = r"logger must be a new folder, got .*run, which contains a run; .* PPO.from_checkpoint\('.*last.saf"
+    with pytest.raises(ValueError, match=message):
+        ppo(logger=folder).train(64)
+    other = ppo(seed=9)
+    other.train(64)
+    other.save(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="which contains a run"):
+        rlox.PPO.from_checkpoint(tmp_path / "other.safetensors", logger=folder).train(64)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    agent.train(32)
+    again = rlox.PPO.from_checkpoint(folder / "checkpoints" / "last.safetensors", logger=folder, learning_rate=1e-5)
+    again.train(32)
+    assert [step for _, step in events(folder)] == [0, 64, 64, 96, 96, 128]
+    changed = [row.get("changed") for row in rows(folder) if row.get("event") == "start"]
+    assert changed[0] is None
+    assert changed[2] == {"algo.learning_rate": [0.00025, 1e-5], "total_timesteps": [96, 128]}
+
+
+def test_failures_and_interrupts_are_recorded(tmp_path):
+    class Stop(Callback):
+        def __init__(self, error):
+            self.error = error
+
+        def on_step(self, **info):
+            if self.error is not None:
+                raise self.error
+            return True
+
+    failing = ppo(logger=tmp_path / "failed", callbacks=[Stop(RuntimeError("no more"))])
+    with pytest.raises(RuntimeError):
+        failing.train(64)
+    end = rows(tmp_path / "failed")[-1]
+    assert (end["status"], end["message"]) == ("failed", "RuntimeError: no more")
+    stop = Stop(KeyboardInterrupt())
+    stopped = ppo(logger=tmp_path / "stopped", callbacks=[stop])
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train(64)
+    assert not is_alive(tmp_path / "stopped")
+    assert rows(tmp_path / "stopped")[-1].get("event") != "end"
+    stop.error = None
+    stopped.train()  # as in a notebook
+    assert events(tmp_path / "stopped") == [("start", 0), ("start", 32), ("end", 64)]
+
+
+def test_names_of_trackers_choose_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agent = ppo(logger="csv")
+    assert agent.run_folder is None
+    agent.train(32)
+    assert agent.run_folder.parts[0] == "outputs"
+    assert agent.run_folder.name.startswith("ppo-CartPole-v1-s42-")
+    assert config(agent.run_folder)["logger"]["csv"] == {"file": "metrics.csv"}
+    assert set(rlox.tracking.sync(agent.run_folder)) == {"csv"}
+    assert (agent.run_folder / "metrics.csv").read_text().startswith("step,")
+    (tmp_path / "file").touch()
+    for logger, message in (
+        ("tensorbord", "did you mean 'tensorboard'. Write './tensorbord' for a folder of that name"),
+        (["a", "b"], "at most one folder"),
+        ("file", "logger must be a folder, got the file file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ppo(logger=logger)
+    for logger in (7, [], "", ["csv", 7]):
+        with pytest.raises(TypeError, match="logger must be a LoggerCallback or another Callback, a folder, or one"):
+            ppo(logger=logger)
+
+
+def test_a_record_logger_takes_a_record(tmp_path):
+    with pytest.raises(TypeError, match=r"record must be a rlox.tracking.Record, got 'dir'; write logger="):
+        RecordLogger("dir")
+    # Checkpoints of another folder are left out of the record.
+    with Record(tmp_path / "run") as record:
+        ppo(logger=RecordLogger(record), callbacks=[CheckpointCallback(tmp_path / "elsewhere")]).train(32)
+    assert [row["event"] for row in rows(tmp_path / "run") if "event" in row] == ["start"]
+
+
+def test_history_has_a_number_for_each_step_and_metric():
+    agent = ppo(callbacks=[EvalCallback(2, 2)])
+    assert dict(agent.history) == {}
+    last = agent.train(128)
+    history = agent.history
+    assert history["step"].tolist() == [32, 64, 96, 128]
+    assert {len(column) for column in history.values()} == {4}
+    assert {name: history[name][-1] for name in last} == pytest.approx(last, nan_ok=True)
+    evaluated = ~np.isnan(history["eval/mean_return"])
+    assert evaluated.tolist() == [False, True, False, True]
+    assert repr(history).startswith("History(4 rows, steps 32 to 128: step, mean_reward")
+    agent.train(32)
+    assert agent.history["step"].tolist() == [32, 64, 96, 128, 160]
+    with pytest.raises(KeyError):
+        history["nothing"]
+
+
+def test_a_long_history_is_thinned_out_but_keeps_evaluations():
+    history = History()
+    history.add(3, {"eval/mean_return": 1.0})
+    history.add(2, {"loss": 0.0})  # an evaluation may come later than the metrics of its step
+    for step in range(4, 5 * MOST_ROWS):
+        history.add(step, {"loss": float(step)})
+    history.add(10, {"eval/mean_return": 2.0})
+    steps, scores = history["step"], history["eval/mean_return"]
+    assert len(steps) < MOST_ROWS
+    assert (np.diff(steps) > 0).all()
+    assert {2, 3, 10, 5 * MOST_ROWS - 1} <= set(steps.tolist())
+    assert scores[~np.isnan(scores)].tolist() == [1.0, 2.0]
+    known = (steps > 3) & (steps != 10)
+    np.testing.assert_array_equal(history["loss"][known], steps[known])
+
+
+def test_a_run_folder_imports_no_tracker_and_no_command_line(tmp_path):
+    program = (
+        "import sys, rlox; rlox.PPO('CartPole-v1', n_steps=8, logger='run').train(64);"
+        "print(*[m for m in ('torch', 'hydra', 'typer', 'omegaconf', 'rich', 'mlflow', 'wandb') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
