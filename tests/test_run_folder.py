@@ -115,6 +115,14 @@ def test_every_family_writes_one(family, command, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_without_an_environment_cannot_be_evaluated(command):
+    learner("iql", logger="run").train(3)
+    code, _, err = command("eval", "run")
+    assert code
+    assert "must name the environment of its evaluation" in err
+
+
+@pytest.mark.slow
 def test_language_models_write_one(command, tmp_path):
     sys.path.append(os.path.join(os.path.dirname(__file__), "llm"))
     import toy
@@ -154,6 +162,18 @@ def test_a_folder_is_continued_or_refused_and_never_overwritten(tmp_path):
     changed = [row.get("changed") for row in rows(folder) if row.get("event") == "start"]
     assert changed[0] is None
     assert changed[2] == {"algo.learning_rate": [0.00025, 1e-5], "total_timesteps": [96, 128]}
+
+
+def test_a_memory_mapped_buffer_is_kept_with_the_run(tmp_path):
+    options = {"learning_starts": 20, "buffer": {"name": "mmap", "size": 2000, "hot_size": 10}}
+    agent = rlox.DQN("CartPole-v1", logger=tmp_path / "run", **options)
+    agent.train(100)
+    agent.close()
+    again = rlox.DQN.from_checkpoint(tmp_path / "run/checkpoints/last.safetensors", logger=tmp_path / "run")
+    assert len(again.buffer) == 100
+    again.train(50)
+    assert events(tmp_path / "run") == [("start", 0), ("end", 100), ("start", 100), ("end", 150)]
+    again.close()
 
 
 def test_failures_and_interrupts_are_recorded(tmp_path):

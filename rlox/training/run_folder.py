@@ -27,6 +27,7 @@ from rlox.config import (
     EvalConfig,
     LoggerConfig,
     MlflowConfig,
+    MmapBufferConfig,
     RunConfig,
     TensorboardConfig,
     WandbConfig,
@@ -78,9 +79,13 @@ class RunFolder:
             If another process trains in the folder.
         """
         step = algorithm.counters.steps
-        plain = json.loads(json.dumps(resolved(_run_config(algorithm, self.trackers), algorithm.name), default=str))
         if self.path is None:
-            self.path = _new_folder(plain)
+            self.path = _new_folder(algorithm.name, _env_id(algorithm), algorithm.seed)
+        buffer = getattr(algorithm, "buffer_config", None)
+        if isinstance(buffer, MmapBufferConfig) and buffer.folder is None and self._callbacks is None:
+            # The last checkpoint needs the memory's file, which would be temporary.
+            algorithm.buffer_config = dataclasses.replace(buffer, folder=str(self.path.absolute()))
+        plain = json.loads(json.dumps(resolved(_run_config(algorithm, self.trackers), algorithm.name), default=str))
         changed = self._changes(plain, step, type(algorithm).__name__)
         record = Record(self.path, versions=versions(), resume_step=step or None, changed=changed or None)
         with record:
@@ -154,17 +159,16 @@ def run_folder(where: str, logger: Any) -> RunFolder | None:
     return RunFolder(where, folders[0] if folders else None, [item for item in items if item in TRACKERS])
 
 
-def _new_folder(plain: dict[str, Any]) -> Path:
+def _new_folder(algo: str, env: str, seed: int) -> Path:
     """Return a new path such as the command line chooses."""
-    name = re.sub(r"[^\w.-]+", "_", f"{plain['algo']['name']}-{plain['env']['id'][:100]}-s{plain['seed']}")
+    name = re.sub(r"[^\w.-]+", "_", f"{algo}-{env[:100]}-s{seed}")
     return Path("outputs", time.strftime("%Y-%m-%d"), f"{name}-{time.strftime('%H%M%S')}-{uuid.uuid4().hex[:4]}")
 
 
 def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
     """Return the settings of `algorithm` in the form of the command line."""
     c, config = algorithm.counters, algorithm.config
-    language = type(config).uses_dataset == "text"
-    dataset = algorithm.rows if language else getattr(algorithm, "dataset", None)
+    language, dataset = type(config).uses_dataset == "text", _rows_of(algorithm)
     return RunConfig(
         seed=algorithm.seed,
         total_timesteps=max(1, c.end),
@@ -176,7 +180,7 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
         model=(algorithm.source or type(algorithm.policy).__name__) if language else None,
         algo=config,
         env=EnvConfig(
-            id=_env_id(algorithm, dataset),
+            id=_env_id(algorithm),
             n_envs=algorithm.n_envs,
             kwargs=algorithm.env_kwargs,
             wrappers=algorithm.env_wrappers,
@@ -191,11 +195,17 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
     )
 
 
-def _env_id(algorithm: Any, dataset: Any) -> str:
+def _rows_of(algorithm: Any) -> Any:
+    """Return the dataset, or the rows of text, from which `algorithm` learns; None if there are none."""
+    return getattr(algorithm, "rows" if type(algorithm.config).uses_dataset == "text" else "dataset", None)
+
+
+def _env_id(algorithm: Any) -> str:
+    """Return the environment's id; without an environment, the name of the dataset."""
     if algorithm.env_id is not None:
         return env_name(algorithm.env_id)
-    known = getattr(dataset, "metadata", None) or {}
-    return str(known.get("env", {}).get("id") or Path(_dataset(dataset).source).stem)
+    known = getattr(_rows_of(algorithm), "metadata", None) or {}
+    return str(known.get("env", {}).get("id") or Path(_dataset(_rows_of(algorithm)).source).stem)
 
 
 def _dataset(dataset: Any) -> DatasetConfig:

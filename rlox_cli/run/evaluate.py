@@ -76,6 +76,11 @@ def main(
     for option, value in (("--samples", samples), ("--pass-at", pass_at)):
         if value is not None:
             raise ValueError(f"{option} must be left out for {header['algorithm']}, which completes no prompts")
+    if header["env"]["id"] is None:
+        raise ValueError(
+            f"{path} must name the environment of its evaluation, but was trained without one; in Python, "
+            f"from_checkpoint('{path}', env_id=…) takes one"
+        )
     recorded = _object(header, "evaluation")
     planned = _object(_object(header, "run"), "eval")
     if episodes is None:
