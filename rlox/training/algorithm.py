@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rlox.callbacks import History
+    from rlox.callbacks.run_folder import RunFolder
     from rlox.collectors.exploration import ActionNoise
     from rlox.collectors.vec_normalize import VecNormalize
     from rlox.nn.optimizers import FlatOptimizer
     from rlox.nn.sharding import ShardedAdam
     from rlox.offline.statistics import DatasetStatistics
-    from rlox.training.run_folder import RunFolder
 
 Batch = TypeVar("Batch", contravariant=True)
 
@@ -174,7 +174,7 @@ class Algorithm:
         self._history = HistoryCallback()
         self._run_folder: RunFolder | None = None
         if logger is not None and not isinstance(logger, Callback):
-            from rlox.training.run_folder import run_folder
+            from rlox.callbacks.run_folder import run_folder
 
             self._run_folder, logger = run_folder(where, logger), None
         given = callback_list(where, callbacks, logger)

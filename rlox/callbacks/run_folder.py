@@ -17,7 +17,9 @@ from typing import Any
 import yaml
 
 from rlox import tracking
-from rlox.callbacks import CheckpointCallback, EvalCallback, RecordLogger
+from rlox.callbacks.checkpoint import CheckpointCallback
+from rlox.callbacks.evaluation import EvalCallback
+from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line, run_files, versions
 from rlox.collectors import reward_name
 from rlox.config import (
