@@ -92,7 +92,7 @@ def described(algorithm: Any) -> str:
     if getattr(config, "hidden_sizes", None):
         parts.append(f"hidden_sizes={list(config.hidden_sizes)}")
     if known.get("native") is not None:
-        parts.append(f"{algorithm._kernel_size():,} parameters")
+        parts.append(f"{algorithm._policy_size():,} parameters")
     elif "_policy" in known:
         parts.append(f"{sum(p.numel() for p in known['_policy'].parameters()):,} parameters")
     if "counters" in known:
