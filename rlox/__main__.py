@@ -1,5 +1,5 @@
 """``python -m rlox``: the command line."""
 
-from rlox_cli.main import main
+from rlox_cli.start import main
 
 main()

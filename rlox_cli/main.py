@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from functools import cache
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from rlox_cli.commands.train import train
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
 from rlox_cli.terminal.shells import replace_scripts
+from rlox_cli.terminal.signals import end_on_signals
 from rlox_cli.terminal.streams import open_streams, use_utf8_paths
 
 app = typer.Typer(
@@ -77,8 +79,10 @@ def commands() -> Any:
 
 
 def main() -> None:
+    end_on_signals()
     use_utf8_paths()
     open_streams()
+    faulthandler.enable(2)  # an interpreter that dies prints which code was running, such as an environment's
     if "" in (words := sys.argv[1:]):
         # Often an unset shell variable. As a path, '' would mean the working directory.
         print(f"rlox: argument {words.index('') + 1} must not be empty, got ''", file=sys.stderr)

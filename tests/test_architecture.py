@@ -43,6 +43,7 @@ ROWS = (
     ("rlox_cli.train",),
     ("rlox_cli.commands",),
     ("rlox_cli.main",),
+    ("rlox_cli.start",),
     ("rlox.__main__",),  # the command line, by `python -m rlox`
 )
 FLOORS = {package: floor for floor, row in enumerate(ROWS) for package in row}

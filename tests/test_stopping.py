@@ -155,6 +155,56 @@ def test_an_environment_that_hangs_is_stopped(workers, tmp_path):
     assert "stopped at once" in process.output
 
 
+# Sends SIGNAL twice at the moment WHEN.
+MOMENTS = """
+import atexit, os, signal, sys, time
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+def stop(when):
+    if os.environ["WHEN"] == when:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.Signals[os.environ["SIGNAL"]])
+            time.sleep(0.1)
+
+class Env(CartPoleEnv):
+    def __init__(self, render_mode=None):
+        stop("building")
+        super().__init__()
+
+    def close(self):
+        stop("closing")
+
+gymnasium.register("Moments-v0", Env, max_episode_steps=10)
+atexit.register(stop, "leaving")
+stop("importing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("importing", "SIGTERM"),
+        ("building", "SIGTERM"),
+        ("leaving", "SIGINT"),
+        pytest.param("importing", "SIGINT", marks=pytest.mark.exhaustive),
+        pytest.param("building", "SIGINT", marks=pytest.mark.exhaustive),
+        pytest.param("closing", "SIGINT", marks=pytest.mark.exhaustive),
+        pytest.param("closing", "SIGTERM", marks=pytest.mark.exhaustive),
+        pytest.param("leaving", "SIGTERM", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_signals_before_and_after_a_training_end_the_command_with_their_code(when, number, tmp_path):
+    (tmp_path / "moments.py").write_text(MOMENTS)
+    environment = {**os.environ, "WHEN": when, "SIGNAL": number}
+    words = [word for word in PPO_SMALL if not word.startswith("env=")]
+    done = forked.run("train", "--import", "moments", *words, "env=Moments-v0", cwd=tmp_path, env=environment)
+    assert done.returncode == 128 + signal.Signals[number], done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+    assert (tmp_path / "run/checkpoints/last.safetensors").exists() == (when == "leaving")
+
+
 @pytest.mark.parametrize(
     ("launcher", "how"),
     [

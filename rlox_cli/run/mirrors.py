@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +69,9 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
     with console.status("mirroring to the trackers (Ctrl-C: continue in the background)"):
         try:
             reports = tracking.wait(folders, _WAIT_S)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as e:
+            if getattr(e, "signal_number", signal.SIGINT) == signal.SIGTERM:
+                raise
             return
     for folder, mirrors in reports.items():
         for name, report in mirrors.items():

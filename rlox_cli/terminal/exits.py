@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import click
 import typer
@@ -19,10 +19,10 @@ from rlox_cli.terminal.signals import Signals
 def reported(verb: str) -> Iterator[None]:
     """Print an exception as `account` formats it, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
 
-    Commands that save nothing while they run stop at the first Ctrl-C or SIGTERM.
+    The first Ctrl-C or SIGTERM stops the command, except in parts that handle signals themselves, such as a training.
     """
     try:
-        with Signals() if verb in ("eval", "collect", "bench") else nullcontext():
+        with Signals():
             yield
     except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException):
         raise

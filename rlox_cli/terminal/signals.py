@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM during long work: the first one lets it save, the second one stops it at once."""
+"""Ctrl-C and SIGTERM: during long work the first one lets it save, and the second one stops it at once.
+
+At all other times, from the start of the command until the interpreter has ended, one of them ends the process.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,19 @@ AT_ONCE = "at once"  # content of that file after a second signal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END = b"\0"
+
+
+def end_on_signals() -> None:
+    """Let Ctrl-C and SIGTERM end this process, quietly and with exit code 128 + signal, wherever it is in its code."""
+    for number in _SIGNALS:
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # such as a stream that the signal has interrupted
+            stream.flush()
+    os._exit(128 + number)
 
 
 class StopAtOnce(KeyboardInterrupt):
@@ -76,13 +92,15 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         if self._installed:
+            self._raised = True  # an exception here would leave the handlers in place
             signal.set_wakeup_fd(self._outer)
             os.write(self._write, _END)
             self._thread.join()
             os.close(self._read)
             os.close(self._write)
             for number, handler in self._before.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) == self._on_signal:  # else it was replaced on purpose
+                    signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
         first = self.number is None
