@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import sys
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
+from rlox.envs.child import kill_forks
 from rlox_cli.commands.bench import bench
 from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare
@@ -81,6 +83,7 @@ def commands() -> Any:
 def main() -> None:
     end_on_signals()
     use_utf8_paths()
+    atexit.register(kill_forks)
     open_streams()
     faulthandler.enable(2)  # an interpreter that dies prints which code was running, such as an environment's
     if "" in (words := sys.argv[1:]):

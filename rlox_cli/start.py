@@ -1,4 +1,4 @@
-"""The program ``rlox``. Signals are handled before the command line is imported, which takes a few tenths of a second."""
+"""The program ``rlox``. It handles signals before it imports the command line, which takes some tenths of a second."""
 
 from __future__ import annotations
 

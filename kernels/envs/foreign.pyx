@@ -3,6 +3,7 @@
 import numpy as np
 
 cimport numpy as cnp
+from cpython.list cimport PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.string cimport memcpy
 
@@ -107,6 +108,9 @@ cdef class ForeignSteps:
         ):
             rows, width = <f32*>cnp.PyArray_DATA(reached), reached.shape[1]
         for i in range(n):
+            # An environment may have changed the list, which the caller can see.
+            if PyList_GET_SIZE(self._envs) <= i:
+                raise RuntimeError(f"ForeignSteps.step: envs must keep its {n} environments, got {len(self._envs)} in the step")
             self.at, self.answer = i, self._unanswered
             action = chosen[i] + self._first_action if chosen != NULL else self._to_env(actions[i])
             self.answer = answer = self._envs[i].step(action)

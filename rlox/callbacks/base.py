@@ -19,7 +19,7 @@ from rlox.checkpoint.counters import Counters
 from rlox.collectors.evaluation import Evaluation, evaluate
 from rlox.config import shown
 from rlox.envs import env_name
-from rlox.envs.failures import note_cause
+from rlox.envs.failures import note_cause, require_exception
 
 _Answer = TypeVar("_Answer")
 
@@ -214,9 +214,11 @@ class CallbackList(Callback):
             started = time.perf_counter()
             try:
                 answers.append(getattr(callback, hook)(**info))
-            except Exception as e:
+            except BaseException as e:
                 if type(callback).__module__.partition(".")[0] not in ("rlox", "rlox_cli"):
-                    note_cause(e, f"callback {type(callback).__name__}.{hook}")
+                    what = f"callback {type(callback).__name__}.{hook}"
+                    require_exception(e, what, what)
+                    note_cause(e, what)
                 raise
             finally:
                 took = time.perf_counter() - started

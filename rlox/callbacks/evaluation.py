@@ -360,7 +360,7 @@ class EvalCallback(Callback):
                     2,
                 )
                 evaluation = play(one.job)
-            except (Exception, SystemExit):
+            except BaseException:
                 self.close()
                 raise
             else:

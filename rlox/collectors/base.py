@@ -12,7 +12,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.config import RemoteConfig
 from rlox.envs import env_name, make_vec_env, spec_of
-from rlox.envs.failures import Diverged, note_cause
+from rlox.envs.failures import Diverged, note_cause, require_exception
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
@@ -120,7 +120,8 @@ class Collector:
         obs.flags.writeable = actions.flags.writeable = False
         try:
             shaped = np.asarray(reward_fn(obs, actions, raw))
-        except Exception as e:
+        except BaseException as e:
+            require_exception(e, f"{self._where}: reward_fn", f"reward_fn {reward_name(reward_fn)} on {self._name}")
             note_cause(e, f"reward_fn {reward_name(reward_fn)} on {self._name}")
             raise
         if shaped.dtype.kind not in "fiub":

@@ -326,7 +326,7 @@ def _play_gym(
                     n_cut += 1
                     break
             act.end(np.ones(1, bool))
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
         # Exceptions of the policy or of rendering pass unchanged, since the environment's last answer is then correct.
         explain_env_failure(
             e, env, hook, answer, "evaluate", f"evaluation on {env_name(env_id)}: {hook}", action=action

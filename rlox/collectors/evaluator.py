@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 import weakref
@@ -27,8 +26,9 @@ from typing import Any
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
+from rlox.envs.child import begin_child, kill_child
 from rlox.envs.interpreter import python_command
-from rlox.envs.parallel_env import packed, raise_packed, sendable, unpacked, watch_parent
+from rlox.envs.parallel_env import packed, raise_packed, sendable, unpacked
 from rlox.nn.modules import copied
 
 _ALIVE_EVERY = 0.5  # seconds between two checks that the other process is alive
@@ -159,6 +159,8 @@ class EvaluationWorker:
         return evaluation, answer
 
     def _died(self) -> WorkerDied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
         self.close()
         code = self.process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -174,9 +176,7 @@ def _stop(process: subprocess.Popen, sock: socket.socket, owner: int) -> None:
     if os.getpid() != owner:
         return  # this is a forked child of the owner
     sock.close()
-    if process.poll() is None:
-        process.kill()
-    process.wait()
+    kill_child(process)
 
 
 def work(sock_fd: int, parent: int) -> None:
@@ -184,7 +184,7 @@ def work(sock_fd: int, parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
+    begin_child(parent)
     warnings.simplefilter("ignore")  # the parent process issues the same warnings
     sock = socket.socket(fileno=sock_fd)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -198,6 +198,6 @@ def work(sock_fd: int, parent: int) -> None:
             begun = time.perf_counter()
             try:
                 answer = pickle.dumps((play(job), time.perf_counter() - begun))
-            except (Exception, SystemExit) as e:
+            except BaseException as e:
                 answer = pickle.dumps((None, packed(e)))
             sock.sendall(struct.pack("<Q", len(answer)) + answer)

@@ -12,7 +12,6 @@ import signal
 import socket
 import struct
 import subprocess
-import threading
 import time
 import weakref
 from collections import deque
@@ -25,6 +24,7 @@ from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.snapshots import own_policy, sendable_plan, snapshot
 from rlox.envs import EnvSpec
+from rlox.envs.child import begin_child, close_quietly, kill_child
 from rlox.envs.parallel_env import (
     framed,
     nameless_file,
@@ -34,7 +34,6 @@ from rlox.envs.parallel_env import (
     start_child,
     stop_children,
     unpacked,
-    watch_parent,
 )
 
 _CLOSE_WITHIN = 2.0  # seconds that an actor has to end its rollout when the pool is closed
@@ -284,11 +283,9 @@ class ProcessActors:
 
     def _cause_of_death(self, actor: int) -> str:
         process = self._children[actor].process
-        try:
-            code = process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        code = kill_child(process)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         hint = "; the system may have run out of memory: try fewer actors" if code == -signal.SIGKILL else ""
         return f"it died ({how}){hint}"
@@ -299,7 +296,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the learner decides when to end, and its own end is noticed
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
+    begin_child(parent)
     sock = socket.socket(fileno=sock_fd)
     actor = None
     try:
@@ -310,7 +307,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
             memory = mmap.mmap(memory_fd, layout.size)
         except EOFError:
             raise
-        except Exception as e:
+        except BaseException as e:
             sock.sendall(framed(pickle.dumps((_FAILED, pickle.loads(packed(e))))))
             receive(sock)  # until the learner closes the connection
             return
@@ -321,7 +318,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
         pass  # the learner no longer waits
     finally:
         if actor is not None:
-            actor.close()
+            close_quietly(actor.close)
 
 
 def _answer(actor: Actor, layout: _Layout, memory: mmap.mmap, message: tuple[Any, ...]) -> bytes:
@@ -340,6 +337,6 @@ def _answer(actor: Actor, layout: _Layout, memory: mmap.mmap, message: tuple[Any
         else:
             actor.set_state(message[1])
             value = None
-    except Exception as e:
+    except BaseException as e:  # also those that would end this process
         kind, value = _FAILED, pickle.loads(packed(e))
     return framed(pickle.dumps((kind, value)))

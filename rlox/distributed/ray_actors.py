@@ -74,7 +74,7 @@ class _Host:
         """Return the result of `call`, or its packed exception with the frames of the user's code."""
         try:
             return True, call()
-        except Exception as e:
+        except BaseException as e:
             return False, packed(e)
 
 

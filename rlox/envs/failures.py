@@ -10,17 +10,21 @@ import contextlib
 import functools
 import inspect
 import io
+import opcode
 import sys
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from rlox.config import shown
+
 _NAME = "__rlox_failure__"
+_RAISES = {opcode.opmap["RAISE_VARARGS"], opcode.opmap["RERAISE"]}
 
 
 class Frame(NamedTuple):
@@ -81,6 +85,47 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
         Frame(item.filename, item.lineno or 0, item.name, item.line or "", module)
         for item, module in zip(traceback.extract_tb(trace), modules, strict=True)
     ]
+
+
+def is_raised(e: BaseException) -> bool:
+    """Return whether a ``raise`` statement raised `e`. Ctrl-C and errors of Python itself have none."""
+    last = e.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    code = b"" if last is None else last.tb_frame.f_code.co_code  # empty for compiled code
+    return bool(code) and last is not None and code[last.tb_lasti] in _RAISES
+
+
+def require_exception(e: BaseException, who: str, what: str = "") -> None:
+    """Raise a RuntimeError from `e` if `e` would end the process, although it is neither Ctrl-C nor SIGTERM.
+
+    Code outside rlox must not do that with SystemExit, GeneratorExit, a KeyboardInterrupt of its own or another
+    BaseException: the command could end with exit code 0, and nothing would say what happened.
+
+    Parameters
+    ----------
+    who : str
+        The start of the message, such as ``GymVecEnv: Mine-v0: the environment``.
+    what : str
+        The call, for `note_cause`.
+    """
+    interrupts = isinstance(e, KeyboardInterrupt) and not (type(e) is KeyboardInterrupt and is_raised(e))
+    if isinstance(e, Exception) or interrupts:
+        return
+    ended = RuntimeError(f"{who} must not end the process, got {shown(e)}")
+    if what:
+        note_cause(ended, what)
+    raise ended from e
+
+
+@contextlib.contextmanager
+def no_exit(who: str, what: str = "") -> Iterator[None]:
+    """Call `require_exception` for an exception that is raised in the block."""
+    try:
+        yield
+    except BaseException as e:
+        require_exception(e, who, what)
+        raise
 
 
 UNANSWERED = object()  # stands for the answer if ``reset`` or ``step`` did not return
@@ -158,11 +203,11 @@ def explain_env_failure(
 ) -> None:
     """Store on `e` which environment raised it; if the environment's answer is wrong, raise a ValueError from `e`.
 
-    An environment must not end the process: a SystemExit becomes a RuntimeError.
+    An environment must not end the process: see `require_exception`.
 
     Parameters
     ----------
-    e : Exception or SystemExit
+    e : BaseException
         The exception from a call of ``reset`` or ``step``, or from using its answer.
     env : gymnasium.Env
         The environment with all its wrappers.
@@ -175,6 +220,10 @@ def explain_env_failure(
     action : Any
         The action that ``step`` was called with.
     """
+    what_and_when = f"{what} {when}".strip()
+    require_exception(e, f"{where}: the environment", what_and_when)
+    if not isinstance(e, Exception):
+        return  # Ctrl-C
     raiser = frames_of(e.__traceback__)[-1].module
     if failure_of(e).what or (answer is UNANSWERED and raiser == "rlox"):
         return
@@ -183,11 +232,6 @@ def explain_env_failure(
         bare = env.unwrapped
         with contextlib.suppress(Exception):
             answer = bare.reset(seed=None) if hook == "reset" else bare.step(action)
-    what_and_when = f"{what} {when}".strip()
-    if isinstance(e, SystemExit):
-        ended = RuntimeError(f"{where}: the environment must not end the process, got {e!r}")
-        note_cause(ended, what_and_when)
-        raise ended from e
     if answer is UNANSWERED:
         note_cause(e, what_and_when)
         return

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlox.config import nearest
 from rlox.config.base import closest
-from rlox.envs.failures import frames_of, note_cause
+from rlox.envs.failures import frames_of, note_cause, require_exception
 from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
 
 # Extras that install the libraries of gymnasium's own ids, by the module that gymnasium names as missing.
@@ -96,7 +96,8 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
         raise TypeError(f"make_gym_env: wrappers must be a list, got {wrappers!r}")
     try:
         return _made(env, kwargs, wrappers)
-    except Exception as e:
+    except BaseException as e:
+        require_exception(e, f"make_gym_env: {env_name(env)}", f"making environment {env_name(env)}")
         # Errors of this module, and those about missing packages, already name the cause.
         if frames_of(e.__traceback__)[-1].module != "rlox" and not isinstance(e, ImportError):
             note_cause(e, f"making environment {env_name(env)}")

@@ -149,7 +149,7 @@ class EnvGroup:
             obs = self.adapter.row(obs)
             if obs_out is not None:
                 obs_out[i] = obs
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             self._explain_failure("reset", e, answer)
             raise
         self._returns[i], self._lengths[i] = 0.0, 0
@@ -162,7 +162,7 @@ class EnvGroup:
         steps.answer = UNANSWERED
         try:
             over = steps.step(actions, reached)
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             self.at = steps.at
             self._explain_failure("step", e, steps.answer, actions[self.at])
             raise
@@ -177,6 +177,8 @@ class EnvGroup:
             self._start(self.at, None, obs_out)
 
     def _explain_failure(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
+        if self.at >= len(self.envs):
+            return  # an environment has changed the list
         at, action = self.at, None if action is None else self.adapter.to_env(action)
         explain_env_failure(
             e,
@@ -190,8 +192,17 @@ class EnvGroup:
         )
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        """Close every environment; then raise the first exception of one of them."""
+        errors: list[BaseException] = []
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except BaseException as e:
+                self.at = self.at if errors else i
+                errors.append(e)
+        if errors:
+            self._explain_failure("close", errors[0], UNANSWERED)
+            raise errors[0]
 
 
 class ForeignVecEnv(ForeignEnvs):

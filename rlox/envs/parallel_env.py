@@ -18,7 +18,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import weakref
@@ -29,7 +28,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlox.envs.failures import dumps, failure_of, frames_of, note_cause
+from rlox.envs.child import begin_child, close_quietly, kill_child
+from rlox.envs.failures import dumps, failure_of, frames_of, note_cause, require_exception
 from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
 from rlox.envs.interpreter import python_command
 from rlox.envs.registry import env_name, foreign_id, worker_imports
@@ -258,11 +258,9 @@ class Workers:
 
     def _died(self, worker: _Worker) -> RuntimeError:
         self._failed = True
-        try:
-            code = worker.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            code = worker.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(1.0)
+        code = kill_child(worker.process)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         hint = "; the system may have run out of memory: try fewer workers or envs" if code == -signal.SIGKILL else ""
         return RuntimeError(
@@ -416,7 +414,7 @@ def nameless_file():
 def start_child(module: str, function: str, memory: Any) -> tuple[subprocess.Popen, socket.socket]:
     """Start a plain interpreter that calls ``module.function(socket, memory, parent)``.
 
-    The arguments are two file descriptors and the process to `watch_parent`. Returns the process and this end of the
+    The arguments are two file descriptors and the process to `begin_child`. Returns the process and this end of the
     socket.
     """
     ours, theirs = socket.socketpair()
@@ -451,11 +449,9 @@ def stop_children(workers: list[Any], owner: int, within: float) -> None:
         worker.sock.close()
     deadline = time.monotonic() + within
     for worker in workers:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+        kill_child(worker.process)
     workers.clear()
 
 
@@ -574,7 +570,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int, kind: Callable[[Any, slice,
     """Create a share of environments and execute the parent's commands until it closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
+    begin_child(parent)
     sock = socket.socket(fileno=sock_fd)
     share = None
     try:
@@ -595,7 +591,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int, kind: Callable[[Any, slice,
                     answer = share.save() if command == _SAVE else share.render()
                     _send(sock, pickle.dumps(answer), _DATA)
                     continue
-            except Exception as e:
+            except BaseException as e:  # also those that would end this process
                 _send(sock, packed(e), _FAILED)
             else:
                 sock.sendall(_SETTLE if command == _SETTLE else _DONE)
@@ -603,17 +599,7 @@ def serve(sock_fd: int, memory_fd: int, parent: int, kind: Callable[[Any, slice,
         pass  # the parent no longer waits
     finally:
         if share is not None:
-            share.close()
-
-
-def watch_parent(parent: int) -> None:
-    """End this process when its parent has ended.
-
-    This works even while an environment is busy, or a forked child of the parent has the other end of the socket open.
-    """
-    while os.getppid() == parent:
-        time.sleep(_ALIVE_EVERY)
-    os._exit(1)
+            close_quietly(share.close)
 
 
 def _made(sock: socket.socket, kind: Callable[[Any, slice, int], Share]) -> Share:
@@ -629,14 +615,18 @@ def _made(sock: socket.socket, kind: Callable[[Any, slice, int], Share]) -> Shar
         return kind(unpacked(made), rows, index)
     except EOFError:
         raise
-    except Exception as e:
+    except BaseException as e:
         _send(sock, packed(e), _FAILED)
         receive(sock)
         raise EOFError from e
 
 
 def packed(e: BaseException) -> bytes:
-    """Pickle the arguments of `raise_packed`, with which the parent raises `e`."""
+    """Pickle the arguments of `raise_packed`, with which the parent raises `e`; see also `require_exception`."""
+    try:
+        require_exception(e, "an environment")
+    except RuntimeError as ended:
+        e = ended
     try:
         # A class from the parent's main script is pickled by value, and becomes the same class again in the parent.
         sent = dumps(e)
@@ -644,7 +634,10 @@ def packed(e: BaseException) -> bytes:
     except Exception:  # such as classes whose constructors need other arguments than the message
         sent = None
     message, what = f"{type(e).__name__}: {e}", failure_of(e).what
-    return pickle.dumps((sent, message, what, frames_of(e.__traceback__), traceback.format_exc()))
+    frames = frames_of(e.__traceback__)
+    if e.__cause__ is not None:
+        frames = [*frames_of(e.__cause__.__traceback__), *frames]
+    return pickle.dumps((sent, message, what, frames, "".join(traceback.format_exception(e))))
 
 
 def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any], trace: str) -> None:

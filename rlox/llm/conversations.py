@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlox.config import shown
-from rlox.envs.failures import note_cause
+from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.data import Chat, encode
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
@@ -146,8 +146,10 @@ def converse(
 def _asked(method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
-    except Exception as e:
-        note_cause(e, f"the environment's {method.__name__}")
+    except BaseException as e:
+        what = f"the environment's {method.__name__}"
+        require_exception(e, what, what)
+        note_cause(e, what)
         raise
 
 

@@ -22,6 +22,7 @@ from rlox.envs.failures import (
     failure_of,
     frames_of,
     note_cause,
+    require_exception,
     wrong_observation,
 )
 from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
@@ -60,7 +61,8 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
     where = f"make_zoo_env: {env_name(env)}"
     try:
         made = _factory(env)(**(kwargs or {}))
-    except Exception as e:
+    except BaseException as e:
+        require_exception(e, f"{where}: the environment", f"making environment {env_name(env)}")
         if isinstance(env, str) and kwargs and isinstance(e, TypeError) and "unexpected keyword argument" in str(e):
             raise ValueError(f"{where} does not take kwargs {dict(kwargs)}: {e}") from e
         if frames_of(e.__traceback__)[-1].module != "rlox":
@@ -221,7 +223,7 @@ class ZooCopies:
             obs, infos = answer
             if not (isinstance(obs, Mapping) and isinstance(infos, Mapping)):
                 raise TypeError("reset must return two dicts")
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             self._explain_failure(i, "reset", e, answer, list(getattr(self.envs[i], "agents", ())))
             raise
         return obs, infos
@@ -320,7 +322,7 @@ class ZooCopies:
                     f"{self.where}: state must be observations if the environment has no state(), got 'environment'"
                 ) from e
             return False
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             self._explain_failure(0, "state", e, UNANSWERED, ())
             raise
         return True
@@ -356,7 +358,7 @@ class ZooCopies:
                 self._take(i, answer, out)
                 if self._reads_state:
                     self._put_state(i, out.final_state)
-            except (Exception, SystemExit) as e:
+            except BaseException as e:
                 self._explain_failure(i, "step", e, answer, [agent.name for agent in live])
                 raise
             if not self._live[i]:
@@ -401,7 +403,7 @@ class ZooCopies:
             self._put_masks(i, obs, infos, out)
             if self._reads_state:
                 self._put_state(i, out.state)
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             self._explain_failure(i, "reset", e, answer, [agent.name for agent in self._live[i]])
             raise
 
@@ -616,15 +618,14 @@ class ZooCopies:
     def _explain_failure(self, i: int, hook: str, e: BaseException, answer: Any, live: Sequence[Any]) -> None:
         """Note on `e` which copy raised it; raise a ValueError from it if that copy's answer is invalid.
 
-        An environment must not end the process: a SystemExit becomes a RuntimeError.
+        An environment must not end the process: see `require_exception`.
         """
+        what = self._what(i, f"step {self._lengths[i]} of its episode" if hook == "step" else hook)
+        require_exception(e, f"{self.where}: the environment", what)
+        if not isinstance(e, Exception):
+            return  # Ctrl-C
         if failure_of(e).what or (answer is UNANSWERED and frames_of(e.__traceback__)[-1].module == "rlox"):
             return
-        what = self._what(i, f"step {self._lengths[i]} of its episode" if hook == "step" else hook)
-        if isinstance(e, SystemExit):
-            ended = RuntimeError(f"{self.where}: it must not end the process, got {e!r}")
-            note_cause(ended, what)
-            raise ended from e
         wrong = None if answer is UNANSWERED else self._wrong(i, hook, answer, live)
         if wrong is None:
             note_cause(e, what)

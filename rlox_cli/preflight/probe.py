@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
-from rlox.envs.failures import note_cause, wrong_answer
+from rlox.envs.failures import no_exit, note_cause, wrong_answer
 from rlox.multi_agent import is_multi_agent
 from rlox_cli.preflight.play import random_actions, same
 from rlox_cli.run.limits import plays_native, time_limit
@@ -107,7 +107,8 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
 
 def _called(where: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
-        return call(*args, **kwargs)
+        with no_exit(f"{where}: the environment"):
+            return call(*args, **kwargs)
     except Exception as e:  # the user's own code
         note_cause(e, f"{where}: {what}")
         raise UsageError(f"{where}: {what} failed with {type(e).__name__}: {_plain(str(e))}") from e

@@ -31,7 +31,7 @@ from rlox.checkpoint import load_checkpoint, run_files, versions
 from rlox.config import RunConfig
 from rlox.config.saved import resolved
 from rlox.distributed.ranks import RankLost, current
-from rlox.envs.failures import failure_of
+from rlox.envs.failures import failure_of, no_exit
 from rlox.envs.registry import imported_module
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
@@ -170,7 +170,8 @@ def resume(found: Resumption, console: Console, stop_flag: Path | None = None, m
 def _traceback_kept(folder: Path) -> Iterator[None]:
     """Write the traceback of an error in the user's code, or of a bug, into the run's folder."""
     try:
-        yield
+        with no_exit("code outside rlox"):
+            yield
     except Exception as e:
         keep_traceback(e, folder, shown(folder))
         raise
@@ -258,9 +259,10 @@ def _run_training(
             _write_config(folder, plain)
         _remove_partial(folder / "checkpoints")
         tracking.start_mirrors(folder)
-        started = time.perf_counter()
+        started, closed = time.perf_counter(), False
         try:
-            with ProgressCallback(console, label, config.total_timesteps, unit) as progress:
+            bar = ProgressCallback(console, label, config.total_timesteps, unit)
+            with no_exit("code outside rlox"), bar as progress:
                 algorithm.callbacks.extend(
                     [
                         timing,
@@ -277,6 +279,9 @@ def _run_training(
                 )
                 checkpoints.best = max(checkpoints.best, best_before)
                 algorithm.train()
+                closed = True
+                evaluations.close()
+                algorithm.close()
         except StopAtOnce as e:
             # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
             console.print(_stopped_at_once(algorithm, folder, e), soft_wrap=True, markup=False)
@@ -295,8 +300,10 @@ def _run_training(
                 found.saved += f". Resume with: {_resume_command(folder)}"
             raise
         finally:
-            evaluations.close()
-            algorithm.close()
+            if not closed:
+                with suppress(Exception, SystemExit):  # the first error is the one to report
+                    evaluations.close()
+                    algorithm.close()
         seconds = time.perf_counter() - started
         steps = algorithm.counters.steps
         reasons = (f"max_time={config.max_time} was reached" if time_limit.reached else None, evaluations.stopped)

@@ -14,22 +14,22 @@ of the user, the system, a server; 128 + signal after a signal (docs/guides/comm
 from __future__ import annotations
 
 import errno
-import opcode
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import BuiltinFunctionType
 
 from rlox.checkpoint import run_files
-from rlox.envs.failures import Failure, Frame, failure_of, frames_of
+from rlox.config import shown
+from rlox.envs.failures import Failure, Frame, failure_of, frames_of, is_raised
 from rlox_cli.terminal.errors import Stopped, UsageError
 
 TRACEBACK = "traceback.txt"  # in a run's folder: its last failure
 
-_RAISES = {opcode.opmap["RAISE_VARARGS"], opcode.opmap["RERAISE"]}
 _OURS = ("rlox", "rlox_cli")
 _OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[1].with_name(name)) + os.sep for name in _OURS)
 # Errors caused by the machine and not by a program. Libraries raise them too, without wrapping them.
@@ -54,21 +54,34 @@ _LIBRARIES = {
     ),
 }
 _MOST_FRAMES = 3
+_LONGEST = 2000  # characters of a message, or of a line of a traceback, that are printed or recorded
 
 
 def paragraph(e: BaseException) -> str:
     """Return the message of `e` as one paragraph; for an OSError, with the name of the file."""
-    text = str(e)
+    text = _text(e)
     if isinstance(e, OSError) and e.strerror:
         text = f"{e.strerror}: {e.filename}" if e.filename else e.strerror
-    return " ".join(text.split()) or type(e).__name__
+    return _cut(" ".join(text.split())) or type(e).__name__
+
+
+def _text(e: BaseException) -> str:
+    try:
+        return str(e)
+    except Exception:  # a broken __str__
+        return ""
+
+
+def _cut(text: str) -> str:
+    """Return `text` with at most `_LONGEST` characters, and how many there were."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def headline(e: BaseException) -> str:
     """Return one line: what went wrong, and in which call of the user's code if it was raised there."""
     if is_refusal(e):
         return paragraph(e)
-    text = f"{type(e).__name__}: {paragraph(e)}" if str(e) else type(e).__name__
+    text = f"{type(e).__name__}: {paragraph(e)}" if _text(e) else type(e).__name__
     what, frames = _user_call(e), _user_frames(e)
     if not what and frames:
         what = f"{frames[-1].function} in {Path(frames[-1].file).name}, line {frames[-1].line},"
@@ -91,8 +104,12 @@ def account(e: BaseException) -> str:
         if is_explained(e):
             return text
         kept = f"; it is also in {found.file}" if found.file else ""
+        if replaced := _replaced():
+            where = found.file or "set RLOX_TRACEBACK=1 to print it"
+            return f"{text}\n  code outside rlox has replaced {replaced}, which rlox needs\n  whole traceback: {where}"
+        trace = "".join(map(_cut, traceback.format_exception(e)))
         return (
-            f"{''.join(traceback.format_exception(e))}{text}\nThis is a bug in rlox, not in what you typed: please "
+            f"{trace}{text}\nThis is a bug in rlox, not in what you typed: please "
             f"report it with the traceback above{kept}"
         )
     lines = [headline(e)]
@@ -104,6 +121,15 @@ def account(e: BaseException) -> str:
     if found.saved:
         lines.append(f"  {found.saved}")
     return "\n".join(lines)
+
+
+def _replaced() -> str:
+    """Return a function that everybody needs and that the user's code has replaced, and by what; empty if none."""
+    clocks = ((f"time.{name}", getattr(time, name)) for name in ("perf_counter", "monotonic", "time", "sleep"))
+    for name, value in (("sys.excepthook", sys.excepthook), *clocks):
+        if not (callable(value) if name == "sys.excepthook" else isinstance(value, BuiltinFunctionType)):
+            return f"{name} by {shown(value)}"
+    return ""
 
 
 def exit_code(e: BaseException) -> int:
@@ -150,13 +176,11 @@ def is_refusal(e: BaseException) -> bool:
         return True
     if there := failure_of(e).frames:
         return _is_ours(there[-1])
-    last = _last(e.__traceback__)
-    if last is None or not _is_ours(frames_of(last)[0]):
+    frames = frames_of(e.__traceback__)
+    if not frames or not _is_ours(frames[-1]):
         return False
-    code = last.tb_frame.f_code.co_code
     # A kernel's frame has no bytecode to inspect.
-    compiled = last.tb_frame.f_code.co_filename.endswith((".pyx", ".pxd"))
-    return compiled or code[last.tb_lasti] in _RAISES
+    return frames[-1].file.endswith((".pyx", ".pxd")) or is_raised(e)
 
 
 def _chain(e: BaseException | None) -> Iterator[BaseException]:
@@ -202,9 +226,3 @@ def _is_of_machine(e: BaseException) -> bool:
 
 def _is_ours(frame: Frame) -> bool:
     return frame.module in _OURS or os.path.realpath(frame.file).startswith(_OUR_FOLDERS)
-
-
-def _last(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace

@@ -31,7 +31,7 @@ def reported(verb: str) -> Iterator[None]:
     except KeyboardInterrupt as e:
         print(f"rlox {verb}: interrupted", file=sys.stderr)
         raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
         from rlox_cli.terminal.account import account, exit_code, is_of_user  # imports NumPy, which --help does without
         from rlox_cli.terminal.console import print_text
 

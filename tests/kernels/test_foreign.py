@@ -110,6 +110,19 @@ def test_the_failed_environment_and_its_answer_are_known():
         assert group.answer is (UNANSWERED if isinstance(answer, Exception) else answer)
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_an_environment_that_shortens_the_list_of_environments_is_an_error(left):
+    class Shortens(Script):
+        def step(self, action):
+            del envs[left:]
+            return super().step(action)
+
+    fine = (np.zeros(1), 1.0, False, False, {})
+    envs = [Shortens([fine]), Script([fine]), Script([fine])]
+    with pytest.raises(RuntimeError, match=f"envs must keep its 3 environments, got {left} in the step"):
+        made(envs).step(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32))
+
+
 def test_arguments_are_checked():
     for actions, reached in (
         (np.zeros(1, np.int64), None),

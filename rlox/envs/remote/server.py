@@ -332,7 +332,7 @@ class Server:
         try:
             found = session.handle(message)
             return encode(found.kind, found.fields, found.arrays), False
-        except Exception as e:  # from an environment's code, or a message that does not fit
+        except BaseException as e:  # from an environment's code, even SystemExit, or a message that does not fit
             stream.why = f"failed with {type(e).__name__}: {str(e)[:500]}"
             return encode("failed", _failure(e)), True
 
@@ -417,7 +417,7 @@ class _DoctorSession:
         pass
 
 
-def _failure(e: Exception) -> dict[str, Any]:
+def _failure(e: BaseException) -> dict[str, Any]:
     """Describe an exception for a client as text, without anything that could be executed there."""
     frames = [[str(value)[:300] for value in frame] for frame in frames_of(e.__traceback__)[-_MOST_FRAMES:]]
     return {

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from rlox.config import nearest, shown
-from rlox.envs.failures import note_cause
+from rlox.envs.failures import note_cause, require_exception
 
 TOKEN_FORM = "(completions: list[Tensor], prompts: Tensor) -> list[float]"
 TEXT_FORM = "(prompts: list[str], completions: list[str], **columns) -> list[float]"
@@ -415,7 +415,7 @@ class Rewards:
         for k, call in enumerate(calls):
             try:
                 answers.append(call())
-            except (Exception, SystemExit) as e:
+            except BaseException as e:
                 for awaitable in filter(inspect.iscoroutine, waiting.values()):
                     awaitable.close()  # else Python warns that it was never awaited
                 self._raise_named(k, e)
@@ -434,11 +434,8 @@ class Rewards:
         return answers
 
     def _raise_named(self, k: int, e: BaseException) -> NoReturn:
-        """Raise a function's exception with a note that names the function; SystemExit becomes a RuntimeError."""
-        if isinstance(e, SystemExit):
-            ended = RuntimeError(f"{self._where}: reward {self.names[k]} must not end the process, got {e!r}")
-            note_cause(ended, f"reward {self.names[k]}")
-            raise ended from e
+        """Raise a function's exception with a note that names the function; see also `require_exception`."""
+        require_exception(e, f"{self._where}: reward {self.names[k]}", f"reward {self.names[k]}")
         note_cause(e, f"reward {self.names[k]}")
         raise e
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rlox.config import integer, nearest, shown
-from rlox.envs.failures import note_cause
+from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.data import Text, encode
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, takes_ended
 from rlox.llm.tokens import unique_rows
@@ -45,7 +45,8 @@ def _call(
     more = {"ended": list(ended)} if ended is not None and takes_ended(scorer) else {}
     try:
         result = scorer(list(prompts), list(completions), **more)
-    except Exception as e:
+    except BaseException as e:
+        require_exception(e, f"{where}: {name}", f"{where}: {name}")
         note_cause(e, f"{where}: {name}")
         raise
     return as_scores(f"{where}: {name}", result, len(completions), lambda i: pair_excerpt(prompts[i], completions[i]))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlox.config import shown
-from rlox.envs.failures import note_cause
+from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import equal_rewards
 from rlox.llm.models.language import LanguageModel
@@ -106,7 +106,8 @@ class Preferences:
         both = [(texts[i], texts[i + 1]) for i in range(0, len(texts), 2)]
         try:
             answer = self._function(copy.copy(prompts), list(both))
-        except Exception as e:
+        except BaseException as e:
+            require_exception(e, "preference_fn", "preference_fn")
             note_cause(e, "preference_fn")
             raise
         try:
