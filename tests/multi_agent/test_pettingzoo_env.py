@@ -590,7 +590,7 @@ def test_exceptions_of_the_environment_are_passed_on(workers):
     assert all(map(dead, pids))
     with odd(workers=workers) as env:
         env.reset_all()
-        with pytest.raises(RuntimeError, match=r"it must not end the process, got SystemExit\(3\)"):
+        with pytest.raises(RuntimeError, match=r"the environment must not end the process, got SystemExit\(3\)"):
             env.step_all(chosen(0, 2, 0, 0))
 
 
