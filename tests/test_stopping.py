@@ -1,10 +1,13 @@
 """Ctrl-C and SIGTERM: the first signal lets the update end and saves, the second stops at once."""
 
 import contextlib
+import json
 import math
 import os
+import pty
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -238,6 +241,72 @@ def any_of_session(session):
     """Whether a process of the session still runs (zombies do not count)."""
     table = subprocess.run(["ps", "-eo", "sess,stat"], capture_output=True, text=True, check=True).stdout
     return any(line.split()[0] == str(session) and "Z" not in line.split()[1] for line in table.splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SIGUSR1", ["env.workers=2", "env=Acrobot-v1", "env.backend=gymnasium"]),
+        *(pytest.param(name, [], marks=pytest.mark.exhaustive) for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")),
+    ],
+)
+def test_signals_of_clusters_let_a_run_save_and_end(name, words, tmp_path):
+    number = getattr(signal, name)
+    endless = [*PPO_SMALL, "total_timesteps=1000000000", "checkpoint.every_steps=1000", *words]
+    process = Process(tmp_path, "train", *endless)
+    process.wait_for((tmp_path / "run/checkpoints/last.safetensors").is_file)
+    for _ in range(3):  # SIGXCPU comes once a second
+        os.killpg(process.process.pid, number)
+    assert process.ended() == 128 + number, process.output
+    assert "everything up to it is saved. Resume with:" in process.output
+    steps = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"]
+    assert steps > 0
+
+
+def test_a_closed_terminal_lets_a_run_save_and_end(tmp_path):
+    ours, theirs = pty.openpty()
+    words = ["train", *PPO_SMALL, "total_timesteps=1000000000", "checkpoint.every_steps=1000"]
+    # A new session whose terminal this is: closing our end sends SIGHUP.
+    program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from rlox_cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    record = tmp_path / "run/metrics.jsonl"
+    deadline = time.monotonic() + DEADLINE
+    while not (record.is_file() and "checkpoint" in record.read_text()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        os.read(ours, 1 << 16)
+    os.close(ours)
+    assert process.wait(DEADLINE) == 128 + signal.SIGHUP
+    assert json.loads(record.read_text().splitlines()[-1])["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("when", ["step", pytest.param("close", marks=pytest.mark.exhaustive)])
+def test_a_training_whose_last_evaluation_fails_is_not_lost(when, tmp_path):
+    lines = ["import os, gymnasium", "from gymnasium.envs.classic_control import CartPoleEnv", "made = []"]
+    lines += ["class Last(CartPoleEnv):", "    def __init__(self):", "        super().__init__()"]
+    lines += ["        made.append(self)", "        self.fails = len(made) > 2 and 'FAIL' in os.environ"]
+    lines += [f"    def {when}(self, *args):", "        if self.fails:", "            raise RuntimeError('no')"]
+    lines += [f"        return super().{when}(*args)"]
+    lines += ["gymnasium.register('Last-v0', Last, max_episode_steps=50)"]
+    (tmp_path / "last.py").write_text("\n".join(lines))
+    words = ["--import", "last", *PPO_SMALL, "env=Last-v0", "env.n_envs=2", "eval.n_points=1", "eval.workers=0"]
+    done = forked.run("train", *words, cwd=tmp_path, env={**os.environ, "FAIL": "1"})
+    assert done.returncode == 1
+    assert "Saved before that: run/checkpoints/last.safetensors" in done.stderr
+    done = forked.run("train", "--import", "last", "resume=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["status"] == "finished"
+    assert [row["step"] for row in rows if "eval/mean_return" in row] == [rows[-1]["step"]]
+    assert [row["segment"] for row in rows if "loss/policy" in row and row["step"] == rows[-1]["step"]] == [0]
 
 
 @pytest.mark.parametrize(

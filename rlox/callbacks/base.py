@@ -121,6 +121,8 @@ class CallbackList(Callback):
         triggers logging), their time counts only for them.
     training_s : float
         Wall time of all trainings so far, from their start to the end of their last hook.
+    failed_hook : str or None
+        The hook that has raised the error that ended the training, if a callback has.
     """
 
     def __init__(self, callbacks: Iterable[Callback] | None = None):
@@ -129,6 +131,7 @@ class CallbackList(Callback):
         self.training_s = 0.0
         self._inner = 0.0  # seconds of the hooks that the current hook has triggered
         self._at = 0.0  # time up to which training_s has counted
+        self.failed_hook: str | None = None
         self._saved: dict[str, dict[str, Any]] = {}  # restored states of callbacks that were not added yet
         self.extend(callbacks or ())
 
@@ -215,6 +218,7 @@ class CallbackList(Callback):
             try:
                 answers.append(getattr(callback, hook)(**info))
             except BaseException as e:
+                self.failed_hook = self.failed_hook or hook
                 if type(callback).__module__.partition(".")[0] not in ("rlox", "rlox_cli"):
                     what = f"callback {type(callback).__name__}.{hook}"
                     require_exception(e, what, what)
@@ -247,7 +251,7 @@ class CallbackList(Callback):
 
     def on_training_start(self, **info: Any) -> bool:
         """Return False if any callback requests that nothing is trained; the others are still called."""
-        self._at = time.perf_counter()
+        self._at, self.failed_hook = time.perf_counter(), None
         return self._no_stop_requested("on_training_start", info)
 
     def on_rollout_end(self, **info: Any) -> None:

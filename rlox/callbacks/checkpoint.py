@@ -143,6 +143,10 @@ class CheckpointCallback(Callback):
 
     def on_training_error(self, *, algorithm, **info: Any) -> None:
         with suppress(OSError):
+            # An evaluation or another callback failed, not an update: what was learned is worth keeping.
+            after_update = algorithm.callbacks.failed_hook in ("on_step", "on_evaluation", "on_training_end")
+            if after_update and not (self._copies or algorithm.ranks.joined):
+                self.save_last(algorithm)
             self._check_writes(algorithm, wait=True)
 
     def on_training_end(self, *, algorithm=None, **info: Any) -> None:

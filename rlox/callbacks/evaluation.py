@@ -198,12 +198,16 @@ class EvalCallback(Callback):
             self._process_results(algorithm)
         if self._due and step >= self._due[0]:
             every = [] if self.every_steps is None else [step + self.every_steps]
-            self._due = every or [point for point in self._due if point > step]
+            due, self._due = self._due, every or [point for point in self._due if point > step]
             last = step >= algorithm.counters.end
-            if self._most_workers and not (last or algorithm.callbacks.waiting()):
-                self._begin(algorithm, step)
-            else:
-                self.evaluate(algorithm)
+            try:
+                if self._most_workers and not (last or algorithm.callbacks.waiting()):
+                    self._begin(algorithm, step)
+                else:
+                    self.evaluate(algorithm)
+            except Exception:
+                self._due = due  # a resumed training tries it again
+                raise
             # At the end of training there is nothing left to stop.
             if not (last or self._pending):
                 self.stopped = self._reason()

@@ -15,6 +15,11 @@ from pathlib import Path
 
 from rlox.config import shown
 
+# What a terminal sends when it closes, and clusters before a time limit: the command saves and ends, and with it its
+# children, which may receive the signal too.
+SAVE_AND_END = tuple(
+    getattr(signal, name) for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU") if hasattr(signal, name)
+)
 _LOOK_EVERY = 0.5  # seconds between two checks that the parent is alive
 
 
@@ -25,6 +30,8 @@ def begin_child(parent: int) -> None:
     a segmentation fault, it prints which code was running.
     """
     faulthandler.enable(2)
+    for number in SAVE_AND_END:
+        signal.signal(number, signal.SIG_IGN)
     os.setpgrp()
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM: during long work the first one lets it save, and the second one stops it at once.
 
-At all other times, from the start of the command until the interpreter has ended, one of them ends the process.
+A closed terminal (SIGHUP) and the signals that clusters send before a time limit also let it save. At all other times, from the start of the command until the interpreter has ended, one of them ends the process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlox.checkpoint import run_files
+from rlox.envs.child import SAVE_AND_END
 
 _GRACE_S = 2.0  # from SIGTERM until an update or an evaluation is stopped
 _SAVING_S = 10.0  # the same if the update has ended and is being saved
@@ -25,6 +26,7 @@ _LOOK_S = 0.5  # between two checks of a sweep's stop file
 AT_ONCE = "at once"  # content of that file after a second signal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANDLED = (*_SIGNALS, *SAVE_AND_END)
 _END = b"\0"
 
 
@@ -54,6 +56,8 @@ class Signals:
 
     The first signal is only recorded. A second one raises `StopAtOnce`. So does a single SIGTERM, two seconds later. If
     the process has not ended four seconds after that, a thread ends it, since the main thread may be busy in C code.
+    The signals `SAVE_AND_END` may come repeatedly, and only count as a first one. Where another handler is installed
+    for them, such as submitit's, or they are ignored, as under nohup, that stays as it is.
 
     Parameters
     ----------
@@ -82,7 +86,8 @@ class Signals:
     def __enter__(self) -> Signals:
         self._installed = threading.current_thread() is threading.main_thread()
         if self._installed:
-            self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            numbers = [number for number in _HANDLED if number in _SIGNALS or _is_free(number)]
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
             self._outer = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -105,6 +110,8 @@ class Signals:
     def _on_signal(self, number: int, frame: object) -> None:
         first = self.number is None
         self.number = self.number or number
+        if number in SAVE_AND_END and self._report:
+            return
         if not (first and self._report) and not self._raised:
             self._raised = True
             raise StopAtOnce(number)
@@ -121,7 +128,7 @@ class Signals:
                 if self._flag is not None and self._outer >= 0:
                     os.write(self._outer, found.replace(_END, b""))  # to a sweep that runs the job itself
             for number in found:
-                if number not in _SIGNALS:
+                if number not in _HANDLED or (first is not None and number in SAVE_AND_END):
                     continue
                 if first is None and self._report is not None:
                     first = number
@@ -152,6 +159,12 @@ class Signals:
             )
         except (OSError, ValueError):
             return False
+
+
+def _is_free(number: int) -> bool:
+    """Return whether nobody but this module has decided what a signal does."""
+    handler = signal.getsignal(number)
+    return handler is signal.SIG_DFL or getattr(handler, "__func__", None) is Signals._on_signal
 
 
 def _in_child() -> None:
