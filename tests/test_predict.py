@@ -16,7 +16,7 @@ from rlox.algorithms import DQN, MAPPO, PPO, SAC, TD3
 class Spaces(gymnasium.Env):
     """An environment with any spaces; it raises an error for an action that is not in its space."""
 
-    def __init__(self, observed=spaces.Box(-1, 1, (2,)), taken=spaces.Discrete(2)):
+    def __init__(self, observed, taken):
         self.observation_space, self.action_space = observed, taken
 
     def reset(self, *, seed=None, options=None):
@@ -113,7 +113,7 @@ OBSERVATIONS = {
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_observations_of_the_environment_are_accepted(kind):
     space = OBSERVATIONS[kind]
-    ppo = PPO(lambda: Spaces(space), **SMALL)
+    ppo = PPO(lambda: Spaces(space, spaces.Discrete(2)), **SMALL)
     space.seed(0)
     own = [space.sample() for _ in range(5)]
     rows = np.stack([np.asarray(spaces.flatten(space, obs), np.float32) for obs in own])
@@ -131,14 +131,14 @@ def test_observations_of_the_environment_are_accepted(kind):
 @pytest.mark.parametrize("shape", [(36, 40, 3), (3, 36, 40)], ids=["channels last", "channels first"])
 def test_images_are_accepted_as_the_environment_shows_them(shape):
     space = spaces.Box(0, 255, shape, np.uint8)
-    dqn = DQN(lambda: Spaces(space), seed=0, hidden_sizes=(8,))
+    dqn = DQN(lambda: Spaces(space, spaces.Discrete(2)), seed=0, hidden_sizes=(8,))
     own = np.stack([space.sample() for _ in range(3)])
     first = own if shape[0] == 3 else np.moveaxis(own, -1, 1)
     expected = dqn.predict(first)
     assert dqn.predict(own).tolist() == expected.tolist()
     assert [dqn.predict(obs) for obs in own] == expected.tolist()
     for scaled in (own / 255.0, first[0] / 255.0):
-        with pytest.raises(ValueError, match="DQN.predict: obs must be of dtype uint8"):
+        with pytest.raises(ValueError, match=r"DQN\.predict: obs must be of dtype uint8"):
             dqn.predict(scaled)
     dqn.close()
 
@@ -154,7 +154,7 @@ def test_images_are_accepted_as_the_environment_shows_them(shape):
     ],
 )
 def test_other_observations_are_errors(kind, obs, message):
-    ppo = PPO(lambda: Spaces(OBSERVATIONS[kind]), **SMALL)
+    ppo = PPO(lambda: Spaces(OBSERVATIONS[kind], spaces.Discrete(2)), **SMALL)
     with pytest.raises(ValueError, match=f"PPO.predict: {message}"):
         ppo.predict(obs)
     ppo.close()

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: during long work the first one lets it save, and the second one stops it at once.
 
-A closed terminal (SIGHUP) and the signals that clusters send before a time limit also let it save. At all other times, from the start of the command until the interpreter has ended, one of them ends the process.
+A closed terminal (SIGHUP) and the signals that clusters send before a time limit also let it save. At all other times,
+from the start of the command until the interpreter has ended, one of the first two ends the process.
 """
 
 from __future__ import annotations
