@@ -16,7 +16,7 @@ from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards
-from rlox.llm.rewards.scoring import scores_of
+from rlox.llm.rewards.scoring import completions_of, scores_of
 from rlox.llm.sampling import Completions, Settings, sample
 
 
@@ -107,7 +107,7 @@ class BestOfN:
         return Best(
             [np.concatenate([rows.prompts[i], completions[i]]) for i in numbers],
             completions,
-            [self.model.decode(ids) for ids in completions],
+            completions_of(rows, numbers, completions, self.model),
             rewards.max(1),
             rewards,
         )

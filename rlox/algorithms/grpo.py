@@ -4,7 +4,7 @@ variants: Dr. GRPO, DAPO, GSPO and RLOO; see `rlox.llm.losses` for each."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from rlox.collectors.evaluation import torch_threads
 from rlox.config import GRPOConfig, integer, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.conversations import Conversations, TextEnvironment, converse
+from rlox.llm.data import template_arguments
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import (
     clipped_loss,
@@ -29,10 +30,10 @@ from rlox.llm.losses import (
     token_weights,
 )
 from rlox.llm.rewards.functions import Rewards
-from rlox.llm.rewards.scoring import scores_of, texts_of
+from rlox.llm.rewards.scoring import Scored, completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.training.post_training import LLMAlgorithm, Scored, mean_metrics
+from rlox.training.post_training import LLMAlgorithm
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class GRPO(LLMAlgorithm):
                     contexts, keys, 1, turn, limits, seed, context=self._context()
                 ),
                 self._context(),
+                [template_arguments(rows.columns, i) for i in numbers],
             )
             rewards, written, starts = drawn.rewards, drawn.written, drawn.prompts
         named: dict[str, np.ndarray] = {}
@@ -196,7 +198,7 @@ class GRPO(LLMAlgorithm):
         numbers = np.arange(min(n_rows, len(rows)))
         with torch_threads(self.threads):
             found = self._draw(rows, numbers, n, 0, self.settings(), seed)
-        texts = [self.model.decode(ids) for ids in found.ids]
+        texts = completions_of(rows, np.repeat(numbers, n), found.ids, self.model)
         return Scored(texts_of(rows, numbers, self.model), found.ids, texts, found.rewards)
 
     def train_step(self, prompts: Any) -> dict[str, float]:
@@ -287,7 +289,7 @@ class GRPO(LLMAlgorithm):
         self.follow_reference()
         return {
             **self._sampled_metrics(batch),
-            **(mean_metrics(history) if history else {"loss": torch.zeros((), device=self.device)}),
+            **(_mean_metrics(history) if history else {"loss": torch.zeros((), device=self.device)}),
         }
 
     def _minibatches(self, n: int) -> Iterator[np.ndarray]:
@@ -313,3 +315,9 @@ class GRPO(LLMAlgorithm):
             applies = {name: values[~np.isnan(values)] for name, values in batch.scores.items()}
             found |= {f"reward/{name}": values.mean() for name, values in applies.items() if len(values)}
         return {name: torch.tensor(float(value), device=self.device) for name, value in found.items()}
+
+
+def _mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the mean of each metric over an update's optimiser steps."""
+    names = dict.fromkeys(name for row in history for name in row)
+    return {name: torch.stack([row[name].detach().float() for row in history if name in row]).mean() for name in names}

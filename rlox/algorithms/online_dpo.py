@@ -18,9 +18,9 @@ from rlox.config import OnlineDPOConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.rewards.preferences import Preferences
-from rlox.llm.rewards.scoring import texts_of
+from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.training.post_training import LLMAlgorithm, Scored
+from rlox.training.post_training import LLMAlgorithm
 
 _METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # means over the pairs, in addition to the loss
 
@@ -100,7 +100,7 @@ class OnlineDPO(LLMAlgorithm):
         with torch_threads(self.threads):
             drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
             earned = self.preferences.scored(rows, np.repeat(numbers, n), drawn, self.model)
-        texts = [self.model.decode(ids) for ids in drawn.ids]
+        texts = completions_of(rows, np.repeat(numbers, n), drawn.ids, self.model)
         return Scored(texts_of(rows, numbers, self.model), drawn.ids, texts, earned)
 
     def _longest(self) -> int:

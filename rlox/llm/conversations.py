@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from rlox.config import shown
 from rlox.envs.failures import note_cause, require_exception
-from rlox.llm.data import Chat, encode
+from rlox.llm.data import encode, inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
+from rlox.llm.templates import Chat, Template, continues
 
 # Maximum numbers of samples per prompt and turns per conversation that have separate random numbers.
 _MOST_SAMPLES, _MOST_TURNS = 1 << 12, 1 << 10
@@ -60,6 +61,7 @@ def converse(
     make_environment: Callable[[], TextEnvironment],
     draw: Callable[[list[np.ndarray], list[int], int, Settings], Completions],
     context: int | None = None,
+    arguments: Sequence[Mapping[str, Any]] | None = None,
 ) -> Conversations:
     """Run `n` conversations for each prompt, all of them one turn at a time.
 
@@ -78,6 +80,8 @@ def converse(
     context : int, optional
         Number of tokens at which a conversation ends, if the environment has not ended it before; by default the
         model's context.
+    arguments : sequence of mappings, optional
+        ``tools`` and ``chat_template_kwargs`` of each prompt's chat template.
 
     Raises
     ------
@@ -92,10 +96,10 @@ def converse(
     log_probs: list[list[np.ndarray]] = [[] for _ in range(rows)]
     rewards, ended, turns = np.zeros(rows), np.zeros(rows, bool), np.zeros(rows, np.int64)
     starts = [prompts[row // n] for row in range(rows)]
+    templates = [{}] * len(prompts) if arguments is None else arguments
 
     def answer(row: int, text: str, cut: bool = False) -> None:
-        chat = not isinstance(texts[row // n], str)
-        found = _answer_ids(model, text, chat, cut)
+        found = _answer_ids(model, text, None if isinstance(texts[row // n], str) else templates[row // n], cut)
         if context is not None:  # tokens that no longer fit end the conversation, and the model must not read them
             found = found[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
         ids[row].append(found)
@@ -108,7 +112,9 @@ def converse(
         if opening and isinstance(texts[row // n], str):
             answer(row, opening)
         elif opening:
-            starts[row] = np.asarray(encode(model.tokenizer, _opened(texts[row // n], opening))[0], np.int64)[:context]
+            starts[row] = np.asarray(
+                encode(model.tokenizer, _opened(texts[row // n], opening), **templates[row // n])[0], np.int64
+            )[:context]
     active = list(range(rows))
     for turn in range(most_turns):
         contexts = [np.concatenate([starts[row], *ids[row]]) for row in active]
@@ -120,11 +126,16 @@ def converse(
         keys = [int(streams[row // n]) * _MOST_SAMPLES + row % n for row in active]
         drawn = draw(contexts, keys, step * _MOST_TURNS + turn, settings)
         going = []
-        for row, own, found in zip(active, drawn.ids, drawn.log_probs, strict=True):
+        for row, before, own, found in zip(active, contexts, drawn.ids, drawn.log_probs, strict=True):
             ids[row].append(own)
             written[row].append(np.ones(len(own), bool))
             log_probs[row].append(found)
-            text, reward, over = _step(environments[row], model.decode(own), model.where)
+            prompt = texts[row // n]
+            continued = isinstance(prompt, str) or (
+                turns[row] == 0 and starts[row] is prompts[row // n] and continues(prompt)
+            )
+            own_text = model.decode(own, before if continued else ())
+            text, reward, over = _step(environments[row], own_text, model.where)
             rewards[row] += reward
             turns[row] += 1
             ended[row] = over
@@ -171,20 +182,22 @@ def _opened(chat: Chat, text: str) -> Chat:
     return [*chat[:-1], {**last, "content": last["content"] + text}]
 
 
-def _answer_ids(model: LanguageModel, text: str, chat: bool, cut: bool) -> np.ndarray:
+def _answer_ids(model: LanguageModel, text: str, arguments: Mapping[str, Any] | None, cut: bool) -> np.ndarray:
     """Return the token ids of the environment's answer, up to where the model writes again.
 
-    If the model's turn was `cut` off, they begin with the token that ends it in the chat template.
+    `arguments` are those of the chat template, None for plain text. If the model's turn was `cut` off, the ids begin
+    with the token that ends it in the chat template.
     """
     tokenizer = model.tokenizer
-    if not chat:
-        return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
+    if arguments is None:
+        return np.asarray(inner_ids(tokenizer, text), np.int64)
+    template = Template(model.where, tokenizer, **arguments)
     # The part that the template puts between one answer of the model and the next.
     before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     after = [*before, {"role": "user", "content": text}]
     first, both = (
-        list(tokenizer.apply_chat_template(chat_, tokenize=True, return_dict=False, **more))
-        for chat_, more in ((before, {}), (after, {"add_generation_prompt": True}))
+        tokenizer(written, add_special_tokens=False)["input_ids"]
+        for written in (template.whole([], before, ""), template.opening(after))
     )
     ends = [i for i, token in enumerate(first) if token in model.eos]
     if both[: len(first)] != first:

@@ -17,12 +17,12 @@ from typing import Any
 
 from rlox.checkpoint import one_line
 from rlox.config import nearest, shown
-from rlox.envs.failures import note_cause
+from rlox.llm.templates import COLUMNS, Chat, Template
 
-Chat = list[dict[str, Any]]  # messages, each with text values for "role" and "content"
 Text = str | Chat
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+_OF_CHATS = ("prompt", "completion", "chosen", "rejected", "messages", *COLUMNS)  # columns of mappings
 _CHAT = '[{"role": "user", "content": "..."}]'
 _LONGEST_FIELD = 2**31 - 1  # characters of one field of a CSV file; csv allows only 131,072 by default
 
@@ -153,7 +153,7 @@ def read_rows(source: Any) -> Rows:
             f"read_rows: source must be a path, a list of dicts or texts, a dict of lists, or a datasets.Dataset, got "
             f"{shown(source)}; pass a streamed dataset as list(source)"
         )
-    return Rows({name: list(source[name]) for name in names}, kind)
+    return Rows({name: _arrow_values(name, list(source[name])) for name in names}, kind)
 
 
 def _read_file(path: Path) -> Rows:
@@ -251,7 +251,21 @@ def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
     names = table.column_names
     if len(set(names)) < len(names):
         raise ValueError(f"{where}: names of columns must differ, got {', '.join(names)}")
-    return table.to_pydict()
+    return {name: _arrow_values(name, column) for name, column in table.to_pydict().items()}
+
+
+def _arrow_values(name: str, column: list) -> list:
+    """Return a column's values; in chats and tools, without keys of value None.
+
+    Arrow gives all mappings of a column the same keys, so that most of them belong to other rows.
+    """
+    return [_without_none(value) for value in column] if name in _OF_CHATS else column
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def _from_objects(objects: Sequence[Any], source: str, places: Sequence[str]) -> Rows:
@@ -314,7 +328,7 @@ def check_text(where: str, name: str, value: Any) -> Text:
     Raises
     ------
     ValueError
-        If it is neither, or a message of the chat lacks its role or content.
+        If it is neither, or a message of the chat lacks its role, or its content, which only ``tool_calls`` replace.
     """
     if isinstance(value, str):
         return value
@@ -323,6 +337,8 @@ def check_text(where: str, name: str, value: Any) -> Text:
     for i, message in enumerate(value):
         for part in ("role", "content"):
             if not isinstance(message, Mapping) or not isinstance(message.get(part), str):
+                if part == "content" and message.get("content") is None and message.get("tool_calls"):
+                    continue
                 raise ValueError(f"{where}: message {i} of {name} must have the text {part!r}, got {shown(message)}")
     return list(value)
 
@@ -358,6 +374,8 @@ def pair_rows(rows: Rows) -> Pairs:
             n = 0
             while n < min(len(good), len(bad)) - 1 and good[n] == bad[n]:
                 n += 1
+            while n and good[n - 1]["role"] == "assistant":  # it is finished, and an answer would continue it
+                n -= 1
             if n == 0:
                 raise ValueError(
                     f"{where}: row {row}: chosen and rejected must begin with the same messages, which are the prompt, "
@@ -374,7 +392,8 @@ def text_rows(rows: Rows) -> Texts:
     """Return the rows as demonstrations.
 
     They are read from the first of these that the dataset has: the columns ``prompt`` and ``completion``; the column
-    ``messages``, a chat whose last message is the completion; the column ``text``, which is learned as a whole.
+    ``messages``, a chat whose last messages, which are the assistant's, are the completion; the column ``text``, which
+    is learned as a whole.
 
     Raises
     ------
@@ -397,14 +416,19 @@ def text_rows(rows: Rows) -> Texts:
             if not isinstance(text, str):
                 raise ValueError(f"{where}: row {row}: text must be a text, got {shown(text)}; name it 'messages'")
         return Texts([None] * len(rows), texts, _others(rows, "text"))
-    chats = _texts(rows, "messages", where)
-    for row, chat in enumerate(chats):
-        if isinstance(chat, str) or len(chat) < 2 or chat[-1]["role"] != "assistant":
+    prompts, completions = [], []
+    for row, chat in enumerate(_texts(rows, "messages", where)):
+        n = 0 if isinstance(chat, str) else len(chat)
+        while n and chat[n - 1]["role"] == "assistant":
+            n -= 1
+        if not 0 < n < len(chat):
             raise ValueError(
                 f"{where}: row {row}: messages must be a chat of at least two that ends with one of role 'assistant', "
-                f"got {shown(chat)}"
+                f"after one of another role, got {shown(chat)}"
             )
-    return Texts([chat[:-1] for chat in chats], [chat[-1:] for chat in chats], _others(rows, "messages"))
+        prompts.append(chat[:n])
+        completions.append(chat[n:])
+    return Texts(prompts, completions, _others(rows, "messages"))
 
 
 def _texts(rows: Rows, name: str, where: str) -> list[Any]:
@@ -412,6 +436,11 @@ def _texts(rows: Rows, name: str, where: str) -> list[Any]:
     if name not in rows.columns:
         raise ValueError(f"{where}: it must have column {name!r}, got none; {nearest(name, rows.columns)}")
     return [check_text(f"{where}: row {row}", name, value) for row, value in enumerate(rows.columns[name])]
+
+
+def template_arguments(columns: Mapping[str, list], row: int) -> dict[str, Any]:
+    """Return the arguments of the chat template that the columns contain for a row."""
+    return {name: columns[name][row] for name in COLUMNS if name in columns}
 
 
 def _others(rows: Rows, *names: str) -> dict[str, list]:
@@ -446,22 +475,17 @@ def _check_answers(where: str, name: str, prompts: Sequence[Text], answers: Sequ
 
 
 def encode(
-    tokenizer: Any,
-    prompt: Text | None,
-    completion: Text | None = None,
-    *,
-    add_eos: bool = True,
-    ended: bool = True,
-    eos: int | None = None,
-    row: int | None = None,
-    where: str = "encode",
+    tokenizer: Any, prompt: Text | None, completion: Text | None = None, **options: Any
 ) -> tuple[list[int], list[int]]:
     """Return the token ids of a prompt and of its completion.
 
-    A text prompt is tokenised with the tokenizer's special tokens, but never with an EOS at its end; its completion is
-    tokenised without special tokens. A chat is rendered by the tokenizer's chat template up to the point where the
-    assistant answers. Its completion is the rest of the rendering of the whole chat, if that begins with the rendered
-    prompt, or else only the answer's content.
+    Prompt and completion are tokenised together, since some tokenizers put a space before every text. A token that
+    covers the end of the prompt and the start of the completion belongs to the completion, as in TRL's `KTOTrainer`; if
+    it is the only one, the two are tokenised separately. A text has the tokenizer's special tokens, but never an EOS
+    that the tokenizer appends. A chat is rendered by the tokenizer's chat template, a prompt up to the point where the
+    assistant writes. If its last message is the assistant's, the completion continues this message. A completion of a
+    chat is the rest of the rendering of the whole chat, if that begins with the rendered prompt, or else only the
+    answer's content.
 
     Parameters
     ----------
@@ -471,6 +495,40 @@ def encode(
         None: the completion is a whole text, with special tokens.
     completion : str, chat or None
         A text can answer a prompt of either kind; messages can answer only a chat.
+    **options
+        As for `encode_answers`.
+
+    Returns
+    -------
+    tuple of list of int
+        Ids of the prompt, empty if it is None, and of the completion, empty if it is None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `encode_answers`.
+    """
+    ids, answers = encode_answers(tokenizer, prompt, () if completion is None else (completion,), **options)
+    return ids, answers[0] if answers else []
+
+
+def encode_answers(
+    tokenizer: Any,
+    prompt: Text | None,
+    completions: Sequence[Text],
+    *,
+    add_eos: bool = True,
+    ended: bool = True,
+    eos: int | None = None,
+    row: int | None = None,
+    where: str = "encode",
+    tools: Any = None,
+    chat_template_kwargs: Any = None,
+) -> tuple[list[int], list[list[int]]]:
+    """Return the token ids of a prompt and of each of its completions, which all follow the same ids (see `encode`).
+
+    Parameters
+    ----------
     add_eos : bool
         End the completion with exactly one EOS.
     ended : bool
@@ -480,19 +538,19 @@ def encode(
         Id of the EOS; by default the tokenizer's.
     row : int, optional
         Number of the row, for messages.
-
-    Returns
-    -------
-    tuple of list of int
-        Ids of the prompt, empty if it is None, and of the completion, empty if it is None.
+    tools : list, optional
+        JSON schemas or functions, or schemas as JSON, that the chat template describes to the model.
+    chat_template_kwargs : mapping, optional
+        Variables of the chat template, such as ``enable_thinking``; also as JSON. Values of None are left out.
 
     Raises
     ------
     ValueError
         If a value is neither a text nor a chat, the prompt has no token, the prompt is a chat and the tokenizer has no
-        chat template, or `add_eos` is set and there is no EOS.
+        chat template or one that does not read an argument, `add_eos` is set and there is no EOS, or an argument of the
+        chat template is given with a text.
     TypeError
-        If `tokenizer` cannot be called.
+        If `tokenizer` cannot be called, or an argument of the chat template has the wrong type.
     """
     where = where if row is None else f"{where}: row {row}"
     if not callable(tokenizer):
@@ -500,33 +558,97 @@ def encode(
             f"{where}: tokenizer must be one of transformers, called as tokenizer(text), got {shown(tokenizer)}; wrap "
             "a tokenizers.Tokenizer in PreTrainedTokenizerFast(tokenizer_object=...)"
         )
-    for name, text in (("prompt", prompt), ("completion", completion)):
-        if text is not None:
-            check_text(where, name, text)
+    if prompt is not None:
+        check_text(where, "prompt", prompt)
+    for text in completions:
+        check_text(where, "completion", text)
     end: Any = getattr(tokenizer, "eos_token_id", None) if eos is None else eos
-    if add_eos and completion is not None and end is None:
+    if add_eos and completions and end is None:
         raise ValueError(
             f"{where}: tokenizer must have an EOS, which ends completions, got None; set tokenizer.eos_token, or "
             "add_eos=False"
         )
-    ids: list[int] = []
-    if prompt is not None:
-        ids = _start_ids(tokenizer, prompt) if isinstance(prompt, str) else _render(tokenizer, prompt, True, where)
+    is_text = isinstance(prompt, str) or (prompt is None and all(isinstance(text, str) for text in completions))
+    for name, value in zip(COLUMNS, (tools, chat_template_kwargs), strict=True):
+        if value and is_text:
+            raise ValueError(
+                f"{where}: {name} must be left out if a prompt is a text, because no chat template reads it, got "
+                f"{shown(value)}; drop or rename the column, or give prompts as chats"
+            )
+    start, wholes = prompt if isinstance(prompt, str) else "", []
+    template = None if is_text else Template(where, tokenizer, tools, chat_template_kwargs)
+    chat = [] if prompt is None or isinstance(prompt, str) else prompt
+    if template is not None and chat:
+        start = template.opening(chat)
+    for text in completions:
+        if template is not None and (ended or not isinstance(text, str)):
+            wholes.append(template.whole(chat, text, start))
+        elif isinstance(text, str):
+            wholes.append(f"{start}{text}")
+        else:
+            raise ValueError(f"{where}: completion must be a text, as prompt is, got {shown(text)}")
+    if prompt is None:
+        ids, answers = [], [_whole_ids(tokenizer, whole, is_text) for whole in wholes]
+        if is_text and not all(answers):
+            raise ValueError(f"{where}: text must have at least one token, got {shown(completions[0])}")
+    else:
+        ids = _whole_ids(tokenizer, start, is_text)
         if not ids:
             raise ValueError(f"{where}: prompt must have at least one token, got {shown(prompt)}")
-    if completion is None:
-        return ids, []
-    if not ended and isinstance(completion, str) and prompt is not None:
-        return ids, _ids(tokenizer, completion, False)
-    if isinstance(prompt, str) or (prompt is None and isinstance(completion, str)):
-        if not isinstance(completion, str):
-            raise ValueError(f"{where}: completion must be a text, as prompt is, got {shown(completion)}")
-        answer = _start_ids(tokenizer, completion) if prompt is None else _ids(tokenizer, completion, False)
-        if prompt is None and not answer:
-            raise ValueError(f"{where}: text must have at least one token, got {shown(completion)}")
-    else:
-        answer = _answer(tokenizer, prompt or [], completion, ids, where)
-    return ids, _with_eos(tokenizer, answer, end) if add_eos else answer
+        ids, answers = _split(tokenizer, ids, start, wholes, is_text)
+    ends = [add_eos and (ended or prompt is None or not isinstance(text, str)) for text in completions]
+    return ids, [
+        _with_eos(tokenizer, answer, end) if closes else answer for answer, closes in zip(answers, ends, strict=True)
+    ]
+
+
+def _split(
+    tokenizer: Any, alone: list[int], start: str, wholes: Sequence[str], special: bool
+) -> tuple[list[int], list[list[int]]]:
+    """Return the ids that all of `wholes` share within their beginning `start`, and the rest of each.
+
+    `alone` contains the ids of `start`. They are used if a token that covers more than `start` leaves no other for it.
+    """
+    split = [_split_one(tokenizer, alone, start, whole, special) for whole in wholes]
+    shared = [_n_shared(split[0][0], ids) for ids, _ in split]
+    n = min([*shared, *(head for _, head in split)], default=0)
+    if n == 0:
+        return alone, [inner_ids(tokenizer, whole[len(start) :]) for whole in wholes]
+    return split[0][0][:n], [ids[n:] for ids, _ in split]
+
+
+def _split_one(tokenizer: Any, alone: list[int], start: str, whole: str, special: bool) -> tuple[list[int], int]:
+    """Return the ids of `whole`, and how many of the first of them lie within its beginning `start`."""
+    ids = _whole_ids(tokenizer, whole, special)
+    if not getattr(tokenizer, "is_fast", False):  # it has no offsets
+        return ids, _n_shared(ids, alone)
+    spans = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True)["offset_mapping"]
+    return ids, next((i for i, (_, stop) in enumerate(spans[: len(ids)]) if stop > len(start)), len(ids))
+
+
+def _n_shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of equal ids at the beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def inner_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text that follows others, without the space that some tokenizers put before every text."""
+    bare = _ids(tokenizer, text, False)
+    tokens = getattr(tokenizer, "convert_ids_to_tokens", None)
+    if tokens is None or "".join(map(str, tokens(_ids(tokenizer, "a", False)))) == "a":
+        return bare
+    for before in ("\n", ".", "a"):  # the first that does not become a part of the text's tokens
+        alone = _ids(tokenizer, before, False)
+        ids, n = _split_one(tokenizer, alone, before, before + text, False)
+        if alone and ids[:n] == alone:
+            return ids[n:]
+    return bare
+
+
+def _whole_ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    """Return the ids of a text, with the special tokens at its start if `special`."""
+    return _start_ids(tokenizer, text) if special else _ids(tokenizer, text, False)
 
 
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
@@ -548,34 +670,6 @@ def _start_ids(tokenizer: Any, text: str) -> list[int]:
 def _run(ids: Sequence[int], token: int) -> int:
     """Return the number of repetitions of `token` at the end."""
     return next((n for n, i in enumerate(reversed(ids)) if i != token), len(ids))
-
-
-def _render(tokenizer: Any, chat: Chat, opens: bool, where: str) -> list[int]:
-    """Return the ids of a chat, rendered by the template; with `opens`, up to where the assistant answers."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ValueError(
-            f"{where}: tokenizer must have a chat template if a prompt is a chat, got None; set "
-            "tokenizer.chat_template, or give prompts as texts"
-        )
-    try:
-        found = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=opens, return_dict=False)
-    except Exception as e:
-        note_cause(e, f"{where}: the tokenizer's chat template")
-        raise
-    return [int(i) for i in (found["input_ids"] if isinstance(found, Mapping) else found)]
-
-
-def _answer(tokenizer: Any, prompt: Chat, completion: Text, opening: list[int], where: str) -> list[int]:
-    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-    whole = _render(tokenizer, [*prompt, *messages], False, where)
-    if whole[: len(opening)] == opening:
-        return whole[len(opening) :]
-    if len(messages) > 1:
-        raise ValueError(
-            f"{where}: the chat template must render the prompt the same when messages follow, and does not; got "
-            f"{len(messages)} messages as the completion; pass only one"
-        )
-    return _ids(tokenizer, messages[0]["content"], False)
 
 
 def _with_eos(tokenizer: Any, ids: list[int], eos: int) -> list[int]:

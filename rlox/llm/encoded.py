@@ -11,7 +11,16 @@ import numpy as np
 import torch
 
 from rlox.config import shown
-from rlox.llm.data import Rows, encode, pair_rows, prompt_rows, read_rows, text_rows
+from rlox.llm.data import (
+    Rows,
+    encode,
+    encode_answers,
+    pair_rows,
+    prompt_rows,
+    read_rows,
+    template_arguments,
+    text_rows,
+)
 from rlox.llm.models.language import LanguageModel
 
 
@@ -156,21 +165,27 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str, ended: Sequ
     eos = None if getattr(tokenizer, "eos_token_id", None) is not None or not model.eos else model.eos[0]
     if task == "prompts":
         prompts = prompt_rows(source)
-        ids = [encode(tokenizer, p, row=i, where=where)[0] for i, p in enumerate(prompts.prompts)]
+        ids = [
+            encode(tokenizer, p, row=i, where=where, **template_arguments(prompts.columns, i))[0]
+            for i, p in enumerate(prompts.prompts)
+        ]
         return Encoded(_arrays(ids), texts=prompts.prompts, columns=prompts.columns)
     if task == "pairs":
         pairs = pair_rows(source)
-        sides = []
-        for side in (pairs.chosen, pairs.rejected):
-            both = enumerate(zip(pairs.prompts, side, strict=True))
-            sides.append([encode(tokenizer, p, text, eos=eos, row=i, where=where) for i, (p, text) in both])
-        heads = _arrays(head for head, _ in sides[0])
-        chosen, rejected = (_arrays(rest for _, rest in side) for side in sides)
+        each = [
+            encode_answers(tokenizer, p, sides, eos=eos, row=i, where=where, **template_arguments(pairs.columns, i))
+            for i, (p, *sides) in enumerate(zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True))
+        ]
+        chosen, rejected = (_arrays(sides[k] for _, sides in each) for k in (0, 1))
+        heads = _arrays(head for head, _ in each)
         return Encoded(heads, chosen=chosen, rejected=rejected, texts=pairs.prompts, columns=pairs.columns)
     texts = text_rows(source)
     ends = [True] * len(texts.prompts) if ended is None else ended
     written = enumerate(zip(texts.prompts, texts.completions, ends, strict=True))
-    found = [encode(tokenizer, p, text, ended=e, eos=eos, row=i, where=where) for i, (p, text, e) in written]
+    found = [
+        encode(tokenizer, p, text, ended=e, eos=eos, row=i, where=where, **template_arguments(texts.columns, i))
+        for i, (p, text, e) in written
+    ]
     # The first token of a text without a prompt is only read, since nothing predicts it.
     split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
     return Encoded(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rlox.checkpoint.streams import Stream
-from rlox.config import require, shown
+from rlox.config import nearest, require, shown
+from rlox.config.migration import answers
 from rlox.envs.failures import Diverged
 from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
+from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import left_padded
 
@@ -66,6 +68,38 @@ class Settings:
     def restricts(self) -> bool:
         """Whether some tokens may not be drawn."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+def settings_of(config: Any, changed: Mapping[str, Any], tokenizer: Any, where: str) -> Settings:
+    """Return the settings that a configuration contains, overridden by those of `changed` that are not None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown setting, or a `stop` text that is not a single token.
+    """
+    names = [item.name for item in fields(Settings)]
+    known = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    for name in changed:
+        if name not in names:
+            raise TypeError(f"{where}: unknown setting {name!r}; {answers(name, names) or nearest(name, names)}")
+    given = {**known, **{name: value for name, value in changed.items() if value is not None}}
+    stop = given.get("stop", ())
+    if isinstance(stop, str) or not isinstance(stop, Iterable):
+        raise TypeError(f"{where}: stop must be a list, got {shown(stop)}; write [{shown(stop)}]")
+    given["stop"] = tuple(_stop_id(text, tokenizer, where) for text in stop)
+    return Settings(**given)
+
+
+def _stop_id(text: Any, tokenizer: Any, where: str) -> int:
+    if isinstance(text, int):
+        return text
+    if tokenizer is None:
+        raise ValueError(f"{where}: stop must be token ids without a tokenizer, got {shown(text)}")
+    ids = inner_ids(tokenizer, text)
+    if len(ids) != 1:
+        raise ValueError(f"{where}: stop must contain texts of one token each, got {shown(text)}, which has {len(ids)}")
+    return ids[0]
 
 
 @dataclass(frozen=True)

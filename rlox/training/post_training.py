@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,39 +15,29 @@ from torch import nn
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
+from rlox.checkpoint import Checkpoint
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import Evaluation, torch_threads
-from rlox.config import LLMConfig, integer, nearest, shown
-from rlox.config.migration import answers
+from rlox.config import LLMConfig, integer
 from rlox.kernels.rng import Rng
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
-from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
+from rlox.llm.models.adapters import fingerprint, with_adapters
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.models.packing import require_packing
 from rlox.llm.models.reference import Reference
-from rlox.llm.models.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
-from rlox.llm.rewards.scoring import texts_of
-from rlox.llm.sampling import Completions, Settings, sample, sample_within, unique_numbers
+from rlox.llm.models.saved import description, load_weights_, save_pretrained, tokenizer_state, weights
+from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
+from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.nn.devices import out_of_memory
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
-from rlox.training import loops, restoring
+from rlox.training import loops
 from rlox.training.algorithm import Algorithm
 from rlox.training.parts import choose_device, device_for
+from rlox.training.restoring_models import with_model
 from rlox.training.schedules import plan, scheduled
-
-
-class Scored(NamedTuple):
-    """Completions that were sampled for B prompts, and their rewards."""
-
-    prompts: list[Any]  # (B), texts or conversations
-    ids: list[np.ndarray]  # (B * n), the n completions of a prompt next to each other
-    texts: list[str]
-    rewards: np.ndarray  # (B * n,) f64
 
 
 class LLMAlgorithm(Algorithm):
@@ -332,37 +322,8 @@ class LLMAlgorithm(Algorithm):
     # ---- completions
 
     def settings(self, **changed: Any) -> Settings:
-        """Return the settings for sampling completions: those of the configuration, overridden by `changed`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For an unknown setting, or a `stop` text that is not a single token.
-        """
-        where, c = f"{type(self).__name__}.generate", self.config
-        names = [item.name for item in fields(Settings)]
-        known = {name: getattr(c, name) for name in names if hasattr(c, name)}
-        for name in changed:
-            if name not in names:
-                raise TypeError(f"{where}: unknown setting {name!r}; {answers(name, names) or nearest(name, names)}")
-        given = {**known, **{name: value for name, value in changed.items() if value is not None}}
-        stop = given.get("stop", ())
-        if isinstance(stop, str) or not isinstance(stop, Iterable):
-            raise TypeError(f"{where}: stop must be a list, got {shown(stop)}; write [{shown(stop)}]")
-        given["stop"] = tuple(self._stop_id(text, where) for text in stop)
-        return Settings(**given)
-
-    def _stop_id(self, text: Any, where: str) -> int:
-        if isinstance(text, int):
-            return text
-        if self.model.tokenizer is None:
-            raise ValueError(f"{where}: stop must be token ids without a tokenizer, got {shown(text)}")
-        ids = self.model.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            raise ValueError(
-                f"{where}: stop must contain texts of one token each, got {shown(text)}, which has {len(ids)}"
-            )
-        return ids[0]
+        """Return the configuration's settings for completions, overridden by `changed` (see `settings_of`)."""
+        return settings_of(self.config, changed, self.model.tokenizer, f"{type(self).__name__}.generate")
 
     def complete(
         self,
@@ -431,14 +392,14 @@ class LLMAlgorithm(Algorithm):
         """
         where = f"{type(self).__name__}.generate"
         n, chosen = integer(where, "n", n, 1), self.settings(**settings)
-        given = [prompts] if isinstance(prompts, str) else prompts
         # If max_new_tokens was not given, each completion has as many tokens as fit.
         context = self.model.context if settings.get("max_new_tokens") is None else None
-        rows = encoded(given, "prompts", self.model, where, chosen.max_new_tokens if context is None else 1)
+        longest = chosen.max_new_tokens if context is None else 1
+        rows = encoded([prompts] if isinstance(prompts, str) else prompts, "prompts", self.model, where, longest)
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self.threads):
             drawn = self.complete(rows.prompts, range(len(rows)), n, 0, chosen, seed, context=context)
-        texts = [self.model.decode(ids) for ids in drawn.ids]
+        texts = completions_of(rows, np.repeat(np.arange(len(rows)), n), drawn.ids, self.model)
         return [texts[i : i + n] for i in range(0, len(texts), n)]
 
     # ---- training
@@ -572,10 +533,7 @@ class LLMAlgorithm(Algorithm):
         return True
 
     def compare_with_data(self) -> dict[str, float]:
-        """Return metrics that compare the `sampler`, if there is one, with the model.
-
-        The comparison of the model with its rows is part of an update's metrics.
-        """
+        """Return metrics that compare the `sampler`, if there is one, with the model; an update compares the rows."""
         return {} if self._served is None else self._served.metrics()
 
     # ---- evaluation
@@ -639,7 +597,7 @@ class LLMAlgorithm(Algorithm):
         prompts, settings = [rows.prompts[i] for i in numbers], self.settings(temperature=0.0)
         with torch_threads(self.threads):
             drawn = self.complete(prompts, numbers, 1, 0, settings, self.seed, context=self.model.context)
-        texts = (self.model.decode(ids) for ids in drawn.ids)
+        texts = completions_of(rows, numbers, drawn.ids, self.model)
         return [(p, text, None) for p, text in zip(texts_of(rows, numbers, self.model), texts, strict=True)]
 
     def row_scores(self, rows: Any, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -709,61 +667,8 @@ class LLMAlgorithm(Algorithm):
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit or
             is not the one on which adapters were trained, or different rows.
         """
-        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path, mapped=True)
-        header = checkpoint.header
-        restoring.require_algorithm(cls, header, path)
-        typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
-        kept = {} if "config" in arguments else header["config"]
-        try:
-            config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
-        except (TypeError, ValueError) as e:
-            raise ValueError(f"{where}: {path}: {one_line(e, 1000)}") from e
-        found = model_of(checkpoint, model, tokenizer, where, path)
-        others = {name: value for name, value in arguments.items() if name not in typed and name != "config"}
-        algorithm = cls(
-            found.module,
-            ref_model if cls.has_reference else None,
-            **{
-                "callbacks": callbacks,
-                "logger": logger,
-                "tokenizer": found.tokenizer,
-                "eos_token_id": found.eos,
-                "dataset": dataset,
-                "seed": header["seed"],
-                "threads": header["threads"],
-                "source": found.source,
-                "device": device,
-                "config": config,
-                **others,
-            },
-        )
-        require_base(header["model"], algorithm._base, where, path)
-        saved = header.get("rows")
-        known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
-        if algorithm.rows is not None and known not in (None, algorithm.rows.fingerprint):
-            raise ValueError(
-                f"{where}: dataset must contain the {shown(saved.get('n'))} rows that {path} was trained on, got "
-                f"{len(algorithm.rows)} others; to learn from them create a new {cls.__name__} and call init_from(path)"
-                f"{', which also makes these weights its reference' if cls.has_reference else ''}"
-            )
-        if ref_model is None and algorithm.reference is not None:
-            if header.get("reference") == "given":
-                algorithm._lost_reference = True
-                algorithm.parts.pop("reference", None)
-            elif header.get("reference") == "kept":
-                algorithm._freeze_adapters()
-            elif header.get("reference") == "switched":
-                algorithm.reference.frozen = None
-                algorithm.parts.pop("reference", None)
-        try:
-            algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-            if out_of_memory(e):
-                raise
-            raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
-        if isinstance(saved, Mapping):
-            algorithm._rows_from = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
-        return algorithm
+        given = {"callbacks": callbacks, "logger": logger, "device": device, "dataset": dataset, **arguments}
+        return with_model(cls, path, model, ref_model, tokenizer, given)
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         self._load_weights(checkpoint.tensors["policy"], where)
@@ -792,9 +697,3 @@ class LLMAlgorithm(Algorithm):
                 f"{where}.from_checkpoint(path).save_pretrained(folder) in a single process"
             )
         save_pretrained(self.model, folder, type(self).__name__)
-
-
-def mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the mean of each metric over an update's optimiser steps."""
-    names = dict.fromkeys(name for row in history for name in row)
-    return {name: torch.stack([row[name].detach().float() for row in history if name in row]).mean() for name in names}

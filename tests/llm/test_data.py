@@ -362,17 +362,17 @@ def test_the_completion_is_the_answer_alone_if_a_template_rewrites_the_prompt():
         encode(tokenizer, [USER], [ASSISTANT, USER, ASSISTANT])
 
 
-def test_a_tokenizer_that_returns_a_dict_of_ids_is_accepted():
+def test_a_tokenizer_without_offsets_is_accepted():
     class Older:
         eos_token_id, chat_template = 9, "{{ messages }}"
 
         def __call__(self, text, add_special_tokens):
             return {"input_ids": np.array([len(text)])}
 
-        def apply_chat_template(self, chat, tokenize, add_generation_prompt, return_dict):
-            return {"input_ids": [len(chat), 7] if add_generation_prompt else [1, 7, 8]}
+        def apply_chat_template(self, chat, tokenize, add_generation_prompt=False):
+            return "ab" if add_generation_prompt else "abcde"
 
-    assert encode(Older(), [USER], "a") == ([1, 7], [8, 9])
+    assert encode(Older(), [USER], "a") == ([2], [3, 9])
     assert encode(Older(), "abc", "d") == ([3], [1, 9])
 
 

@@ -22,6 +22,7 @@ _DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "r
 
 # Tokens times parameters that another pass over the model must save to be worthwhile.
 _WORTH = 2e8
+_DECODED_BEFORE = 8  # tokens before others that are decoded with them
 
 
 class Scores(NamedTuple):
@@ -332,14 +333,20 @@ class LanguageModel:
             entropies = total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
         return Scores(log_probs, entropies)
 
-    def decode(self, ids: Any) -> str:
-        """Return the text of token ids, without special tokens; without a tokenizer, the ids themselves as text."""
+    def decode(self, ids: Any, after: Any = ()) -> str:
+        """Return the text of token ids, without special tokens; without a tokenizer, the ids themselves as text.
+
+        `after` contains the ids of the text that they continue: some tokenizers leave out a space at the start of a
+        text.
+        """
         listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        return (
-            " ".join(map(str, listed))
-            if self.tokenizer is None
-            else self.tokenizer.decode(listed, skip_special_tokens=True)
-        )
+        if self.tokenizer is None:
+            return " ".join(map(str, listed))
+        text = self.tokenizer.decode(listed, skip_special_tokens=True)
+        last = [int(i) for i in after[-_DECODED_BEFORE:]]
+        before = self.tokenizer.decode(last, skip_special_tokens=True) if last else ""
+        whole = self.tokenizer.decode([*last, *listed], skip_special_tokens=True) if before else ""
+        return whole[len(before) :] if before and whole.startswith(before) else text
 
     def frozen_copy(self) -> LanguageModel:
         """Return a copy that is never trained, for example a reference."""

@@ -15,7 +15,7 @@ from rlox.llm.encoded import Encoded
 from rlox.llm.losses import equal_rewards
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards, pair_excerpt
-from rlox.llm.rewards.scoring import scores_of, texts_of
+from rlox.llm.rewards.scoring import completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions
 from rlox.llm.tokens import left_padded
 
@@ -102,7 +102,8 @@ class Preferences:
             prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
             texts = [torch.from_numpy(ids.copy()) for ids in completions]
         else:
-            prompts, texts = texts_of(rows, numbers, model), [model.decode(ids) for ids in completions]
+            prompts = texts_of(rows, numbers, model)
+            texts = [*completions_of(rows, np.repeat(numbers, 2), completions, model)]
         both = [(texts[i], texts[i + 1]) for i in range(0, len(texts), 2)]
         try:
             answer = self._function(copy.copy(prompts), list(both))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,17 @@ import torch
 from rlox.llm.encoded import Encoded
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards
+from rlox.llm.templates import continues
 from rlox.llm.tokens import left_padded
+
+
+class Scored(NamedTuple):
+    """Completions that were sampled for B prompts, and their rewards."""
+
+    prompts: list[Any]  # (B), texts or conversations
+    ids: list[np.ndarray]  # (B * n), the n completions of a prompt next to each other
+    texts: list[str]
+    rewards: np.ndarray  # (B * n,) f64
 
 
 def texts_of(rows: Encoded, numbers: Sequence[int] | np.ndarray, model: LanguageModel) -> list[Any]:
@@ -19,6 +29,17 @@ def texts_of(rows: Encoded, numbers: Sequence[int] | np.ndarray, model: Language
     if rows.texts is not None:
         return [rows.texts[i] for i in numbers]
     return [model.decode(rows.prompts[i]) for i in numbers]
+
+
+def completions_of(
+    rows: Encoded, numbers: Sequence[int] | np.ndarray, completions: Sequence[np.ndarray], model: LanguageModel
+) -> list[str]:
+    """Return the texts of R completions of the prompts `numbers` (R,).
+
+    Prompt and completion are one text if a text, or a message, is continued.
+    """
+    after = [rows.prompts[i] if rows.texts is None or continues(rows.texts[i]) else () for i in numbers]
+    return [model.decode(ids, start) for ids, start in zip(completions, after, strict=True)]
 
 
 def scores_of(
@@ -46,6 +67,6 @@ def scores_of(
     ids = [torch.from_numpy(np.asarray(row)) for row in completions]
     prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
     written = texts_of(rows, numbers, model) if model.tokenizer is not None else None
-    decoded = [model.decode(row) for row in completions] if model.tokenizer is not None else None
+    decoded = completions_of(rows, numbers, completions, model) if model.tokenizer is not None else None
     columns = {name: [column[i] for i in numbers] for name, column in rows.columns.items()}
     return rewards.scores(prompts, ids, written, decoded, columns, ended)

@@ -1,0 +1,84 @@
+"""Restore an algorithm that trains a language model: its model, its rows and its reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from rlox.checkpoint import load_checkpoint, one_line
+from rlox.config import integer, shown
+from rlox.llm.models.adapters import require_base
+from rlox.llm.models.saved import model_of
+from rlox.nn.devices import out_of_memory
+from rlox.training.restoring import require_algorithm
+
+
+def with_model(
+    cls: Any,
+    path: str | os.PathLike,
+    model: nn.Module | None,
+    ref_model: nn.Module | None,
+    tokenizer: Any,
+    arguments: dict[str, Any],
+) -> Any:
+    """Restore an algorithm of class `cls`; `arguments` are the others of its constructor.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `LLMAlgorithm.from_checkpoint`.
+    """
+    where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path, mapped=True)
+    header = checkpoint.header
+    require_algorithm(cls, header, path)
+    typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
+    kept = {} if "config" in arguments else header["config"]
+    try:
+        config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{where}: {path}: {one_line(e, 1000)}") from e
+    found = model_of(checkpoint, model, tokenizer, where, path)
+    others = {name: value for name, value in arguments.items() if name not in typed and name != "config"}
+    algorithm = cls(
+        found.module,
+        ref_model if cls.has_reference else None,
+        **{
+            "tokenizer": found.tokenizer,
+            "eos_token_id": found.eos,
+            "seed": header["seed"],
+            "threads": header["threads"],
+            "source": found.source,
+            "config": config,
+            **others,
+        },
+    )
+    require_base(header["model"], algorithm._base, where, path)
+    saved = header.get("rows")
+    known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
+    if algorithm.rows is not None and known not in (None, algorithm.rows.fingerprint):
+        raise ValueError(
+            f"{where}: dataset must contain the {shown(saved.get('n'))} rows that {path} was trained on, got "
+            f"{len(algorithm.rows)} others; to learn from them create a new {cls.__name__} and call init_from(path)"
+            f"{', which also makes these weights its reference' if cls.has_reference else ''}"
+        )
+    if ref_model is None and algorithm.reference is not None:
+        if header.get("reference") == "given":
+            algorithm._lost_reference = True
+            algorithm.parts.pop("reference", None)
+        elif header.get("reference") == "kept":
+            algorithm._freeze_adapters()
+        elif header.get("reference") == "switched":
+            algorithm.reference.frozen = None
+            algorithm.parts.pop("reference", None)
+    try:
+        algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if out_of_memory(e):
+            raise
+        raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
+    if isinstance(saved, Mapping):
+        algorithm._rows_from = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
+    return algorithm
