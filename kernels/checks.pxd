@@ -8,6 +8,35 @@ cimport numpy as cnp
 from rlox.kernels.types cimport f32, f64, i64, real, u8, u64
 
 
+cdef inline str show(object value):
+    """Return `value` as text of at most 200 characters for an error message, whatever its ``__repr__`` does."""
+    try:
+        text = repr(value)
+    except Exception:  # also for integers of more digits than Python prints
+        text = f"a value of type {type(value).__name__} that cannot be printed"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+cdef inline object as_state(object state, tuple keys, str where):
+    """Return `state` if it is a dict with these keys. Raise ValueError otherwise."""
+    if isinstance(state, dict) and set(state) == set(keys):
+        return state
+    got = f"[{', '.join(sorted(map(show, state)))}]" if isinstance(state, dict) else type(state).__name__
+    raise ValueError(f"{where}: state must have the keys {sorted(keys)}, got {got}; pass what get_state returned")
+
+
+cdef inline object as_array(object value, str where, str name):
+    """Return ``numpy.asarray(value)``. Raise ValueError, with the argument's name, if that fails for any reason."""
+    import numpy as np
+
+    try:
+        return np.asarray(value)
+    except MemoryError:
+        raise
+    except Exception as e:  # ragged lists, and whatever the value's own ``__array__`` or ``__len__`` raises
+        raise ValueError(f"{where}: {name} must be an array of numbers, got {show(value)}") from e
+
+
 cdef inline object as_index(object value, str where, str name):
     """Return `value` as a Python int. Raise TypeError for anything that is not an integer, bools included."""
     if type(value) is int:
@@ -16,7 +45,7 @@ cdef inline object as_index(object value, str where, str name):
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
     try:
         return value.__index__()
-    except TypeError as e:  # arrays of every dtype have the method
+    except Exception as e:  # arrays of every dtype have the method
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}") from e
 
 
@@ -25,7 +54,7 @@ cdef inline u64 as_seed(object seed, str where, str name) except? 0:
     value = as_index(seed, where, name)
     if value < 0 or value >= 1 << 64:
         raise ValueError(
-            f"{where}: {name} must be at least 0 and below 2**64, got {value}; "
+            f"{where}: {name} must be at least 0 and below 2**64, got {show(value)}; "
             f"take abs({name}) or {name} % 2**64"
         )
     return <u64>value
@@ -72,14 +101,11 @@ cdef inline cnp.ndarray as_real(object value, int type_num, str where, str name)
             return array
     import numpy as np
 
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind in "biuf":
-            # Not ascontiguousarray, which would turn a scalar into a 1-D array.
-            dtype = np.float32 if type_num == cnp.NPY_FLOAT32 else np.float64
-            return np.asarray(array, dtype, order="C")
-    except ValueError as e:
-        raise ValueError(f"{where}: {name} must be an array of numbers, got {value!r}") from e
+    array = as_array(value, where, name)
+    if array.dtype.kind in "biuf":
+        # Not ascontiguousarray, which would turn a scalar into a 1-D array.
+        dtype = np.float32 if type_num == cnp.NPY_FLOAT32 else np.float64
+        return np.asarray(array, dtype, order="C")
     raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
 
 
@@ -95,10 +121,7 @@ cdef inline cnp.ndarray as_flags(object value, str where, str name):
     else:
         import numpy as np
 
-        try:
-            array = np.asarray(value)
-        except ValueError as e:
-            raise ValueError(f"{where}: {name} must be an array of flags, got {value!r}") from e
+        array = as_array(value, where, name)
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     given = array
     n = cnp.PyArray_SIZE(array)
@@ -135,14 +158,16 @@ cdef inline f64 as_number(object value, str where, str name) except? -1:
     if isinstance(value, float):
         return value
     if isinstance(value, (str, bytes)):
-        raise TypeError(f"{where}: {name} must be a number, got {value!r}")
+        raise TypeError(f"{where}: {name} must be a number, got {show(value)}")
     if isinstance(value, cnp.ndarray):
         if cnp.PyArray_SIZE(<cnp.ndarray>value) != 1:
             raise TypeError(f"{where}: {name} must be a number, got {describe(value)}")
         value = value.item()
     try:
         return value
-    except TypeError as e:
+    except OverflowError as e:
+        raise ValueError(f"{where}: {name} must fit a float, got {show(value)}") from e
+    except Exception as e:
         raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
 
 
@@ -155,10 +180,10 @@ cdef inline int as_flag(object value, str where, str name) except -1:
         return 0
     try:
         number = as_number(value, where, name)
-    except TypeError as e:
-        raise TypeError(f"{where}: {name} must be True or False, got {value!r}") from e
+    except (TypeError, ValueError) as e:
+        raise type(e)(f"{where}: {name} must be True or False, got {show(value)}") from e
     if number != 0 and number != 1:
-        raise ValueError(f"{where}: {name} must be True or False, got {value!r}")
+        raise ValueError(f"{where}: {name} must be True or False, got {show(value)}")
     return number != 0
 
 

@@ -6,7 +6,7 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int64_t, uint32_t
 
-from rlox.kernels.checks cimport check_out, describe
+from rlox.kernels.checks cimport as_array, check_out, describe
 from rlox.kernels.types cimport f32, f64
 
 cnp.import_array()
@@ -153,7 +153,7 @@ cdef class NativeReward:
                 f"NativeReward: obs must have shape (N, {self.given.obs_dim}), which {self.name} expects, got "
                 f"{(<object>seen).shape}"
             )
-        held = np.asarray(actions)
+        held = as_array(actions, "NativeReward", "actions")
         if held.dtype.kind in "iu" and held.ndim == 1:
             taken = np.ascontiguousarray(held, np.int64)
         elif held.dtype.kind == "f" and held.ndim == 2:
@@ -180,7 +180,7 @@ cdef class NativeReward:
 
 
 cdef object _real(object value, str name):
-    array = np.asarray(value)
+    array = as_array(value, "NativeReward", name)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"NativeReward: {name} must be real numbers, got dtype {array.dtype}")
     return array

@@ -5,7 +5,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from rlox.kernels.checks cimport as_index, as_seed, check_out
+from rlox.kernels.checks cimport as_index, as_seed, as_state, check_out
 from rlox.kernels.philox cimport (
     DOMAIN_RNG, Block, box_muller, derive_key, fill_integers, fill_normal_f32, fill_permutation, fill_uniform_f32, gumbel,
     join, philox, unit_f64,
@@ -119,11 +119,7 @@ cdef class Rng:
 
     def set_state(self, state: dict[str, int]) -> None:
         """Restore a state from `get_state`. Raises ValueError for other keys or values."""
-        if set(state) != {"key", "position"}:
-            raise ValueError(
-                f"Rng.set_state: state must have the keys 'key' and 'position', got {sorted(state)}; "
-                "pass what get_state returned"
-            )
+        as_state(state, ("key", "position"), "Rng.set_state")
         key = as_seed(state["key"], "Rng.set_state", "key")
         position = as_seed(state["position"], "Rng.set_state", "position")
         self.key = key

@@ -12,7 +12,7 @@ cimport numpy as cnp
 from libc.math cimport isfinite, sqrt
 from libc.string cimport memcpy, memset
 
-from rlox.kernels.checks cimport as_index, as_number, as_real, as_seed
+from rlox.kernels.checks cimport as_index, as_number, as_real, as_seed, as_state
 from rlox.kernels.fmath cimport bits_of
 from rlox.kernels.outputs cimport fresh
 from rlox.kernels.stream cimport stream, stream_end
@@ -105,15 +105,6 @@ cdef object not_finite(str where, str name, object values):
         f"{where}: {name} must be below 1e150 in magnitude, so that variances are finite, got "
         f"{np.abs(values).max()}; the statistics are unchanged"
     )
-
-
-cdef dict checked_state(object state, str where):
-    if not isinstance(state, dict) or set(state) != {"count", "mean", "m2"}:
-        got = sorted(state) if isinstance(state, dict) else type(state).__name__
-        raise ValueError(
-            f"{where}: state must have the keys 'count', 'mean' and 'm2', got {got}; pass what get_state returned"
-        )
-    return state
 
 
 cdef class RunningStats:
@@ -211,7 +202,7 @@ cdef class RunningStats:
         """Restore a state from `get_state`. Raises ValueError for anything else."""
         cdef str where = "RunningStats.set_state"
         cdef Moments moments
-        state = checked_state(state, where)
+        state = as_state(state, ("count", "mean", "m2"), where)
         moments.count = <f64>as_seed(state["count"], where, "count")
         moments.mean = as_number(state["mean"], where, "mean")
         moments.m2 = as_number(state["m2"], where, "m2")
@@ -570,7 +561,7 @@ cdef class RunningStatsVec:
     def set_state(self, state) -> None:
         """Restore a state from `get_state` of the same dim. Raises ValueError for anything else."""
         cdef str where = "RunningStatsVec.set_state"
-        state = checked_state(state, where)
+        state = as_state(state, ("count", "mean", "m2"), where)
         count = as_seed(state["count"], where, "count")
         mean = self._one(state["mean"], where)
         m2 = self._one(state["m2"], where)

@@ -10,7 +10,7 @@ cimport numpy as cnp
 
 from rlox.kernels.buffers.dataset cimport Dataset, Trajectories, sample_rows, sample_windows, standardise
 from rlox.kernels.buffers.rows cimport as_size, first_not_finite, read_only, real_array, seed_key
-from rlox.kernels.checks cimport as_flags, as_index
+from rlox.kernels.checks cimport as_array, as_flags, as_index, show
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 cnp.import_array()
@@ -182,7 +182,7 @@ cdef class OfflineDatasetBuffer:
             next_obs = next_obs.reshape(obs.shape) if next_obs.shape[0] == n else next_obs
         if next_obs.shape != obs.shape:
             raise ValueError(f"{where}: next_obs must have the shape of obs {obs.shape}, got {next_obs.shape}")
-        integers = np.asarray(actions).dtype.kind in "iu"
+        integers = as_array(actions, where, "actions").dtype.kind in "iu"
         actions = real_array(actions, where, "actions")
         actions = columns(actions, n, act_dim, where, "actions", "act_dim")
         if actions.ndim != 2:
@@ -471,14 +471,14 @@ cdef class OfflineDatasetBuffer:
         if isinstance(gamma, float):
             discount = gamma
         elif isinstance(gamma, (str, bytes, bool)):
-            raise TypeError(f"{where}: gamma must be a number, got {gamma!r}")
+            raise TypeError(f"{where}: gamma must be a number, got {show(gamma)}")
         else:
             try:
                 discount = float(gamma)
-            except (TypeError, ValueError) as e:
+            except Exception as e:
                 raise TypeError(f"{where}: gamma must be a number, got {type(gamma).__name__}") from e
         if not 0.0 <= discount <= 1.0:
-            raise ValueError(f"{where}: gamma must lie in [0, 1], got {gamma}")
+            raise ValueError(f"{where}: gamma must lie in [0, 1], got {show(gamma)}")
         if b > (1 << 40) // length:
             raise ValueError(f"{where}: batch_size * seq_len must be at most 2**40, got {b} * {length}")
         self.sum_rewards(discount)

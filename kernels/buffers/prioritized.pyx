@@ -12,7 +12,7 @@ from rlox.kernels.buffers.store cimport CHUNK, DOMAIN_PRIORITY, draw_words
 from rlox.kernels.buffers.sumtree cimport (
     SumTree, find_leaf, importance, inside, leaf_value, sum_above, sum_range,
 )
-from rlox.kernels.checks cimport as_fraction, as_number
+from rlox.kernels.checks cimport as_array, as_fraction, as_number
 from rlox.kernels.fmath cimport log_positive
 from rlox.kernels.philox cimport join, unit_f64
 from rlox.kernels.prefetch cimport prefetch
@@ -42,7 +42,7 @@ cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, f64 eps, s
     if isinstance(value, cnp.ndarray):
         array = value
     else:
-        array = np.asarray(value)
+        array = as_array(value, where, "priorities")
     if cnp.PyArray_NDIM(array) != 1 or cnp.PyArray_DIM(array, 0) != n:
         raise ValueError(f"{where}: priorities must have shape ({n},), got {(<object>array).shape}")
     if cnp.PyArray_TYPE(array) != cnp.NPY_FLOAT64 or not cnp.PyArray_ISCARRAY_RO(array):

@@ -11,7 +11,7 @@ from rlox.kernels.buffers.rows cimport seed_key
 from rlox.kernels.buffers.store cimport (
     CHUNK, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, gather_any, gather_rows, gather_words, record,
 )
-from rlox.kernels.checks cimport as_index, check_out
+from rlox.kernels.checks cimport as_array, as_index, check_out
 from rlox.kernels.philox cimport derive_key
 from rlox.kernels.types cimport f32, i64, u8, u64
 
@@ -32,7 +32,7 @@ cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
     if isinstance(indices, cnp.ndarray):
         array = indices
     else:
-        array = np.asarray(indices)
+        array = as_array(indices, where, name)
         if array.size == 0:
             array = array.astype(np.int64)
     if cnp.PyArray_NDIM(array) != 1:

@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 from rlox.kernels.buffers.rows cimport as_obs_dtype, as_values, batch_flags
 from rlox.kernels.buffers.seams cimport as_seams, no_seams, with_seam
 from rlox.kernels.buffers.store cimport Layout, copy, encode, record
-from rlox.kernels.checks cimport as_flag, as_fraction, as_index, as_number
+from rlox.kernels.checks cimport as_flag, as_fraction, as_index, as_number, show
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 cnp.import_array()
@@ -168,8 +168,8 @@ cdef class Ring:
 
     cdef object positive(self, object value, str label):
         value = as_index(value, self.name, label)
-        if value < 1:
-            raise ValueError(f"{self.name}: {label} must be at least 1, got {value}")
+        if not 1 <= value < 1 << 63:
+            raise ValueError(f"{self.name}: {label} must be at least 1 and below 2**63, got {show(value)}")
         return value
 
     cdef int too_large(self, what, nbytes) except -1:

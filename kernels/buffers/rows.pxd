@@ -7,7 +7,7 @@ from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
-from rlox.kernels.checks cimport as_flags, as_index, as_real, as_seed
+from rlox.kernels.checks cimport as_array, as_flags, as_index, as_real, as_seed, show
 from rlox.kernels.philox cimport derive_key
 from rlox.kernels.types cimport f32, f64, u8, u32, u64
 
@@ -57,8 +57,8 @@ cdef inline object as_obs_dtype(object value, str where):
     """Return the NumPy dtype that observations are stored in, float32 or uint8."""
     try:
         dtype = np.dtype(value)
-    except TypeError as e:
-        raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {value!r}") from e
+    except Exception as e:
+        raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {show(value)}") from e
     if dtype not in (np.float32, np.uint8):
         raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {dtype}")
     return dtype
@@ -74,7 +74,7 @@ cdef inline Py_ssize_t as_size(object value, str where, str name) except -1:
             return small
     number = as_index(value, where, name)
     if not 1 <= number <= 1 << 40:
-        raise ValueError(f"{where}: {name} must be at least 1 and at most 2**40, got {number}")
+        raise ValueError(f"{where}: {name} must be at least 1 and at most 2**40, got {show(number)}")
     return number
 
 
@@ -122,7 +122,7 @@ cdef inline int put_row(f32* out, Py_ssize_t width, object value, str where, str
 
 cdef inline cnp.ndarray row_array(object value, Py_ssize_t width, str where, str name):
     if isinstance(value, (str, bytes)):
-        raise TypeError(f"{where}: {name} must be numbers, got {value!r}")
+        raise TypeError(f"{where}: {name} must be numbers, got {show(value)}")
     cdef cnp.ndarray array = np.asarray(real_array(value, where, name), np.float32, order="C")
     if cnp.PyArray_SIZE(array) != width:
         raise ValueError(f"{where}: {name} must have {width} numbers, got shape {(<object>array).shape}")
@@ -144,17 +144,17 @@ cdef inline f32 as_reward(object value, str where, str name) except? -1:
     if PyFloat_CheckExact(value):
         number = PyFloat_AS_DOUBLE(value)
     elif isinstance(value, (str, bytes, bool)):
-        raise TypeError(f"{where}: {name} must be a number, got {value!r}")
+        raise TypeError(f"{where}: {name} must be a number, got {show(value)}")
     elif isinstance(value, np.ndarray) and value.size != 1:
         raise ValueError(f"{where}: {name} must be one number, got shape {value.shape}")
     else:
         try:
             number = float(value.item() if isinstance(value, np.ndarray) else value)
-        except (TypeError, ValueError, OverflowError) as e:
+        except Exception as e:
             raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
     result = <f32>number
     if result - result != 0:
-        raise ValueError(f"{where}: {name} must be a finite float32 number, got {value}")
+        raise ValueError(f"{where}: {name} must be a finite float32 number, got {show(value)}")
     return result
 
 
@@ -191,7 +191,7 @@ cdef inline cnp.ndarray batch_flags(object value, Py_ssize_t n, str where, str n
 
 cdef inline cnp.ndarray state_array(dict state, str key, object dtype, object shape, str where):
     """Return a copy of an array of a saved state after checking its dtype and shape."""
-    array = np.asarray(state[key])
+    array = as_array(state[key], where, key)
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(
             f"{where}: {key} must have shape {shape} and dtype {np.dtype(dtype)}, got shape {array.shape} of "

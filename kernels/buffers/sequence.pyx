@@ -14,7 +14,7 @@ from rlox.kernels.buffers.sequence_rings cimport (
     ACTIONS, IS_FIRST, N_COLUMNS, NEXT_OBS, OBS, REWARDS, STATE, TERMINATED, TRUNCATED, Rings, copy_sequences,
     count_starts, draw_starts, take_queued, write_states,
 )
-from rlox.kernels.checks cimport as_flag, as_index
+from rlox.kernels.checks cimport as_array, as_flag, as_index
 from rlox.kernels.types cimport f32, i64, u8, u64
 
 cnp.import_array()
@@ -651,7 +651,7 @@ cdef class SequenceReplayBuffer:
 
     cdef cnp.ndarray places(self, object values, tuple shape, object end, str where, str name):
         """Return integers in [0, end) as a C-contiguous int64 array of this shape."""
-        array = np.asarray(values)
+        array = as_array(values, where, name)
         if array.dtype.kind not in "iu" or array.shape != shape:
             raise TypeError(f"{where}: {name} must be integers of shape {shape}, got {array.dtype} {array.shape}")
         array = np.ascontiguousarray(array, np.int64)

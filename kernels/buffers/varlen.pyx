@@ -6,7 +6,7 @@ cimport numpy as cnp
 from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
-from rlox.kernels.checks cimport as_index
+from rlox.kernels.checks cimport as_array, as_state, as_index
 from rlox.kernels.types cimport i64, u8, u64
 
 cnp.import_array()
@@ -151,7 +151,7 @@ cdef class VarLenStore:
         """
         try:
             items = list(seqs)
-        except TypeError as e:
+        except Exception as e:
             raise TypeError(
                 f"VarLenStore.push_batch: seqs must be a list of sequences, got {type(seqs).__name__}"
             ) from e
@@ -204,7 +204,7 @@ cdef class VarLenStore:
             If `indices` is not a list of integers, or `pad` does not fit the dtype.
         """
         cdef cnp.ndarray filler = self.convert([pad], "VarLenStore.padded", "pad")
-        cdef cnp.ndarray chosen = np.asarray(indices)
+        cdef cnp.ndarray chosen = as_array(indices, "VarLenStore.padded", "indices")
         if cnp.PyArray_NDIM(chosen) != 1:
             raise ValueError(
                 f"VarLenStore.padded: indices must have shape (B,), got {(<object>chosen).shape}"
@@ -269,12 +269,8 @@ cdef class VarLenStore:
         Raises ValueError for other keys, dtypes or lengths, and then leaves the store unchanged.
         """
         where = "VarLenStore.set_state"
-        if set(state) != {"elements", "lengths"}:
-            raise ValueError(
-                f"{where}: state must have the keys 'elements' and 'lengths', got {sorted(map(str, state))}; "
-                "pass what get_state returned"
-            )
-        elements, lengths = np.asarray(state["elements"]), np.asarray(state["lengths"])
+        as_state(state, ("elements", "lengths"), where)
+        elements, lengths = as_array(state["elements"], where, "elements"), as_array(state["lengths"], where, "lengths")
         if elements.dtype != self.dtype or elements.ndim != 1:
             raise ValueError(
                 f"{where}: elements must be 1-D of dtype {self.dtype}, got shape {elements.shape} of "
@@ -317,10 +313,7 @@ cdef class VarLenStore:
 
     cdef cnp.ndarray convert(self, object seq, str where, str name):
         """Return `seq` as a C-contiguous 1-D array of the store's dtype."""
-        try:
-            array = np.asarray(seq)
-        except (ValueError, OverflowError) as e:
-            raise ValueError(f"{where}: {name} must be a 1-D sequence of numbers, got {seq!r}") from e
+        array = as_array(seq, where, name)
         if array.ndim != 1:
             raise ValueError(f"{where}: {name} must be 1-D, got shape {array.shape}")
         if array.dtype.kind not in ("iu" if self.dtype.kind in "iu" else "iuf"):

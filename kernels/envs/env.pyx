@@ -8,7 +8,7 @@ cimport numpy as cnp
 from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport INT64_MAX
 
-from rlox.kernels.checks cimport as_index, as_seed
+from rlox.kernels.checks cimport as_array, as_state, as_index, as_real, as_seed, show
 from rlox.kernels.envs.base cimport rlox_batch_v1
 from rlox.kernels.envs.episodes cimport Envs, block_of, count, observe_all, start_all
 from rlox.kernels.envs.gridworld cimport Params as Grid, spec as gridworld
@@ -157,14 +157,14 @@ cdef class Env(NativeEnv):
     cdef cnp.ndarray as_action(self, object action):
         """Return a continuous action as (A,) float32."""
         where = self.name() + ".step"
-        array = np.asarray(action)
+        array = as_array(action, where, "action")
         if array.dtype.kind not in "iuf":
             raise TypeError(f"{where}: action must be made of real numbers, got dtype {array.dtype}")
         if array.shape != (self.spec.act_dim,) and (self.spec.act_dim > 1 or array.shape != ()):
             raise ValueError(f"{where}: action must have shape ({self.spec.act_dim},), got {array.shape}")
         array = np.ascontiguousarray(array, np.float32).reshape(self.spec.act_dim)
         if np.isnan(array).any():
-            raise ValueError(f"{where}: action must be numbers, not NaN, got {action}")
+            raise ValueError(f"{where}: action must be numbers, not NaN, got {show(action)}")
         return array
 
     def get_state(self) -> dict:
@@ -181,14 +181,10 @@ cdef class Env(NativeEnv):
     def set_state(self, state: dict) -> None:
         """Restore a state from `get_state` exactly. Raises ValueError for other keys or values."""
         where = self.name() + ".set_state"
-        if set(state) != set(self.get_state()):
-            raise ValueError(
-                f"{where}: state must have the keys {sorted(self.get_state())}, got {sorted(state)}; "
-                "pass what get_state returned"
-            )
-        physics = np.asarray(state["state"], np.float64)
+        as_state(state, tuple(self.get_state()), where)
+        cdef object physics = as_real(state["state"], cnp.NPY_FLOAT64, where, "state")
         if physics.shape != (self.spec.state_size,) or not np.isfinite(physics).all():
-            raise ValueError(f"{where}: state must be {self.spec.state_size} finite numbers, got {state['state']}")
+            raise ValueError(f"{where}: state must be {self.spec.state_size} finite numbers, got {show(state['state'])}")
         key = as_seed(state["key"], where, "key")
         episode = as_seed(state["episode"], where, "episode")
         step = as_index(state["step"], where, "step")

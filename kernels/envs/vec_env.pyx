@@ -8,7 +8,7 @@ from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 
-from rlox.kernels.checks cimport as_index, check_out
+from rlox.kernels.checks cimport as_array, as_index, check_out, show
 from rlox.kernels.envs.base cimport rlox_env_v1
 from rlox.kernels.envs.episodes cimport Envs, Outputs, advance, first_bad_action, observe_all, start_all
 from rlox.kernels.envs.native_env cimport NativeEnvs
@@ -257,7 +257,7 @@ cdef class VecEnv(NativeEnvs):
                 and self.read_list(actions)):
             return self.choices
         else:
-            array = np.asarray(actions)
+            array = as_array(actions, "VecEnv.step_all", "actions")
         cdef int ndim = cnp.PyArray_NDIM(array)
         cdef bint rows = ndim == 2 and not self.spec.n_actions and cnp.PyArray_DIM(array, 1) == self.spec.act_dim
         if (not (rows or (ndim == 1 and self.spec.act_dim == 1))
@@ -298,7 +298,7 @@ cdef class VecEnv(NativeEnvs):
                 choices[i] = <object>item
         except OverflowError:
             raise ValueError(
-                f"VecEnv.step_all: actions must be in [0, {self.spec.n_actions}), got {actions[i]} at index {i}"
+                f"VecEnv.step_all: actions must be in [0, {self.spec.n_actions}), got {show(actions[i])} at index {i}"
             ) from None
         return 1
 

@@ -5,7 +5,7 @@ import numpy as np
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
-from rlox.kernels.checks cimport as_index
+from rlox.kernels.checks cimport as_array, as_index
 from rlox.kernels.types cimport i64, u8, u32, u64
 
 cnp.import_array()
@@ -82,10 +82,7 @@ cdef cnp.ndarray as_tokens(object value, str where, str name):
         if (cnp.PyArray_TYPE(array) == cnp.NPY_UINT32 and cnp.PyArray_NDIM(array) == 1
                 and cnp.PyArray_ISCARRAY_RO(array)):
             return array
-    try:
-        array = np.asarray(value)
-    except ValueError as e:
-        raise ValueError(f"{where}: {name} must be a 1-D array of token ids, got {value!r}") from e
+    array = as_array(value, where, name)
     if array.ndim != 1:
         raise ValueError(f"{where}: {name} must be 1-D (T,), got shape {(<object>array).shape}")
     if array.size == 0:
@@ -292,7 +289,7 @@ def packed_attention_mask(packed, causal=True):
     TypeError
         If `packed` does not contain integers.
     """
-    indices = np.asarray(packed)
+    indices = as_array(packed, "packed_attention_mask", "packed")
     if indices.ndim != 2:
         raise ValueError(f"packed_attention_mask: packed must be 2-D (rows, L), got shape {indices.shape}")
     if indices.dtype.kind not in "iu":

@@ -9,7 +9,7 @@ http://joschu.net/blog/kl-approx.html
 
 cimport numpy as cnp
 
-from rlox.kernels.checks cimport as_index, as_real, same_shape
+from rlox.kernels.checks cimport as_array, as_index, as_real, same_shape
 from rlox.kernels.types cimport f32, f64, i64
 cimport rlox.kernels.vexp
 
@@ -177,7 +177,7 @@ cdef object batch(str where, bint k3, int type_num, object log_p, object log_q, 
     if lengths is not None:
         import numpy as np
 
-        ends = np.asarray(lengths)
+        ends = as_array(lengths, where, "lengths")
         if ends.dtype.kind not in "iu":
             raise TypeError(f"{where}: lengths must be integers, got dtype {ends.dtype}")
         if (<object>ends).shape != (n,):

@@ -164,10 +164,23 @@ CASES = [
 WRONG["truth"] = lambda good: ["x", 2.5, np.nan, 7, np.zeros(3)]
 
 
+class Broken:
+    """Every conversion of it fails, as that of a tensor or table of another library may."""
+
+    def fail(self, *_, **__):
+        raise RuntimeError("lost the connection")
+
+    __array__ = __float__ = __index__ = __int__ = __bool__ = __len__ = __iter__ = __getitem__ = __repr__ = fail
+
+
+# Values that no kind of argument accepts; conversions to C types fail on the integers.
+HOSTILE = [Broken(), 10**400, -(10**400), [10**400], [Broken()], 10**60 * np.ones(2, object)]
+
+
 def wrong_cases():
     for name, make, arguments in CASES:
         for argument, (kind, good) in arguments.items():
-            for number, bad in enumerate(WRONG[kind](good)):
+            for number, bad in enumerate([*WRONG[kind](good), *HOSTILE]):
                 yield pytest.param(make, arguments, argument, bad, id=f"{name}-{argument}-{number}")
 
 
@@ -177,8 +190,10 @@ def test_wrong_argument_is_named(make, arguments, argument, bad):
     # MemoryError: impossible sizes such as 2**70 transitions.
     with pytest.raises((ValueError, TypeError, IndexError, MemoryError)) as caught:
         make()(**{**call, argument: bad})
-    # If lengths do not match, the message may name either of the two arrays.
-    assert any(re.search(rf"\b{name}\b", str(caught.value)) for name in arguments), caught.value
+    # If lengths do not match, the message may name either of the two arrays. A list of sizes is an obs_shape.
+    names = [*arguments, *(["obs_shape"] if argument == "obs_dim" else [])]
+    assert any(re.search(rf"\b{name}\b", str(caught.value)) for name in names), caught.value
+    assert len(str(caught.value)) < 1_000
 
 
 @pytest.mark.parametrize(("name", "make", "arguments"), CASES, ids=[name for name, *_ in CASES])
