@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from rlox.collectors.evaluation import torch_threads
-from rlox.config import RewardModelConfig, shown
+from rlox.config import RewardModelConfig
 from rlox.kernels.rng import Rng
 from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.pairs import Pairs, pairs_of
+from rlox.llm.rewards.functions import pair_excerpt
 from rlox.llm.tokens import Sequences, in_parts, unique_rows
 from rlox.training.post_training import LLMAlgorithm
 
@@ -102,12 +103,17 @@ class RewardModel(LLMAlgorithm):
 
     @torch.no_grad()
     def score_batch(
-        self, prompts: Sequence[Any], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> np.ndarray:
         """Return rewards (N,) f64 of completions (texts) for their prompts (texts or conversations).
 
         Equal rows have equal rewards, to the last bit. Completions with False in `ended` were cut off, and are read
-        without an EOS.
+        without an EOS. `tools` and `chat_template_kwargs` contain the arguments of each row's chat template, or None.
 
         Raises
         ------
@@ -122,7 +128,9 @@ class RewardModel(LLMAlgorithm):
             )
         if not len(prompts):
             return np.empty(0)
-        texts = [{"prompt": p, "completion": c} for p, c in zip(prompts, completions, strict=True)]
+        arguments = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        texts = {"prompt": list(prompts), "completion": list(completions)}
+        texts |= {name: list(values) for name, values in arguments.items() if values is not None}
         rows = encoded(texts, "texts", self.model, "RewardModel.score_batch", ended=ended)
         first, index = unique_rows(np.concatenate(pair) for pair in zip(rows.prompts, rows.completions, strict=True))
         found = []
@@ -134,7 +142,8 @@ class RewardModel(LLMAlgorithm):
         if not np.isfinite(rewards).all():
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise ValueError(
-                f"RewardModel.score_batch: rewards must be finite, got {rewards[bad]} for {shown(texts[bad])}"
+                f"RewardModel.score_batch: rewards must be finite, got {rewards[bad]} "
+                f"({pair_excerpt(prompts[bad], completions[bad])})"
             )
         return rewards
 

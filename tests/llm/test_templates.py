@@ -12,10 +12,10 @@ from toy import model
 from transformers import PreTrainedTokenizerFast
 
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
+from rlox.llm import EnsembleRewardModel, MultiObjectiveReward, RemoteReward, RewardModelServer
 from rlox.llm.data import encode, encode_answers, inner_ids, pair_rows, read_rows, text_rows
 from rlox.llm.encoded import encoded
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.rewards import RewardModelServer
 
 MERGES = [("y", "e"), ("ye", "s"), ("▁", "yes"), ("n", "o"), ("▁", "no"), ("a", "b"), ("c", "d"), ("b", "c")]
 SYMBOLS = [*"▁\n:.=@|<>/_?[]{}\"',-+0123456789", *"abcdefghijklmnopqrstuvwxyz", *"AINSTU"]
@@ -329,3 +329,80 @@ def test_arrow_adds_no_keys_to_chats_and_tools(tmp_path):
     rows = read_rows(tmp_path / "rows.parquet")
     assert (rows.columns["messages"], rows.columns["tools"]) == (chats, tools)
     assert rows.columns["answer"] == [{"a": 1, "b": None}, {"a": None, "b": 2}]  # for rewards, as Arrow has it
+
+
+def of_tools(tok, thinking=False):
+    prompt = tok.apply_chat_template(
+        [USER], tools=TOOLS, thinking=thinking, add_generation_prompt=True, return_dict=False
+    )
+    return [*prompt, *tok.convert_tokens_to_ids(["yes", "</s>"])]
+
+
+@pytest.mark.parametrize("kind", ["server", "ensemble", "objectives", "remote"])
+def test_reward_models_read_a_chat_with_its_tools(kind):
+    tok, scorer = llama("plain", FULL), Reads()
+    reward = server = RewardModelServer(scorer, tokenizer=tok)
+    if kind == "ensemble":
+        reward = EnsembleRewardModel([scorer, server], tokenizer=tok)
+    elif kind == "objectives":
+        reward = MultiObjectiveReward({"a": server})
+    with server.serve() as served:
+        if kind == "remote":
+            reward = RemoteReward(served.url)
+        row = {"prompt": [USER], "tools": TOOLS, "chat_template_kwargs": {"thinking": False}}
+        grpo = GRPO(
+            always(tok, "yes", "</s>"), reward_fn=reward, tokenizer=tok, dataset=[row], batch_size=1, group_size=2,
+            max_new_tokens=2,
+        )  # fmt: skip
+        grpo.train(n_updates=1)
+    assert scorer.rows
+    assert all(ids == of_tools(tok) for ids in scorer.rows)
+
+
+def test_a_trained_reward_model_reads_a_chat_with_its_tools():
+    tok = llama("plain", FULL)
+    judge = RewardModel(model(vocabulary=len(tok)).requires_grad_(True), tokenizer=tok)
+    judge.model.context = None
+    asked = {"tools": [TOOLS, None], "chat_template_kwargs": [None, None]}
+    both = judge.score_batch([[USER]] * 2, ["yes"] * 2, **asked)
+    assert both[0] != both[1]
+    assert both[1] == pytest.approx(judge.score_batch([[USER]], ["yes"])[0], abs=1e-5)
+    judge.model.tokenizer.chat_template = CHATML
+    with pytest.raises(ValueError, match="row 0: the chat template must read thinking") as info:
+        judge.score_batch([[USER]], ["yes"], chat_template_kwargs=[{"thinking": True}])
+    assert "RewardModel.score_batch" in str(info.value)
+
+
+class Answers:
+    """An environment that answers once, without and with a space."""
+
+    def reset(self, prompt):
+        self.heard = []
+        return ""
+
+    def step(self, text):
+        HEARD.append(text)
+        self.heard.append(text)
+        return " no", 0.0, len(self.heard) == 2
+
+
+HEARD = []
+
+
+@pytest.mark.parametrize("prompt", ["a:", [USER], [USER, said("so:")]])
+def test_an_environment_gets_and_gives_texts_that_continue(prompt):
+    HEARD.clear()
+    tok, chat = llama("prepend", FULL), not isinstance(prompt, str)
+    row = {"prompt": prompt, **({"chat_template_kwargs": {"thinking": False}} if chat else {})}
+    grpo = GRPO(
+        always(tok, "▁yes", "</s>"), environment=Answers, tokenizer=tok, dataset=[row], batch_size=1, group_size=2,
+        max_new_tokens=2, kl_coef=0.0,
+    )  # fmt: skip
+    batch = grpo.sample()
+    assert HEARD[:1] == ["yes" if prompt == [USER] else " yes"]
+    said_before = tok.decode(batch.ids[0])
+    if chat:
+        assert "@assistant\n-\n" in said_before  # the template's variable also applies to the second turn
+    else:
+        assert "▁no" in tokens(tok, batch.ids[0].tolist())
+        assert "▁" not in tokens(tok, batch.ids[0].tolist())

@@ -117,12 +117,17 @@ def as_scores(what: str, result: Any, n: int, describe: Callable[[int], str], op
     return scores
 
 
-def takes_ended(function: Any) -> bool:
-    """Return whether a function has a parameter ``ended``."""
+def takes(function: Any, name: str) -> bool:
+    """Return whether a function has a parameter `name`."""
     try:
-        return "ended" in inspect.signature(function).parameters
+        return name in inspect.signature(function).parameters
     except (TypeError, ValueError):  # a compiled function without a signature
         return False
+
+
+def taken(function: Any, **rows: Sequence[Any] | None) -> dict[str, list]:
+    """Return those of `rows`, values of each completion, that are given and that the function has a parameter for."""
+    return {name: list(values) for name, values in rows.items() if values is not None and takes(function, name)}
 
 
 @dataclass
@@ -199,7 +204,7 @@ def _read(function: Any, where: str, tokenizer: bool) -> _Function:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "ended"
         },
         any(p.kind is p.VAR_KEYWORD for p in rest),
-        takes_ended(call),
+        takes(call, "ended"),
     )
 
 

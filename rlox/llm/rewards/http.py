@@ -2,7 +2,8 @@
 
 ``POST /score`` takes ``{"prompts": [...], "completions": [...]}`` and answers ``{"scores": [...]}``; ``GET /health``
 answers ``{"status": "ok"}``; the answer to a rejected request is ``{"error": "..."}``. A request may contain ``ended``,
-a list of booleans: false for completions that were cut off.
+a list of booleans: false for completions that were cut off; ``tools`` and ``chat_template_kwargs``, lists of the
+arguments of each prompt's chat template.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rlox.checkpoint import one_line
 from rlox.config import integer, require, shown
 from rlox.llm.client import Client, checked_token
 from rlox.llm.data import Text, check_text
-from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, takes_ended
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken
+from rlox.llm.templates import COLUMNS
 
 MOST_BYTES = 64 << 20  # of one request
 MOST_ROWS = 65_536  # of one request
@@ -70,9 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path != "/score":
                 raise _Refused(405 if self.path == "/health" else 404, "use POST /score, or GET /health")
             self._check_token()
-            prompts, completions, ended = _read_request(self._body())
+            prompts, completions, rows = _read_request(self._body())
             score = self.server.reward.score_batch
-            more = {"ended": ended} if ended is not None and takes_ended(score) else {}
+            more = taken(score, **rows)
             try:
                 with self.server.lock:
                     found = score(prompts, completions, **more)
@@ -124,12 +126,12 @@ class _Handler(BaseHTTPRequestHandler):
             left -= len(found)
 
 
-def _read_request(body: bytes) -> tuple[list[Text], list[Text], list[bool] | None]:
+def _read_request(body: bytes) -> tuple[list[Text], list[Text], dict[str, list | None]]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as e:
         raise _Refused(400, f"the request must be JSON: {one_line(e)}") from e
-    ended = found.pop("ended", None) if isinstance(found, dict) else None
+    rows = {name: found.pop(name, None) if isinstance(found, dict) else None for name in ("ended", *COLUMNS)}
     if not isinstance(found, dict) or found.keys() != {"prompts", "completions"}:
         raise _Refused(400, f'the request must be {{"prompts": [...], "completions": [...]}}, got {shown(found)}')
     for name, texts in found.items():
@@ -145,10 +147,12 @@ def _read_request(body: bytes) -> tuple[list[Text], list[Text], list[bool] | Non
     prompts, completions = found["prompts"], found["completions"]
     if len(prompts) != len(completions):
         raise _Refused(400, f"prompts must be as many as completions, got {len(prompts)} and {len(completions)}")
-    sound = isinstance(ended, list) and len(ended) == len(prompts) and all(isinstance(e, bool) for e in ended)
-    if ended is not None and not sound:
-        raise _Refused(400, f"ended must be true or false for each completion, got {shown(ended)}")
-    return prompts, completions, ended
+    for name, values in rows.items():
+        if values is not None and not (isinstance(values, list) and len(values) == len(prompts)):
+            raise _Refused(400, f"{name} must have a value for each completion, got {shown(values)}")
+    if rows["ended"] is not None and not all(isinstance(e, bool) for e in rows["ended"]):
+        raise _Refused(400, f"ended must be true or false for each completion, got {shown(rows['ended'])}")
+    return prompts, completions, rows
 
 
 class _Listener(ThreadingHTTPServer):
@@ -270,11 +274,17 @@ class RemoteReward:
         self._where = f"{type(self).__name__} {self.url}"
 
     def score_batch(
-        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> np.ndarray:
         """Return the server's scores, (N,) float64.
 
-        `ended`, False for completions that were cut off, is sent only if there are any.
+        `ended`, False for completions that were cut off, is sent only if there are any; so are the arguments of chat
+        templates.
 
         Raises
         ------
@@ -289,6 +299,9 @@ class RemoteReward:
         body: dict[str, list[Any]] = {"prompts": list(prompts), "completions": list(completions)}
         if ended is not None and not all(ended):
             body["ended"] = [bool(e) for e in ended]
+        for name, values in zip(COLUMNS, (tools, chat_template_kwargs), strict=True):
+            if values is not None and any(values):
+                body[name] = list(values)
         try:
             answer = self._client.send("/score", body)
         except TypeError as e:  # not serialisable as JSON

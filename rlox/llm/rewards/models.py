@@ -17,14 +17,14 @@ from torch import nn
 
 from rlox.config import integer, nearest, shown
 from rlox.envs.failures import note_cause, require_exception
-from rlox.llm.data import Text, encode
-from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, takes_ended
+from rlox.llm.data import Text, encode, template_arguments
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken
 from rlox.llm.tokens import unique_rows
 
 if TYPE_CHECKING:
     from rlox.llm.rewards.http import RewardHTTPServer
 
-Scorer = Callable[..., Any]  # (prompts, completions), and ended if it has that parameter -> N numbers
+Scorer = Callable[..., Any]  # (prompts, completions), and its other parameters of `_call` -> N numbers
 
 
 def _weight(where: str, name: str, value: Any) -> float:
@@ -39,10 +39,13 @@ def _call(
     scorer: Scorer,
     prompts: Sequence[Any],
     completions: Sequence[Any],
-    ended: Sequence[bool] | None,
+    rows: Mapping[str, Sequence[Any] | None],
 ) -> np.ndarray:
-    """Call `scorer` and return its result as (N,) float64; its exceptions get a note with its name."""
-    more = {"ended": list(ended)} if ended is not None and takes_ended(scorer) else {}
+    """Call `scorer` and return its result as (N,) float64; its exceptions get a note with its name.
+
+    Of `rows`, it gets those that it has parameters for.
+    """
+    more = taken(scorer, **rows)
     try:
         result = scorer(list(prompts), list(completions), **more)
     except BaseException as e:
@@ -89,11 +92,17 @@ class MultiObjectiveReward:
         self.weights = {name: _weight(where, f"weight {name!r}", weights[name]) for name in objectives}
 
     def score_each(
-        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> dict[str, np.ndarray]:
         """Return the scores (N,) float64 of every objective, without its weight.
 
-        `ended` is False for completions that were cut off; objectives with this parameter get it.
+        `ended` is False for completions that were cut off; `tools` and `chat_template_kwargs` are those of each chat.
+        Objectives with these parameters get them.
 
         Raises
         ------
@@ -102,16 +111,22 @@ class MultiObjectiveReward:
         """
         where = type(self).__name__
         check_pairs(where, prompts, completions)
+        rows = {"ended": ended, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
         return {
-            name: _call(where, f"objective {name!r}", scorer, prompts, completions, ended)
+            name: _call(where, f"objective {name!r}", scorer, prompts, completions, rows)
             for name, scorer in self._scorers.items()
         }
 
     def score_batch(
-        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> np.ndarray:
         """Return the weighted sum (N,) float64. Arguments and errors are those of `score_each`."""
-        each = self.score_each(prompts, completions, ended)
+        each = self.score_each(prompts, completions, ended, tools, chat_template_kwargs)
         return np.sum([self.weights[name] * scores for name, scores in each.items()], axis=0)
 
     __call__ = score_batch
@@ -133,7 +148,12 @@ class _Reader:
         self._warned = False
 
     def read(
-        self, prompts: Sequence[Text], completions: Sequence[Text], ended: Sequence[bool] | None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        ended: Sequence[bool] | None,
+        tools: Sequence[Any] | None,
+        chat_template_kwargs: Sequence[Any] | None,
     ) -> list[list[int]]:
         """Return the ids of every prompt with its completion; only the last `max_length` ids of longer rows."""
         check_pairs(self._where, prompts, completions)
@@ -145,10 +165,14 @@ class _Reader:
                 RuntimeWarning,
                 3,
             )
-        keep, ends = self._max_length or 0, [True] * len(completions) if ended is None else ended
-        return [self._ids(i, *one)[-keep:] for i, one in enumerate(zip(prompts, completions, ends, strict=True))]
+        keep, n = self._max_length or 0, len(completions)
+        ends = [True] * n if ended is None else ended
+        columns = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        given = {name: list(values) for name, values in columns.items() if values is not None}
+        rows = enumerate(zip(prompts, completions, ends, strict=True))
+        return [self._ids(i, *row, template_arguments(given, i))[-keep:] for i, row in rows]
 
-    def _ids(self, row: int, prompt: Text, completion: Text, ended: bool) -> list[int]:
+    def _ids(self, row: int, prompt: Text, completion: Text, ended: bool, template: dict[str, Any]) -> list[int]:
         if self._tokenizer is not None:
             # Without a prompt, the completion is encoded as a whole text.
             ends = getattr(self._tokenizer, "eos_token_id", None) is not None
@@ -160,6 +184,7 @@ class _Reader:
                 ended=ended,
                 row=row,
                 where=self._where,
+                **template,
             )
             return [*ids[0], *ids[1]]
         for name, text in (("prompt", prompt), ("completion", completion)):
@@ -318,11 +343,17 @@ class RewardModelServer:
         self.reward_model = reward_model
 
     def score_batch(
-        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> np.ndarray:
         """Return scores (N,) float64, computed without gradients and in evaluation mode.
 
-        Completions with False in `ended` were cut off, and are read without an EOS.
+        Completions with False in `ended` were cut off, and are read without an EOS. `tools` and `chat_template_kwargs`
+        contain the arguments of each row's chat template, or None.
 
         Warns
         -----
@@ -335,7 +366,8 @@ class RewardModelServer:
             If a text cannot be read, the model returns other shapes, or a score is not finite. The message contains the
             text.
         """
-        return _scored(self._network, self._reader.read(prompts, completions, ended), prompts, completions)
+        ids = self._reader.read(prompts, completions, ended, tools, chat_template_kwargs)
+        return _scored(self._network, ids, prompts, completions)
 
     __call__ = score_batch
 
@@ -399,28 +431,39 @@ class EnsembleRewardModel:
                 raise TypeError(f"{where}: model {k} must be a torch.nn.Module or have score_batch, got {shown(model)}")
 
     def score_each(
-        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> np.ndarray:
         """Return the unweighted scores (K, N) float64 of every model. Arguments and errors are those of
         `RewardModelServer.score_batch`."""
         where = type(self).__name__
         check_pairs(where, prompts, completions)
         reads = any(isinstance(member, _Network) for member in self._members)
-        ids = self._reader.read(prompts, completions, ended) if reads else []
+        rows = {"ended": ended, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        ids = self._reader.read(prompts, completions, **rows) if reads else []
         return np.array(
             [
                 _scored(member, ids, prompts, completions)
                 if isinstance(member, _Network)
-                else _call(where, f"model {k}", member, prompts, completions, ended)
+                else _call(where, f"model {k}", member, prompts, completions, rows)
                 for k, member in enumerate(self._members)
             ]
         )
 
     def score_batch(
-        self, prompts: Sequence[Text], completions: Sequence[str], ended: Sequence[bool] | None = None
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[str],
+        ended: Sequence[bool] | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
     ) -> np.ndarray:
         """Return the weighted sum (N,) float64. Arguments and errors are those of `score_each`."""
-        return self.weights @ self.score_each(prompts, completions, ended)
+        return self.weights @ self.score_each(prompts, completions, ended, tools, chat_template_kwargs)
 
     __call__ = score_batch
 
