@@ -33,6 +33,12 @@ def generate(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each prompt.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Each PROMPT is JSON: a list of messages, or an object with it as prompt, and with tools."
+        ),
+    ] = False,
     imports: Imports = None,
 ) -> None:
     """Complete prompts with a trained language model.
@@ -41,6 +47,7 @@ def generate(
     rlox generate outputs/… "3+4="
     rlox generate outputs/… -n 4 --temperature 0.7 "Once upon a time"
     rlox generate outputs/… --json < prompts.txt
+    rlox generate outputs/… --chat '[{"role": "user", "content": "Hello"}]'
     """
     with reported("generate"):
         from rlox_cli.run.evaluate_language import generate
@@ -52,4 +59,4 @@ def generate(
             "top_p": top_p,
             "min_p": min_p,
         }
-        generate(checkpoint, prompts or [], n, seed, settings, json, imports or [])
+        generate(checkpoint, prompts or [], n, seed, settings, json, chat, imports or [])

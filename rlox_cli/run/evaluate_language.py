@@ -12,7 +12,8 @@ import numpy as np
 
 from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line, trained_for
-from rlox.config import RunConfig
+from rlox.config import RunConfig, shown
+from rlox.llm.templates import COLUMNS
 from rlox_cli.config.imports import import_modules, require_typed
 from rlox_cli.config.language import NO_SAMPLER
 from rlox_cli.config.saved import configuration
@@ -133,9 +134,10 @@ def generate(
     seed: int | None,
     settings: dict[str, Any],
     as_json: bool,
+    chat: bool,
     imports: list[str],
 ) -> None:
-    """Complete `prompts`, or the lines of standard input, and print the completions."""
+    """Complete `prompts`, or the lines of standard input, and print the completions. With `chat`, prompts are JSON."""
     import_modules(imports)
     path = best_of(path) if path.is_dir() else path
     header = known_header(path)
@@ -146,15 +148,33 @@ def generate(
     prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
     if not prompts:
         raise UsageError("PROMPT must be given, or lines on standard input")
+    rows: list[Any] = [_chat(prompt, i) for i, prompt in enumerate(prompts)] if chat else prompts
     config = _run(path, header, imports)
     algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path, acts=True)
-    completed = algorithm.generate(prompts, n, seed=seed, **settings)
-    for prompt, texts in zip(prompts, completed, strict=True):
+    completed = algorithm.generate(rows, n, seed=seed, **settings)
+    for row, texts in zip(rows, completed, strict=True):
+        prompt = row["prompt"] if chat else row
         if as_json:
             print(jsonlib.dumps({"prompt": prompt, "completions": texts}))
             continue
         for text in texts:
-            print(f"{prompt}{text}")
+            print(text if chat else f"{prompt}{text}")
+
+
+def _chat(text: str, row: int) -> dict[str, Any]:
+    """Return a chat that is given as JSON, as a row of a dataset."""
+    names = ("prompt", *COLUMNS)
+    try:
+        found = jsonlib.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"PROMPT {row} must be JSON with --chat, got {shown(text)} ({one_line(e)})") from e
+    given = found if isinstance(found, dict) else {"prompt": found}
+    if not isinstance(given.get("prompt"), list) or not given.keys() <= {*names}:
+        raise UsageError(
+            f"PROMPT {row} must be a list of messages with --chat, or an object with {', '.join(names)}, got "
+            f"{shown(found)}"
+        )
+    return {name: given.get(name) for name in names}
 
 
 def _run(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:

@@ -67,6 +67,46 @@ def record(folder):
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
+CHATS = """
+import rlox.llm.toy
+
+def make():
+    model, tokenizer = rlox.llm.toy.make_model()
+    tokenizer.chat_template = (
+        "{% if tools %}9{% endif %}{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    )
+    return model, tokenizer
+
+def rows():
+    return [{"messages": [{"role": "user", "content": "1+2"}, {"role": "assistant", "content": "03"}]}]
+"""
+
+
+@pytest.mark.slow
+def test_chats_are_completed_on_the_command_line(command, tmp_path, monkeypatch):
+    (tmp_path / "my_chats.py").write_text(CHATS)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = ["algo=sft", "model=my_chats:make", "dataset=my_chats:rows", "logger=none", "algo.batch_size=1"]
+    made += ["algo.learning_rate=3e-3", "total_timesteps=60", "eval.n_points=1", "--import", "my_chats"]
+    done(command, "train", *made, "hydra.run.dir=run")
+
+    def completed(*prompts):
+        words = ["--chat", "--json", "--temperature", "0", "--max-new-tokens", "4", "--import", "my_chats"]
+        return [
+            json.loads(line)["completions"] for line in done(command, "generate", "run", *prompts, *words).splitlines()
+        ]
+
+    user = {"role": "user", "content": "1+2"}
+    begun = [user, {"role": "assistant", "content": "0"}]
+    assert completed(json.dumps([user]), json.dumps({"prompt": [user]})) == [["03"], ["03"]]
+    code, _, err = command("generate", "run", "--chat", "1+2", "--import", "my_chats")
+    assert (code, "PROMPT 0 must be JSON with --chat, got '1+2'" in " ".join(err.split())) == (2, True)
+    code, _, err = command("generate", "run", "--chat", '{"prompt": [], "tool": 1}', "--import", "my_chats")
+    assert (code, "PROMPT 0 must be a list of messages with --chat" in " ".join(err.split())) == (2, True)
+    assert completed(json.dumps(begun)) == [["3"]]  # without "=", the template's start of an answer
+
+
 @pytest.mark.slow
 def test_a_run_is_trained_evaluated_resumed_and_used_to_generate(command, tmp_path):
     _, out, err = command("train", *COPY, "total_timesteps=6", "hydra.run.dir=run")
