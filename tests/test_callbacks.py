@@ -4,7 +4,6 @@ import io
 import math
 import os
 import pty
-import re
 import subprocess
 import sys
 import time
@@ -405,24 +404,6 @@ def test_errors_of_videos(tmp_path):
         raise RuntimeError("broken")
     assert film.n_frames == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@needs_video
-def test_a_frame_of_an_odd_kind_is_named(tmp_path):
-    good = np.zeros((32, 32, 3), np.uint8)
-    for frames, says in (
-        ([good.astype(np.float64)], r"got an array (32, 32, 3) of float64"),
-        ([np.zeros((3, 32, 32), np.uint8)], r"got an array (3, 32, 32) of uint8"),
-        ([np.zeros((32, 32), np.uint8)], r"got an array (32, 32) of uint8"),
-        ([np.zeros((0, 32, 3), np.uint8)], r"got an array (0, 32, 3) of uint8"),
-        ([np.asarray([good, good])], r"got an array (2, 32, 32, 3) of uint8"),
-        ([np.asarray(None)], "must be an array (H, W, 3) of uint8, got ndarray"),
-        ([[good]], "must be an array (H, W, 3) of uint8, got list"),
-        ([good, good[:16]], r"the shape of the first, (32, 32, 3), got (16, 32, 3) for number 2"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(says)), VideoWriter(tmp_path / "a.gif") as film:
-            list(map(film.add, frames))
-        assert list(tmp_path.iterdir()) == []
 
 
 def planned(env, **options):

@@ -17,6 +17,7 @@ from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
+from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
@@ -293,7 +294,7 @@ def _play_gym(
 
         def show(episode: int) -> None:
             if frames is not None and episode == 0:
-                frames(np.asarray(env.render()))
+                frames(rgb_frame(env.render(), f"evaluate: {env_name(env_id)}"))
 
         for i in range(n_episodes):
             hook, answer = "reset", UNANSWERED

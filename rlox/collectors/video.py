@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+from rlox.envs.rendering import rgb_frame
 
 KINDS = (".mp4", ".gif")
 
@@ -83,29 +82,20 @@ class VideoWriter:
         else:
             self._partial.unlink(missing_ok=True)
 
-    def add(self, frame: np.ndarray) -> None:
-        """Append one frame, (H, W, 3) uint8, all of one size.
+    def add(self, frame: Any) -> None:
+        """Append one frame, (H, W, 3) uint8 or what `rgb_frame` converts to that. All must have one size.
 
         Raises
         ------
         ValueError
-            For any other frame, with what it is.
+            For anything else, with what it is.
         """
-        shape: tuple[int, ...] = getattr(frame, "shape", ())
-        dtype = getattr(frame, "dtype", None)
-        if dtype != "uint8" or len(shape) != 3 or shape[2] != 3 or 0 in shape:
-            got = (
-                type(frame).__name__ if getattr(dtype, "name", "object") == "object" else f"an array {shape} of {dtype}"
-            )
+        frame = rgb_frame(frame, "VideoWriter")
+        self._shape = self._shape or frame.shape
+        if frame.shape != self._shape:
             raise ValueError(
-                f"VideoWriter: a frame must be an array (H, W, 3) of uint8, got {got}; return one from the "
-                "environment's render()"
-            )
-        self._shape = self._shape or shape
-        if shape != self._shape:
-            raise ValueError(
-                f"VideoWriter: frames must all have the shape of the first, {self._shape}, got {shape} for number "
-                f"{self.n_frames + 1}"
+                f"VideoWriter: frames must all have the shape of the first, {self._shape}, got {frame.shape} for "
+                f"number {self.n_frames + 1}"
             )
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

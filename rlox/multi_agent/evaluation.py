@@ -12,6 +12,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import Evaluation, step_limit, warn_of_cut
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name
+from rlox.envs.rendering import rgb_frame
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.multi_agent.collector import Actors
@@ -132,12 +133,7 @@ def _play(
 
     def show() -> None:
         if frames is not None:
-            picture = env.render()
-            if picture is None:
-                raise ValueError(
-                    f"evaluate: {env_name(env_id)} must offer the render mode rgb_array, but its render() returned None"
-                )
-            frames(np.asarray(picture))
+            frames(rgb_frame(env.render(), f"evaluate: {env_name(env_id)}"))
 
     step, running = env.reset_all(), np.ones(len(lengths), bool)
     show()

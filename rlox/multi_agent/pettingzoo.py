@@ -26,6 +26,7 @@ from rlox.envs.failures import (
     wrong_observation,
 )
 from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
+from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.rng import Rng
@@ -595,10 +596,7 @@ class ZooCopies:
         """Return a picture of the first copy, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         if getattr(self.envs[0], "render_mode", None) != "rgb_array":
             return None
-        frame = np.asarray(self.envs[0].render())
-        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-            self._refuse(0, f"render must return (H, W, 3) uint8, got {described(frame)} of dtype {frame.dtype}")
-        return frame
+        return rgb_frame(self.envs[0].render(), f"{self.where}: {self._what(0)}")
 
     def close(self) -> None:
         for env in self.envs:

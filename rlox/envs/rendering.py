@@ -1,0 +1,74 @@
+"""Pictures: what ``render()`` of an environment returns, as RGB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_RULE = (
+    "render() must return one picture, an array (H, W, 3) of uint8; or one of another type that can only mean one "
+    "thing: grey, channels first, opaque RGBA, bool, integers in [0, 255], floats in [0, 1]"
+)
+
+
+def rgb_frame(rendered: Any, where: str) -> np.ndarray:
+    """Return what ``render()`` returned as a picture, (H, W, 3) uint8.
+
+    Converted is what has exactly one meaning: one channel, (H, W) or (H, W, 1); channels first, unless the last axis
+    can be the channels; an alpha channel without transparency; bool; integers in [0, 255]; floats in [0, 1]; nested
+    lists, a list with one picture, and images of Pillow.
+
+    Raises
+    ------
+    ValueError
+        For anything else, such as None, text, several pictures, or floats above 1, with what it is.
+    """
+    if hasattr(rendered, "getbands"):  # an image of Pillow, whose pixels may be numbers of colours
+        rendered = rendered.convert("RGBA")
+    try:
+        frame = np.asarray(rendered)
+    except ValueError:  # a list of arrays of several shapes
+        raise ValueError(f"{where}: {_RULE}; got {_kind(rendered)}") from None
+    if frame.dtype.kind not in "buif" or not frame.size:
+        raise ValueError(f"{where}: {_RULE}; got {_kind(rendered)}")
+    got = f"an array {frame.shape} of {frame.dtype}"
+    if frame.ndim == 4 and frame.shape[0] == 1:
+        frame = frame[0]
+    if frame.ndim == 4:
+        raise ValueError(f"{where}: {_RULE}; got {got}, which are {frame.shape[0]} pictures")
+    if frame.ndim == 2:
+        frame = frame[:, :, None]
+    if frame.ndim == 3 and frame.shape[2] not in _CHANNELS and frame.shape[0] in _CHANNELS:
+        frame = np.moveaxis(frame, 0, 2)
+    if frame.ndim != 3 or frame.shape[2] not in _CHANNELS:
+        raise ValueError(f"{where}: {_RULE}; got {got}")
+    frame = _bytes(frame, where, got)
+    if frame.shape[2] == 4:
+        if (frame[:, :, 3] != 255).any():
+            raise ValueError(f"{where}: {_RULE}; got {got} with transparency, and no background")
+        frame = frame[:, :, :3]
+    return frame if frame.shape[2] == 3 else np.repeat(frame, 3, axis=2)
+
+
+def _bytes(frame: np.ndarray, where: str, got: str) -> np.ndarray:
+    """Return the values of a picture as uint8."""
+    if frame.dtype == np.uint8:
+        return frame
+    if frame.dtype == bool:
+        return frame.astype(np.uint8) * np.uint8(255)
+    most = 1 if frame.dtype.kind == "f" else 255
+    low, high = frame.min(), frame.max()
+    if not 0 <= low <= high <= most:  # also NaN
+        raise ValueError(f"{where}: {_RULE}; got {got} with values in [{low}, {high}]")
+    return np.rint(frame * 255.0).astype(np.uint8) if most == 1 else frame.astype(np.uint8)
+
+
+def _kind(rendered: Any) -> str:
+    """Return what is no picture, in words."""
+    if rendered is None:
+        return "None"
+    if isinstance(rendered, (list, tuple)) and len(rendered):
+        return f"a {type(rendered).__name__} of {len(rendered)} values of type {type(rendered[0]).__name__}"
+    return f"an empty {type(rendered).__name__}" if not np.size(rendered) else f"a {type(rendered).__name__}"
