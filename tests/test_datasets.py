@@ -4,17 +4,23 @@ import json
 import pickle
 import subprocess
 import sys
+import warnings
 
+import gymnasium as gym
 import h5py
+import minari
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from gymnasium.vector.utils import concatenate, create_empty_array
+from minari.data_collector import EpisodeBuffer
 
 import rlox
 from rlox.config import DatasetConfig
 from rlox.envs import EnvSpec
+from rlox.envs.spec import SpaceAdapter
 from rlox.offline.dataset import convert, dataset_metadata, require_fit
 from rlox.offline.export import export
 from rlox.offline.rows import COLUMNS
@@ -460,3 +466,47 @@ print(len(data), anonymous() - before)
     assert int(size) == 20 * n
     assert path.stat().st_size > 150 * 2**20
     assert float(more) < 20  # MiB; flags, and the ends of episodes
+
+
+ACTIONS = gym.spaces.Discrete(3, start=2)
+SPACES = {
+    "Discrete": gym.spaces.Discrete(5, start=1),
+    "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": gym.spaces.MultiBinary(4),
+    "Dict": gym.spaces.Dict(
+        {"b": gym.spaces.Box(-1, 1, (2, 2)), "a": gym.spaces.Discrete(3), "c": gym.spaces.Dict(x=gym.spaces.Box(0, 1))}
+    ),
+    "Tuple": gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))]),
+    "matrix": gym.spaces.Box(-1, 1, (2, 3)),
+    "image": gym.spaces.Box(0, 255, (6, 5, 3), np.uint8),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_minari_dataset_has_the_observations_of_a_training(kind):
+    space, name = SPACES[kind], f"lab/{kind.lower()}-v0"
+    space.seed(0)
+    seen = [[space.sample() for _ in range(8)] for _ in range(3)]
+    buffers = [
+        EpisodeBuffer(
+            observations=concatenate(space, items, create_empty_array(space, 8)),
+            actions=np.full(7, 3),
+            rewards=np.ones(7),
+            terminations=np.arange(7) == 6,
+            truncations=np.zeros(7, bool),
+        )
+        for items in seen
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the author and other fields of a publisher
+        minari.create_dataset_from_buffers(
+            name, buffers, observation_space=space, action_space=ACTIONS, jpeg_encoding=False
+        )
+    data = rlox.open_dataset(f"minari:{name}")
+    adapter = SpaceAdapter(space, ACTIONS)
+    np.testing.assert_array_equal(
+        data.get_state()["obs"], np.stack([adapter.row(obs) for items in seen for obs in items[:-1]])
+    )
+    np.testing.assert_array_equal(data.get_state()["actions"].ravel(), 1)
+    require_fit(data, adapter.spec, "the dataset")

@@ -21,6 +21,7 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors.evaluation import evaluate, step_limit
 from rlox.collectors.evaluator import cores
+from rlox.config import RunConfig
 from rlox.nn.modules import copied
 from rlox.nn.optimizers import flatten_
 from rlox.tracking import durable_rows
@@ -454,3 +455,17 @@ def test_a_copied_policy_has_the_alignment_of_the_original():
         assert [p.data_ptr() % 64 for p in one.parameters()] == original
         assert all(torch.equal(p, q) for p, q in zip(one.parameters(), policy.parameters(), strict=True))
         assert max(p.untyped_storage().nbytes() - p.nbytes for p in one.parameters()) < 64
+
+
+def test_a_seed_is_checked_for_all_of_its_uses_at_the_start():
+    largest = 2**63 - 1 - 10_000  # evaluations use 10_000 + seed
+    agent = PPO("CartPole-v1", n_envs=1, n_steps=8, hidden_sizes=[4], seed=largest)
+    agent.train(8)
+    assert agent.evaluate(1).seed == 2**63 - 1
+    with pytest.raises(ValueError, match="PPO: seed must be"):
+        PPO("CartPole-v1", seed=largest + 1)
+    with pytest.raises(ValueError, match=r"seed must be in \[0, 2\*\*63 - 10_000\)"):
+        RunConfig(seed=largest + 1)
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match="EvalCallback: seed must be"):
+            EvalCallback(seed=seed)

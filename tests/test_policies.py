@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 
 import forked
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import rlox
 from rlox import RolloutCollector
 from rlox.algorithms import PPO
 from rlox.kernels.rng import Rng
@@ -266,8 +268,41 @@ def test_images_go_through_one_body_for_both_heads():
     torch.testing.assert_close(together[0].detach(), log_probs)
     torch.testing.assert_close(together[2], policy.get_value(obs))
     assert policy.get_value(obs).std() > 0
-    with pytest.raises(ValueError, match="at least 36 x 36 pixels, got 20 x 84"):
-        DiscretePolicy((1, 20, 84), 2)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (3, 7, 7), (4, 10, 10), (1, 20, 84), (3, 35, 36)])
+def test_small_images_have_a_network_whose_every_pixel_counts(shape):
+    policy = DiscretePolicy(shape, 3, hidden=(), rng=Rng(0))
+    obs = torch.rand((2, *shape), requires_grad=True)
+    policy.body(obs).sum().backward()
+    assert policy.body(obs).shape == (2, 512)
+    assert (obs.grad != 0).flatten(1).double().mean() > 0.9
+
+
+@pytest.mark.slow
+def test_agents_learn_from_small_images():
+    class Side(gym.Env):
+        """Shows a bright pixel on one side of 5 x 6 pixels: that side is the right action."""
+
+        observation_space, action_space = gym.spaces.Box(0, 255, (5, 6, 1), np.uint8), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.side = int(self.np_random.integers(2))
+            image = np.zeros((5, 6, 1), np.uint8)
+            image[2, 5 * self.side] = 255
+            return image, {}
+
+        def step(self, action):
+            side = self.side
+            return self.reset()[0], float(action == side), True, False, {}
+
+    for algorithm in (
+        rlox.PPO(Side, n_envs=4, n_steps=32, hidden_sizes=[], learning_rate=1e-3, seed=0),
+        rlox.DQN(Side, n_envs=4, learning_starts=64, batch_size=32, hidden_sizes=[], seed=0),
+    ):
+        algorithm.train(1024)
+        assert algorithm.evaluate(20, 0).summary()["mean_return"] == 1.0
 
 
 def test_training_leaves_out_the_checks_of_distributions_and_puts_them_back():

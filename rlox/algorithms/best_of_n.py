@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rlox.config import integer, nearest
+from rlox.config.base import LARGEST_SEED
 from rlox.config.migration import answers
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
@@ -81,7 +82,7 @@ class BestOfN:
             self.model.warn_of_own_generate()
         self.rewards = Rewards(reward_fn, reward_weights, "BestOfN", tokenizer is not None)
         self.n = integer("BestOfN", "n", n, 1)
-        self.seed = integer("BestOfN", "seed", seed, 0)
+        self.seed = integer("BestOfN", "seed", seed, 0, LARGEST_SEED)
         for name in settings:
             if name not in (known := [*Settings.__dataclass_fields__]):
                 raise TypeError(f"BestOfN: unknown setting {name!r}; {answers(name, known) or nearest(name, known)}")

@@ -18,6 +18,7 @@ from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _nu
 from rlox.checkpoint import is_count, one_line
 from rlox.collectors.evaluation import Evaluation, warn_of_cut
 from rlox.collectors.evaluator import EvaluationWorker, WorkerDied, cores, make_job, play
+from rlox.config import integer
 from rlox.envs import is_native
 
 _KEPT_EPISODES = 20_000  # evaluation episodes stored in a checkpoint
@@ -126,7 +127,7 @@ class EvalCallback(Callback):
             raise ValueError(f"EvalCallback: patience must be >= 1, got {patience}")
         self.n_points = n_points
         self.n_episodes = n_episodes
-        self.seed = seed
+        self.seed = None if seed is None else integer("EvalCallback", "seed", seed, 0)
         self.stop_at = stop_at
         self.patience = patience
         self.every_steps = every_steps

@@ -36,6 +36,7 @@ LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: no training would finish wi
 MOST_AT_ONCE = 1_000_000  # rows of one batch, steps or updates of one round, units of one layer
 MOST_PROCESSES = 4096  # of one run
 MOST_THREADS = 1024  # of PyTorch
+LARGEST_SEED = 2**63 - 1 - 10_000  # evaluations use 10_000 + seed, which must be below 2**63
 LONGEST_S = 2**31 - 1  # seconds, 68 years: libraries cannot wait for longer
 MOST_NOISE = 100  # deviation of noise on actions in [-1, 1]: with this much, every action is at a bound
 FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127

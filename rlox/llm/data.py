@@ -237,9 +237,9 @@ def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
         raise ImportError(f"{where}: pyarrow is needed for it; pip install pyarrow") from e
     try:
         if suffix == ".parquet":
-            table = pa.parquet.ParquetFile(path).read()
+            table = pa.parquet.ParquetFile(pa.OSFile(os.fsencode(path))).read()
         else:
-            with pa.OSFile(str(path)) as file:
+            with pa.OSFile(os.fsencode(path)) as file:
                 try:
                     reader = pa.ipc.open_file(file)
                 except pa.ArrowInvalid:  # the datasets library writes Arrow's stream format instead

@@ -73,19 +73,18 @@ def nature_cnn(shape: tuple[int, ...], orthogonal: bool, rng: Rng) -> tuple[nn.S
     """Build the convolutional network of Mnih et al. 2015 (doi:10.1038/nature14236) for images (C, H, W). Returns it
     with its number of features, 512.
 
-    Raises
-    ------
-    ValueError
-        If the image is smaller than the 36 x 36 pixels that its three convolutions need.
+    Its convolutions need 36 x 36 pixels. An image with a shorter side gets as many channels from windows of 3 x 3
+    pixels with a border of zeros, with strides 1, 2 and 2.
     """
     channels, height, width = shape
-    if min(height, width) < 36:
-        raise ValueError(f"nature_cnn: an image must have at least 36 x 36 pixels, got {height} x {width}")
+    large = min(height, width) >= 36
+    windows, border = (((8, 4), (4, 2), (3, 1)), 0) if large else (((3, 1), (3, 2), (3, 2)), 1)
     gain, layers = math.sqrt(2.0), []
-    for n_out, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-        convolution = nn.Conv2d(channels, n_out, size, stride, device="meta")
+    for n_out, (size, stride) in zip((32, 64, 64), windows, strict=True):
+        convolution = nn.Conv2d(channels, n_out, size, stride, border, device="meta")
         layers += [init_layer_(convolution, gain, orthogonal, rng), nn.ReLU()]
-        channels, height, width = n_out, (height - size) // stride + 1, (width - size) // stride + 1
+        channels = n_out
+        height, width = ((side + 2 * border - size) // stride + 1 for side in (height, width))
     linear = nn.Linear(channels * height * width, 512, device="meta")
     return nn.Sequential(*layers, nn.Flatten(), init_layer_(linear, gain, orthogonal, rng), nn.ReLU()), 512
 

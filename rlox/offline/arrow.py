@@ -131,7 +131,7 @@ class ArrowWriter:
             {METADATA: text},
         )
         partial = self._folder / self.path.name
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        with open(partial, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(pa.record_batch(arrays, schema=schema))
         with open(partial, "rb") as written:
             os.fsync(written.fileno())
@@ -142,7 +142,7 @@ def open_reader(path: Path, where: str):
     """Open a reader of the memory-mapped file. Raises ValueError if it is not an Arrow file or is truncated."""
     pa = import_arrow(where)
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path)))
+        return pa.ipc.open_file(pa.memory_map(os.fsencode(path)))
     except (pa.ArrowException, OSError) as e:
         if isinstance(e, FileNotFoundError):
             raise

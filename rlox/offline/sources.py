@@ -17,6 +17,7 @@ import numpy as np
 from rlox.checkpoint import one_line
 from rlox.config import nearest
 from rlox.config.servers import unreachable_hub
+from rlox.envs.spec import SpaceAdapter
 from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_of, read_metadata, table_blocks
 from rlox.offline.rows import Block, names_of
 
@@ -45,7 +46,7 @@ def parquet(path: Path, where: str) -> Source:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(pa.OSFile(os.fsencode(path)))
     except (pa.ArrowException, OSError) as e:
         raise ValueError(f"{where}: {path} must be a Parquet file, but is not, or was cut short: {one_line(e)}") from e
     metadata = metadata_of(file.schema_arrow, where)
@@ -208,15 +209,11 @@ def minari_files(dataset: Any) -> list[Path]:
 
 
 def minari(dataset: Any, where: str) -> Source:
-    """Read the episodes of a Minari dataset, with vector or image observations and Box or Discrete actions."""
+    """Read the episodes of a Minari dataset, with Box or Discrete actions. Observations become what training on their
+    space has (`SpaceAdapter`)."""
     from gymnasium import spaces
 
     obs_space, act_space = dataset.observation_space, dataset.action_space
-    if not isinstance(obs_space, spaces.Box):
-        raise ValueError(
-            f"{where}: its observations must be a Box, got {type(obs_space).__name__}; flatten them (gymnasium's "
-            "FlattenObservation) and record again"
-        )
     metadata: dict[str, Any] = {}
     first_action = 0
     if isinstance(act_space, spaces.Discrete):
@@ -226,6 +223,7 @@ def minari(dataset: Any, where: str) -> Source:
             metadata["act_low"], metadata["act_high"] = act_space.low.ravel().tolist(), act_space.high.ravel().tolist()
     else:
         raise ValueError(f"{where}: its actions must be a Box or Discrete, got {type(act_space).__name__}")
+    adapter = SpaceAdapter(obs_space, act_space, where)
     if dataset.env_spec is not None:
         spec = dataset.env_spec
         metadata["env"] = {"id": spec.id, "kwargs": {k: v for k, v in spec.kwargs.items() if k != "render_mode"}}
@@ -238,9 +236,10 @@ def minari(dataset: Any, where: str) -> Source:
 
     def blocks() -> Iterator[Block]:
         for episode in dataset.iterate_episodes():
-            n, seen = len(episode.rewards), np.asarray(episode.observations)
+            n = len(episode.rewards)
             if n == 0:
                 continue
+            seen = _observations(adapter, obs_space, episode.observations, where)
             if len(seen) != n + 1:
                 raise ValueError(
                     f"{where}: episode {episode.id} must have {n + 1} observations, one more than rewards, got "
@@ -260,6 +259,20 @@ def minari(dataset: Any, where: str) -> Source:
             }
 
     return Source(where, blocks(), metadata)
+
+
+def _observations(adapter: SpaceAdapter, space: Any, recorded: Any, where: str) -> np.ndarray:
+    """Return the observations of an episode, (T, …), as training on their `space` has them."""
+    from gymnasium import spaces
+    from gymnasium.vector.utils import batch_space, iterate
+
+    if adapter.vectors:
+        return np.asarray(recorded)
+    first = recorded
+    while isinstance(first, (dict, tuple)):
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    items = recorded if isinstance(space, spaces.Box) else iterate(batch_space(space, len(first)), recorded)
+    return np.concatenate([adapter.read(item, where)[0] for item in items])
 
 
 READERS = {

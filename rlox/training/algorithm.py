@@ -23,7 +23,7 @@ from rlox.collectors import RewardFn
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
-from rlox.config.base import MOST_THREADS
+from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.config.sb3 import Elsewhere, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.envs import EnvSpec, env_name
@@ -156,7 +156,7 @@ class Algorithm:
         where = type(self).__name__
         self.config = self._configured(where, dict(config))
         self.env_id = env_id
-        self.seed = integer(where, "seed", seed, 0)
+        self.seed = integer(where, "seed", seed, 0, LARGEST_SEED)  # evaluations use 10_000 + seed
         self.threads = integer(where, "threads", threads, 0, MOST_THREADS)
         require_env_arguments(where, env_kwargs, env_wrappers)
         if not isinstance(compile, bool):

@@ -299,6 +299,8 @@ def main(
     if runs is None:
         runs = Path("outputs/learn") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}"
     seeds_of_each = range(first_seed, first_seed + n_seeds)
+    if against == "sb3" and seeds_of_each.stop > 2**32:
+        raise UsageError(f"--first-seed must keep the seeds below 2**32 with --against sb3, got {first_seed}")
     question = ask(
         cells,
         seeds_of_each,

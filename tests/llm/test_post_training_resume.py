@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
 from rlox.callbacks import Callback
 from rlox.checkpoint import load_checkpoint, save_checkpoint
-from rlox.llm import load_model
+from rlox.llm import load_model, load_tokenizer
 from rlox.llm.tokens import Sequences
 
 N = 3
@@ -385,3 +385,18 @@ def test_a_seed_reproduces_training_and_another_seed_differs(kind):
         found.append(algorithm.optimizer.flat.clone())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.slow
+def test_a_model_folder_without_a_tokenizer_has_none(tmp_path):
+    """transformers would make one of the class's special tokens, which encodes every text as nothing."""
+    toy.model().save_pretrained(tmp_path / "base")
+    assert load_model(str(tmp_path / "base")).tokenizer is None
+    with pytest.raises(ValueError, match=r"tokenizer=.*base (must have a vocabulary|cannot be loaded)"):
+        load_tokenizer(str(tmp_path / "base"))
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="gpt2 must have a vocabulary, but there is none; name the tokenizer"):
+        load_tokenizer(str(tmp_path / "gpt2"))
+    toy.tokenizer().save_pretrained(tmp_path / "base")
+    assert load_model(str(tmp_path / "base")).tokenizer.encode("a") == toy.tokenizer().encode("a")

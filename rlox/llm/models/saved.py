@@ -234,16 +234,23 @@ def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:
     ImportError
         If transformers is not installed.
     ValueError
-        If the tokenizer does not exist, or cannot be read.
+        If the tokenizer does not exist, is empty, or cannot be read.
     """
     import_transformers(where)
     from transformers import AutoTokenizer
 
     located = _located(where, "tokenizer", source)
     try:
-        return AutoTokenizer.from_pretrained(located)
+        tokenizer = AutoTokenizer.from_pretrained(located)
     except (OSError, ValueError, KeyError) as e:
         raise ValueError(f"{where}: tokenizer={source} cannot be loaded: {one_line(e, 400)}{_hint(source)}") from e
+    # For a model without a tokenizer's files, transformers makes one that has only the special tokens of its class.
+    if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}:
+        raise ValueError(
+            f"{where}: tokenizer={source} must have a vocabulary, but there is none; name the tokenizer of the model "
+            "that it was made from"
+        )
+    return tokenizer
 
 
 def _checkpoint_file(path: Path) -> Path | None:
