@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import os
 import sys
 from functools import cache
 from typing import Annotated, Any
@@ -89,6 +90,11 @@ def main() -> None:
     if "" in (words := sys.argv[1:]):
         # Often an unset shell variable. As a path, '' would mean the working directory.
         print(f"rlox: argument {words.index('') + 1} must not be empty, got ''", file=sys.stderr)
+        sys.exit(2)
+    try:
+        os.getcwd()
+    except OSError as e:
+        print(f"rlox: the working folder must exist, but was deleted ({e.strerror}); cd to another", file=sys.stderr)
         sys.exit(2)
     commands()()
 

@@ -18,7 +18,6 @@ from rlox_cli.config.compose import (
     compose_sweep,
     expands,
     folder_of,
-    named_by_time,
     run_composed,
     run_hydra,
     searches,
@@ -83,7 +82,7 @@ def main(args: list[str]) -> None:
         if outcome is not None:
             finish_mirrors([outcome.folder], console)
         return
-    if jobs and not only_prints and not named_by_time(jobs[0]):
+    if jobs and not only_prints:
         folder = folder_of(jobs[0], multirun)
         output_path("output_dir", folder, folder=True)
         require_new(folder)

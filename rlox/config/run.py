@@ -13,6 +13,7 @@ from rlox.config.base import (
     BACKENDS,
     DEVICES,
     ENV_BACKENDS,
+    LARGEST_SEED,
     LONGEST_S,
     MOST_PROCESSES,
     MOST_THREADS,
@@ -24,6 +25,7 @@ from rlox.config.base import (
     operational,
 )
 from rlox.config.remote import RemoteConfig
+from rlox.config.sqlite import names_file
 
 DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models only
 ON_FAILURE = ("stop", "wait")  # reactions of a run that lost its sampler
@@ -99,18 +101,40 @@ class CheckpointConfig(Config):
 class MlflowConfig(Config):
     """MLflow as a mirror of the run's record."""
 
-    tracking_uri: str = "sqlite:///outputs/mlflow.db"  # sqlite:///FILE or http(s)://SERVER
+    tracking_uri: str | None = None  # sqlite:///FILE or http(s)://SERVER; null: MLFLOW_TRACKING_URI, outputs/mlflow.db
     experiment: str = "rlox"  # experiment of the run
     run_name: str | None = None  # name shown in the UI; null: the run folder's name
     artifacts: bool = True  # upload the best and last checkpoints and config.yaml
 
     def rules(self):
-        yield (
-            "tracking_uri",
-            self.tracking_uri.startswith(("sqlite:///", "http://", "https://")),
-            "start with sqlite:///, http:// or https://",
-        )
+        yield "tracking_uri", self.tracking_uri is None or _is_store(self.tracking_uri), f"{_STORE}, or null"
         yield "experiment", bool(self.experiment), "not be empty"
+
+    @property
+    def in_effect(self) -> str:
+        """`tracking_uri`, or the value of the environment variable MLFLOW_TRACKING_URI if `tracking_uri` is null.
+
+        Raises
+        ------
+        ValueError
+            If the variable names a store that rlox cannot write.
+        """
+        if self.tracking_uri is not None:
+            return self.tracking_uri
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///outputs/mlflow.db"
+        if not _is_store(uri):
+            raise ValueError(
+                f"MlflowConfig: MLFLOW_TRACKING_URI must {_STORE}, got {uri!r}; change it, or set "
+                "logger.mlflow.tracking_uri"
+            )
+        return uri
+
+
+_STORE = "be sqlite:///FILE without options, or start with http:// or https://"
+
+
+def _is_store(uri: str) -> bool:
+    return uri.startswith(("http://", "https://")) or names_file(uri)
 
 
 @dataclass
@@ -215,7 +239,7 @@ class RunConfig(Config):
     reference: dict[str, Any] | None = operational(None)  # score that tuned settings must reach; set by conf/tuned
 
     def rules(self):
-        yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
+        yield "seed", 0 <= self.seed <= LARGEST_SEED, "be in [0, 2**63 - 10_000), since evaluations use 10_000 + seed"
         yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
         yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
         timed = self.max_time is None or bool(self.max_seconds)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlox
+from rlox.config.sqlite import is_sqlite, sqlalchemy_uri, sqlite_file, sqlite_uri
 from rlox.tracking import mlflow_sqlite
-from rlox.tracking.store import user_store
+from rlox.tracking.store import readable, user_store
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
@@ -31,13 +32,13 @@ STATUS = {
 
 def _database(tracking_uri: str) -> Path | None:
     """Return the file of an embedded store, or None for a server."""
-    if not tracking_uri.startswith("sqlite:///"):
+    if not is_sqlite(tracking_uri):
         return None
-    path = Path(tracking_uri.removeprefix("sqlite:///").split("?")[0])
+    path = sqlite_file(tracking_uri)
     if not path.is_absolute():
         raise ValueError(
             f"rlox.tracking: logger.mlflow.tracking_uri must name its file by an absolute path, "
-            f"got {tracking_uri!r}; try 'sqlite:///{path.resolve()}'"
+            f"got {tracking_uri!r}; try {sqlite_uri(path.resolve())!r}"
         )
     return path
 
@@ -60,7 +61,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield _name(prefix), _cut(text, MAX_PARAM)
 
 
-def _client(uri: str, is_sqlite: bool) -> tuple[Any, type, type]:
+def _client(uri: str, database: Path | None) -> tuple[Any, type, type]:
     """Return MLflow's client, and its classes of a metric and a param."""
     # The writer retries by itself, without delaying the store's other runs.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -76,8 +77,9 @@ def _client(uri: str, is_sqlite: bool) -> tuple[Any, type, type]:
         ) from e
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    if is_sqlite:
+    if database is not None:
         _tune_sqlite()
+        uri = sqlalchemy_uri(database)
     return MlflowClient(tracking_uri=uri), Metric, Param
 
 
@@ -104,7 +106,7 @@ class MlflowMirror:
             self.metric: Any = mlflow_sqlite.Metric
             self.param: Any = mlflow_sqlite.Param
         else:
-            self.client, self.metric, self.param = _client(self.uri, self.database is not None)
+            self.client, self.metric, self.param = _client(self.uri, self.database)
         self._experiments: dict[str, str] = {}
 
     def experiment(self, name: str) -> str:
@@ -154,10 +156,10 @@ class MlflowRun:
             run = self.client.create_run(
                 experiment,
                 start_time=round(1000 * job.ledger.started),
-                run_name=job.settings.get("run_name") or job.run.name,
+                run_name=job.settings.get("run_name") or readable(job.run.name),
                 tags={
                     "rlox.run_id": job.ledger.run_id,
-                    "rlox.run_dir": _cut(str(job.run), MAX_TAG),
+                    "rlox.run_dir": _cut(readable(job.run), MAX_TAG),
                     "rlox.version": rlox.__version__,
                 },
             )

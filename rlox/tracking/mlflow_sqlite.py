@@ -20,7 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from rlox.config.sqlite import sqlalchemy_uri
 
 SCHEMA = Path(__file__).with_name("mlflow_schema.sql")
 PRAGMAS = ("busy_timeout=30000", "journal_mode=WAL", "synchronous=NORMAL")
@@ -79,7 +81,7 @@ def create(database: Path) -> None:
             "INSERT INTO workspaces (name, description) VALUES (?, 'Default workspace for legacy resources')",
             (_DEFAULT,),
         )
-        location = str(database.parent / "mlruns" / "0")
+        location = (database.parent / "mlruns" / "0").as_uri()
         connection.execute(
             "INSERT INTO experiments VALUES (0, 'Default', ?, 'active', ?, ?, ?)", (location, now, now, _DEFAULT)
         )
@@ -123,7 +125,7 @@ class SqliteStore:
     def __init__(self, database: Path):
         if not database.exists() or not database.stat().st_size:
             create(database)
-        self.uri = f"sqlite:///{database}"
+        self.uri = sqlalchemy_uri(database)
         self._connection = sqlite3.connect(database, timeout=30)
         for pragma in PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
@@ -242,7 +244,7 @@ class SqliteStore:
 
             MlflowClient(tracking_uri=self.uri).log_artifact(run_id, path, folder or None)
             return
-        target = Path(unquote(parts.path) if parts.scheme else uri, folder)
+        target = Path(os.fsdecode(unquote_to_bytes(parts.path)) if parts.scheme else uri, folder)
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
 

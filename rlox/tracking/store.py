@@ -19,14 +19,15 @@ from typing import Any
 
 import yaml
 
-from rlox.checkpoint import one_line, run_files
+from rlox.checkpoint import run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
+from rlox.config.saved import MOST_LEVELS, require_plain
 from rlox.tracking import lock
 from rlox.tracking.record import FILE
 
 MIRRORS = "mirrors"
 # Configurations written by rlox have a few kilobytes and levels. Larger files are not parsed, because YAML can be slow.
-_MOST_BYTES, _MOST_LEVELS = 1 << 18, 32
+_MOST_BYTES = 1 << 18
 _SECTIONS: dict[str, type[Config]] = {
     "mlflow": MlflowConfig,
     "wandb": WandbConfig,
@@ -69,9 +70,14 @@ def read_state(run: Path, name: str) -> State:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace the contents of `path` with `text` atomically."""
+    """Replace the contents of `path` with `text` atomically. Names of files keep bytes that are not UTF-8."""
     with run_files.replacing(path.parent, path.name) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="surrogateescape"))
+
+
+def readable(path: Path | str) -> str:
+    """Return `path` as text that every tracker accepts: bytes that are not UTF-8 are written as ``\\xe9``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def write_state(run: Path, name: str, state: State) -> None:
@@ -112,29 +118,11 @@ def read_plain(folder: Path, name: str) -> Any:
         if getattr(event, "tag", None) is not None:
             raise ValueError(f"the tag {event.tag[:40]!r}")
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if level > _MOST_LEVELS:
-            raise ValueError(f"more than {_MOST_LEVELS} levels")
+        if level > MOST_LEVELS:
+            raise ValueError(f"more than {MOST_LEVELS} levels")
     data = yaml.load(text, loader)
-    _require_plain(data)
+    require_plain(data)
     return data
-
-
-def _require_plain(data: Any) -> None:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            _require_plain(key)
-            _require_plain(value)
-    elif isinstance(data, list):
-        for value in data:
-            _require_plain(value)
-    elif isinstance(data, str) and "${" in data:
-        raise ValueError(f"the interpolation {data[:40]!r} instead of a value")
-    elif isinstance(data, str) and not all(c.isprintable() or c.isspace() for c in data):
-        raise ValueError(f"the text {one_line(data, 40)!r} with control characters")
-    elif data is not None and not isinstance(data, (str, int, float)):
-        raise ValueError(f"{data!r}, which is neither text nor number")
-    elif isinstance(data, int) and abs(data) >= 2**64:
-        raise ValueError("an integer of more than 64 bits")
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -192,7 +180,7 @@ def register(store: Path, run: Path) -> None:
     """Request that the store's current or next writer mirrors this run."""
     folder = store / "pending"
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(str(run).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
     replace_text(folder / f"{digest}-{os.getpid()}-{time.time_ns()}", str(run))
 
 
@@ -212,5 +200,5 @@ def pending(store: Path) -> dict[Path, list[Path]]:
 
 
 def is_pending(store: Path, run: Path) -> bool:
-    digest = hashlib.sha256(str(run).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
     return any((store / "pending").glob(f"{digest}-*"))

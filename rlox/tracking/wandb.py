@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rlox.tracking.store import MIRRORS, inside
+from rlox.tracking.store import MIRRORS, inside, readable
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
@@ -101,7 +101,7 @@ class WandbRun:
                 id=job.ledger.run_id,
                 project=settings["project"],
                 entity=settings.get("entity"),
-                name=settings.get("run_name") or job.run.name,
+                name=settings.get("run_name") or readable(job.run.name),
                 group=settings.get("group"),
                 tags=settings.get("tags") or None,
                 config=job.config,

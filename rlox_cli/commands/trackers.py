@@ -22,11 +22,13 @@ def sync(
 
 def ui(
     context: typer.Context,
-    store: Annotated[Path, typer.Option(help="The MLflow database.")] = Path("outputs/mlflow.db"),
+    store: Annotated[
+        Path | None, typer.Option(help="The MLflow database; by default MLFLOW_TRACKING_URI, else outputs/mlflow.db.")
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
 ) -> None:
     """Serve MLflow's web page for the runs made here. Other options are passed to `mlflow server`."""
     with reported("ui"):
-        from rlox_cli.report.ui import serve
+        from rlox_cli.report.ui import default_store, serve
 
-        serve(store, port, context.args)
+        serve(store or default_store(), port, context.args)

@@ -33,6 +33,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.config import RunConfig
+from rlox.config.saved import resolved
 from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_blanks, refuse_forms
 from rlox_cli.config.ranges import count_values, read_search
@@ -150,13 +151,19 @@ def folder_of(job: Job, multirun: bool) -> Path:
     Raises
     ------
     UsageError
-        If the folder refers to an unknown key.
+        If the folder refers to an unknown key, or its path would do so in Hydra's own files.
     """
     HydraConfig.instance().cfg = job.cfg  # `set_config` would make it read-only
     try:
-        return Path(job.cfg.hydra.sweep.dir if multirun else job.cfg.hydra.run.dir).absolute()
+        folder = Path(job.cfg.hydra.sweep.dir if multirun else job.cfg.hydra.run.dir).absolute()
     except OmegaConfBaseException as e:
         raise UsageError(re.sub(r"hydra\.(run|sweep)\.dir", "output_dir", explain(e))) from e
+    if "${" in str(folder):
+        raise UsageError(
+            f"output_dir must have no ${{ in its path, which Hydra reads as a reference, got {folder}; choose another "
+            "folder, or rename the one where rlox was started"
+        )
+    return folder
 
 
 def named_by_time(job: Job) -> bool:
@@ -333,6 +340,7 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
 def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     choices, run = cfg.hydra.runtime.choices, to_run_config(cfg)
     check_run(run, choices.algo, choices.get("buffer"))
+    resolved(run, choices.algo)  # before anything runs, since the run could not be read again
     return Job(overrides, run, choices.algo, applied_settings(run, choices.algo, choices.get("tuned"), overrides), cfg)
 
 

@@ -150,7 +150,9 @@ def _literal_folder(key: str, value: str) -> str:
     if value[0] in "'\"" and value[-1] == value[0] and len(value) > 1:
         value = value[1:-1].replace(f"\\{value[0]}", value[0])
     path = str(permitted_path(key, value, folder=True))
-    return "'{}'".format(path.replace("'", r"\'"))
+    path = "./???" if path == "???" else path  # alone, it would mean that there is no value
+    # Backslashes are literal, except before a quote.
+    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), path))
 
 
 def refuse_forms(overrides: list[str]) -> None:

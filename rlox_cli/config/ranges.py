@@ -18,13 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.config import Config, nearest
+from rlox.config.sqlite import names_file, sqlite_file, sqlite_uri
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 FILE = "search.json"
 OBJECTIVES = ("final", "best")
 PRUNERS = ("median", "hyperband", "none")
-_SQLITE = "sqlite:///"
 _MOST_BYTES = 1 << 20  # of the file
 # Sections in which trials may differ; any other difference would make their values incomparable.
 _SECTIONS = ("algo", "buffer", "env")
@@ -55,7 +55,7 @@ class OptunaConfig(Config):
         yield "objective", self.objective in OBJECTIVES, f"be one of {', '.join(OBJECTIVES)}"
         yield "pruner", self.pruner in PRUNERS, f"be one of {', '.join(PRUNERS)}"
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
-        yield "storage", self.storage is None or self.storage.startswith(_SQLITE), "be sqlite:///FILE, or null"
+        yield "storage", self.storage is None or names_file(self.storage), "be sqlite:///FILE, or null"
         yield "study", bool(self.study), "not be empty"
 
 
@@ -66,8 +66,7 @@ def optuna_config(cfg: DictConfig) -> OptunaConfig:
         if settings.storage is None:
             return settings
         # Absolute, because a later process may have another working directory.
-        file = Path(settings.storage.removeprefix(_SQLITE)).absolute()
-        return replace(settings, storage=f"{_SQLITE}{file}")
+        return replace(settings, storage=sqlite_uri(sqlite_file(settings.storage).absolute()))
     except (ValueError, TypeError) as e:
         raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
 

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.config.servers import is_reachable
+from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.envs import EnvSpec
 from rlox_cli.config.compose import Job, folder_of, named_by_time
 from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
@@ -330,9 +331,9 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
             continue
         address = None
         if name == "mlflow":
-            uri = config.logger.mlflow.tracking_uri
-            if uri.startswith("sqlite:///"):
-                above = existing_parent(Path(uri.removeprefix("sqlite:///")))
+            uri = config.logger.mlflow.in_effect
+            if is_sqlite(uri):
+                above = existing_parent(sqlite_file(uri))
                 if not os.access(above, os.W_OK):
                     yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
             else:

@@ -22,6 +22,7 @@ from rlox.callbacks import AdviceCallback, Callback, EvalCallback, TimingCallbac
 from rlox.callbacks.loggers import RecordLogger
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import LARGEST_COUNT, Config, RunConfig
+from rlox.config.sqlite import is_sqlite
 from rlox.envs import is_native
 from rlox.envs.registry import is_native_multi_agent
 from rlox.multi_agent import is_multi_agent
@@ -116,7 +117,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
     rows = callback_calls(config) + n_evaluations
     mlflow, costs = config.logger.mlflow, dict(_MIRRORS)
-    if mlflow is not None and not mlflow.tracking_uri.startswith("sqlite:"):
+    if mlflow is not None and not is_sqlite(mlflow.in_effect):
         costs["mlflow"] = _MLFLOW_SERVER
     mirrors = {
         name: start.python * (once + each * rows) for name, (once, each) in costs.items() if name in loggers(config)

@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rlox.config import MlflowConfig
+from rlox.config.sqlite import is_sqlite, sqlalchemy_uri, sqlite_file
 from rlox.tracking.mlflow import MODEL_TRAINING
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
@@ -23,6 +25,14 @@ from rlox_cli.terminal.errors import Stopped, UsageError
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.2
 _GRACE_S = 5.0  # for the server's processes to end by themselves
+
+
+def default_store() -> Path:
+    """Return the SQLite store of runs that name none. Raises a UsageError if MLFLOW_TRACKING_URI is a server."""
+    uri = MlflowConfig().in_effect
+    if not is_sqlite(uri):
+        raise UsageError(f"--store must name a database; the runs are at MLFLOW_TRACKING_URI={uri}, so open that page")
+    return sqlite_file(uri)
 
 
 def serve(store: Path, port: int, args: list[str]) -> None:
@@ -40,7 +50,7 @@ def serve(store: Path, port: int, args: list[str]) -> None:
             raise ValueError(f"--store must be a database of MLflow (SQLite), got {store}")
     host = _host(args)
     _require_free(host, port)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store.absolute()}"]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", sqlalchemy_uri(store.absolute())]
     command += ["--default-artifact-root", str(store.absolute().parent / "mlartifacts"), "--port", str(port)]
     # For one user: by default MLflow starts four workers, and eight processes for jobs that only language models need.
     command += ["--workers", "1", *args]

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from rlox.callbacks import Callback
 from rlox.checkpoint import run_files
+from rlox.config.sqlite import sqlalchemy_uri, sqlite_file
 from rlox.tracking import lock
 from rlox_cli.config.ranges import OptunaConfig, Search
 from rlox_cli.records.ledger import SweepJob
@@ -31,7 +32,7 @@ def study_file(settings: OptunaConfig, folder: Path) -> Path:
     if settings.storage is None:
         run_files.is_file(folder, STUDY_FILE)  # raises a ValueError if it is a link
         return (folder / STUDY_FILE).absolute()
-    return Path(settings.storage.removeprefix("sqlite:///")).absolute()
+    return sqlite_file(settings.storage).absolute()
 
 
 def make_study(path: Path, name: str) -> None:
@@ -60,7 +61,8 @@ def open_study(path: Path, name: str, pruner: optuna.pruners.BasePruner | None =
 def _storage(path: Path) -> optuna.storages.RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": _BUSY_S}})
+    template = sqlalchemy_uri(path).replace("{", "{{").replace("}", "}}")  # Optuna formats it
+    return optuna.storages.RDBStorage(template, engine_kwargs={"connect_args": {"timeout": _BUSY_S}})
 
 
 @contextmanager
