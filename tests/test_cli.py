@@ -270,7 +270,7 @@ BAD_INPUT = [
     (["logger.csv={a: 1}"], "logger.csv={a: 1}: the logger csv is not chosen; add logger=csv"),
     (["env=Acrobot-v1", "tuned=off", "reference.mean_return=-100"], "type +reference.mean_return=… to add it"),
     (["algo=sft", "model=rlox.llm.toy:make_model", "dataset=none.jsonl"], "must be an existing file of rows (.jsonl, "),
-    (["seed=-1"], "seed must be in [0, 2**63), got -1"),
+    (["seed=-1"], "seed must be in [0, 2**63 - 10_000), got -1"),
     (["fast"], "'fast' must be KEY=VALUE or a flag"),
     (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in [0, 1]"),
     (["-m", "env=CartPole-v1,Acrobot-v1,Nope-v1"], "job 2 of the sweep (env=Nope-v1): env=Nope-v1 is no environment"),

@@ -239,7 +239,7 @@ class RunConfig(Config):
     reference: dict[str, Any] | None = operational(None)  # score that tuned settings must reach; set by conf/tuned
 
     def rules(self):
-        yield "seed", 0 <= self.seed <= LARGEST_SEED, "be in [0, 2**63 - 10_000), since evaluations use 10_000 + seed"
+        yield "seed", 0 <= self.seed <= LARGEST_SEED, "be in [0, 2**63 - 10_000)"
         yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
         yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
         timed = self.max_time is None or bool(self.max_seconds)
