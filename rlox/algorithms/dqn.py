@@ -74,7 +74,7 @@ class DQN(OffPolicyAlgorithm):
             from rlox.nn.optimizers import FlatOptimizer
 
             # Copy it before the optimiser moves the online network's parameters into one block.
-            self._target = copy.deepcopy(self.policy).requires_grad_(False)
+            self._target = copy.deepcopy(self.policy).requires_grad_(False).eval()
             self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=1e-8)
         self._target_period = 0  # environment steps // target_update_freq when the target was last updated
         self.explore()

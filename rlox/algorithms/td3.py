@@ -57,7 +57,7 @@ class TD3(OffPolicyAlgorithm):
     def setup(self, rng: Rng) -> None:
         c = self.config
         self.critics, self.target, self.target_block = make_critics(self, rng)
-        self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False))
+        self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False).eval())
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if c.noise_correlation > 0:

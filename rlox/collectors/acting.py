@@ -1,8 +1,9 @@
-"""NumPy interface of policy modules: arrays in, arrays out; tensors and devices are handled here."""
+"""NumPy interface of policy modules: arrays in, arrays out; tensors, devices and the evaluation mode are handled here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import FrameStacks
+from rlox.nn.modes import evaluating
 from rlox.nn.modules import to_array
 from rlox.nn.networks import rng_from_torch
 from rlox.nn.policies import Actor, ActorCritic
@@ -51,16 +53,19 @@ class ModuleActor:
     @torch.inference_mode()
     def mode(self, obs: np.ndarray) -> np.ndarray:
         """Return the most likely actions; the policy must have a ``mode``."""
-        return to_array(self.policy.mode(self._tensor(obs)))
+        with evaluating(self.policy):
+            return to_array(self.policy.mode(self._tensor(obs)))
 
     @torch.inference_mode()
     def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
         """Sample actions. Custom modules use PyTorch's generator, and so do rlox's policies if `rng` is None."""
         if not isinstance(self.policy, Actor):
-            return to_array(self.policy.get_action_and_logprob(self._tensor(obs))[0])
+            with evaluating(self.policy):
+                return to_array(self.policy.get_action_and_logprob(self._tensor(obs))[0])
         noise = np.empty(self.policy.noise_shape(len(obs)), np.float32)
         self.policy.fill_noise(rng or rng_from_torch(), noise)
-        return to_array(self.policy.act(self._tensor(obs), self._tensor(noise)))
+        with evaluating(self.policy):
+            return to_array(self.policy.act(self._tensor(obs), self._tensor(noise)))
 
 
 class ModuleRollout:
@@ -87,9 +92,14 @@ class ModuleRollout:
             noise = torch.empty((n_steps, *policy.noise_shape(n)), dtype=torch.float32, device="cpu")
             policy.fill_noise(rng, noise.numpy())
             self._noise = noise.to(device)
-        self.context = torch.inference_mode
         self._evaluator = ModuleEvaluator(policy, device)
         self.place = self._evaluator.place
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """Return the context of all steps: no gradients, and the policy in evaluation mode."""
+        with torch.inference_mode(), evaluating(self.policy):
+            yield
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Return the actions (N, …) of step `t`."""
@@ -160,14 +170,16 @@ class ModuleEvaluator:
         # Vectors take one pass; images are not concatenated, which would copy them.
         blocks = [obs, reached] if obs.dim() > 2 else [torch.cat([obs, reached])]
         parts = (part for rows in blocks for part in rows.split(self._chunk(obs)))
-        values = torch.cat([self.policy.get_value(part).reshape(-1).float() for part in parts])
+        with evaluating(self.policy):
+            values = torch.cat([self.policy.get_value(part).reshape(-1).float() for part in parts])
         log_probs = self.log_probs(obs, taken) if log_probs is None else log_probs
         return obs, taken, log_probs, values[:n_seen], values[n_seen:].cpu().numpy()
 
     def log_probs(self, obs: torch.Tensor | FrameStacks, actions: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities (B,) of B actions."""
         pairs = zip(obs.split(self._chunk(obs)), actions.split(self._chunk(obs)), strict=True)
-        return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0].float() for o, a in pairs])
+        with evaluating(self.policy):
+            return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0].float() for o, a in pairs])
 
     def _chunk(self, obs: torch.Tensor | FrameStacks) -> int:
         return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK

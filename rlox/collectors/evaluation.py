@@ -82,6 +82,18 @@ def torch_threads(n: int) -> Iterator[None]:
 
 
 @contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Create tensors that can be learned from, also if the caller is inside ``torch.inference_mode``."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.is_inference_mode_enabled():
+        yield
+        return
+    # Leaving the mode also switches gradients on, which the caller's environments do not expect.
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
 def unchecked_distributions() -> Iterator[None]:
     """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
 

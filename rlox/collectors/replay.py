@@ -17,6 +17,7 @@ from rlox.config import RemoteConfig
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
 from rlox.native import NativeActor
+from rlox.nn.modes import evaluating
 
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
@@ -229,7 +230,7 @@ class ReplayCollector(Collector):
         import torch
 
         seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
-        with torch.inference_mode():
+        with torch.inference_mode(), evaluating(policy):
             if self.device == "cpu":
                 actions = policy.act(seen, noise).numpy()
             else:

@@ -20,7 +20,13 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, one_line, save_checkpoint, versions
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn
-from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
+from rlox.collectors.evaluation import (
+    Evaluation,
+    evaluate,
+    outside_inference_mode,
+    torch_threads,
+    unchecked_distributions,
+)
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
@@ -32,6 +38,7 @@ from rlox.kernels.rng import Rng
 from rlox.native import NativeAdam, NativeOptimizer, Watch
 from rlox.native.shadows import update_difference
 from rlox.nn.devices import computes_bfloat16, generator_states, set_generator_states
+from rlox.nn.modes import learning
 from rlox.nn.modules import load_weights_, state_of, weights_of
 
 # PyTorch is imported where it is used, because native runs do not need it.
@@ -196,6 +203,7 @@ class Algorithm:
             raise TypeError(f"{where}: {min(values)} must not be given together with config, which contains it")
         return given
 
+    @outside_inference_mode()
     def _assemble(self, policy: nn.Module | None, backend: str, device: str) -> None:
         """Choose the backend, then create networks and optimisers; the last step of construction."""
         self._own_policy = policy is not None
@@ -466,12 +474,18 @@ class Algorithm:
         with (
             torch_threads(self.threads),
             unchecked_distributions(),
+            outside_inference_mode(),
+            self._learning(),
             self._recording(),
             shown_progress(self, progress),
             running(self),
             self.ranks.training(self),
         ):
             return type(self).loop(self)
+
+    def _learning(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that puts a custom policy in training mode; collection leaves it for evaluation mode."""
+        return learning(self.policy) if self._own_policy and self.native is None else contextlib.nullcontext()
 
     def _recording(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that records a training in its run folder, if there is one."""

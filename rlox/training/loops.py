@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,15 @@ def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, flo
     return to_floats(means)
 
 
+def _updater(algorithm) -> Callable[[Any], dict[str, Any]]:
+    """Return the function that updates from a batch; PyTorch's records gradients, also for a caller without them."""
+    if algorithm.backend == "native":
+        return algorithm.update_native
+    import torch
+
+    return torch.enable_grad()(algorithm.update)
+
+
 def on_policy(algorithm) -> dict[str, float]:
     """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
 
@@ -123,7 +132,7 @@ def on_policy(algorithm) -> dict[str, float]:
     """
     c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    native = algorithm.backend == "native"
+    update = _updater(algorithm)
     algorithm.collector.env_steps = c.env_steps
     go_on = ranks.call_hook(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
@@ -147,7 +156,7 @@ def on_policy(algorithm) -> dict[str, float]:
         c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
         callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
-        losses = ranks.metrics(to_floats(algorithm.update_native(batch) if native else algorithm.update(batch)))
+        losses = ranks.metrics(to_floats(update(batch)))
         c.updates += 1
         now = time.perf_counter()
         require_finite(losses, algorithm)
@@ -187,7 +196,7 @@ def off_policy(algorithm) -> dict[str, float]:
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     ranks = algorithm.ranks
     collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
-    update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
+    update = _updater(algorithm)
     end = c.end
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
@@ -302,7 +311,7 @@ def offline(algorithm) -> dict[str, float]:
         When a metric of a report is not finite.
     """
     c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
-    update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
+    update = _updater(algorithm)
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = ranks.call_hook(algorithm, "on_training_start")

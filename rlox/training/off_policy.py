@@ -36,6 +36,7 @@ from rlox.kernels.rng import Rng
 from rlox.native import bounded_obstacle
 from rlox.native.shadows import difference
 from rlox.nn.batch import SequenceBatch, TransitionBatch
+from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, joined, require_mixable
 from rlox.training import environments, loops
@@ -269,7 +270,7 @@ class OffPolicyAlgorithm(Algorithm):
         spec, where = self.spec, type(self).__name__
         probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32, device="cpu")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(policy):
                 shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
         except RuntimeError as e:
             raise ValueError(

@@ -20,6 +20,7 @@ from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.data import Text, encode, template_arguments
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken
 from rlox.llm.tokens import unique_rows
+from rlox.nn.modes import evaluating
 
 if TYPE_CHECKING:
     from rlox.llm.rewards.http import RewardHTTPServer
@@ -226,7 +227,7 @@ class _Network:
 
     def _scored(self, rows: Sequence[list[int]]) -> np.ndarray:
         scores = np.empty(len(rows))
-        with self._lock, torch.no_grad(), _evaluating(self._network), self._with_padding() as pad:
+        with self._lock, torch.no_grad(), evaluating(self._network), self._with_padding() as pad:
             weights = next(self._network.parameters(), None)
             device = "cpu" if weights is None else weights.device
             for batch in self._batches(rows, pad is not None):
@@ -287,18 +288,6 @@ class _Network:
                 f"{shape}{'; load it with num_labels=1' if self._config is not None else ''}"
             )
         return found.reshape(n).double().cpu().numpy()
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; afterwards restore the mode of each module, since some may be frozen."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class RewardModelServer:
