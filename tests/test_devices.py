@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import rlox
-from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
+from rlox.algorithms import A2C, BC, CQL, DQN, IMPALA, IQL, MAPPO, PPO, SAC, TD3, TD3BC, DreamerV3
 from rlox.distributed.ranks import ALONE, Ranks
 from rlox.nn.compiling import CompiledLoss
 from rlox.nn.devices import computes_bfloat16, generator_states, own_gpu, set_generator_states
@@ -217,6 +218,71 @@ def test_the_default_device_of_the_process_does_not_matter(case):
         torch.set_default_device(None)
     for p, q in zip(plain.policy.parameters(), other.policy.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@contextmanager
+def computing_only(inference):
+    """A calling program that computes in double precision and never learns."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode() if inference else torch.no_grad():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def offline(cls):
+    rng = np.random.default_rng(0)
+    obs, actions, over = rng.normal(size=(64, 3)), rng.uniform(-2, 2, size=(64, 1)), np.arange(64) % 8 == 7
+    data = rlox.OfflineDatasetBuffer(obs, obs, actions, obs[:, 0], over, np.zeros(64, bool))
+    settings = {"env_id": "Pendulum-v1", "act_low": -2.0, "act_high": 2.0, "hidden_sizes": [8], "batch_size": 8}
+    return cls(data, 3, act_dim=1, seed=1, backend="torch", **settings)
+
+
+DREAMER = {
+    "n_envs": 4,
+    "learning_starts": 40,
+    "replay_ratio": 4.0,
+    "batch_size": 4,
+    "seq_len": 4,
+    "deter_dim": 16,
+    "hidden_dim": 8,
+    "stoch_dim": 2,
+    "stoch_classes": 4,
+    "imagination_horizon": 3,
+    "warmup_updates": 0,
+    "seed": 1,
+}
+LEARNERS = {
+    **{case: lambda case=case: CASES[case][0](CASES[case][1], **CASES[case][2], backend="torch") for case in CASES},
+    "kernel": lambda: PPO("CartPole-v1", **ON),
+    "impala": lambda: IMPALA("Pendulum-v1", **ON),
+    "mappo": lambda: MAPPO("CartPole-v1", **ON, backend="torch", value_norm=True),
+    "dreamer": lambda: DreamerV3("CartPole-v1", **DREAMER),
+    **{cls.name: lambda cls=cls: offline(cls) for cls in (BC, CQL, IQL, TD3BC)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
+@pytest.mark.parametrize("case", LEARNERS)
+def test_gradients_and_data_type_of_the_process_do_not_matter(case, inference):
+    def learned():
+        algorithm = LEARNERS[case]()
+        algorithm.train(16 if algorithm.collector is None else 64)
+        obs = np.full(algorithm.spec.obs_dim, 0.1)
+        actions = [algorithm.predict(obs), algorithm.predict([obs, obs], deterministic=False)]
+        found = [p.numpy(force=True) for p in algorithm.policy.parameters()]
+        return [*found, actions[0], algorithm.evaluate(1, seed=3).returns]
+
+    expected = learned()
+    with computing_only(inference):
+        found = learned()
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == (False, inference)
+        assert torch.get_default_dtype() == torch.float64
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one, other)
 
 
 # ---- random numbers

@@ -20,7 +20,7 @@ def _depends(part: nn.Module) -> bool:
     """Return whether a part of a module, without its own parts, may compute differently in training mode."""
     kind = type(part)
     module = kind.__module__
-    same = module.startswith("rlox.nn.") or (module.startswith("torch.nn.modules.") and kind.__name__ in _SAME_IN_BOTH)
+    same = module.startswith("rlox.") or (module.startswith("torch.nn.modules.") and kind.__name__ in _SAME_IN_BOTH)
     return not same or bool(part._forward_pre_hooks or part._forward_hooks)
 
 

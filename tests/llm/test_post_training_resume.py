@@ -99,6 +99,27 @@ def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_and_data_type_of_the_process_do_not_matter(kind):
+    cls, data, functions = KINDS[kind]
+
+    def learned():
+        algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), seed=1, batch_size=7, **data, **functions)
+        algorithm.train(2)
+        return algorithm
+
+    expected = learned()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            found = learned()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for p, q in zip(found.policy.parameters(), expected.policy.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_halfway(kind, lora, tmp_path):
