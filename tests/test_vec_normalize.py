@@ -295,3 +295,44 @@ def test_predict_normalises_as_training_did(backend):
         values, raw = (dqn.policy(torch.from_numpy(x)) for x in (dqn.normalizer.normalize(obs), obs))
     assert (values.argmax(1) != raw.argmax(1)).any()
     np.testing.assert_array_equal(dqn.predict(obs), values.argmax(1).numpy())
+
+
+class Clock(gymnasium.Env):
+    """Observes a number near `start` that grows by 1 in each step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, start=1.7e9, dtype=np.float64):
+        self.observation_space = spaces.Dict(
+            {"speed": spaces.Box(-1, 1, (2,), np.float32), "time": spaces.Box(0, 1e12, (1,), dtype)}
+        )
+        self.start, self.dtype = start, dtype
+
+    def _obs(self):
+        return {"speed": np.zeros(2, np.float32), "time": np.array([self.start + self.t], self.dtype)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), 1.0, False, self.t == 20, {}
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+@pytest.mark.parametrize("start", [1.7e9, -3e8])
+def test_changes_that_float32_cannot_represent_are_named_once(algorithm, start):
+    settings = {"n_steps": 64} if algorithm is PPO else {"learning_starts": 2000}
+    agent = algorithm(Clock, n_envs=2, env_kwargs={"start": start}, normalize_obs=True, **settings)
+    with pytest.warns(RuntimeWarning, match=r"number 0 of 'time': smaller changes of it are lost") as record:
+        agent.train(2200)
+    assert len([one for one in record if "normalize_obs" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize(("start", "dtype"), [(1e6, np.float64), (1.7e9, np.float32)])
+def test_no_warning_if_nothing_is_lost_here(start, dtype, recwarn):
+    """Below 2**24, float32 has all whole numbers; and the environment itself may have float32."""
+    PPO(Clock, n_envs=2, n_steps=64, env_kwargs={"start": start, "dtype": dtype}, normalize_obs=True).train(2200)
+    assert not [one for one in recwarn if "normalize_obs" in str(one.message)]

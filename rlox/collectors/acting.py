@@ -1,9 +1,9 @@
-"""NumPy interface of policy modules: arrays in, arrays out; tensors, devices and the evaluation mode are handled here."""
+"""NumPy interface of policy modules: arrays in, arrays out. Tensors, devices and evaluation mode are handled here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import FrameStacks
-from rlox.nn.modes import evaluating
+from rlox.nn.modes import acting, evaluating
 from rlox.nn.modules import to_array
 from rlox.nn.networks import rng_from_torch
 from rlox.nn.policies import Actor, ActorCritic
@@ -92,14 +92,9 @@ class ModuleRollout:
             noise = torch.empty((n_steps, *policy.noise_shape(n)), dtype=torch.float32, device="cpu")
             policy.fill_noise(rng, noise.numpy())
             self._noise = noise.to(device)
+        self.context = partial(acting, policy)
         self._evaluator = ModuleEvaluator(policy, device)
         self.place = self._evaluator.place
-
-    @contextmanager
-    def context(self) -> Iterator[None]:
-        """Return the context of all steps: no gradients, and the policy in evaluation mode."""
-        with torch.inference_mode(), evaluating(self.policy):
-            yield
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Return the actions (N, …) of step `t`."""

@@ -17,7 +17,7 @@ from rlox.config import RemoteConfig
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
 from rlox.native import NativeActor
-from rlox.nn.modes import evaluating
+from rlox.nn.modes import acting
 
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
@@ -230,7 +230,7 @@ class ReplayCollector(Collector):
         import torch
 
         seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
-        with torch.inference_mode(), evaluating(policy):
+        with acting(policy):
             if self.device == "cpu":
                 actions = policy.act(seen, noise).numpy()
             else:

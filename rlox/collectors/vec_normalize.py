@@ -7,9 +7,15 @@ In evaluation the statistics are frozen. Returns are always reported in the envi
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+
 import numpy as np
 
 MOMENTS = ("mean", "var", "count")  # attributes of `RunningMoments`
+_PRIOR = (0.0, 1.0, 1e-4)  # mean, variance and weight of a prior, so that the first division is defined
+# After this many samples, observations of at least this size must vary by this many of float32's steps.
+_CHECKED_AFTER, _LARGE, _LEAST_STEPS = 1000, 2.0**24, 8
 
 
 class RunningMoments:
@@ -22,9 +28,9 @@ class RunningMoments:
     """
 
     def __init__(self, shape: tuple[int, ...]):
-        self.mean = np.zeros(shape)
-        self.var = np.ones(shape)
-        self.count = 1e-4  # weight of a prior N(0, 1), so that the first division is defined
+        mean, var, self.count = _PRIOR
+        self.mean = np.full(shape, mean)
+        self.var = np.full(shape, var)
 
     def update(self, batch: np.ndarray) -> None:
         """Add a batch (B, *shape)."""
@@ -64,6 +70,9 @@ class VecNormalize:
         Whether to normalise observations and rewards.
     clip_obs, clip_rewards : float
         Bounds of the result, in standard deviations.
+    part : callable, optional
+        For observations that were rounded to float32: returns the name of their number with an index. A RuntimeWarning
+        then names a number whose changes are lost by rounding, once.
     """
 
     EPSILON = 1e-8
@@ -77,12 +86,14 @@ class VecNormalize:
         rewards: bool = True,
         clip_obs: float = 10.0,
         clip_rewards: float = 10.0,
+        part: Callable[[int], str] | None = None,
     ):
         self.gamma = gamma
         self.obs = obs
         self.rewards = rewards
         self.clip_obs = clip_obs
         self.clip_rewards = clip_rewards
+        self._part = part
         self.obs_moments = RunningMoments(obs_shape)
         self.return_moments = RunningMoments(())
         self.returns = np.zeros(n_envs)  # discounted sum of the rewards of each running episode
@@ -91,6 +102,24 @@ class VecNormalize:
         """Add the observations ``(N, *obs_shape)`` of one step to the statistics."""
         if self.obs:
             self.obs_moments.update(obs)
+            if self._part is not None and self.obs_moments.count > _CHECKED_AFTER:
+                self._warn_if_lost(self._part)
+                self._part = None
+
+    def _warn_if_lost(self, part: Callable[[int], str]) -> None:
+        """Warn about the first number of observations that varies by only a few of float32's steps."""
+        mean, var, _ = (np.ravel(x) for x in self.obs_moments.since(*map(np.float64, _PRIOR)))
+        steps, deviation = np.spacing(np.abs(mean).astype(np.float32)), np.sqrt(var)
+        lost = np.flatnonzero((np.abs(mean) >= _LARGE) & (deviation < _LEAST_STEPS * steps))
+        if len(lost):
+            i = lost[0]
+            warnings.warn(
+                f"normalize_obs: observations are rounded to float32, whose steps are {steps[i]:g} near {mean[i]:.3g}, "
+                f"the mean of {part(i)}: smaller changes of it are lost, its standard deviation is {deviation[i]:.3g}. "
+                "Subtract a constant from it in the environment, or in gymnasium.wrappers.TransformObservation",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def normalize(self, obs: np.ndarray) -> np.ndarray:
         """Normalise observations ``(B, *obs_shape)`` to f32 with the current statistics, without updating them."""

@@ -47,10 +47,11 @@ class Actor:
             remote=plan.remote,
         )
         if c.normalize_obs or c.normalize_rewards:
-            shape = self.collector.spec.obs_shape
+            spec = self.collector.spec
             self.collector.normalizer = VecNormalize(
-                plan.n_envs, shape, c.gamma, c.normalize_obs, c.normalize_rewards, c.clip_obs, c.clip_rewards
-            )
+                plan.n_envs, spec.obs_shape, c.gamma, c.normalize_obs, c.normalize_rewards, c.clip_obs, c.clip_rewards,
+                spec.part if spec.rounded else None,
+            )  # fmt: skip
 
     def rollout(self, weights: Weights) -> Trajectory:
         """Collect one rollout with `weights`.

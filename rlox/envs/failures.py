@@ -14,7 +14,7 @@ import opcode
 import sys
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, TracebackType
 from typing import Any, ClassVar, NamedTuple
@@ -161,6 +161,15 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
         if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
             return f"{name} must be a bool, got {described(flag)}"
     return None
+
+
+def require_separate(envs: Sequence[Any], where: str) -> None:
+    """Raise ValueError if two of `envs`, which are stepped independently, are the same object."""
+    if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
+        raise ValueError(
+            f"{where}: each call must create an environment of its own, got the same object again; create it inside of "
+            "the function: lambda: MyEnv(), not lambda: env"
+        )
 
 
 def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
-from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure, require_separate
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
@@ -69,6 +69,7 @@ class EnvGroup:
         self.envs: list[Any] = []
         for self.at in range(n):
             self.envs.append(make_gym_env(env, kwargs, wrappers))
+        require_separate(self.envs, self.where)
         obs_space, act_space = self.envs[0].observation_space, self.envs[0].action_space
         self.adapter = SpaceAdapter(obs_space, act_space, where)
         for other in self.envs:

@@ -84,6 +84,11 @@ class EnvSpec:
         return self.image or bool(self.images)
 
     @property
+    def rounded(self) -> bool:
+        """Whether observations of the environment have a wider data type than float32, to which they are rounded."""
+        return self.adapter is not None and self.adapter.rounds
+
+    @property
     def discrete(self) -> bool:
         return self.n_actions is not None
 
@@ -196,8 +201,12 @@ class SpaceAdapter:
         unscaled = _bytes_shape(obs_space)
         from gymnasium import spaces
 
-        # Whether observations are vectors already, and the first of Discrete actions.
+        # Whether observations are vectors already, whether float32 rounds them, and the first of Discrete actions.
         self.vectors = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
+        self.rounds = any(
+            isinstance(part, spaces.Box) and np.dtype(part.dtype).itemsize >= 4 and part.dtype != np.float32
+            for _, part in _leaves(obs_space)
+        )
         self.first_action: int | None = None
         if isinstance(act_space, spaces.Discrete):
             self.first_action = first = int(act_space.start)

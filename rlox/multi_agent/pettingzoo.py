@@ -23,6 +23,7 @@ from rlox.envs.failures import (
     frames_of,
     note_cause,
     require_exception,
+    require_separate,
     wrong_observation,
 )
 from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
@@ -200,6 +201,7 @@ class ZooCopies:
         self.envs: list[Any] = []
         for _ in range(n):
             self.envs.append(make_zoo_env(env, kwargs))
+        require_separate(self.envs, self.where)
         answers = [self._first_answer(i, seed) for i, seed in enumerate(seeds)]
         names = self._possible(0)
         for i in range(1, n):

@@ -1,5 +1,4 @@
-"""Training and evaluation mode of modules: dropout and batch normalisation act in evaluation mode, and learn in training
-mode."""
+"""Training and evaluation mode of modules, which matters for dropout, batch normalisation and custom layers."""
 
 from __future__ import annotations
 
@@ -46,6 +45,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         _restore(modes)
+
+
+@contextmanager
+def acting(module: nn.Module) -> Iterator[None]:
+    """Put `module` in evaluation mode, and compute without gradients."""
+    import torch
+
+    with torch.inference_mode(), evaluating(module):
+        yield
 
 
 @contextmanager

@@ -133,8 +133,9 @@ def _normalize(algorithm: Algorithm) -> None:
     clip_rewards = getattr(c, "clip_rewards", math.inf)
     n_own = algorithm.n_envs // algorithm.ranks.size
     algorithm.normalizer = algorithm.collector.normalizer = VecNormalize(
-        n_own, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards
-    )
+        n_own, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards,
+        spec.part if spec.rounded else None,
+    )  # fmt: skip
 
 
 def state(algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
