@@ -690,3 +690,14 @@ def test_names_and_episode_statistics_of_gymnasiums_vector_environments():
     for _ in range(200):
         vec.step_all(actions)
     assert len(vec.episode_lengths) == 100
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_returns_one_object_again_is_an_error(workers):
+    """Its copies would be stepped as if they were independent; with workers, each process has its own copies."""
+    env = gymnasium.make("Acrobot-v1")
+    with pytest.raises(ValueError, match="must create an environment of its own, got the same object again"):
+        PPO(lambda: env, n_envs=4, env_workers=workers)
+    with pytest.raises(ValueError, match="must create an environment of its own"):
+        PPO(lambda: gymnasium.wrappers.TimeLimit(env, 10), n_envs=2)
+    PPO(lambda: env, n_envs=1)

@@ -24,6 +24,7 @@ from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
 from rlox.nn.optimizers import flat_copy
+from rlox.training.bounded import require_bounds
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.schedules import scheduled
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
@@ -139,6 +140,7 @@ class DreamerV3(OffPolicyAlgorithm):
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         if policy is not None and not isinstance(policy, DreamerPolicy):
             raise TypeError(f"DreamerV3: policy must be a DreamerPolicy, got {type(policy).__name__}")
+        require_bounds(self.spec, "DreamerV3")
         self.policy = DreamerPolicy(self.spec, self.config, rng) if policy is None else policy
 
     def setup(self, rng: Rng) -> None:

@@ -262,7 +262,7 @@ class SpaceAdapter:
         if isinstance(space, spaces.Dict if isinstance(obs, Mapping) else spaces.Tuple) and not _is_array(obs):
             if wrong_observation(space, obs) is not None and (batch := _unbatched(space, obs)):
                 single, items = False, batch
-        else:
+        elif not (isinstance(space, (spaces.Text, spaces.OneOf)) and space.contains(obs)):
             array = np.asarray(obs)
             if array.shape != space.shape:
                 is_batch = space.shape is not None and array.shape[1:] == space.shape and array.shape != flat

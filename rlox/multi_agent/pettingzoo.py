@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
+from rlox.config import shown
 from rlox.envs import state as env_state
 from rlox.envs.failures import (
     NO_ANSWERS,
@@ -246,6 +247,11 @@ class ZooCopies:
     def _space(self, name: Any) -> _Space:
         from gymnasium import spaces
 
+        for method in ("observation_space", "action_space"):
+            if not callable(held := getattr(self.envs[0], method, None)):
+                self._refuse(
+                    0, f"{method} must be a method that takes an agent's name, got {shown(held)}; name it {method}s"
+                )
         observed, taken = self.envs[0].observation_space(name), self.envs[0].action_space(name)
         where = f"{self.where}: agent {name!r}"
         part, masked = observed, isinstance(observed, spaces.Dict) and MASK in observed.spaces

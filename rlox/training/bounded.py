@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rlox.envs import EnvSpec
     from rlox.nn.networks import TwinQNetwork
 
 
-def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> None:
-    """Set `policy` to the class's `Policy` with the environment's bounds, and `native` if a kernel acts."""
-    from torch import nn
-
-    c, spec, where, kind = algorithm.config, algorithm.spec, type(algorithm).__name__, algorithm.Policy
+def require_bounds(spec: EnvSpec, where: str) -> None:
+    """Raise ValueError unless the bounds of the environment's continuous actions are finite and apart."""
     low, high = spec.act_low, spec.act_high
+    if low is None or high is None:
+        return
     with np.errstate(over="ignore", invalid="ignore"):
         width = high - low
     if not (np.isfinite(width) & (width > 0)).all():
@@ -36,6 +36,14 @@ def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> N
             f"{where}: the bounds of the environment's actions must be finite and apart, got {low.tolist()} to "
             f"{high.tolist()}; wrap it so that its action_space is such a Box, or take PPO, which needs no bounds"
         )
+
+
+def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> None:
+    """Set `policy` to the class's `Policy` with the environment's bounds, and `native` if a kernel acts."""
+    from torch import nn
+
+    c, spec, where, kind = algorithm.config, algorithm.spec, type(algorithm).__name__, algorithm.Policy
+    require_bounds(spec, where)
     if spec.image:
         raise ValueError(
             f"{where}: the environment's observations must be vectors, got images of shape {spec.obs_shape}; take "
@@ -47,7 +55,7 @@ def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> N
         raise TypeError(f"{where}: policy must be a torch.nn.Module, got {type(policy).__name__}")
     elif not isinstance(policy, kind):
         policy = kind(spec.obs_dim, spec.act_dim, net=policy)
-    policy.bound_(low, high)
+    policy.bound_(spec.act_low, spec.act_high)
     algorithm._require_outputs(policy, kind.outputs_per_action * spec.act_dim, algorithm.outputs)
     algorithm.policy = policy
     if algorithm.backend == "native":

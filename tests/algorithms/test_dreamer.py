@@ -6,6 +6,7 @@ import numpy as np
 import probes
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlox.algorithms import DreamerV3
 from rlox.nn.batch import SequenceBatch
@@ -244,6 +245,16 @@ def test_solves_its_probes(env, n_steps, least, changes):
     algorithm = DreamerV3(env, **{**PROBE, **changes})
     algorithm.train(n_steps)
     assert algorithm.evaluate(50).returns.mean() >= least
+
+
+def test_actions_without_bounds_are_an_error_at_the_start():
+    def unbounded():
+        env = probes.ReachTheTarget()
+        env.action_space = spaces.Box(-np.inf, np.inf, (1,))
+        return env
+
+    with pytest.raises(ValueError, match="bounds of the environment's actions must be finite and apart"):
+        DreamerV3(unbounded, **PROBE)
 
 
 @pytest.mark.slow

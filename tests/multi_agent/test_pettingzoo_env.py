@@ -263,6 +263,23 @@ def test_actions_of_dead_agents_are_ignored():
         env.step_all([np.array([[9, -7]]), np.array([[2]])])
 
 
+class Dicts(Script):
+    """Has dicts where PettingZoo has methods."""
+
+    observation_space = dict.fromkeys(Script.possible_agents, spaces.Box(0, 1, (3,)))  # noqa: RUF012
+
+
+def test_dicts_of_spaces_are_named():
+    with pytest.raises(ValueError, match="observation_space must be a method that takes an agent's name, got .*name it"):
+        make_multi_agent_env(lambda: Dicts(), 1, 0)
+
+
+def test_one_environment_for_several_copies_is_an_error():
+    env = Script()
+    with pytest.raises(ValueError, match="must create an environment of its own, got the same object again"):
+        make_multi_agent_env(lambda: env, 2, 0)
+
+
 class Masked(Script):
     """Allows only action t % 3; the mask comes with the observation or the info."""
 
