@@ -69,8 +69,9 @@ def test_the_record_matches_the_current_sources():
 SHARED = ("rlox.config:", "rlox.envs.failures:",
           "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.native:", "rlox.native.shadows:",
           "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
-          "rlox.nn.policies:MultiDiscretePolicy", "rlox.training.loops:_means", "rlox.training.loops:require_finite",
-          "rlox.training.loops:Episodes", "rlox.training.bounded:make_action_noise",
+          "rlox.nn.policies:MultiDiscretePolicy", "rlox.nn.modes:",
+          "rlox.training.loops:_means", "rlox.training.loops:_updater", "rlox.training.loops:require_finite",
+          "rlox.training.loops:Episodes", "rlox.training.bounded:make_action_noise", "rlox.training.bounded:require_bounds",
           "rlox.collectors.base:Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:RolloutBatch",
           "rlox.nn.batch:_Column", "rlox.multi_agent.self_play:", "rlox.multi_agent.collector:Actors",
           "rlox.multi_agent.players:ValueNorms", "rlox.algorithms.mappo:Learner")  # fmt: skip
@@ -502,7 +503,7 @@ EDITS = {
     "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
     "nn.networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
     "nn.policies:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
-    "training.bounded:make_bounded_policy": ("policy.bound_(low, high)", "policy.bound_(high, low)"),
+    "training.bounded:make_bounded_policy": ("policy.bound_(spec.act_low,", "policy.bound_(-spec.act_low,"),
 }
 
 # The same for each edit separately, in forks of a process that has already imported PyTorch.

@@ -270,7 +270,9 @@ class Dicts(Script):
 
 
 def test_dicts_of_spaces_are_named():
-    with pytest.raises(ValueError, match="observation_space must be a method that takes an agent's name, got .*name it"):
+    with pytest.raises(
+        ValueError, match="observation_space must be a method that takes an agent's name, got .*name it"
+    ):
         make_multi_agent_env(lambda: Dicts(), 1, 0)
 
 
