@@ -266,12 +266,12 @@ def test_actions_of_dead_agents_are_ignored():
 class Dicts(Script):
     """Has dicts where PettingZoo has methods."""
 
-    observation_space = dict.fromkeys(Script.possible_agents, spaces.Box(0, 1, (3,)))  # noqa: RUF012
+    observation_space = dict.fromkeys(Script.possible_agents, spaces.Box(0, 1, (3,)))
 
 
 def test_dicts_of_spaces_are_named():
     with pytest.raises(
-        ValueError, match="observation_space must be a method that takes an agent's name, got .*name it"
+        ValueError, match=r"observation_space must be a method that takes an agent's name, got .*name it"
     ):
         make_multi_agent_env(lambda: Dicts(), 1, 0)
 
