@@ -700,4 +700,32 @@ def test_a_function_that_returns_one_object_again_is_an_error(workers):
         PPO(lambda: env, n_envs=4, env_workers=workers)
     with pytest.raises(ValueError, match="must create an environment of its own"):
         PPO(lambda: gymnasium.wrappers.TimeLimit(env, 10), n_envs=2)
-    PPO(lambda: env, n_envs=1)
+
+
+def test_an_evaluation_leaves_the_environment_of_the_training_unchanged():
+    class Counting(gymnasium.Env):
+        observation_space, action_space, t = spaces.Box(-1, 1, (1,)), spaces.Discrete(2), 0
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            return np.zeros(1, np.float32), 1.0, False, self.t == 4, {}
+
+    own = Counting()
+    agent = PPO(lambda: own, n_envs=1, n_steps=6)
+    agent.train(6)
+    with pytest.raises(ValueError, match=r"got an environment \(Counting\) that cannot be created again: it has no spec"):
+        agent.evaluate(1)
+    assert own.t == 2
+    agent.close()
+    assert agent.evaluate(1).lengths.tolist() == [4]  # nothing is disturbed any more
+
+    env = gymnasium.make("Acrobot-v1")
+    agent = PPO(lambda: env, n_envs=1, n_steps=6)
+    agent.train(6)
+    state = env.unwrapped.state.copy()
+    agent.evaluate(1)
+    np.testing.assert_array_equal(env.unwrapped.state, state)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from rlox.config import nearest
 from rlox.config.base import closest
 from rlox.envs.failures import frames_of, note_cause, require_exception
 from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
+
+# Environments that `rlox.envs.gym_vec_env.GymVecEnv` steps in this process, without wrappers, by their ``id()``.
+stepped: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 # Extras that install the libraries of gymnasium's own ids, by the module that gymnasium names as missing.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
@@ -146,6 +150,8 @@ def whole_games(wrappers: Sequence[Any]) -> list[Any]:
 def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
     """Same as `make_gym_env`, but create a new environment from the spec of a given one, which stays unchanged.
 
+    A function that returns an environment in use (see `stepped`) also gives such an environment.
+
     Raises
     ------
     ValueError
@@ -154,7 +160,10 @@ def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers:
     import gymnasium
 
     if not isinstance(env, gymnasium.Env):
-        return make_gym_env(env, kwargs, wrappers)
+        made = make_gym_env(env, kwargs, wrappers)
+        if stepped.get(id(made.unwrapped)) is None:
+            return made
+        env, kwargs, wrappers = made, None, ()
     try:
         if env.spec is None:
             raise ValueError("it has no spec")

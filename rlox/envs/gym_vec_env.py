@@ -12,7 +12,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure, require_separate
-from rlox.envs.gym_make import make_gym_env
+from rlox.envs.gym_make import make_gym_env, stepped
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.envs.state import ForeignEnvs
@@ -70,6 +70,7 @@ class EnvGroup:
         for self.at in range(n):
             self.envs.append(make_gym_env(env, kwargs, wrappers))
         require_separate(self.envs, self.where)
+        stepped.update((id(one.unwrapped), one.unwrapped) for one in self.envs)
         obs_space, act_space = self.envs[0].observation_space, self.envs[0].action_space
         self.adapter = SpaceAdapter(obs_space, act_space, where)
         for other in self.envs:
@@ -196,6 +197,7 @@ class EnvGroup:
         """Close every environment; then raise the first exception of one of them."""
         errors: list[BaseException] = []
         for i, env in enumerate(self.envs):
+            stepped.pop(id(env.unwrapped), None)
             try:
                 env.close()
             except BaseException as e:
