@@ -717,7 +717,7 @@ def test_an_evaluation_leaves_the_environment_of_the_training_unchanged():
     own = Counting()
     agent = PPO(lambda: own, n_envs=1, n_steps=6)
     agent.train(6)
-    with pytest.raises(ValueError, match=r"got an environment \(Counting\) that cannot be created again: it has no spec"):
+    with pytest.raises(ValueError, match=r"got an environment \(Counting\) that cannot be .* no spec"):
         agent.evaluate(1)
     assert own.t == 2
     agent.close()
