@@ -95,7 +95,15 @@ def test_every_verb_reads_a_folder_whose_name_is_not_utf_8(tmp_path):
     trains(tmp_path, LATIN_1, "logger=csv", "output_dir=r")
     data = ["collect", "r", "--steps", "32", "--out", f"{LATIN_1}.arrow"]
     resumed = ["train", "resume=r", "total_timesteps=128"]
-    for words in (["eval", "r", "--episodes", "1"], ["ls", "runs", "--folder", "."], ["sync", "r"], data, resumed):
+    table = ["collect", "r", "--steps", "32", "--out", f"{LATIN_1}.parquet"]
+    for words in (
+        ["eval", "r", "--episodes", "1"],
+        ["ls", "runs", "--folder", "."],
+        ["sync", "r"],
+        data,
+        table,
+        resumed,
+    ):
         done = forked.run(*words, cwd=tmp_path / LATIN_1)
         assert not done.returncode, done.stderr
 

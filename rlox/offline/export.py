@@ -133,7 +133,7 @@ def _to_parquet(columns: Block, integers: bool, text: str, path: Path) -> None:
     import pyarrow.parquet as pq
 
     writer = None
-    try:
+    with pa.OSFile(os.fsencode(path), "wb") as file:
         for block in _blocks(columns, integers):
             arrays = {
                 name: pa.array(column)
@@ -142,9 +142,8 @@ def _to_parquet(columns: Block, integers: bool, text: str, path: Path) -> None:
                 for name, column in block.items()
             }
             table = pa.table(arrays, metadata={METADATA: text})
-            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer = writer or pq.ParquetWriter(file, table.schema)
             writer.write_table(table)
-    finally:
         if writer is not None:
             writer.close()
 
