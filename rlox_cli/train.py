@@ -33,7 +33,7 @@ from rlox_cli.run.runner import Outcome, resume
 from rlox_cli.terminal.account import account
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import output_path, shown
+from rlox_cli.terminal.paths import output_path, shown, with_home
 
 
 def main(args: list[str]) -> None:
@@ -52,7 +52,7 @@ def main(args: list[str]) -> None:
         if len(set(runs)) > 1:
             raise UsageError(f"resume must be given once, got {' and '.join(runs)}")
         others = [override for override in overrides if override not in runs]
-        _resume(runs[-1].partition("=")[2], flags, others, modules, console, checks)
+        _resume(with_home("resume", runs[-1].partition("=")[2]), flags, others, modules, console, checks)
         return
     overrides = run_folder(with_env(overrides))
     # Flags such as --hydra-help and --version train nothing and need no valid configuration.

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from minari.data_collector import EpisodeBuffer
 
@@ -236,6 +237,27 @@ def test_a_bad_row_is_named_by_column_and_row(tmp_path, spoil, message, suffix):
     with pytest.raises(ValueError, match=message):
         rlox.open_dataset(path)
     assert list((tmp_path / "cache").rglob("*.arrow*")) == []
+
+
+def test_actions_without_components(tmp_path):
+    columns = rows() | {"actions": np.zeros((1000, 0), "f4")}
+    np.savez(tmp_path / "a.npz", **columns)
+    with pytest.raises(ValueError, match="column actions must have at least one number in each row, got shape"):
+        rlox.open_dataset(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", ["obs", "next_obs", "actions", "rewards", "terminated", "truncated"])
+def test_arrays_without_numbers_are_named(name):
+    columns, n = rows(), 1000
+    masked = np.ma.masked_array(columns[name], mask=np.arange(columns[name].size).reshape(columns[name].shape) == 3)
+    for value, message in (
+        (masked, f"{name} must have no masked values, got 1 of them"),
+        (torch.zeros(n, device="meta"), f"{name} must be an array of numbers, got "),
+        ([[1.0] * (i % 3) for i in range(n)], f"{name} must be an array of numbers, got "),
+    ):
+        with pytest.raises(ValueError, match=f"OfflineDatasetBuffer: {message}") as caught:
+            rlox.OfflineDatasetBuffer(**{**columns, name: value})
+        assert len(str(caught.value)) < 500
 
 
 def test_actions_out_of_bounds(tmp_path):

@@ -13,14 +13,7 @@ SMALL = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes
 LONGEST_S = 120  # a command that has not ended then hangs
 NUMBERS = ["0", "-1", "1", "3", "1.5", "nan", "inf", "1e30", "99999999999999999999", "' 3'", "x", "''", "[1]", "null"]
 PATHS = ["absent", "run", "run/metrics.jsonl", "empty", "damaged.safetensors", "pipe", "link", ".", "a\nb", "~nobody/x"]
-PATHS += [
-    f"{os.sep}no-such-folder-of-rlox/x",
-    f"{os.sep}proc",
-    300 * "x",
-    "é",
-    "-x",
-    "run/checkpoints/best.safetensors",
-]
+PATHS += [f"{os.sep}no-such-folder-of-rlox/x", 300 * "x", "é", "-x", "run/checkpoints/best.safetensors", "~/x"]
 FILES = [path + end for path in PATHS for end in (".arrow", ".npz", ".png", ".gif", ".html", ".txt", "")]
 NAMES = ["ppo", "pppo", "CartPole-v1", "Nope-v0", "algo/ppo", "tuned/ppo/CartPole-v1", "conf", "a:b", "../x", "ünï", ""]
 SWEPT = ["range(0)", "range(2)", "range(5,1)", "range(0,9,0)", "range(999999)", "1,2", "1,,2", "choice(1,2)", "glob(*)"]
@@ -29,6 +22,7 @@ KEYS = ["seed", "total_timesteps", "max_time", "threads", "device", "env", "env.
 KEYS += ["env.kwargs.x", "env.wrappers", "eval.workers", "eval.seed", "eval.max_steps", "algo", "algo.gamma", "buffer"]
 KEYS += ["algo.learning_rate", "algo.n_steps", "algo.batch_size", "algo.hidden_sizes", "algo.nope", "nope", "tuned"]
 KEYS += ["checkpoint.every_s", "init_from", "dataset", "reward", "experiment", "logger", "hydra/launcher", "resume"]
+KEYS += ["buffer.folder", "sampler_folder", "logger.mlflow.tracking_uri", "hydra.sweeper.storage", "logger.csv.file"]
 KEYS += ["hydra/sweeper", "hydra.sweeper.retries", "output_dir", "imports", "compile", "backend", "remote.addresses"]
 
 
@@ -42,7 +36,13 @@ def _option(draw, *options):
 
 
 def _overrides(draw):
-    pools = (NUMBERS, PATHS, NAMES, ["true", "{a:1}", "auto", "1h", "99999999999999999999h"])
+    pools = (
+        NUMBERS,
+        PATHS,
+        [f"'sqlite:///{path}'" for path in PATHS],
+        NAMES,
+        ["true", "{a:1}", "auto", "1h", "99999999999999999999h"],
+    )
     return [f"{draw.choice(KEYS)}={draw.choice(draw.choice(pools))}" for _ in range(draw.randint(1, 3))]
 
 

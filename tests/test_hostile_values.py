@@ -4,7 +4,9 @@ raises an error with name, rule and value. New algorithms, fields and arguments 
 import copy
 import inspect
 import math
+import os
 import pickle
+import random
 import typing
 import warnings
 from dataclasses import MISSING, fields
@@ -70,6 +72,8 @@ def test_a_field_rejects_bad_values_by_name(cls):
             if typing.Any in kinds:
                 continue
             # An accepted value has the type of the field and is meaningful.
+            if float in kinds and type(value) is int:
+                value = float(value)
             assert same(getattr(made, item.name), list(value) if isinstance(value, tuple) else value)
             if isinstance(value, (bool, np.bool_)):
                 assert bool in kinds, (item.name, value)
@@ -141,6 +145,70 @@ def test_values_that_a_field_accepts_train(name):
             assert np.isfinite(algorithm.predict(np.zeros(algorithm.spec.obs_dim, np.float32))).all(), (item, value)
 
 
+# Values of fields, of which most are accepted by some.
+ODD = {
+    float: [0, 1, -1, 0.5, 1.5, 1e-30, 1e8, 1e30, 3e38, NAN, INF, 10**18, 10**30, True, None, "x"],
+    int: [0, 1, 2, 7, -1, 0.5, 1e3, NAN, INF, 10**30, True, None, "x"],
+    str: ["", "x", "linear", "cosine", "rmsprop", "mse", "batch", "memory", "cpu", "a\nb", None, 1],
+    list: [[], [1], [8] * 40, [1e2], [0], [-1], ["8"], [10**6], 8, "88", None],
+    bool: [True, False, None, 1],
+}
+
+
+def odd_values(draw, config) -> dict:
+    """One to three fields with odd values, mostly such as the field alone accepts."""
+    hints, given = typing.get_type_hints(config), {}
+    for item in draw.sample(fields(config), draw.randint(1, 3)):
+        kinds = {typing.get_origin(kind) or kind for kind in (hints[item.name], *typing.get_args(hints[item.name]))}
+        pool = [value for kind, values in ODD.items() if kind in kinds for value in values]
+        # Networks, rollouts and passes that take minutes are only slow.
+        for _ in range(20 if draw.random() < 0.85 else 1):
+            given[item.name] = draw.choice(pool)
+            try:
+                config(**{item.name: given[item.name]})
+                break
+            except (TypeError, ValueError):
+                continue
+    return {key: value for key, value in given.items() if value != [10**6] or key != "hidden_sizes"}
+
+
+def check_odd_values(name, seed) -> str:
+    """Train with odd values; the result is that they train, or an error of theirs."""
+    draw = random.Random(f"{name} {seed}")
+    given = {**odd_values(draw, resolve(ALGORITHMS[name].config)), "backend": draw.choice(["auto", "auto", "torch"])}
+    try:
+        algorithm = build(name, **given)
+        algorithm.train(16)
+    except FloatingPointError:
+        return "diverged"
+    except (TypeError, ValueError) as e:
+        message = str(e)
+    except Exception as e:
+        raise AssertionError(f"{name} {given}") from e
+    else:
+        assert np.isfinite(algorithm.predict(np.zeros(algorithm.spec.obs_dim, np.float32))).all(), (name, given)
+        algorithm.close()
+        return "trained"
+    assert " must " in message, (name, given, message)
+    assert any(key in message for key in given), (name, given, message)
+    assert len(message) < 1_500, (name, given)
+    return "refused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_several_odd_values_train_or_are_refused(name):
+    ends = [check_odd_values(name, seed) for seed in range(8)]
+    assert "trained" in ends
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
+def test_more_odd_values(name):
+    for seed in range(8, int(os.environ.get("RLOX_FUZZ_ROUNDS", "8")) * 20):
+        check_odd_values(name, seed)
+
+
 def arguments(name) -> dict[str, inspect.Parameter]:
     """All arguments of the class except hyper-parameters; off-policy classes pass on those of on-policy ones."""
     found = {}
@@ -162,7 +230,8 @@ UNTRIED = {"compile": [True], "env_workers": [1]}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_an_argument_is_rejected_by_name_or_trains(name):
+def test_an_argument_is_rejected_by_name_or_trains(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a text as `logger` is a folder
     for key, parameter in arguments(name).items():
         for value in HOSTILE:
             if any(same(value, other) for other in UNTRIED.get(key, ())) or (callable(value) and key in CALLED):
@@ -180,7 +249,8 @@ def test_an_argument_is_rejected_by_name_or_trains(name):
             bound = key in ("act_low", "act_high") and np.isfinite(np.asarray(value, float)).all()
             number = default is None and type(value) in (int, bool)
             looked_up_later = offline(name) and (key, type(value)) in (("env_id", str), ("env_wrappers", list))
-            assert empty or alike or bound or number or looked_up_later, f"{name} takes {key}={value!r}"
+            folder = key == "logger" and isinstance(value, (str, list))
+            assert empty or alike or bound or number or looked_up_later or folder, f"{name} takes {key}={value!r}"
             algorithm.close()
 
 
@@ -248,6 +318,18 @@ def test_algorithms_cannot_be_copied_or_pickled(name, backend):
     alike = copy.deepcopy(algorithm.policy)
     algorithm.train(64)
     assert any(not torch.equal(a, b) for a, b in zip(alike.parameters(), algorithm.policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not offline(name)])
+def test_an_environment_may_switch_gradients_off(name):
+    def reward(obs, actions, rewards):
+        torch.set_grad_enabled(False)
+        return rewards
+
+    with torch.enable_grad():  # and back on afterwards
+        algorithm = build(name, backend="torch", **({} if name == "mappo" else {"reward_fn": reward}))
+        torch.set_grad_enabled(False)
+        assert algorithm.train(32)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -62,6 +62,49 @@ def test_a_path_that_no_command_may_write_is_an_error(writer, bad, command, tmp_
     refuse(writer, bad, command, tmp_path)
 
 
+# Keys of the configuration that name files outside of the run's folder.
+KEYS = {
+    "buffer.folder": ["algo=dqn", "buffer=mmap", "logger=none", "buffer.folder='{}'"],
+    "logger.mlflow.tracking_uri": ["logger.mlflow.tracking_uri='sqlite:///{}'"],
+    "hydra.sweeper.storage": ["-m", "hydra/sweeper=optuna", "hydra.sweeper.storage='sqlite:///{}'"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bad", ["root", "user", *(pytest.param(b, marks=pytest.mark.exhaustive) for b in ("line", "file"))]
+)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_path_in_a_key_is_checked_before_training(key, bad, command, tmp_path):
+    WRITERS[key] = (lambda path: ["train", *(word.format(path) for word in KEYS[key])], "")
+    refuse(key, bad, command, tmp_path)
+
+
+@pytest.mark.slow
+def test_home_is_expanded_in_keys(command, tmp_path, monkeypatch):
+    """A shell expands no ``~`` after a key with dots or in quotes, and some shells after no ``=``."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    mmap = ["buffer=mmap", "buffer.size=99", "algo.learning_starts=8", "buffer.folder='~/memory'"]
+    for words in (
+        ["train", *SMALL, "output_dir=~/run", "logger=mlflow", "logger.mlflow.tracking_uri='sqlite:///~/a.db'"],
+        ["train", "resume=~/run", "total_timesteps=128", "--check"],
+        ["collect", "a=~/run", "--steps", "64", "--out", "~/data.arrow"],
+        ["train", *SMALL, "init_from='~/run/checkpoints/last.safetensors'", "--check"],
+        ["train", "algo=bc", "dataset='~/data.arrow'", "logger=none", "total_timesteps=8", "--check"],
+        ["train", "algo=dqn", *mmap, "total_timesteps=64", "logger=none", "eval.n_points=1", "eval.n_episodes=1"],
+    ):
+        code, _, err = command(*words)
+        assert not code, err
+    assert (home / "a.db").is_file()
+    assert any((home / "memory").iterdir())
+    assert not (tmp_path / "~").exists()
+    for key in ("logger.tensorboard.folder='~/x'", "init_from=~/x", "resume=~no-such-user-of-rlox/x"):
+        code, _, err = command("train", *SMALL[1:], *(["logger=tensorboard"] if "tensorboard" in key else []), key)
+        assert (code, key.split("=")[0] in err) == (2, True), err
+
+
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.parametrize("bad", BAD)

@@ -165,6 +165,11 @@ cdef class OfflineDatasetBuffer:
                 raise TypeError(f"{where}: {name} must be True or False, got {value!r}")
         if metadata is not None and not isinstance(metadata, dict):
             raise TypeError(f"{where}: metadata must be a dict, got {type(metadata).__name__}")
+        for name, value in (("obs", obs), ("next_obs", next_obs), ("actions", actions), ("rewards", rewards),
+                            ("terminated", terminated), ("truncated", truncated)):
+            if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+                count = np.ma.count_masked(value)
+                raise ValueError(f"{where}: {name} must have no masked values, got {count} of them")
         rewards = real_array(rewards, where, "rewards")
         if rewards.ndim not in (1, 2) or (rewards.ndim == 2 and rewards.shape[1] != 1):
             raise ValueError(f"{where}: rewards must have shape (N,), got {rewards.shape}")

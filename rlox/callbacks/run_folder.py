@@ -64,7 +64,11 @@ class RunFolder:
         self.path = None if folder is None else Path(folder)
         self.trackers = trackers
         self._callbacks: tuple[RecordLogger, CheckpointCallback] | None = None  # None before the first training
-        if self.path is not None and self.path.exists() and not self.path.is_dir():
+        try:
+            is_file = self.path is not None and not self.path.is_dir() and self.path.exists()
+        except (OSError, ValueError) as e:  # too long, or with a null character
+            raise ValueError(f"{where}: logger must be a folder that can be made, got {shown(str(folder))}") from e
+        if is_file:
             raise ValueError(f"{where}: logger must be a folder, got the file {self.path}")
 
     @contextmanager

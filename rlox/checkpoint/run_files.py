@@ -67,7 +67,7 @@ def check(
         path /= part
         try:
             found = os.lstat(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
     if found is not None:
         _require(path, found.st_mode, is_kind, rule)

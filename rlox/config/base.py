@@ -83,7 +83,8 @@ def _is_close(name: str, choice: str) -> bool:
 
 def is_below(path: str) -> bool:
     """Whether `path` names something inside the folder it is joined to."""
-    return bool(path.strip("./")) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
+    inside = not path.startswith(("/", "~")) and ".." not in path.split("/")
+    return inside and bool(path.strip("./")) and "\0" not in path
 
 
 _types: dict[type, dict[str, Any]] = {}
@@ -263,6 +264,10 @@ class Config:
             except ValueError as e:
                 least = f"{name} must be at least {FLOAT32_MIN:.1e}, to fit float32"
                 raise ValueError(f"{where}: {least}, got {shown(getattr(self, name))}") from e
+        for item in fields(self):
+            value, kind = getattr(self, item.name), hints[item.name]
+            if type(value) is int and kind is not Any and _is_a(0.0, kind):
+                setattr(self, item.name, float(value))  # PyTorch and kernels accept only integers of 64 bits
 
     def rules(self) -> Iterable[tuple[str, bool, str]]:
         """Yield ``(field, whether the rule holds, "be > 0")`` for every rule."""

@@ -322,6 +322,18 @@ class Texts:
         return len(self.prompts)
 
 
+def _encodable(where: str, name: str, text: str) -> str:
+    """Return `text`. Raise a ValueError if it has a surrogate, half of a character, which no tokenizer encodes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise ValueError(
+                f"{where}: {name} must be a text of Unicode characters, got {shown(text[e.start : e.end])} at {e.start}"
+            ) from e
+    return text
+
+
 def check_text(where: str, name: str, value: Any) -> Text:
     """Return `value` if it is a text or a chat.
 
@@ -331,7 +343,7 @@ def check_text(where: str, name: str, value: Any) -> Text:
         If it is neither, or a message of the chat lacks its role, or its content, which only ``tool_calls`` replace.
     """
     if isinstance(value, str):
-        return value
+        return _encodable(where, name, value)
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError(f"{where}: {name} must be a text, or a chat such as {_CHAT}, got {shown(value)}")
     for i, message in enumerate(value):
@@ -340,6 +352,7 @@ def check_text(where: str, name: str, value: Any) -> Text:
                 if part == "content" and message.get("content") is None and message.get("tool_calls"):
                     continue
                 raise ValueError(f"{where}: message {i} of {name} must have the text {part!r}, got {shown(message)}")
+            _encodable(where, f"message {i} of {name}", message[part])
     return list(value)
 
 

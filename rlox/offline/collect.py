@@ -142,7 +142,7 @@ def collect(
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs)):
         if value < 1:
             raise ValueError(f"collect: {name} must be >= 1, got {value}")
-    if min(n_envs, n_steps) > MOST_AT_ONCE:
+    if n_envs > MOST_AT_ONCE:
         raise ValueError(f"collect: n_envs must be at most {MOST_AT_ONCE:,}, got {n_envs}")
     counts = _counts([behaviour.share for behaviour in behaviours], n_steps)
     for behaviour, count in zip(behaviours, counts, strict=True):

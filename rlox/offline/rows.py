@@ -216,6 +216,8 @@ class Rows:
         shape = self._shapes.setdefault(name, self._shapes["obs"] if name == "next_obs" else column.shape[1:])
         if column.shape[1:] != shape:
             self._refuse(name, f"have rows of shape {shape}", column.shape[1:], 0)
+        if 0 in shape:
+            self._refuse(name, "have at least one number in each row", f"shape {shape}", 0)
         if name not in ("obs", "next_obs", "actions") and shape:
             self._refuse(name, "have one number in each row", f"shape {shape}", 0)
         dtype: np.dtype = np.dtype(np.float32)

@@ -248,6 +248,8 @@ class OffPolicyAlgorithm(Algorithm):
             if isinstance(config, MmapBufferConfig) and config.folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
+            elif isinstance(config, MmapBufferConfig):
+                os.makedirs(config.folder, exist_ok=True)  # the memory would take a path that is new as its file's
             try:
                 self._buffer = make_buffer(config, self.spec, self.collector.n_envs, self.config.gamma, self.state_dim)
             except MemoryError as e:

@@ -25,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.core.utils import JobReturn, configure_log, run_job
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode, TaskFunction
 from hydra.utils import instantiate
@@ -35,7 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlox.config import RunConfig
 from rlox.config.saved import resolved
 from rlox_cli.config.explain import explain
-from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_blanks, refuse_forms
+from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_blanks, refuse_forms, unquoted
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import applied_settings, check_run
 from rlox_cli.config.schema import (
@@ -206,6 +206,8 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
         parsed = [*given, *parsed]  # what is typed replaces the preset's values
         return master, _expanded(parsed)
+    except OverrideParseException as e:
+        raise unquoted(e.override) if "LexerNoViableAlt" in e.message else UsageError(str(e)) from e
     except HydraException as e:
         raise UsageError(str(e)) from e
 

@@ -155,6 +155,14 @@ def _literal_folder(key: str, value: str) -> str:
     return "'{}'".format(re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), path))
 
 
+def unquoted(line: str) -> UsageError:
+    """Return the error for an override that Hydra cannot parse."""
+    return UsageError(
+        f"{_short(line)!r} must be KEY=VALUE, and a value with other characters than ASCII letters, digits and "
+        "-_./:+@ must be quoted: \"KEY='VALUE'\""
+    )
+
+
 def refuse_forms(overrides: list[str]) -> None:
     """Raise a UsageError for input that Hydra's grammar allows but no run can have; the message says what to type."""
     loader = GlobalHydra.instance().config_loader()
@@ -167,10 +175,7 @@ def refuse_forms(overrides: list[str]) -> None:
         try:
             (override,) = parser.parse_overrides([line])
         except OverrideParseException as e:
-            raise UsageError(
-                f"{_short(line)!r} must be KEY=VALUE, and a value with other characters than ASCII letters, digits and "
-                "-_./:+@ must be quoted: \"KEY='VALUE'\""
-            ) from e
+            raise unquoted(line) from e
         except ValueError as e:
             raise UsageError(f"{_short(line)} must have a value that can be read: {one_line(e, 80)}") from e
         key = override.key_or_group

@@ -20,7 +20,7 @@ from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.config import Config, nearest
 from rlox.config.sqlite import names_file, sqlite_file, sqlite_uri
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.paths import permitted_path, shown
 
 FILE = "search.json"
 OBJECTIVES = ("final", "best")
@@ -66,7 +66,8 @@ def optuna_config(cfg: DictConfig) -> OptunaConfig:
         if settings.storage is None:
             return settings
         # Absolute, because a later process may have another working directory.
-        return replace(settings, storage=sqlite_uri(sqlite_file(settings.storage).absolute()))
+        file = permitted_path("hydra.sweeper.storage", sqlite_file(settings.storage))
+        return replace(settings, storage=sqlite_uri(file.absolute()))
     except (ValueError, TypeError) as e:
         raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
 

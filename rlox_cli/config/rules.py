@@ -25,12 +25,14 @@ from rlox.config import (
     tuned,
     tuned_pairs,
 )
+from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox.envs.registry import ZOO, imported_module
 from rlox.multi_agent import is_multi_agent
 from rlox.offline.dataset import check_source
 from rlox_cli.config.imports import import_modules, resolve_reward
 from rlox_cli.config.language import check_language, refuse_language
 from rlox_cli.config.schema import SearchPath
+from rlox_cli.terminal.paths import output_path, permitted_path
 
 OFF_POLICY_ONLY = "on-policy algorithms have none, algo=dqn has one"
 
@@ -49,6 +51,7 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
         If a rule is broken; the message has the key, the rule and the value.
     """
     _check_known(run)
+    _check_outputs(run)
     _check_distributed(run, algo)
     _check_ray(run)
     _check_remote(run)
@@ -70,6 +73,17 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
     resolve_reward(run.env.reward_fn, run.imports)
     if run.init_from is not None:
         _check_init_from(run.init_from)
+
+
+def _check_outputs(run: RunConfig) -> None:
+    """Raise unless the files that are written outside of the run's folder may be written where the keys say."""
+    for key, folder in (("buffer.folder", getattr(run.buffer, "folder", None)), ("sampler_folder", run.sampler_folder)):
+        if folder is not None:
+            output_path(key, folder, folder=True)
+    mlflow = run.logger.mlflow
+    if mlflow is not None and is_sqlite(mlflow.tracking_uri):
+        # A system that refuses to write there is only a warning: no training waits for its trackers.
+        permitted_path("logger.mlflow.tracking_uri", sqlite_file(mlflow.tracking_uri))
 
 
 def _check_multi_agent(run: RunConfig, algo: str) -> None:

@@ -16,20 +16,27 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from rlox.algorithms import entry_of, resolve
 from rlox.buffers import BUFFERS, buffer_config_class
 from rlox.config import RayResources, RunConfig
+from rlox.config.sqlite import PREFIX
 from rlox_cli.config.language import is_function
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource, RowsSource
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import with_home
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
 ONE_CHOICE = ("algo", "env", "buffer", "dataset", "tuned", "experiment")
 LONGEST_NAME = 200
+# Keys whose values are paths, or may be. A shell expands no ``~`` after ``KEY.WITH.DOTS=``, and some after no ``=``.
+_PATH_KEYS = (
+    *("init_from", "model", "tokenizer", "reward", "sampler_folder", "buffer.folder", "dataset.source", "eval.dataset"),
+    "logger.mlflow.tracking_uri",
+)
 # The prefix of each Config's keys. That of algorithms is `algo.`, that of replay memories `buffer.`.
 SECTION_OF = {
     "RunConfig": "",
@@ -185,4 +192,17 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     if "reference" in plain and not plain.reference:  # empty in config.yaml, since no key can be added to null
         plain.reference = None
+    for key in _PATH_KEYS:
+        _expand_home(plain, key)
     return OmegaConf.to_object(OmegaConf.merge(schema_of(RunConfig), plain))
+
+
+def _expand_home(plain: DictConfig, key: str) -> None:
+    """Expand ``~`` in the path, or the paths, of `key`."""
+    value = OmegaConf.select(plain, key)
+    if isinstance(value, str):
+        prefix = PREFIX if value.startswith(PREFIX) else ""
+        OmegaConf.update(plain, key, prefix + with_home(key, value.removeprefix(prefix)))
+    elif isinstance(value, ListConfig):
+        paths = [with_home(key, path) if isinstance(path, str) else path for path in value]
+        OmegaConf.update(plain, key, paths)

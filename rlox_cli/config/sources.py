@@ -20,6 +20,7 @@ from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox_cli.config.shipped import shipped
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import with_home
 
 # gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typo than an id.
 _ENV_ID = re.compile(r"(?:[\w:.-]+/)?[\w:.-]+-v\d+")
@@ -178,7 +179,7 @@ def with_env(overrides: list[str]) -> list[str]:
     if not sources or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
         return overrides
     try:
-        envs = [dataset_metadata(source).get("env", {}) for source in sources[-1].split(",")]
+        envs = [dataset_metadata(with_home("dataset", source)).get("env", {}) for source in sources[-1].split(",")]
     except (OSError, ValueError, ImportError):
         return overrides  # the check of the whole job reports what is wrong
     env, *others = envs

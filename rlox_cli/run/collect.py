@@ -29,7 +29,7 @@ from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate import restored
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import output_path
+from rlox_cli.terminal.paths import output_path, with_home
 
 _RANDOM = "random"
 
@@ -148,7 +148,7 @@ def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> d
         raise UsageError(f"--mix must name every checkpoint, got no share for {', '.join(left)}")
     loaded = {}
     for name, text in found.items():
-        path = Path(text)
+        path = Path(with_home("CHECKPOINT", text))
         path = best_of(path) if path.is_dir() else path
         loaded[name] = (path, known_header(path))
     return loaded

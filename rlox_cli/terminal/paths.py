@@ -57,11 +57,7 @@ def permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
     text, kind = os.fspath(path), "folder" if folder else "file"
     if any(unicodedata.category(sign) in ("Cc", "Zl", "Zp") for sign in text):
         raise UsageError(f"{name} must contain no line break or other control character, got {one_line(text, 100)!r}")
-    if text.startswith("~"):
-        user, _, below = text.partition("/")
-        if (home := os.path.expanduser(user)) == user:
-            raise UsageError(f"{name} must begin with a user who exists, got {one_line(text, 100)}; try ./{text}")
-        text = os.path.join(home, below)
+    text = with_home(name, text)
     if any(len(part) > _LONGEST_PART for part in os.fsencode(text).split(b"/")) or len(text) > _LONGEST_PATH:
         raise UsageError(f"{name} must name a {kind} of at most {_LONGEST_PART} bytes, got {one_line(text, 60)}")
     path = Path(text)
@@ -82,6 +78,22 @@ def permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
         first = Path(os.path.abspath(new)).parts[:2]
         raise UsageError(f"{name} must be in a folder that exists, got {path}; create {Path(*first)} first")
     return path
+
+
+def with_home(name: str, text: str) -> str:
+    """Return the path `text` with ``~`` expanded, as a shell does where it is not part of ``KEY=VALUE``.
+
+    Raises
+    ------
+    UsageError
+        If the user after ``~`` is unknown.
+    """
+    if not text.startswith("~"):
+        return text
+    user, slash, below = text.partition("/")
+    if (home := os.path.expanduser(user)) == user:
+        raise UsageError(f"{name} must begin with a user who exists, got {one_line(text, 100)}; try ./{text}")
+    return os.path.join(home, below) if slash else home
 
 
 def existing_parent(path: Path) -> Path:

@@ -182,6 +182,9 @@ CASES = {
         lambda: DPO(toy.model(), toy.model(vocabulary=30)), ValueError,
         "ref_model must have the model's vocabulary of 24 ids, got 30",
     ),
+    "a reference that is no module": (
+        lambda: DPO(toy.model(), "gpt2"), TypeError, "ref_model must be a torch.nn.Module, or left out, got 'gpt2'",
+    ),
     "a reference that is trained": (
         lambda: (lambda m: DPO(m, m))(toy.model()), ValueError,
         "ref_model must not be the model itself, which is trained; leave it out, or pass a copy",
@@ -305,6 +308,17 @@ CASES = {
         lambda: grpo(reward_fn=lambda prompts, completions: [float("nan")] * len(prompts)).train(1), ValueError,
         "must return finite numbers, got nan .prompt .*return None where it does not apply",
     ),
+    "rewards without numbers": (
+        lambda: grpo(reward_fn=lambda prompts, completions: torch.zeros(len(prompts), device="meta")).train(1),
+        TypeError, "must return a dense tensor of 32 numbers, got tensor",
+    ),
+    "sparse rewards": (
+        lambda: grpo(reward_fn=lambda prompts, completions: torch.zeros(len(prompts)).to_sparse()).train(1),
+        TypeError, "must return a dense tensor of 32 numbers, got tensor",
+    ),
+    "half of a character": (
+        lambda: grpo(dataset=["1", "2\ud800"]), ValueError, "row 1: prompt must be a text of Unicode characters, got",
+    ),
     "a wrong number of weights": (
         lambda: grpo(reward_weights=[1.0, 2.0]), ValueError, r"weights must be one finite number for each of zeros",
     ),
@@ -323,6 +337,10 @@ CASES = {
         lambda: online(preference_fn=lambda prompts, completions: [0, 2, 1]).train(1), ValueError,
         "must return 0, 1 or None for each pair, got 2 .prompt",
     ),
+    "choices of two dimensions": (
+        lambda: online(preference_fn=lambda prompts, completions: torch.zeros(3, 2)).train(1), ValueError,
+        "must return 0, 1 or None for each pair, got tensor",
+    ),
     "yes and no": (
         lambda: online(preference_fn=lambda prompts, completions: [True] * 3).train(1), ValueError,
         "must return 0, 1 or None for each pair, got True",
@@ -340,6 +358,22 @@ CASES = {
         "one prompt for each completion, got 1 and 2",
     ),
 }  # fmt: skip
+
+
+def test_a_function_may_switch_gradients_off():
+    """Scoring with a model needs none; the update needs them."""
+
+    def reward(prompts, completions):
+        torch.set_grad_enabled(False)
+        return [float(len(text)) for text in completions]
+
+    def prefer(prompts, completions):
+        torch.set_grad_enabled(False)
+        return [0] * len(completions)
+
+    for algorithm in (grpo(reward_fn=reward), online(preference_fn=prefer)):
+        with torch.enable_grad():  # and back on afterwards
+            assert algorithm.train(1)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlox.config import shown
 from rlox.llm.models.adapters import FrozenAdapters
 from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.tokens import Layout
@@ -33,6 +34,8 @@ class Reference:
         self, policy: LanguageModel, ref_model: nn.Module | None, adapters: bool, device: torch.device, where: str
     ) -> None:
         """`adapters`: whether `policy` will be trained with adapters, so that it need not be copied."""
+        if ref_model is not None and not isinstance(ref_model, nn.Module):
+            raise TypeError(f"{where}: ref_model must be a torch.nn.Module, or left out, got {shown(ref_model)}")
         self._policy = policy
         self.own_module: nn.Module | None = None
         self.frozen: FrozenAdapters | None = None

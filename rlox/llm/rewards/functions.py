@@ -93,7 +93,10 @@ def as_scores(what: str, result: Any, n: int, describe: Callable[[int], str], op
         if result.ndim != 1:
             shape = tuple(result.shape)
             raise ValueError(f"{what} must return one number for each of {n} completions, got shape {shape}")
-        result = result.tolist()
+        try:
+            result = result.tolist()
+        except (RuntimeError, TypeError) as e:  # a sparse tensor, or one on the device meta
+            raise TypeError(f"{what} must return a dense tensor of {n} numbers, got {shown(result)}") from e
     if not isinstance(result, (list, tuple)):
         raise TypeError(f"{what} must return a list of {n} numbers, got {shown(result)}")
     if len(result) != n:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,9 +125,13 @@ class Preferences:
     def _index(self, answer: Any, prompt: Any, pair: tuple[Any, Any]) -> int:
         if answer is None:
             return -1
-        if isinstance(answer, bool) or not hasattr(answer, "__index__") or answer.__index__() not in (0, 1):
+        try:
+            index = None if isinstance(answer, bool) else operator.index(answer)
+        except TypeError:  # arrays and tensors have `__index__` too
+            index = None
+        if index not in (0, 1):
             raise ValueError(
                 f"{self._where}: preference_fn must return 0, 1 or None for each pair, got {shown(answer)} "
                 f"({pair_excerpt(prompt, ' | '.join(map(str, pair)))})"
             )
-        return answer.__index__()
+        return index
