@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -182,7 +183,9 @@ def test_failures_and_interrupts_are_recorded(tmp_path):
             self.error = error
 
         def on_step(self, **info):
-            if self.error is not None:
+            if self.error is signal.SIGINT:
+                signal.raise_signal(signal.SIGINT)
+            elif self.error is not None:
                 raise self.error
             return True
 
@@ -191,7 +194,7 @@ def test_failures_and_interrupts_are_recorded(tmp_path):
         failing.train(64)
     end = rows(tmp_path / "failed")[-1]
     assert (end["status"], end["message"]) == ("failed", "RuntimeError: no more")
-    stop = Stop(KeyboardInterrupt())
+    stop = Stop(signal.SIGINT)  # as Ctrl-C sends it
     stopped = ppo(logger=tmp_path / "stopped", callbacks=[stop])
     with pytest.raises(KeyboardInterrupt):
         stopped.train(64)

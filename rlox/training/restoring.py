@@ -56,7 +56,7 @@ def with_environments(
     env = header["env"]
     if env["id"] is None:
         raise ValueError(f"{where}: {path} is damaged: env must have an id")
-    require_no_code(where, path, env, env_id, env_wrappers)
+    require_no_code(where, path, env, env_id or arguments.get("env_fn"), env_wrappers)
     _require_counts(checkpoint, f"{where}: {path}", trusted=env_id is not None)
     try:
         cls.Config.from_kwargs(cls.__name__, **header["config"])
@@ -280,8 +280,8 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
         )
     if env_id is None and is_own_environment(env):
         raise ValueError(
-            f"{where}: {path} was trained on {env['id']}, a class or function of yours; pass env_id={env['id']}, or "
-            "register it with gymnasium.register and train with its id"
+            f"{where}: {path} was trained on {env['id']}, a class or function of yours; pass env_id={env['id']} "
+            "(env_fn for several agents), or register it with gymnasium.register and train with its id"
         )
     # gymnasium imports the part before the colon, and a file must not choose what code runs. gymnasium's environments
     # for old gym take the id as an argument.

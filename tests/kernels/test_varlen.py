@@ -134,7 +134,7 @@ def test_float_stores_accept_every_float():
         (lambda s: s.push([1.5]), TypeError, "seq must hold integers, got dtype float64"),
         (lambda s: s.push([True]), TypeError, "seq must hold integers, got dtype bool"),
         (lambda s: s.push([[1, 2]]), ValueError, r"seq must be 1-D, got shape \(1, 2\)"),
-        (lambda s: s.push([[1], [1, 2]]), ValueError, "seq must be a 1-D sequence"),
+        (lambda s: s.push([[1], [1, 2]]), ValueError, "seq must be an array of numbers"),
         (lambda s: s.push(3), ValueError, r"seq must be 1-D, got shape \(\)"),
         (lambda s: s.push("ab"), ValueError, "seq must be 1-D"),
         (lambda s: s.push(None), ValueError, "seq must be 1-D"),
