@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import ClassVar
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -28,6 +30,9 @@ class Spaces(gymnasium.Env):
         assert self.action_space.contains(action), (self.action_space, action)
         return self.observation_space.sample(), 0.0, False, False, {}
 
+
+# Workers cannot import a test module by its name.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SMALL = {"n_envs": 2, "n_steps": 4, "batch_size": 8, "seed": 0}
 BOX = spaces.Box(-1, 1, (2,))

@@ -80,10 +80,10 @@ def _check_outputs(run: RunConfig) -> None:
     for key, folder in (("buffer.folder", getattr(run.buffer, "folder", None)), ("sampler_folder", run.sampler_folder)):
         if folder is not None:
             output_path(key, folder, folder=True)
-    mlflow = run.logger.mlflow
-    if mlflow is not None and is_sqlite(mlflow.tracking_uri):
+    uri = None if run.logger.mlflow is None else run.logger.mlflow.tracking_uri
+    if uri is not None and is_sqlite(uri):
         # A system that refuses to write there is only a warning: no training waits for its trackers.
-        permitted_path("logger.mlflow.tracking_uri", sqlite_file(mlflow.tracking_uri))
+        permitted_path("logger.mlflow.tracking_uri", sqlite_file(uri))
 
 
 def _check_multi_agent(run: RunConfig, algo: str) -> None:
