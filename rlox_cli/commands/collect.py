@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from rlox.config.base import MOST_AT_ONCE
 from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import Imports
 
@@ -26,7 +25,7 @@ def collect(
     ] = None,
     out: Annotated[str, typer.Option(metavar="FILE|minari:ID", help="Where to write the dataset.")] = "data.arrow",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the environments and the actions.")] = 0,
-    n_envs: Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Number of environments, stepped together.")] = 8,
+    n_envs: Annotated[int, typer.Option(min=1, help="Number of environments, stepped together.")] = 8,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Take the most likely actions, without training's noise.")
     ] = False,
