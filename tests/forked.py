@@ -196,7 +196,7 @@ def _import() -> None:
         resolve(entry.cls)
     with contextlib.redirect_stdout(io.StringIO()):
         # Warm up the caches of Typer, Hydra and its parser, environments, networks and one update.
-        for words in (["ls", "envs"], ["train", "--check", "env=CartPole-v1", "total_timesteps=512", "backend=torch"]):
+        for words in (["ls", "algos"], ["train", "--check", "env=CartPole-v1", "total_timesteps=512", "backend=torch"]):
             commands()(words, prog_name="rlox", standalone_mode=False)
     gc.collect()
     gc.freeze()  # otherwise a collection in a child would copy every page
