@@ -1,4 +1,4 @@
-"""What users of Stable-Baselines3 write, and what an error tells them to write here."""
+"""What users of Stable-Baselines3 write, and what to write here, for error messages."""
 
 from __future__ import annotations
 
