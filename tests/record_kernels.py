@@ -1,7 +1,7 @@
 """Compare each kernel with the Python functions it replaces, and record these: ``python tests/record_kernels.py``.
 
-Run it after an edit of a function that `rlox.native.shadows.KERNELS` names, when the kernel computes the same again.
-It writes `rlox/native/fingerprints.py` if the tests below pass; otherwise that file is not changed. Run it again to
+Run it after an edit of a function that `rlox.compiled.shadows.KERNELS` names, when the kernel computes the same again.
+It writes `rlox/compiled/fingerprints.py` if the tests below pass; otherwise that file is not changed. Run it again to
 resolve a conflict in that file.
 """
 
@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "rlox" / "native" / "fingerprints.py"
+RECORD = ROOT / "rlox" / "compiled" / "fingerprints.py"
 HEAD = '''"""The functions that kernels stand for, as they were when the kernels were last compared with them.
 
-Written by ``python tests/record_kernels.py``; see `rlox.native.shadows`.
+Written by ``python tests/record_kernels.py``; see `rlox.compiled.shadows`.
 """
 
 COMPARED: dict[str, str] = {
@@ -35,7 +35,7 @@ def record() -> int:
     # A record with conflict markers cannot be imported.
     RECORD.write_text(HEAD + "}\n", encoding="utf-8")
     try:
-        from rlox.native.shadows import present
+        from rlox.compiled.shadows import present
 
         text = HEAD + "".join(f'    "{name}": "{value}",\n' for name, value in present().items()) + "}\n"
     except BaseException:

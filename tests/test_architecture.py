@@ -27,7 +27,7 @@ ROWS = (
     ("rlox.checkpoint",),
     ("rlox.envs",),
     ("rlox.nn",),
-    ("rlox.native",),
+    ("rlox.compiled",),
     ("rlox.buffers",),
     ("rlox.collectors",),
     ("rlox.distributed", "rlox.llm", "rlox.multi_agent", "rlox.tracking", "rlox.world_models"),

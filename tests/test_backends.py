@@ -13,8 +13,8 @@ from torch import nn
 from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
+from rlox.compiled import NativePolicy, NativeQPolicy
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy, NativeQPolicy
 from rlox.nn.batch import RolloutBatch, TransitionBatch
 from rlox.nn.networks import DiscreteQNetwork
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, QPolicy

@@ -11,10 +11,10 @@ from torch import nn
 
 from rlox import ReplayBuffer, RolloutCollector
 from rlox.collectors import ReplayCollector
+from rlox.compiled import NativePolicy
 from rlox.config import PPOConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy
 from rlox.nn.batch import RolloutBatch
 from rlox.nn.policies import ContinuousPolicy, DeterministicPolicy, DiscretePolicy
 

@@ -19,11 +19,11 @@ import pytest
 
 import rlox
 from rlox import NativeReward, RolloutCollector, register_env
+from rlox.compiled import NativePolicy
 from rlox.config import PPOConfig
 from rlox.envs import is_native, make_vec_env, native_env_ids, registry, spec_of
 from rlox.kernels.envs.native_env import REGISTERED
 from rlox.kernels.envs.vec_env import VecEnv
-from rlox.native import NativePolicy
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from rlox.algorithms import A2C, BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
 from rlox.callbacks import Callback
 from rlox.collectors import RolloutCollector
 from rlox.collectors.candle import CandleCollector
-from rlox.native import NativePolicy, shadows
-from rlox.native.fingerprints import COMPARED
+from rlox.compiled import NativePolicy, shadows
+from rlox.compiled.fingerprints import COMPARED
 from rlox.nn import losses, optimizers
 from rlox.nn.policies import DiscretePolicy
 
@@ -61,13 +61,13 @@ def test_the_record_matches_the_current_sources():
     assert not differing, (
         f"kernels were not compared with these functions as they are now: {', '.join(differing)}. Let the kernels "
         "compute the same, then run `python tests/record_kernels.py`: it runs the tests that compare them and records "
-        "the functions in rlox/native/fingerprints.py if they pass"
+        "the functions in rlox/compiled/fingerprints.py if they pass"
     )
 
 
 # Code that both paths call, code that no kernel replaces, and classes of which only single methods are listed.
 SHARED = ("rlox.config:", "rlox.envs.failures:",
-          "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.native:", "rlox.native.shadows:",
+          "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.compiled:", "rlox.compiled.shadows:",
           "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
           "rlox.nn.policies:MultiDiscretePolicy", "rlox.nn.modes:",
           "rlox.training.loops:_means", "rlox.training.loops:_updater", "rlox.training.loops:require_finite",
@@ -577,11 +577,11 @@ try:
 except SystemExit as e:
     print("exit code", e.code)
 """
-    before = (copied.root / "rlox" / "native" / "fingerprints.py").read_text()
+    before = (copied.root / "rlox" / "compiled" / "fingerprints.py").read_text()
     assert copied(program)[-2:] == ["nothing that a kernel stands for has changed since it was compared", "exit code 0"]
     output = copied(program, ("rlox/nn/losses.py", "1.0 - clip_eps, 1.0 + clip_eps", "1.0 - clip_eps, 1.5 + clip_eps"))
     assert output[-2:] == ["not recorded, for the comparison failed: rlox.nn.losses:ppo_clip", "exit code 1"]
-    assert (copied.root / "rlox" / "native" / "fingerprints.py").read_text() == before
+    assert (copied.root / "rlox" / "compiled" / "fingerprints.py").read_text() == before
 
 
 # ---- the command line
@@ -608,7 +608,7 @@ def test_the_command_line_names_the_changed_function(tmp_path):
 def test_threads_may_make_algorithms_at_once(tmp_path):
     """Python 3.11's parser fails if two threads use it at the same time."""
     program = (
-        "import pathlib, sys, threading, rlox.native.shadows as shadows\nsys.setswitchinterval(1e-6)\n"
+        "import pathlib, sys, threading, rlox.compiled.shadows as shadows\nsys.setswitchinterval(1e-6)\n"
         "failed = []\n"
         "def parse():\n"
         "    try:\n"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
+from rlox.compiled import NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.config import DQNConfig
 from rlox.kernels.nn.dqn import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.native import NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modules import load_weights_, weights_of
 from rlox.training.loops import Rounds

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.compiled import NativeOptimizer, NativePart, NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
 from rlox.envs.gym_make import make_gym_env
@@ -30,7 +31,6 @@ from rlox.multi_agent.players import Player, ValueNorm, ValueNorms
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import is_multi_agent
-from rlox.native import NativeOptimizer, NativePart, NativePlayers, obstacle
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox.training.parts import read_observations, write_actions
 from rlox.training.restoring import require_widths

@@ -12,10 +12,10 @@ import math
 import torch
 from torch import nn
 
+from rlox.compiled import NativeBoundedPolicy
 from rlox.config import SACConfig
 from rlox.kernels.nn.sac import NativeSAC
 from rlox.kernels.rng import Rng
-from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import soft_policy_loss, twin_q_loss
 from rlox.nn.policies import SquashedGaussianPolicy

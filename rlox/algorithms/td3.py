@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from rlox.collectors.exploration import ActionNoise
+from rlox.compiled import NativeBoundedPolicy
 from rlox.config import TD3Config
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
-from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
 from rlox.nn.networks import polyak_update

@@ -33,7 +33,7 @@ def require_mode(policy: nn.Module, where: str) -> Callable[[torch.Tensor], torc
 
 
 class ModuleActor:
-    """Counterpart of `rlox.native.NativePolicy` for modules.
+    """Counterpart of `rlox.compiled.NativePolicy` for modules.
 
     Parameters
     ----------

@@ -11,10 +11,10 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.rollout import RolloutCollector
+from rlox.compiled import NativePolicy
+from rlox.compiled.shadows import difference
 from rlox.config import PPOConfig
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy
-from rlox.native.shadows import difference
 
 
 class CandleCollector:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.recurrent import RecurrentActor, Remembering
+from rlox.compiled import NativeActor
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
@@ -21,7 +22,6 @@ from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.native import NativeActor
 
 if TYPE_CHECKING:
     from torch import nn

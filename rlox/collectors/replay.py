@@ -13,10 +13,10 @@ from rlox.collectors.base import Collector
 from rlox.collectors.exploration import ActionNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.compiled import NativeActor
 from rlox.config import RemoteConfig
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
-from rlox.native import NativeActor
 from rlox.nn.modes import acting
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import numpy as np
 from rlox.collectors.base import _LARGEST, Collector, _FrameStore
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.compiled import NativePolicy
 from rlox.config import RemoteConfig
 from rlox.envs.failures import failure_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.native import NativePolicy
 from rlox.nn.batch import RolloutBatch
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 
 from rlox.collectors import RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.compiled import NativePolicy
 from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
-from rlox.native import NativePolicy
 from rlox.nn.modules import load_weights_
 
 _RNG, _SUMS = "rng", "discounted_sums"  # in an actor's state

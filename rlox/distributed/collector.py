@@ -12,13 +12,13 @@ import numpy as np
 
 from rlox.collectors.base import Collector
 from rlox.collectors.rollout import NativeEvaluator
+from rlox.compiled import NativePolicy
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
 from rlox.distributed.snapshots import snapshot
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
-from rlox.native import NativePolicy
 from rlox.nn.batch import RolloutBatch
 
 if TYPE_CHECKING:

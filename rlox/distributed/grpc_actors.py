@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlox.collectors.vec_normalize import MOMENTS
+from rlox.compiled import NativePolicy, obstacle
 from rlox.config import OnPolicyConfig, RemoteConfig, integer
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
@@ -31,7 +32,6 @@ from rlox.envs.remote.session import EnvSessions
 from rlox.envs.remote.spaces import describe, read_spec, require_array
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.native import NativePolicy, obstacle
 
 _MOST_WEIGHTS = LARGEST_MESSAGE // 4  # maximum number of weights of a policy that a worker creates
 _GLANCE = 0.2  # seconds that the learner waits for a reconnection, each time it checks

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rlox.collectors import RewardFn
+    from rlox.compiled import NativePolicy
     from rlox.config import OnPolicyConfig, RemoteConfig
-    from rlox.native import NativePolicy
 
 _MOST_ACTORS = 1 << 20
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from rlox.compiled import NativePolicy
 from rlox.distributed.protocol import ActorPlan
 from rlox.envs import env_name
 from rlox.envs.parallel_env import sendable
-from rlox.native import NativePolicy
 from rlox.nn.modules import copied, weights_of
 
 

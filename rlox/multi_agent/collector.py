@@ -54,7 +54,7 @@ class Actors:
     players : list of Player
         The agents of each policy.
     parts : list
-        For each player a `rlox.nn.players.ModulePart` or `rlox.native.NativePart`.
+        For each player a `rlox.nn.players.ModulePart` or `rlox.compiled.NativePart`.
     """
 
     def __init__(self, players: Sequence[Player], parts: Sequence[Any]):

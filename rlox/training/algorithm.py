@@ -28,6 +28,8 @@ from rlox.collectors.evaluation import (
     unchecked_distributions,
 )
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
+from rlox.compiled import NativeAdam, NativeOptimizer, Watch
+from rlox.compiled.shadows import update_difference
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.config.sb3 import Elsewhere, refuse
@@ -35,8 +37,6 @@ from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
-from rlox.native import NativeAdam, NativeOptimizer, Watch
-from rlox.native.shadows import update_difference
 from rlox.nn.devices import computes_bfloat16, generator_states, set_generator_states
 from rlox.nn.modes import learning
 from rlox.nn.modules import load_weights_, state_of, weights_of

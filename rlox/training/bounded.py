@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.exploration import ActionNoise
+from rlox.compiled import NativeBoundedPolicy
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.native import NativeBoundedPolicy
 from rlox.training.loops import Rounds
 from rlox.training.schedules import follow_schedule
 

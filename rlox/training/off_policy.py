@@ -28,13 +28,13 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import ReplayCollector
+from rlox.compiled import bounded_obstacle
+from rlox.compiled.shadows import difference
 from rlox.config import BufferConfig, MmapBufferConfig, integer, require
 from rlox.distributed.ranks import memory_folder
 from rlox.envs import env_name
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
-from rlox.native import bounded_obstacle
-from rlox.native.shadows import difference
 from rlox.nn.batch import SequenceBatch, TransitionBatch
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_

@@ -17,11 +17,11 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, load_checkpoint
 from rlox.checkpoint.streams import Stream
+from rlox.compiled import NativeAdam
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
-from rlox.native import NativeAdam
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.networks import TwinQNetwork
 from rlox.nn.optimizers import FlatOptimizer

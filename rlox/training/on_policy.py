@@ -12,11 +12,11 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
+from rlox.compiled.shadows import difference
 from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.native import NativeOptimizer, NativePolicy, obstacle
-from rlox.native.shadows import difference
 from rlox.training import environments, loops
 from rlox.training.algorithm import Algorithm
 
@@ -57,7 +57,7 @@ class OnPolicyAlgorithm(Algorithm):
     backend : str
         ``torch``; ``native``: a kernel collects and runs the updates that the PyTorch `update` defines; ``auto``:
         native if it is exact for the given arguments, regardless of callbacks and loggers. If a function of `update`
-        was edited, replaced or overridden, PyTorch is used (see `rlox.native.shadows`). Replacing a function after a
+        was edited, replaced or overridden, PyTorch is used (see `rlox.compiled.shadows`). Replacing a function after a
         native algorithm was created is an error, and so is converting its `policy`, freezing it or adding hooks to it.
         The attributes `backend` and `backend_reason` contain the chosen backend and the reason.
     threads : int

@@ -19,6 +19,7 @@ import torch
 from gymnasium import spaces
 
 import rlox
+from rlox.compiled import NativePolicy
 from rlox.config import IMPALAConfig
 from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.grpc_actors import ActorSessions, _checked
@@ -28,7 +29,6 @@ from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy
 
 # Processes cannot import a test module by its name; a user's main module is sent by value anyway.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

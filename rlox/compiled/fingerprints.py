@@ -1,6 +1,6 @@
 """The functions that kernels stand for, as they were when the kernels were last compared with them.
 
-Written by ``python tests/record_kernels.py``; see `rlox.native.shadows`.
+Written by ``python tests/record_kernels.py``; see `rlox.compiled.shadows`.
 """
 
 COMPARED: dict[str, str] = {
@@ -24,16 +24,16 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.dqn:DQN._move_target": "b7b4d4a4830716ff",
     "rlox.algorithms.dqn:DQN._move_target_when_due": "7d34569be87c8f48",
     "rlox.algorithms.dqn:DQN.explore": "7f127787e7b0f3e1",
-    "rlox.algorithms.dqn:DQN.make_policy": "533730a976b8bc38",
-    "rlox.algorithms.dqn:DQN.setup": "1929f98fb830ee6e",
+    "rlox.algorithms.dqn:DQN.make_policy": "2fd0d29e1289547a",
+    "rlox.algorithms.dqn:DQN.setup": "43a27aef1d3ba8b0",
     "rlox.algorithms.dqn:DQN.update": "6cbdd1a46103742b",
     "rlox.algorithms.impala:IMPALA.update": "e0f28a81cadf181d",
     "rlox.algorithms.iql:IQL.make_policy": "18b8324f5f2c1357",
     "rlox.algorithms.iql:IQL.setup": "7a175000a6904578",
     "rlox.algorithms.iql:IQL.update": "aa8afbae3b4bf4e1",
     "rlox.algorithms.iql:_cosine": "8d91c05cfc5ae85b",
-    "rlox.algorithms.mappo:MAPPO.make_policy": "fd6483aa5cd95036",
-    "rlox.algorithms.mappo:MAPPO.setup": "c98a9d43f0989d15",
+    "rlox.algorithms.mappo:MAPPO.make_policy": "b6fc43a79ef9b4b3",
+    "rlox.algorithms.mappo:MAPPO.setup": "b20c412b7de106ed",
     "rlox.algorithms.mappo:MAPPO.update": "bda335cb2a69a4b8",
     "rlox.algorithms.mappo:Optimizers": "2e38e77b22c314a4",
     "rlox.algorithms.mappo:Optimizers.__init__": "dcb679108f01c340",
@@ -68,7 +68,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.acting:ModuleRollout.log_probs": "9d27597ea6bcb589",
     "rlox.collectors.replay:ReplayCollector": "95499102beea8457",
     "rlox.collectors.replay:ReplayCollector.__init__": "45b45e9f64713d3f",
-    "rlox.collectors.replay:ReplayCollector._act": "8b1f1c2103b435ed",
+    "rlox.collectors.replay:ReplayCollector._act": "16b7148854019631",
     "rlox.collectors.replay:ReplayCollector._advance": "c4efaa1ca66e22e4",
     "rlox.collectors.replay:ReplayCollector._ended": "ac6836ce7192f17b",
     "rlox.collectors.replay:ReplayCollector._explore": "c959e4059dd2e96b",
@@ -259,9 +259,9 @@ COMPARED: dict[str, str] = {
     "rlox.nn.policies:_categorical": "e9c5366711998d11",
     "rlox.nn.policies:make_policy": "47996211a52481aa",
     "rlox.nn.policies:policy_outputs": "0981208761b3f561",
-    "rlox.training.algorithm:Algorithm.adam": "82c708cfa406585c",
+    "rlox.training.algorithm:Algorithm.adam": "934eb9ab81abbf2e",
     "rlox.training.algorithm:Algorithm.compiled": "e83f9dcc11c6a86a",
-    "rlox.training.bounded:make_bounded_policy": "f54605fb874354b8",
+    "rlox.training.bounded:make_bounded_policy": "9ef42d2fc40012a1",
     "rlox.training.bounded:make_critics": "3743d9affd2c56ac",
     "rlox.training.loops:off_policy": "730cbaf127b5ee4b",
     "rlox.training.off_policy:OffPolicyAlgorithm._beta": "33f0a5184306211b",
@@ -270,8 +270,8 @@ COMPARED: dict[str, str] = {
     "rlox.training.off_policy:OffPolicyAlgorithm.make_policy": "7e83b966d9e5f771",
     "rlox.training.off_policy:OffPolicyAlgorithm.sample": "e41b12c101257be4",
     "rlox.training.offline:OfflineAlgorithm._policy_arguments": "8d5f47dea91c7527",
-    "rlox.training.on_policy:OnPolicyAlgorithm.make_policy": "fee110f47b7c8a60",
-    "rlox.training.on_policy:OnPolicyAlgorithm.setup": "c2b4ccde9c7972c0",
+    "rlox.training.on_policy:OnPolicyAlgorithm.make_policy": "cac391f4b50c5214",
+    "rlox.training.on_policy:OnPolicyAlgorithm.setup": "ecfa7a12758ed0cb",
     "rlox.training.schedules:follow_schedule": "5ffbd964547cfd70",
     "rlox.training.schedules:interpolated": "223c2738c19dbdb8",
     "rlox.training.schedules:scheduled": "3fd43005da1dd150",

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlox.native.obstacles import ModuleWatch
-from rlox.native.optimizer import NativeAdam, NativeOptimizer
-from rlox.native.policies import NativeActor
+from rlox.compiled.obstacles import ModuleWatch
+from rlox.compiled.optimizer import NativeAdam, NativeOptimizer
+from rlox.compiled.policies import NativeActor
 
 
 class Watch:

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.config import DQNConfig, OnPolicyConfig
-from rlox.envs import EnvSpec
-from rlox.kernels.nn.dqn import NativeQ
-from rlox.kernels.nn.policy_gradient import NativeActorCritic
-from rlox.kernels.rng import Rng
-from rlox.native.blocks import _attach, _attach_gradients, _fill, _size, _views
-from rlox.native.obstacles import (
+from rlox.compiled.blocks import _attach, _attach_gradients, _fill, _size, _views
+from rlox.compiled.obstacles import (
     ModuleWatch,
     Perceptron,
     _activation,
@@ -28,6 +23,11 @@ from rlox.native.obstacles import (
     _shapes,
     layout,
 )
+from rlox.config import DQNConfig, OnPolicyConfig
+from rlox.envs import EnvSpec
+from rlox.kernels.nn.dqn import NativeQ
+from rlox.kernels.nn.policy_gradient import NativeActorCritic
+from rlox.kernels.rng import Rng
 from rlox.nn.initial import mlp_weights
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlox.compiled.blocks import _fill, _size
+from rlox.compiled.obstacles import Perceptron, _shapes
+from rlox.compiled.policies import NativeActor
 from rlox.config import MAPPOConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.nn.mappo import NativePlayer
 from rlox.kernels.rng import Rng
-from rlox.native.blocks import _fill, _size
-from rlox.native.obstacles import Perceptron, _shapes
-from rlox.native.policies import NativeActor
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlox.compiled.policies import NativeActor
 from rlox.kernels.nn.dqn import NativeQ
 from rlox.kernels.nn.policy_gradient import NativeActorCritic
-from rlox.native.policies import NativeActor
 
 if TYPE_CHECKING:
     import torch

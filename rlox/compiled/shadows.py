@@ -1,7 +1,7 @@
 """The Python functions that each kernel replaces, and whether they are still those it was compared with.
 
-PyTorch's `update` defines an algorithm, and a kernel follows it. `rlox.native.fingerprints` records the functions that
-a kernel replaces as they were when the equivalence tests last passed; ``python tests/record_kernels.py`` runs these
+PyTorch's `update` defines an algorithm, and a kernel follows it. `rlox.compiled.fingerprints` records the functions
+that a kernel replaces as they were when the equivalence tests last passed; ``python tests/record_kernels.py`` runs these
 tests and renews the record. If a function was edited, replaced at run time or overridden, PyTorch learns instead of the
 kernel.
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from rlox.native.fingerprints import COMPARED
+from rlox.compiled.fingerprints import COMPARED
 
 # Python 3.11's parser fails if two threads use it at once: https://github.com/python/cpython/issues/106905
 _PARSING = threading.Lock()
@@ -120,8 +120,8 @@ def _whole(module: str, cls: str, *losses: str, methods: tuple[str, ...] = ("upd
     )
 
 
-# By algorithm name, the functions that its update uses. ``acting``: those that `rlox.native.NativePolicy` replaces for
-# a policy that PyTorch trains; ``rounds``: those that whole off-policy rounds replace. A class includes everything in
+# By algorithm name, the functions that its update uses. ``acting``: those that `rlox.compiled.NativePolicy` replaces
+# for a policy that PyTorch trains; ``rounds``: those that whole off-policy rounds replace. A class includes everything in
 # its body.
 KERNELS: dict[str, tuple[str, ...]] = {
     "acting": _ACTOR_CRITIC,
@@ -396,7 +396,7 @@ def present() -> dict[str, str]:
     for module, entries in _all_listed().items():
         fingerprints = _file(module).fingerprints
         if lost := sorted(entries - fingerprints.keys()):
-            raise ValueError(f"rlox.native.shadows: KERNELS must name objects of {module}, got {', '.join(lost)}")
+            raise ValueError(f"rlox.compiled.shadows: KERNELS must name objects of {module}, got {', '.join(lost)}")
         found |= {f"{module}:{name}": fingerprint for name, fingerprint in fingerprints.items()}
     return dict(sorted(found.items()))
 

@@ -1,0 +1,21 @@
+"""The Python side of compiled learners: policies and optimisers that share memory with kernels, and the record of the
+functions that each kernel replaces, which determines when a kernel may compute instead of PyTorch.
+"""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "bounded_obstacle": "rlox.compiled.obstacles",
+    "obstacle": "rlox.compiled.obstacles",
+    "q_obstacle": "rlox.compiled.obstacles",
+    "NativeAdam": "rlox.compiled.optimizer",
+    "NativeOptimizer": "rlox.compiled.optimizer",
+    "NativePart": "rlox.compiled.players",
+    "NativePlayers": "rlox.compiled.players",
+    "NativeActor": "rlox.compiled.policies",
+    "NativeBoundedPolicy": "rlox.compiled.policies",
+    "NativePolicy": "rlox.compiled.policies",
+    "NativeQPolicy": "rlox.compiled.policies",
+    "Watch": "rlox.compiled.watch",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)
