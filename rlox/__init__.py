@@ -135,7 +135,7 @@ _EXPORTS = {
     "Trainer": "rlox.algorithms.trainers",
     "tuned": "rlox.config",
     "VarLenStore": "rlox.kernels.buffers.varlen",
-    "VecEnv": "rlox.kernels.envs.vec_env",
+    "VecEnv": "rlox.envs.native",
     "VecNormalize": "rlox.collectors.vec_normalize",
     "VideoCallback": "rlox.callbacks",
 }

@@ -13,7 +13,7 @@ from rlox import ReplayBuffer, RolloutCollector
 from rlox.collectors import ReplayCollector
 from rlox.compiled import NativePolicy
 from rlox.config import PPOConfig
-from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs import EnvSpec, make_vec_env
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import RolloutBatch
 from rlox.nn.policies import ContinuousPolicy, DeterministicPolicy, DiscretePolicy
@@ -163,7 +163,7 @@ def test_reward_fn_is_given_the_actions_that_were_executed(kind):
             collector.step(policy, memory)
         taken, rewards = (np.asarray(memory.gather(np.arange(200))[name]) for name in ("actions", "rewards"))
     else:
-        module, spec = ContinuousPolicy(3, 1, log_std_init=3.0), spec_of(make_vec_env("Pendulum-v1", 1, 0))
+        module, spec = ContinuousPolicy(3, 1, log_std_init=3.0), make_vec_env("Pendulum-v1", 1, 0).spec
         policy = module if kind == "module" else NativePolicy.adopt(module, spec, PPOConfig())
         collector = RolloutCollector("Pendulum-v1", n_envs=4, seed=1, reward_fn=reward_fn)
         batch = collector.collect(policy, 50)

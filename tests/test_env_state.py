@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlox.algorithms import PPO, SAC
-from rlox.envs import make_vec_env, spec_of
+from rlox.envs import make_vec_env
 
 # Workers cannot import a test module by its name; a user's main module is sent by value without this.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -96,7 +96,7 @@ def delayed_wanderer():
 
 def acting(vec, seed=0):
     """An endless sequence of actions for `vec`."""
-    spec, rng = spec_of(vec), np.random.default_rng(seed)
+    spec, rng = vec.spec, np.random.default_rng(seed)
     while True:
         if spec.continuous:
             yield spec.clip(rng.normal(size=(len(vec), spec.act_dim)).astype(np.float32))
@@ -380,7 +380,10 @@ def test_acrobot_with_infinite_angles_is_an_error():
 
 
 def test_probes_have_no_get_state():
-    assert make_vec_env(probes.ConstantReward, 1, 0).why_not == "ConstantReward has no get_state() and set_state(state)"
+    assert (
+        make_vec_env(probes.ConstantReward, 1, 0).unrestorable_reason
+        == "ConstantReward has no get_state() and set_state(state)"
+    )
 
 
 @pytest.mark.parametrize("cls", [PPO, SAC])

@@ -18,9 +18,10 @@ from rlox.algorithms import PPO
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors import RolloutCollector
 from rlox.config import EnvConfig
-from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs import EnvSpec, make_vec_env
 from rlox.envs.envpool_env import EnvPoolVecEnv, evaluation_kwargs
-from rlox.envs.gym_vec_env import GymVecEnv, step_arrays
+from rlox.envs.gym_vec_env import GymVecEnv
+from rlox.envs.protocols import step_layout
 from rlox.kernels.envs.vec_env import VecEnv
 
 pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="needs EnvPool")
@@ -44,7 +45,7 @@ def test_arrays_have_the_form_of_other_backends(env_id):
         assert len(env) == 3
         assert first.shape == (3, *env.spec.obs_shape)
         assert first.dtype == env.spec.obs_dtype
-        for key, (shape, dtype) in step_arrays(env.spec, 3).items():
+        for key, (shape, dtype) in step_layout(env.spec, 3).items():
             assert steps[key].shape == (4, *shape)
             assert steps[key].dtype == dtype
 
@@ -52,7 +53,7 @@ def test_arrays_have_the_form_of_other_backends(env_id):
 def test_spec_equals_gymnasiums():
     for env_id in ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1"):
         with EnvPoolVecEnv(env_id) as env:
-            assert env.spec == spec_of(make_vec_env(env_id, 1, 0))
+            assert env.spec == make_vec_env(env_id, 1, 0).spec
     with EnvPoolVecEnv("CartPole-v1") as env:
         assert (env.discrete, env.n_actions, env.obs_dim) == (True, 2, 4)
 

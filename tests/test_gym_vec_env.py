@@ -19,7 +19,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors import reward_name
 from rlox.collectors.evaluation import evaluate
-from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs import EnvSpec, make_vec_env
 from rlox.envs.gym_make import ATARI_WRAPPERS, make_gym_env, whole_games
 from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.kernels.envs.vec_env import VecEnv
@@ -163,7 +163,7 @@ def played(obs_space, n_steps=12):
     for _ in range(n_steps):
         step = vec.step_all([0])
         out += [step["final_obs"][0]] + ([step["obs"][0]] if step["terminated"][0] else [])
-    return spec_of(vec), out, vec.envs[0].seen
+    return vec.spec, out, vec.envs[0].seen
 
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float64)
@@ -236,7 +236,7 @@ def test_images_come_channels_first(space, shape, same):
 )
 def test_actions_arrive_as_the_environment_takes_them(space, kind, given, taken):
     vec = GymVecEnv(lambda: Scripted(act_space=space), 1)
-    spec = spec_of(vec)
+    spec = vec.spec
     assert {
         key: getattr(spec, key) for key in ("n_actions", "n_choices", "act_dim") if getattr(spec, key) is not None
     } == kind
@@ -446,8 +446,8 @@ def test_make_vec_env_chooses_the_implementation():
     assert isinstance(make_vec_env("CartPole-v1", 2, 0, {"sutton_barto_reward": True}), GymVecEnv)
     assert isinstance(make_vec_env("CartPole-v1", 2, 0, None, ["ClipReward"][:0]), VecEnv)
     assert isinstance(make_vec_env("CartPole-v1", 2, 0, wrappers=["TimeAwareObservation"]), GymVecEnv)
-    assert spec_of(make_vec_env("CartPole-v1", 2, 0)) == spec_of(GymVecEnv("CartPole-v1")) == EnvSpec((4,), n_actions=2)
-    assert spec_of(make_vec_env("Pendulum-v1", 2, 0)) == spec_of(GymVecEnv("Pendulum-v1"))
+    assert make_vec_env("CartPole-v1", 2, 0).spec == GymVecEnv("CartPole-v1").spec == EnvSpec((4,), n_actions=2)
+    assert make_vec_env("Pendulum-v1", 2, 0).spec == GymVecEnv("Pendulum-v1").spec
     for workers, rule in ((-1, ">= 0, got -1"), (3, r"between 0 and n_envs \(2\), got 3")):
         with pytest.raises(ValueError, match=f"workers must be {rule}"):
             make_vec_env("CartPole-v1", 2, 0, workers=workers)

@@ -21,7 +21,7 @@ import rlox
 from rlox import NativeReward, RolloutCollector, register_env
 from rlox.compiled import NativePolicy
 from rlox.config import PPOConfig
-from rlox.envs import is_native, make_vec_env, native_env_ids, registry, spec_of
+from rlox.envs import is_native, make_vec_env, native_env_ids, registry
 from rlox.kernels.envs.native_env import REGISTERED
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
@@ -180,7 +180,7 @@ def test_offered_environments_are_native(installed):
     assert set(OFFERED) <= set(native_env_ids())
     env = make_vec_env("GustsContinuous-v0", 5, 3)
     assert isinstance(env, VecEnv)
-    spec = spec_of(env)
+    spec = env.spec
     assert (spec.obs_dim, spec.act_dim) == (6, 2)
     np.testing.assert_array_equal(spec.act_high, [1, 1])
     assert isinstance(VecEnv(2, 0, "Gusts-v0"), VecEnv)

@@ -19,7 +19,7 @@ import probes
 import pytest
 from gymnasium import spaces
 
-from rlox.envs import make_vec_env, spec_of
+from rlox.envs import make_vec_env
 from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.envs.parallel_env import ParallelGymVecEnv
 
@@ -88,7 +88,7 @@ def pids(vec):
 
 
 def trajectory(vec, n_steps):
-    spec, rng, rows = spec_of(vec), np.random.default_rng(0), [vec.reset_all()]
+    spec, rng, rows = vec.spec, np.random.default_rng(0), [vec.reset_all()]
     for t in range(n_steps):
         if spec.continuous:
             actions = rng.uniform(-1, 1, (len(vec), *spec.action_shape)).astype(np.float32)

@@ -186,7 +186,7 @@ def offline_sizes(
     ValueError
         If observations are not vectors, if actions have several choices, or for wrappers with several agents.
     """
-    from rlox.envs import env_name, make_vec_env, spec_of
+    from rlox.envs import env_name, make_vec_env
     from rlox.multi_agent import is_multi_agent, make_multi_agent_env
     from rlox.offline.acting import recorded_group
 
@@ -198,9 +198,8 @@ def offline_sizes(
         spec = recorded_group(vec.spec, dataset).spec
     else:
         vec = make_vec_env(env, 1, 0, kwargs, wrappers)
-        spec = spec_of(vec)
-    if hasattr(vec, "close"):
-        vec.close()
+        spec = vec.spec
+    vec.close()
     spec.refuse_mixed_images(f"{where}={env_name(env)}")
     if len(spec.obs_shape) != 1 or spec.n_choices is not None:
         raise ValueError(

@@ -11,9 +11,8 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.config import RemoteConfig
-from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs import env_name, make_vec_env
 from rlox.envs.failures import Diverged, note_cause, require_exception
-from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.batch import FrameStacks
@@ -99,7 +98,7 @@ class Collector:
         remote: RemoteConfig | None = None,
     ):
         self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend, remote)
-        self.spec = spec_of(self.env)
+        self.spec = self.env.spec
         self.n_envs = n_envs
         self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
         self.device = device
@@ -164,7 +163,7 @@ class Collector:
     def state(self) -> dict[str, np.ndarray] | None:
         """Return an exact snapshot of the environments; None before they start, or if they are not `restorable`."""
         found = None if self._raw is None else self.env.get_state()
-        return found if self.native or found is None else {**found, _OBS: self._raw.copy()}
+        return found if self.env.native or found is None else {**found, _OBS: self._raw.copy()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from a state that `state` returned.
@@ -174,7 +173,7 @@ class Collector:
         ValueError, TypeError
             If it is damaged or not a state of such environments.
         """
-        if self.native:
+        if self.env.native:
             self.env.set_state(state)
             self._raw = self.env.observe()
         else:
@@ -199,30 +198,21 @@ class Collector:
         """
         if not state:
             self._lost = "the checkpoint has no state of it"
-        elif not self._fits(state):
+        elif not self.env.fits(state):
             self._lost = "in the checkpoint it is made of other parts"
         elif self.restorable:
             self.set_state(state)
             return True
         return False
 
-    def _fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` comes from environments made of the same parts."""
-        return _OBS not in state if self.native else self.env.fits(state)
-
-    @property
-    def native(self) -> bool:
-        """Whether kernels step the environments."""
-        return isinstance(self.env, VecEnv)
-
     @property
     def restorable(self) -> bool:
         """Whether the environments can be saved and restored exactly."""
-        return self.native or self.env.why_not is None
+        return self.env.unrestorable_reason is None
 
     def restore_note(self) -> str | None:
         """Return a note about why the saved episodes do not continue; None if they do."""
-        reason = self._lost if self.restorable else self.env.why_not
+        reason = self._lost if self.restorable else self.env.unrestorable_reason
         if reason is None:
             return None
         episodes = "a fresh episode" if self.n_envs == 1 else "fresh episodes"
@@ -237,6 +227,5 @@ class Collector:
         return {}
 
     def close(self) -> None:
-        """Close foreign environments and their worker processes; native ones have nothing to close."""
-        if not self.native:
-            self.env.close()
+        """Close the environments and their worker processes."""
+        self.env.close()

@@ -69,7 +69,7 @@ class CandleCollector:
         )
         self._collector = RolloutCollector(env_id, n_envs, seed, gamma, gae_lambda)
         spec = self._collector.spec
-        if not (self._collector.native and spec.discrete):
+        if not (self._collector.env.native and spec.discrete):
             raise ValueError(f"CandleCollector: env_id must be native with discrete actions, got {env_id!r}")
         for name, given, have in (("obs_dim", obs_dim, spec.obs_dim), ("n_actions", n_actions, spec.n_actions)):
             if given is not None and given != have:

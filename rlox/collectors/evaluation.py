@@ -15,7 +15,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.recurrent import RecurrentActor, Remembering
 from rlox.compiled import NativeActor
 from rlox.config import MOST_AT_ONCE, integer, require
-from rlox.envs import env_name, is_native, make_vec_env, spec_of
+from rlox.envs import env_name, is_native, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
 from rlox.envs.rendering import rgb_frame
@@ -257,7 +257,7 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps, longest) -> tup
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
         env = make_vec_env(env_id, n, seed)
-        spec = spec_of(env)
+        spec = env.spec
         obs = env.reset_all()
         # The rows become the episodes first, first + 1, … of the single environment with this seed.
         state = env.get_state()

@@ -15,6 +15,7 @@ from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeActor
 from rlox.config import RemoteConfig
+from rlox.envs.protocols import step_arrays
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
 from rlox.nn.modes import acting
@@ -50,16 +51,7 @@ class ReplayCollector(Collector):
         super().__init__(
             env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
         )
-        n, spec = n_envs, self.spec
-        self._out = {
-            "obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),
-            "rewards": np.empty(n),
-            "terminated": np.empty(n, np.bool_),
-            "truncated": np.empty(n, np.bool_),
-            "final_obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),
-            "episode_return": np.empty(n),
-            "episode_length": np.empty(n, np.int64),
-        }
+        self._out = step_arrays(self.spec, n_envs)
         self._noise: np.ndarray | None = None
         self.n_step = 1  # steps of the memory's n-step returns
         self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed

@@ -255,7 +255,7 @@ class RolloutCollector(Collector):
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
         results = (rewards, terminated, truncated, episode_return, episode_length)
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
-        if isinstance(acting, _NativeRollout) and self.native and compiled and normalizer is None:
+        if isinstance(acting, _NativeRollout) and self.env.native and compiled and normalizer is None:
             try:
                 net, noise = acting.policy.net, acting.noise
                 limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results)

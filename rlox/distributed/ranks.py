@@ -378,7 +378,7 @@ class Group(Ranks):
 
     def share_envs(self, collector: Any) -> None:
         n, first = collector.n_envs, self.rank * collector.n_envs
-        if collector.native:
+        if collector.env.native:
             state = collector.env.get_state()
             state["keys"][:] = [Rng(collector.env.seed, first + i).key for i in range(n)]
             collector.env.set_state(state)

@@ -12,9 +12,9 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.config import nearest
 from rlox.envs.gym_vec_env import ForeignVecEnv, GymVecEnv
+from rlox.envs.native import VecEnv
 from rlox.envs.registry import is_native
-from rlox.envs.spec import SpaceAdapter, spec_of
-from rlox.kernels.envs.vec_env import VecEnv
+from rlox.envs.spec import SpaceAdapter
 from rlox.kernels.rng import Rng
 
 # Arguments of envpool.make about its threads, which gymnasium environments do not have.
@@ -112,10 +112,10 @@ def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
         raise kind(
             f"EnvPoolVecEnv: {env_id} must exist in gymnasium too, where evaluation runs it with kwargs {kwargs}: {e}"
         ) from e
-    theirs, parts = spec_of(env), []
-    if isinstance(env, GymVecEnv):
+    theirs, parts = env.spec, []
+    if not env.native:
         parts = _parts(env.envs[0].observation_space)
-        env.close()
+    env.close()
     if parts != _parts(pool.observation_space):
         raise ValueError(
             f"EnvPoolVecEnv: the parts of an observation of {env_id} must be the same and in the same order in EnvPool "
@@ -180,7 +180,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
 
     def __init__(self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None):
         super().__init__(env_id, n_envs, seed)
-        self.why_not = "EnvPool does not expose their state"
+        self.unrestorable_reason = "EnvPool does not expose their state"
         check_envpool_id(env_id)
         self.kwargs = {"num_threads": 1, **(kwargs or {})}
         for key, why in _OWN_KWARGS.items():

@@ -13,25 +13,13 @@ from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure, require_separate
 from rlox.envs.gym_make import make_gym_env, stepped
+from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.envs.foreign import ForeignSteps
 from rlox.kernels.envs.native_env import Count
 from rlox.kernels.rng import Rng
-
-
-def step_arrays(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Return the shape and dtype of each array that ``step_all`` of N foreign environments returns."""
-    return {
-        "obs": ((n, *spec.obs_shape), spec.obs_dtype),
-        "rewards": ((n,), np.float64),
-        "terminated": ((n,), np.bool_),
-        "truncated": ((n,), np.bool_),
-        "final_obs": ((n, *spec.obs_shape), spec.obs_dtype),
-        "episode_return": ((n,), np.float64),
-        "episode_length": ((n,), np.int64),
-    }
 
 
 class EnvGroup:
@@ -101,12 +89,12 @@ class EnvGroup:
         self.return_queue: deque[float] = deque(maxlen=100)  # undiscounted returns of the last episodes
         self.length_queue: deque[int] = deque(maxlen=100)  # their steps
         self.stacks = [env_state.stack_of(e) for e in self.envs]
-        self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)  # why they cannot be restored
+        self.unrestorable_reason = next(filter(None, map(env_state.explain_unrestorable, self.envs)), None)
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
-        """Return `env_state.encode` of each environment and its running episode; None if `why_not` gives a reason."""
+        """Return `env_state.encode` of each environment and its running episode; None if they cannot be restored."""
         nodes, data = [], bytearray()
-        if self.why_not is not None:
+        if self.unrestorable_reason is not None:
             return None
         try:
             for i, env in enumerate(self.envs):
@@ -115,7 +103,7 @@ class EnvGroup:
                 state = {"env": env_state.get_env_state(env), **running}
                 nodes.append(env_state.encode(state, data))
         except env_state.UnsavableState as e:
-            self.why_not = str(e)
+            self.unrestorable_reason = str(e)
             return None
         return nodes, bytes(data)
 
@@ -216,7 +204,7 @@ class ForeignVecEnv(ForeignEnvs):
     spec : EnvSpec
         Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are copied
         from it.
-    why_not : str, optional
+    unrestorable_reason : str, optional
         Same as in `ForeignEnvs`.
     """
 
@@ -314,7 +302,7 @@ class ForeignVecEnv(ForeignEnvs):
         if not self._started:
             self.reset_all()
         if out is None:
-            out = {key: np.empty(*like) for key, like in step_arrays(self.spec, self.n_envs).items()}
+            out = step_arrays(self.spec, self.n_envs)
         at_rest, self._at_rest = self._at_rest, False
         self._step(actions, out)
         self._at_rest = at_rest
@@ -376,7 +364,7 @@ class GymVecEnv(ForeignVecEnv):
         self.action_space = self.single_action_space = self.envs[0].action_space
         self.return_queue, self.length_queue = self._group.return_queue, self._group.length_queue
         self.spec = self._group.adapter.spec
-        self.why_not, self._stacks = self._group.why_not, self._group.stacks
+        self.unrestorable_reason, self._stacks = self._group.unrestorable_reason, self._group.stacks
 
     @property
     def episode_rewards(self) -> list[float]:
@@ -389,7 +377,7 @@ class GymVecEnv(ForeignVecEnv):
         return list(self.length_queue)
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.why_not = self._group.get_state(), self._group.why_not
+        found, self.unrestorable_reason = self._group.get_state(), self._group.unrestorable_reason
         return found
 
     def _set_state(self, states: list[Any]) -> None:

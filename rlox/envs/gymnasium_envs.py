@@ -16,9 +16,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlox.envs.make import make_vec_env
+from rlox.envs.native import VecEnv
 from rlox.envs.registry import is_native
-from rlox.envs.spec import EnvSpec, spec_of
+from rlox.envs.spec import EnvSpec
 
 _CAR_LOW, _CAR_HIGH = [-1.2, -0.07], [0.6, 0.07]
 # Bounds of observations, as in gymnasium's environments of these ids; other ids have none.
@@ -55,7 +55,7 @@ def _made(env_id: str, n: int, module: str | None, max_episode_steps: int | None
         raise ValueError(
             f"{where}: render_mode must be None, got {render_mode!r}; native environments cannot be rendered"
         )
-    env = make_vec_env(env_id, n, secrets.randbits(63))
+    env = VecEnv(n, secrets.randbits(63), env_id)
     if max_episode_steps not in (None, -1, env.max_episode_steps):
         raise ValueError(
             f"{where}: max_episode_steps must be {env_id}'s own {env.max_episode_steps}, got {max_episode_steps}; "
@@ -99,7 +99,7 @@ class NativeVectorEnv(VectorEnv):
         self._env = _made(env_id, num_envs, module, max_episode_steps, render_mode, "NativeVectorEnv")
         self._id = env_id
         self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = native_spaces(env_id, spec_of(self._env))
+        self.single_observation_space, self.single_action_space = native_spaces(env_id, self._env.spec)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -170,7 +170,7 @@ class NativeVectorEnv(VectorEnv):
         state = self._env.get_state()
         for i, seed in enumerate(seeds):
             if seed is not None:
-                state["keys"][i] = make_vec_env(self._id, 1, seed).get_state()["keys"][0]
+                state["keys"][i] = VecEnv(1, seed, self._id).get_state()["keys"][0]
                 state["episodes"][i] = 0
         self._env.set_state(state)
 
@@ -238,7 +238,7 @@ class NativeEnv(gymnasium.Env):
         render_mode: str | None = None,
     ):
         self._env = _made(env_id, 1, module, max_episode_steps, render_mode, "NativeEnv")
-        self.observation_space, self.action_space = native_spaces(env_id, spec_of(self._env))
+        self.observation_space, self.action_space = native_spaces(env_id, self._env.spec)
         self._running = False
         self._next: np.ndarray | None = None  # first observation of the episode that auto-reset started
 

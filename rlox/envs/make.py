@@ -7,6 +7,7 @@ from typing import Any
 
 from rlox.config import ENV_BACKENDS, integer, nearest
 from rlox.config.remote import RemoteConfig
+from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import ZOO, env_name, is_native, is_native_multi_agent
 
 
@@ -19,8 +20,8 @@ def make_vec_env(
     workers: int = 0,
     backend: str = "auto",
     remote: RemoteConfig | None = None,
-):
-    """Create N environments with ``reset_all`` and ``step_all(actions, out=None)``, in any implementation.
+) -> VecEnv:
+    """Create N environments, in any implementation.
 
     Parameters
     ----------
@@ -83,9 +84,9 @@ def make_vec_env(
 
         return EnvPoolVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # raises an error for other types
     if backend == "auto" and not (kwargs or wrappers or workers) and is_native(env):
-        from rlox.kernels.envs.vec_env import VecEnv
+        from rlox.envs import native
 
-        return VecEnv(n_envs, seed, env)
+        return native.VecEnv(n_envs, seed, env)
     if is_native_multi_agent(env) or (isinstance(env, str) and env.startswith(ZOO)):
         raise ValueError(
             f"make_vec_env: env must be an environment with one agent, got {env}; train several agents with "

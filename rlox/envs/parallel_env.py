@@ -30,8 +30,9 @@ import numpy as np
 
 from rlox.envs.child import begin_child, close_quietly, kill_child
 from rlox.envs.failures import dumps, failure_of, frames_of, note_cause, require_exception
-from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
+from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv
 from rlox.envs.interpreter import python_command
+from rlox.envs.protocols import Layout, step_layout
 from rlox.envs.registry import env_name, foreign_id, worker_imports
 from rlox.envs.spec import EnvSpec
 
@@ -43,8 +44,6 @@ _STEP, _RESET, _SAVE, _RESTORE, _RENDER, _SETTLE = b"s", b"r", b"g", b"p", b"v",
 _DONE, _DATA, _FAILED = b".", b"d", b"!"
 _WITH_FRAME = (_DATA, _FAILED)  # replies followed by a pickled value
 _NO_SEED = -1
-
-Layout = dict[str, tuple[tuple[int, ...], type]]  # shapes and dtypes of arrays by name
 
 
 class WorkerTraceback(Exception):
@@ -85,7 +84,7 @@ class Workers:
     ----------
     spec
         Spec of the environments, the same in all workers.
-    why_not : str, optional
+    unrestorable_reason : str, optional
         Why the environments cannot be restored exactly.
     stacks : list
         Classes that each environment is built of.
@@ -122,7 +121,7 @@ class Workers:
                     self.workers.append(_Worker(index, rows, process, sock))
                     _send(self.workers[-1].sock, order)
                 specs, reasons, stacks = zip(*[self._hello(worker) for worker in self.workers], strict=True)
-                self.spec, self.why_not = specs[0], next(filter(None, reasons), None)
+                self.spec, self.unrestorable_reason = specs[0], next(filter(None, reasons), None)
                 self.stacks = [stack for share in stacks for stack in share]
                 other = next((spec for spec in specs if spec != self.spec), None)
                 if other is not None:
@@ -150,12 +149,12 @@ class Workers:
         self._command(_RESET)
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
-        """Return the states of all environments; None if `why_not` gives a reason, or a worker has died."""
+        """Return the states of all environments; None if they cannot be restored, or a worker has died."""
         if not self.open:
             return None
         shares, reasons = zip(*self._command(_SAVE, _DATA), strict=True)
-        self.why_not = next(filter(None, reasons), None)
-        if self.why_not is not None:
+        self.unrestorable_reason = next(filter(None, reasons), None)
+        if self.unrestorable_reason is not None:
             return None
         return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
 
@@ -330,7 +329,8 @@ class ParallelGymVecEnv(ForeignVecEnv):
             lambda spec: _layout(spec, n_envs),
         )  # fmt: skip
         self._workers, self._shared = self._pool.workers, self._pool.arrays
-        self.spec, self.why_not, self._stacks = self._pool.spec, self._pool.why_not, self._pool.stacks
+        self.spec, self._stacks = self._pool.spec, self._pool.stacks
+        self.unrestorable_reason = self._pool.unrestorable_reason
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         put_seeds(seeds, self._shared["seeds"])
@@ -344,7 +344,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
             array[...] = self._shared[key]
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.why_not = self._pool.get_state(), self._pool.why_not
+        found, self.unrestorable_reason = self._pool.get_state(), self._pool.unrestorable_reason
         return found
 
     def _set_state(self, states: list[Any]) -> None:
@@ -467,7 +467,7 @@ def framed(data: bytes) -> bytes:
 
 
 def _layout(spec: EnvSpec, n: int) -> Layout:
-    return {"actions": ((n, *spec.action_shape), spec.action_dtype), "seeds": ((n,), np.int64), **step_arrays(spec, n)}
+    return {"actions": ((n, *spec.action_shape), spec.action_dtype), "seeds": ((n,), np.int64), **step_layout(spec, n)}
 
 
 def _offsets(layout: Layout) -> list[int]:
@@ -525,7 +525,7 @@ class _GymShare:
         self._group = EnvGroup(env, kwargs, wrappers, n, "ParallelGymVecEnv", rows.start, process)
 
     def hello(self) -> tuple[EnvSpec, str | None, list[list[str]]]:
-        return self._group.adapter.spec, self._group.why_not, self._group.stacks
+        return self._group.adapter.spec, self._group.unrestorable_reason, self._group.stacks
 
     def attach(self, memory_fd: int) -> None:
         layout = _layout(self._group.adapter.spec, self._n)
@@ -539,7 +539,7 @@ class _GymShare:
         self._group.reset(seeds_of(self._arrays["seeds"]), self._arrays["obs"])
 
     def save(self) -> Any:
-        return self._group.get_state(), self._group.why_not
+        return self._group.get_state(), self._group.unrestorable_reason
 
     def restore(self, states: list[Any]) -> None:
         self._group.set_state(states)

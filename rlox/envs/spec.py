@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -32,6 +33,7 @@ class EnvSpec:
     act_dim: int | None = None  # Box: length A of an action
     act_low: np.ndarray | None = None  # (A,) f32, -inf where unbounded
     act_high: np.ndarray | None = None  # (A,) f32, inf where unbounded
+    masked: bool = False  # whether each step says which of the discrete actions are allowed
     # Parts of an observation that has several: the key of each part, and how many numbers it has.
     parts: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     # For a vector of images and other numbers: index of each image's first number, C, H, W; pixels are in [0, 255].
@@ -166,15 +168,10 @@ class EnvSpec:
         return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))  # type: ignore[operator]
 
 
-def spec_of(vec) -> EnvSpec:
-    """Return the `EnvSpec` of an environment that `make_vec_env` created."""
-    from rlox.kernels.envs.vec_env import VecEnv
-
-    if not isinstance(vec, VecEnv):
-        return vec.spec
-    if vec.discrete:
-        return EnvSpec((vec.obs_dim,), n_actions=vec.n_actions)
-    return EnvSpec((vec.obs_dim,), act_dim=vec.act_dim, act_low=vec.act_low, act_high=vec.act_high)
+def spec_of(vec: Any) -> EnvSpec:
+    """Return ``vec.spec``. Deprecated."""
+    warnings.warn("rlox.envs.spec_of(env) is deprecated; use env.spec", DeprecationWarning, stacklevel=2)
+    return vec.spec
 
 
 class SpaceAdapter:

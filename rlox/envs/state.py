@@ -24,6 +24,7 @@ import json
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -285,7 +286,7 @@ def stack_of(env: Any) -> list[str]:
     return [_path(layer) for layer in _layers(env)]
 
 
-def why_not(env: Any) -> str | None:
+def explain_unrestorable(env: Any) -> str | None:
     """Return why `env` cannot be restored exactly; None if it can."""
     for layer in _layers(env):
         if _part(layer) is None:
@@ -294,7 +295,7 @@ def why_not(env: Any) -> str | None:
 
 
 def get_env_state(env: Any) -> dict[str, Any]:
-    """Return everything that the future of `env` depends on. It must have been reset, and `why_not` must be None.
+    """Return everything that the future of `env` depends on. It must have been reset and be restorable.
 
     Raises
     ------
@@ -469,13 +470,14 @@ class ForeignEnvs:
     ----------
     env_id, n_envs
         As given.
-    why_not : str, optional
+    unrestorable_reason : str, optional
         Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None if they can.
     """
 
-    why_not: str | None
+    native = False
+    unrestorable_reason: str | None
     _stacks: list[list[str]]
-    # Defined by subclasses; the two methods for states are only used if `why_not` is None.
+    # Defined by subclasses; the two methods for states are only used if `unrestorable_reason` is None.
     _get_state: Callable[[], tuple[list[Any], bytes] | None]
     _set_state: Callable[[list[Any]], None]
     _close: Callable[[], None]
@@ -487,6 +489,12 @@ class ForeignEnvs:
         self.n_envs = n_envs
         self._started = False
         self._at_rest = False  # whether all are open and have taken the same number of steps
+
+    @property
+    def why_not(self) -> str | None:
+        """Former name of `unrestorable_reason`."""
+        warnings.warn("why_not is deprecated; use unrestorable_reason", DeprecationWarning, stacklevel=2)
+        return self.unrestorable_reason
 
     def __len__(self) -> int:
         return self.n_envs
@@ -500,9 +508,9 @@ class ForeignEnvs:
     def get_state(self) -> dict[str, np.ndarray] | None:
         """Return everything that the future of the running episodes depends on.
 
-        Return None if no episode has started, after `close` or a failed step, and if `why_not` gives a reason.
+        Return None if no episode has started, after `close` or a failed step, and if they cannot be restored.
         """
-        found = self._get_state() if self._at_rest and self.why_not is None else None
+        found = self._get_state() if self._at_rest and self.unrestorable_reason is None else None
         return None if found is None else pack(self._stacks, *found)
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
@@ -513,7 +521,7 @@ class ForeignEnvs:
         ValueError
             If it is damaged.
         """
-        return self.why_not is None and fits(state, self._stacks)
+        return self.unrestorable_reason is None and fits(state, self._stacks)
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue exactly from a state of `get_state`, in this process or another, with or without workers.
@@ -524,8 +532,9 @@ class ForeignEnvs:
             If it is damaged or not a state of such environments, which must then be reset with a seed before use.
         """
         name = type(self).__name__
-        if self.why_not is not None:
-            raise ValueError(f"{name}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}")
+        if self.unrestorable_reason is not None:
+            reason = self.unrestorable_reason
+            raise ValueError(f"{name}.set_state: {env_name(self.env_id)} must be restorable, but {reason}")
         try:
             states = unpack(state, self._stacks)
         except ValueError as e:
@@ -533,6 +542,10 @@ class ForeignEnvs:
         self._started = self._at_rest = False
         self._set_state(states)
         self._started = self._at_rest = True
+
+    def render(self) -> np.ndarray | None:
+        """Return None: these environments are not drawn."""
+        return None
 
     def close(self) -> None:
         """End the environments; may be called again."""

@@ -350,21 +350,6 @@ class MultiAgentCollector(Collector):
         self._raw = now
         self._lost = None
 
-    def _fits(self, state: dict[str, np.ndarray]) -> bool:
-        return self.env.fits({k: x for k, x in state.items() if not k.startswith("step_")})
-
-    @property
-    def native(self) -> bool:
-        """Whether kernels step the environments."""
-        from rlox.multi_agent.native import NativeMultiAgentVecEnv
-
-        return isinstance(self.env, NativeMultiAgentVecEnv)
-
-    @property
-    def restorable(self) -> bool:
-        """Whether the environments can be saved and restored exactly."""
-        return self.env.why_not is None
-
     def metrics(self) -> dict[str, float]:
         """Return the mean return of each agent over the last 100 episodes, and the ratings of self-play."""
         return self.returns.metrics() | ({} if self.self_play is None else self.self_play.metrics())

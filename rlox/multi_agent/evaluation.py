@@ -83,21 +83,20 @@ def evaluate_agents(
     mode = "human" if render else None if frames is None else "rgb_array"
     kwargs = dict(env_kwargs or {}) if mode is None else {**(env_kwargs or {}), "render_mode": mode}
     backend = "auto" if mode is None else "pettingzoo"
-    env = make_multi_agent_env(env_id, 1, seed, kwargs, backend=backend)
-    native = type(env).__module__ == "rlox.multi_agent.native"
+    env: Any = make_multi_agent_env(env_id, 1, seed, kwargs, backend=backend)
     spec: MultiAgentSpec = env.spec
     rng = Rng(seed, Stream.EVALUATION)
     returns, lengths, n_cut = np.zeros((n_episodes, len(spec.agents))), np.zeros(n_episodes, np.int64), 0
     done = 0
     try:
         while done < n_episodes:
-            n = min(_SIDE_BY_SIDE, n_episodes - done) if native else 1
-            if native:
+            n = min(_SIDE_BY_SIDE, n_episodes - done) if env.native else 1
+            if env.native:
                 # Each batch of episodes has its own seed; each environment runs one episode.
                 env.close()
                 env = make_multi_agent_env(env_id, n, (seed + done) % 2**64, kwargs, backend=backend)
             # PettingZoo has no common name for a limit, which ends the episodes of training, too.
-            own = getattr(getattr(env, "native", None), "max_episode_steps", None)
+            own = env.kernel.max_episode_steps if env.native else None
             limit = step_limit(own, max_steps, longest)
             cut = _play(env, policy, deterministic, rng, limit, returns[done : done + n], lengths[done : done + n],
                            frames if done == 0 else None, env_id)  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rlox.envs.native import native_spec
 from rlox.envs.registry import is_native_multi_agent
-from rlox.envs.spec import EnvSpec
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
 
@@ -20,11 +20,9 @@ _PAPER, _LINE, _PREY = (250, 250, 248), (215, 215, 210), (214, 69, 65)
 _PURSUERS = ((38, 93, 171), (22, 133, 112), (128, 74, 161), (180, 120, 20), (70, 70, 75))
 
 
-def native_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
+def agents_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
     """Return the specification of the environment in `env`."""
-    one = EnvSpec((env.obs_dim,), n_actions=env.n_actions)
-    if not env.discrete:
-        one = EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
+    one = native_spec(env)
     agents = tuple(f"{_NAMES.get(env.env_id, 'agent')}_{a}" for a in range(env.n_agents))
     central = env.central_dim and state != "observations"
     return MultiAgentSpec(
@@ -58,9 +56,9 @@ class NativeMultiAgentVecEnv:
     ----------
     spec : MultiAgentSpec
         Agents, their only group, shapes and bounds.
-    native : AgentVecEnv
+    kernel : AgentVecEnv
         The compiled environments; its ``stepper()`` gives a kernel the N * A agents as rows.
-    why_not : None
+    unrestorable_reason : None
         They can always be saved and restored exactly.
 
     Raises
@@ -69,7 +67,8 @@ class NativeMultiAgentVecEnv:
         If the id does not exist, a number is out of range, or an argument is unknown.
     """
 
-    why_not: str | None = None
+    native = True
+    unrestorable_reason: str | None = None
 
     def __init__(
         self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None, state: str = "auto"
@@ -82,24 +81,24 @@ class NativeMultiAgentVecEnv:
         if state not in ("auto", "environment", "observations"):
             raise ValueError(f"{where}: state must be one of auto, environment, observations, got {state!r}")
         is_native_multi_agent(env_id)  # registers the environment that an installed package offers under this id
-        self.native = AgentVecEnv(n_envs, seed, env_id, arguments)
-        if state == "environment" and not self.native.central_dim:
+        self.kernel = AgentVecEnv(n_envs, seed, env_id, arguments)
+        if state == "environment" and not self.kernel.central_dim:
             raise ValueError(
                 f"{where}: state must be observations if the environment has no state of its own, like {env_id}, got "
                 f"{state!r}"
             )
-        self.spec = native_spec(self.native, state)
+        self.spec = agents_spec(self.kernel, state)
         self.env_id = env_id
         self.n_envs = n_envs
         self._draws = mode is not None
         self._started = False
         self._has_central = self.spec.state_source == "environment"
         # A place for the environment's own state if it is not used.
-        self._unused = np.empty((2, n_envs, self.native.central_dim), np.float32)
+        self._unused = np.empty((2, n_envs, self.kernel.central_dim), np.float32)
 
     @property
     def seed(self) -> int:
-        return self.native.seed
+        return self.kernel.seed
 
     def __len__(self) -> int:
         return self.n_envs
@@ -113,9 +112,9 @@ class NativeMultiAgentVecEnv:
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
         """Start a new episode in all copies; with a seed, the first episodes of that seed."""
         out = MultiAgentStep.empty(self.spec, self.n_envs)
-        out.obs[0][...] = self.native.reset_all(seed)
+        out.obs[0][...] = self.kernel.reset_all(seed)
         out.alive[0].fill(True)
-        out.state[...] = self.native.central() if self._has_central else out.obs[0].reshape(self.n_envs, -1)
+        out.state[...] = self.kernel.central() if self._has_central else out.obs[0].reshape(self.n_envs, -1)
         self._started = True
         return out
 
@@ -133,7 +132,7 @@ class NativeMultiAgentVecEnv:
             out = self._fresh()
         unused, has = self._unused, self._has_central
         central, final = (out.state, out.final_state) if has else (unused[0], unused[1])
-        self.native.step_into(
+        self.kernel.step_into(
             np.ascontiguousarray(taken), out.obs[0], out.rewards[0], out.terminated[0], out.truncated[0],
             out.final_obs[0], out.episode_returns, out.episode_lengths, central, final,
         )  # fmt: skip
@@ -168,25 +167,23 @@ class NativeMultiAgentVecEnv:
 
     def get_state(self) -> dict[str, np.ndarray] | None:
         """Return everything that the future of the running episodes depends on; None before the first episode."""
-        return self.native.get_state() if self._started else None
+        return self.kernel.get_state() if self._started else None
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
         """Return whether `state` comes from environments like these, so that `set_state` may succeed."""
-        mine = self.native.get_state()
-        return set(state) == set(mine) and all(
-            isinstance(state[key], np.ndarray) and state[key].shape == array.shape for key, array in mine.items()
-        )
+        mine = self.kernel.get_state()
+        return all(getattr(state.get(key), "shape", None) == array.shape for key, array in mine.items())
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue exactly from the result of `get_state`; raise a ValueError if it does not fit the environments."""
-        self.native.set_state(state)
+        self.kernel.set_state(state)
         self._started = bool(state["episodes"].all())
 
     def render(self) -> np.ndarray | None:
         """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
-        if not self._draws or self.native.env_id != "GridPursuit-v0":
+        if not self._draws or self.kernel.env_id != "GridPursuit-v0":
             return None
-        return drawn_pursuit(self.native.central()[0], self.native.params["size"])
+        return drawn_pursuit(self.kernel.central()[0], self.kernel.params["size"])
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the object."""

@@ -179,7 +179,7 @@ class ZooCopies:
     spec : MultiAgentSpec
     stacks : list
         For each copy, the classes that it is composed of.
-    why_not : str, optional
+    unrestorable_reason : str, optional
         Why the copies cannot be restored exactly.
     """
 
@@ -218,7 +218,7 @@ class ZooCopies:
         self._returns = [[0.0] * len(names) for _ in range(n)]
         self._alive = [np.zeros((n, len(group.agents)), np.bool_) for group in self.spec.groups]
         self.stacks = [env_state.stack_of(e) for e in self.envs]
-        self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)
+        self.unrestorable_reason = next(filter(None, map(env_state.explain_unrestorable, self.envs)), None)
 
     def _first_answer(self, i: int, seed: int) -> tuple[Any, Any]:
         answer = UNANSWERED
@@ -545,9 +545,9 @@ class ZooCopies:
                 )
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
-        """Encode each copy and its running episode with `rlox.envs.state.encode`; None if `why_not` is set."""
+        """Encode each copy and its running episode with `rlox.envs.state.encode`; None if they cannot be restored."""
         nodes, data = [], bytearray()
-        if self.why_not is not None:
+        if self.unrestorable_reason is not None:
             return None
         slots = {name: agent.slot for name, agent in self._agents.items()}
         try:
@@ -560,7 +560,7 @@ class ZooCopies:
                 }
                 nodes.append(env_state.encode({"env": env_state.get_env_state(env), **running}, data))
         except env_state.UnsavableState as e:
-            self.why_not = str(e)
+            self.unrestorable_reason = str(e)
             return None
         return nodes, bytes(data)
 
@@ -711,7 +711,7 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
     ----------
     spec : MultiAgentSpec
         Agents, groups, shapes and bounds.
-    why_not : str, optional
+    unrestorable_reason : str, optional
         See `rlox.envs.state.ForeignEnvs`.
     """
 
@@ -795,10 +795,11 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
         super().__init__(env, n_envs, seed)
         self._copies = ZooCopies(env, kwargs, zoo_seeds(seed, n_envs), "PettingZooVecEnv", state=state)
         self.envs = self._copies.envs
-        self.spec, self.why_not, self._stacks = self._copies.spec, self._copies.why_not, self._copies.stacks
+        self.spec, self._stacks = self._copies.spec, self._copies.stacks
+        self.unrestorable_reason = self._copies.unrestorable_reason
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.why_not = self._copies.get_state(), self._copies.why_not
+        found, self.unrestorable_reason = self._copies.get_state(), self._copies.unrestorable_reason
         return found
 
     def _restore_states(self, states: list[Any]) -> None:

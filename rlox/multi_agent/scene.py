@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlox.envs.registry import is_native_multi_agent
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.kernels.envs.native_env import native_multi_agent_ids
-from rlox.multi_agent.native import drawn_pursuit, native_spec
+from rlox.multi_agent.native import agents_spec, drawn_pursuit
 
 try:
     from pettingzoo import ParallelEnv
@@ -63,7 +63,7 @@ class NativeParallelEnv(ParallelEnv):
                 f"{render_mode!r}"
             )
         self._native = AgentVecEnv(1, secrets.randbits(63), env_id, kwargs)
-        spec = native_spec(self._native)
+        spec = agents_spec(self._native)
         self.metadata = {"name": env_id, "render_modes": drawn, "render_fps": 5, "is_parallelizable": True}
         self.render_mode = render_mode
         self.possible_agents = list(spec.agents)

@@ -26,7 +26,7 @@ class MultiAgentVecEnv(Protocol):
 
     spec: MultiAgentSpec
     n_envs: int
-    why_not: str | None  # why the environments cannot be saved and restored exactly; None if they can
+    unrestorable_reason: str | None  # why the environments cannot be saved and restored exactly; None if they can
 
     @property
     def seed(self) -> int:
@@ -55,7 +55,7 @@ class MultiAgentVecEnv(Protocol):
         """
 
     def get_state(self) -> dict[str, np.ndarray] | None:
-        """Return everything that the future of the running episodes depends on; None if `why_not` is set."""
+        """Return everything that the future of the running episodes depends on; None if they cannot be restored."""
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue exactly from the result of `get_state`; raise a ValueError if it does not fit the environments."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from rlox.envs.parallel_env import (
-    Layout,
     Workers,
     arrays_of,
     put_seeds,
@@ -19,6 +18,7 @@ from rlox.envs.parallel_env import (
     shared_out,
     size_of,
 )
+from rlox.envs.protocols import Layout
 from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, ZooCopies, zoo_seeds
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_arrays, step_arrays
 
@@ -75,7 +75,8 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
             _NAME, env, "rlox.multi_agent.workers", "_work", orders, lambda spec: _layout(spec, n_envs)
         )
         self._workers = self._pool.workers
-        self.spec, self.why_not, self._stacks = self._pool.spec, self._pool.why_not, self._pool.stacks
+        self.spec, self._stacks = self._pool.spec, self._pool.stacks
+        self.unrestorable_reason = self._pool.unrestorable_reason
         self._seeds, self._actions, self._shared = _parted(self._pool.arrays)
 
     def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:
@@ -90,7 +91,7 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         out.take(self._shared)
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.why_not = self._pool.get_state(), self._pool.why_not
+        found, self.unrestorable_reason = self._pool.get_state(), self._pool.unrestorable_reason
         return found
 
     def _restore_states(self, states: list[Any]) -> None:
@@ -125,7 +126,7 @@ class _ZooShare:
         self._copies = ZooCopies(env, kwargs, seeds[rows], _NAME, rows.start, process, state)
 
     def hello(self) -> tuple[MultiAgentSpec, str | None, list[list[str]]]:
-        return self._copies.spec, self._copies.why_not, self._copies.stacks
+        return self._copies.spec, self._copies.unrestorable_reason, self._copies.stacks
 
     def attach(self, memory_fd: int) -> None:
         layout = _layout(self._copies.spec, self._n)
@@ -140,7 +141,7 @@ class _ZooShare:
         self._copies.reset(seeds_of(self._seeds), self._out)
 
     def save(self) -> Any:
-        return self._copies.get_state(), self._copies.why_not
+        return self._copies.get_state(), self._copies.unrestorable_reason
 
     def restore(self, states: list[Any]) -> None:
         self._copies.set_state(states)

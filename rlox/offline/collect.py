@@ -17,7 +17,7 @@ from rlox.checkpoint import versions
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.recurrent import RecurrentActor, Remembering
 from rlox.config import MOST_AT_ONCE
-from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
+from rlox.envs import EnvSpec, env_name, make_vec_env
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
@@ -163,7 +163,7 @@ def collect(
             else:
                 backend = env.get("backend", "auto")
                 vec = make_vec_env(env["id"], side_by_side, int(own_seed), env["kwargs"], env["wrappers"], 0, backend)
-                spec = spec_of(vec)
+                spec = vec.spec
             try:
                 if rows is None:
                     _require_disk(path, n_steps, spec)
@@ -177,8 +177,7 @@ def collect(
                 else:
                     returns = _act(vec, behaviour, count, int(own_seed), deterministic, episodes, progress)
             finally:
-                if hasattr(vec, "close"):
-                    vec.close()
+                vec.close()
             n_cut += episodes.n_cut
             acting = {**_named(behaviour), **_exploration(behaviour.algorithm, deterministic)}
             entries.append({**acting, "n_steps": count, **_summary(returns)})
@@ -281,7 +280,7 @@ def _act(
     progress: Callable[[int], None] | None,
 ) -> list[float]:
     """Take `count` steps. Returns the returns of completed episodes."""
-    spec, algorithm, rng = spec_of(vec), behaviour.algorithm, Rng(seed, Stream.ACTION)
+    spec, algorithm, rng = vec.spec, behaviour.algorithm, Rng(seed, Stream.ACTION)
     obs = np.array(vec.reset_all())
     n, noise = len(obs), None
     actor, remembering = getattr(algorithm, "actor", None), None

@@ -312,7 +312,7 @@ class OffPolicyAlgorithm(Algorithm):
         kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
         if changed:
             return f"{type(self).__name__} changes {changed[0]}"
-        if type(self.collector) is not ReplayCollector or not self.collector.native:
+        if type(self.collector) is not ReplayCollector or not self.collector.env.native:
             return "the environment is not native"
         if self.collector.reward_fn is not None:
             return "there is a reward_fn"

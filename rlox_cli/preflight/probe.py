@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import RunConfig
-from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs import EnvSpec, make_vec_env
 from rlox.envs.failures import no_exit, note_cause, wrong_answer
 from rlox.multi_agent import is_multi_agent
 from rlox_cli.preflight.play import random_actions, same
@@ -139,7 +139,7 @@ def _played(config: RunConfig, where: str) -> _Results:
     """Take random actions in one environment, and for a while in a second one with the same seed."""
     c = config.env
     first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
-    spec, rng = spec_of(first), np.random.default_rng(config.seed)
+    spec, rng = first.spec, np.random.default_rng(config.seed)
     found, started = _Results([], [], 0, 0.0, ""), time.process_time()
     try:
         obs, other = (_called(where, "reset", env.reset_all) for env in (first, second))
@@ -161,8 +161,7 @@ def _played(config: RunConfig, where: str) -> _Results:
                 found.truncated += bool(out["truncated"][0])
     finally:
         for env in (first, second):
-            if hasattr(env, "close"):
-                env.close()
+            env.close()
     return found
 
 

@@ -186,7 +186,7 @@ def mapped_bytes(dataset: Any) -> int:
 def plays_native(algorithm: Any) -> bool:
     """Return whether the algorithm's environment, or offline that of its evaluations, is native."""
     if getattr(algorithm, "collector", None) is not None:
-        return algorithm.collector.native
+        return algorithm.collector.env.native
     return is_native(algorithm.env_id) and not (algorithm.env_kwargs or algorithm.env_wrappers)
 
 
@@ -202,15 +202,14 @@ def time_limit(algorithm: Any) -> int | None:
     try:
         return _limit_of(env, algorithm)
     finally:
-        if hasattr(env, "close"):
-            env.close()
+        env.close()
 
 
 def _limit_of(env: Any, algorithm: Any) -> int | None:
     if is_multi_agent(algorithm.env_id):
         # PettingZoo has no common name for it; this is the one in MPE and SISL.
-        native = getattr(env, "native", None)
-        given = algorithm.env_kwargs.get("max_cycles") or getattr(native, "max_episode_steps", None)
+        own = env.kernel.max_episode_steps if env.native else None
+        given = algorithm.env_kwargs.get("max_cycles") or own
         return given if isinstance(given, int) and given > 0 else None
     if plays_native(algorithm):
         return env.max_episode_steps or None

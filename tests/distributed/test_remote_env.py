@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_steps_as_locally(serving, env, kwargs):
         assert pool.step_all(actions, out) is out
         equal(out, {key: array for key, array in local.step_all(actions).items() if key in out})
         state = pool.get_state()
-        assert (state is None) == bool(kwargs) == (pool.why_not is not None)
+        assert (state is None) == bool(kwargs) == (pool.unrestorable_reason is not None)
         if state is not None:
             expected = [pool.step_all(actions) for _ in range(3)]
             with RemoteEnvPool([addresses[0]], env, 5, 0) as other:

@@ -182,7 +182,7 @@ def test_a_seed_reproduces_episodes_whatever_the_number_of_copies():
 
 def test_a_restored_state_continues_exactly():
     one, other = (make_multi_agent_env(ID, 270, seed, {"max_cycles": 11}) for seed in (1, 2))
-    assert one.why_not is None
+    assert one.unrestorable_reason is None
     assert one.get_state() is None  # before there is an episode
     one.reset_all()
     step_of(one, 0, 17)
@@ -314,7 +314,7 @@ def test_it_can_be_run_through_pettingzoo(workers):
         make_multi_agent_env(ID, 2, 4, {"max_cycles": 6}, backend="pettingzoo") as other,
     ):
         assert env.spec.agents == make_multi_agent_env(ID, 2, 3).spec.agents
-        assert (env.spec.state_source, env.why_not) == ("environment", None)
+        assert (env.spec.state_source, env.unrestorable_reason) == ("environment", None)
         env.reset_all()
         step_of(env, 0, 9)
         state = env.get_state()

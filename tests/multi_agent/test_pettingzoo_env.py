@@ -485,7 +485,7 @@ def test_a_restored_state_continues_exactly(env, workers):
         make_multi_agent_env(env, 3, 5, kwargs, workers[0]) as one,
         make_multi_agent_env(env, 3, 6, kwargs, workers[1]) as other,
     ):
-        assert one.why_not is None
+        assert one.unrestorable_reason is None
         assert one.get_state() is None  # before there is an episode
         one.reset_all()
         play(one, 3, Rng(1))
@@ -501,7 +501,7 @@ def test_a_restored_state_continues_exactly(env, workers):
 def test_environments_that_cannot_be_saved_have_a_reason():
     env = script("a_0", "a_0")
     env.reset_all()
-    assert env.why_not == "Script has no get_state() and set_state(state)"
+    assert env.unrestorable_reason == "Script has no get_state() and set_state(state)"
     assert env.get_state() is None
     with pytest.raises(ValueError, match=r"PettingZooVecEnv.set_state: .* must be restorable, but Script has no get_"):
         env.set_state({})

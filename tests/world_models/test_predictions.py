@@ -11,7 +11,7 @@ from PIL import Image
 
 import rlox
 from rlox.callbacks import PredictionsCallback
-from rlox.envs import make_vec_env, spec_of
+from rlox.envs import make_vec_env
 from rlox.kernels.rng import Rng
 from rlox.world_models.pictures import require_kind, save
 from rlox.world_models.predictions import Predictions, open_loop
@@ -19,7 +19,7 @@ from rlox.world_models.predictions import Predictions, open_loop
 
 def algorithm(env, agent=Foreseeing):
     vec = make_vec_env(env, 1, 0)
-    spec = spec_of(vec)
+    spec = vec.spec
     actor = agent(spec)
 
     def arguments(n_episodes, seed, deterministic):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlox.collectors.evaluation import evaluate
-from rlox.envs import make_vec_env, spec_of
+from rlox.envs import make_vec_env
 from rlox.envs.registry import TASKS
 from rlox.world_models.tasks import DrawnCatch, KeepNumbers
 
@@ -123,8 +123,8 @@ def test_it_continues_from_a_state():
 @pytest.mark.parametrize("env_id", TASKS)
 def test_ids_work_in_all_functions(env_id):
     vec = make_vec_env(env_id, 2, 0)
-    spec = spec_of(vec)
-    assert vec.why_not is None
+    spec = vec.spec
+    assert vec.unrestorable_reason is None
     assert spec.image is (env_id == "rlox/DrawnCatch-v0")
     assert spec.obs_shape == ((1, 30, 30) if spec.image else (2,))
     vec.close()

@@ -128,7 +128,7 @@ class RemoteEnvPool(ForeignVecEnv):
             self.close()
             raise
         native = first.welcome.fields.get("restorable") is True
-        self.why_not = None if native else "it is not native, and runs on another machine"
+        self.unrestorable_reason = None if native else "it is not native, and runs on another machine"
         self._stacks = [[f"native {self.env_id}"]] * n_envs
         self._last: np.ndarray = np.zeros((n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
         self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)

@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 
 from rlox.config import integer
-from rlox.envs.gym_vec_env import step_arrays
 from rlox.envs.make import make_vec_env
+from rlox.envs.native import VecEnv
+from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import is_native
 from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
 from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, require_array, spec_message, step_bytes
-from rlox.envs.spec import spec_of
 
 
 class EnvSessions:
@@ -71,9 +71,8 @@ class EnvSessions:
         self._most_envs, self._limit = most_envs, limit
         self.native = backend == "auto" and not (kwargs or wrappers or workers) and is_native(env)
         probe = self.make(1, 0)
-        self.spec = spec_of(probe)
-        if not self.native:
-            probe.close()
+        self.spec = probe.spec
+        probe.close()
         fields, bounds = spec_message(self.spec)
         description = describe(env, self.kwargs, self.wrappers)
         self.about = Message("env", {"env": description, "spec": fields, "restorable": self.native}, bounds)
@@ -113,12 +112,10 @@ class EnvSession:
     def __init__(self, made: EnvSessions, n: int):
         self.welcome, self._n, self._native = made.about, n, made.native
         self._vec = made.make(n, 0)
-        self._out: dict[str, np.ndarray] = {key: np.empty(*like) for key, like in step_arrays(made.spec, n).items()}
+        self._out = step_arrays(made.spec, n)
 
     def _rekey(self, seed: int, first: int) -> None:
         """Set the keys of the learner's environments `first` to `first` + n."""
-        from rlox.kernels.envs.vec_env import VecEnv
-
         fresh = VecEnv(first + self._n, seed, self._vec.env_id).get_state()
         own = {name: np.ascontiguousarray(array[..., first:]) for name, array in fresh.items()}
         self._vec.set_state(own)
@@ -153,5 +150,4 @@ class EnvSession:
         return self._vec.reset_all()
 
     def close(self) -> None:
-        if not self._native:
-            self._vec.close()
+        self._vec.close()

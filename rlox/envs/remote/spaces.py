@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.gym_vec_env import step_arrays
+from rlox.envs.protocols import step_layout
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.spec import EnvSpec
 
@@ -139,7 +139,7 @@ def require_array(message: Message, name: str, shape: tuple[int, ...], dtype: An
 
 def step_bytes(spec: EnvSpec, n: int) -> int:
     """Return the approximate bytes of the largest answer to a step of `n` environments."""
-    return 4096 + sum(math.prod(shape) * np.dtype(dtype).itemsize + 8 for shape, dtype in step_arrays(spec, n).values())
+    return 4096 + sum(math.prod(shape) * np.dtype(dtype).itemsize + 8 for shape, dtype in step_layout(spec, n).values())
 
 
 def describe(env: str, kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]) -> dict[str, Any]:
