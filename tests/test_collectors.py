@@ -253,6 +253,25 @@ def test_every_column_is_a_tensor_and_in_every_minibatch(shuffle, policy):
     assert next(RolloutBatch(*(getattr(batch, name) for name in columns[:7])).sample_minibatches(8)).dones is None
 
 
+def test_sequences_are_the_steps_of_whole_environments():
+    policy = DiscretePolicy(4, 2)
+    rollout = RolloutCollector("CartPole-v1", n_envs=5).collect(policy, 12)
+    found = list(rollout.sample_sequences(2, Rng(3)))
+    assert [part.n_envs for part in found] == [2, 2, 1]
+    order = np.concatenate([part.steps("obs")[0, :, 0] for part in found])
+    first = rollout.steps("obs")[0, :, 0].numpy()
+    chosen = [int(np.flatnonzero(first == x)[0]) for x in order]
+    assert sorted(chosen) == [0, 1, 2, 3, 4]
+    assert chosen != sorted(chosen)
+    for name in ("obs", "actions", "returns", "dones"):
+        whole = torch.cat([part.steps(name) for part in found], 1)
+        assert torch.equal(whole, rollout.steps(name)[:, chosen])
+    with pytest.raises(ValueError, match="must have the steps of whole environments"):
+        next(next(rollout.sample_minibatches(8)).sample_sequences(2))
+    with pytest.raises(ValueError, match="n_envs must be >= 1, got 0"):
+        next(rollout.sample_sequences(0))
+
+
 @pytest.mark.slow
 def test_stacked_frames_are_stored_once_and_read_back_whole():
     """The same rollout with and without the frame store, over many short episodes, with each kind of padding."""

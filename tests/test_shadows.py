@@ -73,7 +73,7 @@ SHARED = ("rlox.config:", "rlox.envs.failures:",
           "rlox.training.loops:_means", "rlox.training.loops:_updater", "rlox.training.loops:require_finite",
           "rlox.training.loops:Episodes", "rlox.training.bounded:make_action_noise",
           "rlox.training.bounded:require_bounds",
-          "rlox.collectors.base:Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:RolloutBatch",
+          "rlox.collectors.base:Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:Rollout",
           "rlox.nn.batch:_Column", "rlox.multi_agent.self_play:", "rlox.multi_agent.collector:Actors",
           "rlox.multi_agent.players:ValueNorms", "rlox.algorithms.mappo:Learner")  # fmt: skip
 
@@ -157,7 +157,7 @@ PATCHES = {
     "a constant of a class": ("rlox.nn.policies.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
     "a table": ("rlox.nn.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
     "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
-    "minibatches": ("rlox.nn.batch.RolloutBatch.sample_minibatches", other, (PPO,)),
+    "minibatches": ("rlox.nn.batch.Rollout.sample_minibatches", other, (PPO,)),
     "a module replaced by another": ("rlox.nn.losses.F", nn, (DQN, BC, TD3BC)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip

@@ -62,7 +62,6 @@ cdef struct Sums:
 
 
 cdef f64 explained_variance(cf32_r errors, cf32_r returns, Py_ssize_t n) noexcept nogil
-cdef Loss ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, str where) except *
 cdef Options options_of(n_epochs, batch_size, learning_rate, max_grad_norm, target_kl, bint normalize,
                         str where) except *
 
@@ -92,7 +91,6 @@ cdef class ActorCriticLearner(FlatLearner):
                      f32* actions) noexcept nogil
     cdef object sampled(self, str where, obs, noise, masks)
     cdef void values_of(self, const f32* states, Py_ssize_t n, f32* values) noexcept nogil
-    cdef cnp.ndarray checked_values(self, cnp.ndarray states)
     cdef void log_probs_of(self, const f32* outputs, Py_ssize_t ld, Py_ssize_t n, const i64* choices,
                            const f32* actions, f32* log_probs) noexcept nogil
     cdef int gradients(self, const Loss* loss, const Data* data, const i64* order, Py_ssize_t n, bint normalize,

@@ -19,7 +19,7 @@ from rlox.kernels.types cimport cf32_r, f32, f64, i64, u8, u64
 cnp.import_array()
 
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
-# The same as in rlox.nn.players and rlox.multi_agent.players.
+# The same as in rlox.nn.policies and rlox.multi_agent.players.
 cdef f32 LOWEST = <f32>-1e9
 cdef f64 DECAY = 0.99999
 cdef f64 LEAST_VARIANCE = 1e-2
@@ -171,13 +171,6 @@ cdef f64 explained_variance(cf32_r errors, cf32_r returns, Py_ssize_t n) noexcep
         x = errors[i] - shift
         left += x * x
     return NAN if total == 0.0 else 1.0 - left / total
-
-
-cdef Loss ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, str where) except *:
-    """Return PPO's loss after checking its numbers."""
-    return Loss(ppo=True, clip_eps=number(clip_eps, 0.0, where, "clip_eps"),
-                vf_coef=number(vf_coef, 0.0, where, "vf_coef"), ent_coef=number(ent_coef, 0.0, where, "ent_coef"),
-                clip_vf=0.0 if clip_vf is None else number(clip_vf, 0.0, where, "clip_vf"), maximum=False, huber=0.0)
 
 
 cdef Options options_of(n_epochs, batch_size, learning_rate, max_grad_norm, target_kl, bint normalize,
@@ -350,16 +343,6 @@ cdef class ActorCriticLearner(FlatLearner):
             for i in range(rows):
                 values[start + i] = y[i * PAD]
             start += rows
-
-    cdef cnp.ndarray checked_values(self, cnp.ndarray states):
-        """Return values (B,) for inputs (B, S) of the critic, which were already checked."""
-        cdef Py_ssize_t n = cnp.PyArray_DIM(states, 0)
-        cdef cnp.ndarray out = np.empty(n, np.float32)
-        with self.lock:
-            with nogil:
-                pack(&self.critic, False)
-                self.values_of(<const f32*>cnp.PyArray_DATA(states), n, <f32*>cnp.PyArray_DATA(out))
-        return out
 
     cdef void log_probs_of(self, const f32* outputs, Py_ssize_t ld, Py_ssize_t n, const i64* choices,
                            const f32* actions, f32* log_probs) noexcept nogil:

@@ -1,4 +1,4 @@
-"""The native update of PPO and A2C, as defined by their PyTorch `update`, for actor-critics of plain perceptrons.
+"""The native update of PPO, A2C and MAPPO, as defined by their PyTorch `update`, for actor-critics of plain perceptrons.
 
 Parameters are one flat float32 block in the order of ``policy.parameters()``, each weight (n_out, n_in) as in PyTorch,
 so that a module whose parameters are views of the block always has the same numbers as this code. A minibatch is
@@ -14,9 +14,9 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from rlox.kernels.checks cimport as_index, check_out
 from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from rlox.kernels.nn.actor_critic cimport (
-    ActorCriticLearner, Data, Loss, Options, explained_variance, options_of, ppo_loss,
+    ActorCriticLearner, Data, Loss, Options, explained_variance, options_of,
 )
-from rlox.kernels.nn.layers cimport CHUNK, bounded, forward, given, last_of, number, pack
+from rlox.kernels.nn.layers cimport CHUNK, bounded, given, last_of, number, pack
 from rlox.kernels.signals cimport Watch, check_signals, watching
 from rlox.kernels.types cimport f32, f64, i64, u8
 
@@ -28,7 +28,7 @@ cnp.import_array()
 cdef class NativeActorCritic(ActorCriticLearner):
     """A perceptron actor and a perceptron critic on one flat block of parameters, and their optimiser.
 
-    Calls from several threads wait for each other. The block is kept, but no other argument.
+    The critic may have other inputs than the actor, and actions may be masked, as MAPPO needs it. Calls from several threads wait for each other. The block is kept, but no other argument.
 
     Parameters
     ----------
@@ -45,6 +45,8 @@ cdef class NativeActorCritic(ActorCriticLearner):
         Whether actions are continuous.
     optimizer
         ``adam`` (betas 0.9, 0.999) or ``rmsprop`` (decay 0.99), both with eps 1e-5 outside the root, as in PyTorch.
+    state_dim
+        S, the number of inputs of a critic with its own inputs (`central`); None if it reads the observations.
 
     Attributes
     ----------
@@ -61,21 +63,31 @@ cdef class NativeActorCritic(ActorCriticLearner):
     """
 
     def __cinit__(self, parameters, obs_dim, n_outputs, hidden_sizes, activation: str = "tanh",
-                  gaussian: bool = False, optimizer: str = "adam"):
+                  gaussian: bool = False, optimizer: str = "adam", state_dim=None):
         self.make("NativeActorCritic", parameters, obs_dim, n_outputs, hidden_sizes, activation, gaussian, optimizer,
-                  None)
+                  state_dim)
 
-    def outputs(self, obs):
-        """Return actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32."""
-        return self.outputs_of(self.rows_of(obs, "NativeActorCritic.outputs"), None)[:2]
+    def outputs(self, obs, states=None):
+        """Return actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32.
 
-    cdef tuple outputs_of(self, cnp.ndarray obs, cnp.ndarray after):
-        """Return actor outputs and values for `obs`, and values for `after` (None if that is None), in one pass."""
+        `states` (B, S) float32 are the inputs of a central critic.
+        """
+        cdef str where = "NativeActorCritic.outputs"
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where)
+        return self.outputs_of(obs_, self.states_of(states, cnp.PyArray_DIM(obs_, 0), where), None, None)[:2]
+
+    cdef tuple outputs_of(self, cnp.ndarray obs, cnp.ndarray states, cnp.ndarray masks, cnp.ndarray after):
+        """Return actor outputs and values for `obs`, and values for `after` (None if that is None), in one pass.
+
+        All arrays were checked; `states` is None if the critic reads `obs`, `masks` if all actions are legal.
+        """
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs, 0), start = 0, rows, i, a = self.n_outputs, m = 0
         cdef cnp.ndarray out = np.empty((n, a), np.float32), values = np.empty(n, np.float32), later = None
         cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
         cdef f32* later_ = NULL
         cdef const f32* x = <const f32*>cnp.PyArray_DATA(obs)
+        cdef const f32* judged = x if states is None else <const f32*>cnp.PyArray_DATA(states)
+        cdef u8* masks_ = NULL if masks is None else <u8*>cnp.PyArray_DATA(masks)
         cdef const f32* after_ = NULL
         cdef const f32* y
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad
@@ -89,31 +101,39 @@ cdef class NativeActorCritic(ActorCriticLearner):
                 pack(&self.actor, False)
                 while start < n:
                     rows = min(CHUNK, n - start)
-                    y = forward(&self.actor, x + start * self.obs_dim, self.obs_dim, rows)
+                    y = self.acted(x + start * self.obs_dim, self.obs_dim, masks_, start, rows)
                     for i in range(rows):
                         memcpy(out_ + (start + i) * a, y + i * ld, a * sizeof(f32))
                     start += rows
                 pack(&self.critic, False)
-                self.values_of(x, n, <f32*>cnp.PyArray_DATA(values))
+                self.values_of(judged, n, <f32*>cnp.PyArray_DATA(values))
                 self.values_of(after_, m, later_)
         return out, values, later
 
-    def values(self, obs):
-        """Return values (B,) float32 for observations (B, D) float32."""
-        return self.checked_values(self.rows_of(obs, "NativeActorCritic.values"))
+    def values(self, states):
+        """Return values (B,) float32 for the critic's inputs: observations (B, D), or (B, S) if it is central."""
+        cdef str where = "NativeActorCritic.values"
+        cdef cnp.ndarray inputs = self.critic_rows(states, where)
+        cdef cnp.ndarray out = np.empty(cnp.PyArray_DIM(inputs, 0), np.float32)
+        with self.lock:
+            with nogil:
+                pack(&self.critic, False)
+                self.values_of(<const f32*>cnp.PyArray_DATA(inputs), cnp.PyArray_DIM(inputs, 0),
+                               <f32*>cnp.PyArray_DATA(out))
+        return out
 
-    def mode(self, obs):
+    def mode(self, obs, masks=None):
         """Return the most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.mode")
-        return self.act(obs_, np.zeros((cnp.PyArray_DIM(obs_, 0), self.n_outputs), np.float32))
+        return self.act(obs_, np.zeros((cnp.PyArray_DIM(obs_, 0), self.n_outputs), np.float32), masks)
 
-    def act(self, obs, noise):
+    def act(self, obs, noise, masks=None):
         """Sample actions, (N,) int64 or (N, A) float32, for observations (N, D) and noise (N, n_outputs) float32.
 
-        Categorical: argmax(outputs + noise), the first of equal ones, which is a sample if the noise is Gumbel noise.
-        Gaussian: mean + noise * std, not clipped.
+        Categorical: argmax(outputs + noise) over the actions that `masks` (N, n_outputs) bool allow, the first of equal
+        ones, which is a sample if the noise is Gumbel noise. Gaussian: mean + noise * std, not clipped.
         """
-        return self.sampled("NativeActorCritic.act", obs, noise, None)
+        return self.sampled("NativeActorCritic.act", obs, noise, masks)
 
     def rollout(self, stepper, n_steps, noise, obs, actions, rewards, terminated, truncated, episode_return,
                 episode_length):
@@ -216,15 +236,18 @@ cdef class NativeActorCritic(ActorCriticLearner):
                             k += 1
         return limits[:k], reached[:k]
 
-    def log_probs(self, obs, actions, after=None):
+    def log_probs(self, obs, actions, after=None, states=None, masks=None):
         """Return log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, and values (B,) for `obs` (B, D).
 
-        With further observations `after`, (K, D), also returns their values (K,).
+        With further inputs `after` of the critic, (K, D) or (K, S), also returns their values (K,). `states` (B, S) are
+        the inputs of a central critic, `masks` (B, n_outputs) bool the legal actions; None: all.
         """
         cdef str where = "NativeActorCritic.log_probs"
-        further = None if after is None else self.rows_of(after, where)
-        outputs, values, later = self.outputs_of(self.rows_of(obs, where), further)
-        cdef Py_ssize_t n = len(outputs)
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where)
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
+        further = None if after is None else self.critic_rows(after, where)
+        outputs, values, later = self.outputs_of(obs_, self.states_of(states, n, where), self.masks_of(masks, n, where),
+                                                 further)
         cdef cnp.ndarray y = outputs, taken = self.actions_of(actions, n, where)
         cdef cnp.ndarray out = np.empty(n, np.float32)
         with nogil:
@@ -232,9 +255,18 @@ cdef class NativeActorCritic(ActorCriticLearner):
                               <const f32*>cnp.PyArray_DATA(taken), <f32*>cnp.PyArray_DATA(out))
         return (out, values) if after is None else (out, values, later)
 
+    cdef cnp.ndarray critic_rows(self, object rows, str where):
+        """Return inputs of the critic, (B, D) or (B, S) float32, after checking them."""
+        if not self.central:
+            return self.rows_of(rows, where)
+        shape = np.shape(rows)
+        expected = (shape[0] if len(shape) == 2 else "B", self.state_dim)
+        return given(rows, cnp.NPY_FLOAT32, "float32", expected, where, "states")
+
     def ppo(self, obs, actions, log_probs, advantages, returns, values, rng, *, n_epochs, batch_size, learning_rate,
-            clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True):
-        """Run all epochs of a PPO update, as defined by `rlox.algorithms.PPO.update`.
+            clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True,
+            states=None, masks=None, clip_vf_max=False, huber_delta=None, moments=None):
+        """Run all epochs of an update, as defined by `rlox.algorithms.PPO.update` and `rlox.algorithms.MAPPO.update`.
 
         Parameters
         ----------
@@ -243,12 +275,20 @@ cdef class NativeActorCritic(ActorCriticLearner):
         actions
             (B,) int64, or (B, A) float32.
         log_probs, advantages, returns, values
-            (B,) float32, from the policy that acted.
+            (B,) float32, from the policy that acted; `values` in the critic's units.
         rng
             `Rng` for shuffling; it advances as for one permutation of B rows per epoch.
         n_epochs, batch_size, learning_rate, clip_eps, vf_coef, ent_coef, max_grad_norm, clip_vf, target_kl, \
         normalize_advantages
             As in `rlox.config.PPOConfig`, with schedules resolved; None if off.
+        states
+            (B, S) float32, the inputs of a central critic.
+        masks
+            (B, n_outputs) bool, legal actions; None if all actions are legal.
+        clip_vf_max, huber_delta
+            `maximum` and `huber_delta` of `rlox.nn.losses.value_loss`.
+        moments
+            (3,) float64 of `rlox.multi_agent.players.ValueNorm`, changed in place; None if values are not normalised.
 
         Returns
         -------
@@ -257,10 +297,16 @@ cdef class NativeActorCritic(ActorCriticLearner):
             ``explained_variance`` of the values before the update. NaN in the data or the weights makes them NaN.
         """
         cdef str where = "NativeActorCritic.ppo"
-        cdef Loss loss = ppo_loss(clip_eps, vf_coef, ent_coef, clip_vf, where)
+        cdef Loss loss = Loss(
+            ppo=True, clip_eps=number(clip_eps, 0.0, where, "clip_eps"), vf_coef=number(vf_coef, 0.0, where, "vf_coef"),
+            ent_coef=number(ent_coef, 0.0, where, "ent_coef"),
+            clip_vf=0.0 if clip_vf is None else number(clip_vf, 0.0, where, "clip_vf"), maximum=clip_vf_max,
+            huber=0.0 if huber_delta is None else number(huber_delta, 0.0, where, "huber_delta"),
+        )
         cdef Options options = options_of(n_epochs, batch_size, learning_rate, max_grad_norm, target_kl,
                                           normalize_advantages, where)
-        return self.learn_from(where, &loss, &options, obs, actions, log_probs, advantages, returns, values, rng)
+        return self.learn_from(where, &loss, &options, obs, actions, log_probs, advantages, returns, values, rng,
+                               states, masks, moments)
 
     def a2c(self, obs, actions, advantages, returns, values, *, learning_rate, vf_coef, ent_coef, max_grad_norm=None,
             normalize_advantages=False):
@@ -279,16 +325,25 @@ cdef class NativeActorCritic(ActorCriticLearner):
                               maximum=False, huber=0.0)
         cdef Options options = options_of(1, max(1, len(obs)), learning_rate, max_grad_norm, None,
                                           normalize_advantages, where)
-        metrics = self.learn_from(where, &loss, &options, obs, actions, values, advantages, returns, values, None)
+        metrics = self.learn_from(where, &loss, &options, obs, actions, values, advantages, returns, values, None, None,
+                                  None, None)
         return {name: metrics[name] for name in metrics if name not in ("approx_kl", "clip_fraction")}
 
     cdef dict learn_from(self, str where, const Loss* loss, const Options* options, obs, actions, log_probs, advantages,
-                         returns, values, rng):
+                         returns, values, rng, states, masks, moments):
         """Run `learn`; return its metrics and the explained variance of the values before it."""
         cdef Data data
-        held = self.take(where, &data, obs, actions, log_probs, advantages, returns, values, None, None)
-        *_, returns, values = held  # as contiguous arrays
-        cdef cnp.ndarray errors = returns - values
+        cdef cnp.ndarray errors
+        held = self.take(where, &data, obs, actions, log_probs, advantages, returns, values, states, masks)
+        *_, advantages, returns, values = held  # as contiguous arrays
+        if moments is None:
+            errors = returns - values
+        else:
+            running = given(moments, cnp.NPY_FLOAT64, "float64", (3,), where, "moments")
+            if running is not moments:
+                raise ValueError(f"{where}: moments must be C-contiguous, since they are changed in place")
+            data.moments = <f64*>cnp.PyArray_DATA(<cnp.ndarray>running)
+            errors = advantages  # returns minus values in the units of rewards; `values` have other units
         metrics = self.learn(loss, options, &data, rng)
         metrics["explained_variance"] = explained_variance(<const f32*>cnp.PyArray_DATA(errors), data.returns, data.n)
         return metrics

@@ -24,8 +24,7 @@ from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import is_native
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.batch import MultiAgentBatch
-from rlox.multi_agent.collector import Actors, MultiAgentCollector, SingleAgentCollector
+from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollector, SingleAgentCollector
 from rlox.multi_agent.evaluation import evaluate_agents
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms
 from rlox.multi_agent.self_play import SelfPlay
@@ -148,21 +147,11 @@ class MAPPO(OnPolicyAlgorithm):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         c = self.config
         if not self.several:
-            asked = {
-                "value_norm": c.value_norm,
-                "value_loss=huber": c.value_loss == "huber",
-                "clip_vf_max": c.clip_vf_max,
-            }
-            unknown = next((name for name, given in asked.items() if given), None)
-            return (
-                super()._kernel_obstacle(policy)
-                if unknown is None
-                else f"PPO's kernel, which one agent uses, does not support {unknown}"
-            )
+            return super()._kernel_obstacle(policy)
         for player in self.players:
-            found = obstacle(player.network_spec, c, None)
-            if found is not None:
-                return f"for {player.name}, {found}"
+            reason = obstacle(player.network_spec, c, None)
+            if reason is not None:
+                return f"for {player.name}, {reason}"
         return None
 
     def _policy_size(self) -> int:
@@ -183,9 +172,10 @@ class MAPPO(OnPolicyAlgorithm):
         if self.backend == "native":
             self.native = NativePlayers([NativePart.make(one.network_spec, one.state_dim, c, rng) for one in players])
             return
-        from rlox.nn.players import PlayerPolicies, make_player_policy
+        from rlox.nn.players import PlayerPolicies
+        from rlox.nn.policies import make_policy
 
-        self.policy = PlayerPolicies([make_player_policy(one.network_spec, one.state_dim, c, rng) for one in players])
+        self.policy = PlayerPolicies([make_policy(one.network_spec, c, rng, one.state_dim) for one in players])
 
     def setup(self, rng: Rng) -> None:
         c = self.config
@@ -237,8 +227,7 @@ class MAPPO(OnPolicyAlgorithm):
         """
         import torch
 
-        from rlox.nn.losses import normalized
-        from rlox.nn.players import MAPPOLoss
+        from rlox.nn.losses import PPOLoss, normalized
 
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
@@ -246,11 +235,11 @@ class MAPPO(OnPolicyAlgorithm):
             # Each new Python number would recompile.
             clip_eps = torch.tensor(clip_eps, dtype=torch.float32, device=self.device)
         delta = c.huber_delta if c.value_loss == "huber" else None
-        loss_fn = MAPPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
-        compute = self.compiled(MAPPOLoss.__call__)
+        loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
+        compute = self.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
-        found: dict[str, dict[str, torch.Tensor]] = {}
+        tables: dict[str, dict[str, torch.Tensor]] = {}
         for learner, rows in zip(self.learners, batch.players, strict=True):
             if rows is None:  # none of its agents was alive
                 continue
@@ -265,8 +254,8 @@ class MAPPO(OnPolicyAlgorithm):
                         norm.update(wide.mean().item(), wide.square().mean().item())
                         returns = (returns - norm.mean) / norm.deviation
                     loss, metrics = compute(
-                        loss_fn, learner.policy, mb.obs, mb.states, mb.masks, mb.actions, mb.log_probs, advantages,
-                        returns, mb.values,
+                        loss_fn, learner.policy, mb.obs, mb.actions, mb.log_probs, advantages, returns, mb.values,
+                        mb.states, mb.masks,
                     )  # fmt: skip
                     if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
                         break
@@ -276,28 +265,18 @@ class MAPPO(OnPolicyAlgorithm):
                     continue
                 break
             means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
-            found[learner.name] = {**means, "explained_variance": rows.explained_variance()}
-        return _joined(found, lambda values: torch.stack(values).mean())
+            # With a value norm, values have other units than returns; their difference is the advantage.
+            explained = rows.explained_variance() if norm is None else 1.0 - rows.advantages.var() / rows.returns.var()
+            tables[learner.name] = {**means, "explained_variance": explained}
+        return _join_metrics(tables, lambda values: torch.stack(values).mean())
 
     def update_native(self, batch: MultiAgentBatch) -> dict[str, float]:  # type: ignore[override]  # its collector's
         """Run `update` as one kernel call for each policy. Returns the same metrics."""
         c, progress = self.config, self.counters.progress
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
         columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")
-        found = {}
-        for learner, rows in zip(self.learners, batch.players, strict=True):
-            if rows is None:
-                continue
-            more = {}
-            if self.several:  # a single agent uses PPO's kernel
-                more = {
-                    "states": rows.array("states"),
-                    "masks": rows.array("masks"),
-                    "clip_vf_max": c.clip_vf_max,
-                    "huber_delta": c.huber_delta if c.value_loss == "huber" else None,
-                    "moments": None if learner.norm is None else learner.norm.moments,
-                }
-            found[learner.name] = learner.policy.net.ppo(
+        tables = {
+            learner.name: learner.policy.net.ppo(
                 *map(rows.array, columns),
                 self.rng,
                 n_epochs=c.n_epochs,
@@ -310,9 +289,16 @@ class MAPPO(OnPolicyAlgorithm):
                 clip_vf=c.clip_vf,
                 target_kl=c.target_kl,
                 normalize_advantages=c.normalize_advantages,
-                **more,
+                states=rows.array("states"),
+                masks=rows.array("masks"),
+                clip_vf_max=c.clip_vf_max,
+                huber_delta=c.huber_delta if c.value_loss == "huber" else None,
+                moments=None if learner.norm is None else learner.norm.moments,
             )
-        return _joined(found, lambda values: sum(values) / len(values))
+            for learner, rows in zip(self.learners, batch.players, strict=True)
+            if rows is not None  # none of its agents was alive
+        }
+        return _join_metrics(tables, lambda values: sum(values) / len(values))
 
     # ---- acting
 
@@ -439,10 +425,10 @@ def _checked_mask(player: Player, mask: Any) -> np.ndarray | None:
     return found.astype(bool)
 
 
-def _joined(found: dict[str, dict[str, Any]], mean: Callable[[list[Any]], Any]) -> dict[str, Any]:
+def _join_metrics(tables: dict[str, dict[str, Any]], mean: Callable[[list[Any]], Any]) -> dict[str, Any]:
     """Join metrics by policy into one table: the means over policies and, with several policies, each one's own."""
-    tables = list(found.values())
+    first = next(iter(tables.values()), {})
     if len(tables) == 1:
-        return tables[0]
-    joined = {name: mean([table[name] for table in tables]) for name in tables[0]} if tables else {}
-    return joined | {f"{name}/{who}": value for who, table in found.items() for name, value in table.items()}
+        return first
+    joined = {name: mean([table[name] for table in tables.values()]) for name in first}
+    return joined | {f"{name}/{who}": value for who, table in tables.items() for name, value in table.items()}

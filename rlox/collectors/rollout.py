@@ -19,7 +19,7 @@ from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.nn.batch import RolloutBatch
+from rlox.nn.batch import Rollout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,7 +129,6 @@ class RolloutCollector(Collector):
 
     _where = "RolloutCollector.collect"
     noise_axis = 1  # the noise of a whole rollout is drawn at once
-    _batch: type[RolloutBatch] = RolloutBatch
 
     def __init__(
         self,
@@ -154,7 +153,7 @@ class RolloutCollector(Collector):
         self.gae_lambda = gae_lambda
         self.normalizer = normalizer
 
-    def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
+    def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> Rollout:
         """Take `n_steps` steps in every environment.
 
         A `NativePolicy` on native environments takes a single kernel call, unless Python code (a normalisation or a
@@ -165,7 +164,7 @@ class RolloutCollector(Collector):
 
         Returns
         -------
-        RolloutBatch
+        Rollout
             B = n_steps * N transitions.
 
         Raises
@@ -187,7 +186,7 @@ class RolloutCollector(Collector):
         values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
         advantages, returns = self._advantages(steps, values_np.reshape(n_steps, n), after_values[:n], next_values)
         place = steps.acting.place
-        return self._batch(
+        return Rollout(
             obs=seen,
             actions=actions,
             log_probs=log_probs,
@@ -198,6 +197,7 @@ class RolloutCollector(Collector):
             episode_returns=steps.episode_returns,
             episode_lengths=steps.episode_lengths,
             dones=place(steps.ended.reshape(-1)),
+            n_envs=n,
         )
 
     def _advantages(

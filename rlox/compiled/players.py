@@ -12,7 +12,7 @@ from rlox.compiled.obstacles import Perceptron, _shapes
 from rlox.compiled.policies import NativeActor
 from rlox.config import MAPPOConfig
 from rlox.envs import EnvSpec
-from rlox.kernels.nn.mappo import NativePlayer
+from rlox.kernels.nn.policy_gradient import NativeActorCritic
 from rlox.kernels.rng import Rng
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class NativePart(NativeActor):
         The parameters (P,) f32, which are used without a copy; zeros by default.
     """
 
-    net: NativePlayer
+    net: NativeActorCritic
 
     def __init__(self, spec: EnvSpec, state_dim: int | None, config: MAPPOConfig, block: np.ndarray | None = None):
         self._made_of = (spec, state_dim, config)
@@ -49,7 +49,7 @@ class NativePart(NativeActor):
         ]
         shapes = [*([("log_std", (n_outputs,))] if gaussian else []), *_shapes(self._nets)]
         block = np.zeros(_size(shapes), np.float32) if block is None else block
-        net = NativePlayer(
+        net = NativeActorCritic(
             block, spec.obs_dim, n_outputs, list(c.hidden_sizes), c.activation, gaussian, c.optimizer, state_dim
         )
         super().__init__(net, shapes)
@@ -59,7 +59,7 @@ class NativePart(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, state_dim: int | None, config: MAPPOConfig, rng: Rng) -> NativePart:
-        """Create a part with the same initial weights as `rlox.nn.players.make_player_policy`."""
+        """Create a part with the same initial weights as `rlox.nn.policies.make_policy`."""
         part = cls(spec, state_dim, config)
         for net, gain in zip(part._nets, (0.01, 1.0), strict=True):
             part._set_initial(net, gain, config.ortho_init, rng)
@@ -68,9 +68,10 @@ class NativePart(NativeActor):
         return part
 
     def _make_module(self) -> ActorCritic:
-        from rlox.nn.players import make_player_policy
+        from rlox.nn.policies import make_policy
 
-        return make_player_policy(*self._made_of, Rng(0))
+        spec, state_dim, config = self._made_of
+        return make_policy(spec, config, Rng(0), state_dim)
 
     def place(self, column: np.ndarray | None) -> np.ndarray | None:
         """Return a column of a batch as a contiguous array."""
@@ -120,8 +121,7 @@ class NativePart(NativeActor):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return log-probabilities (B,) of the taken actions, values (B,), and values of the states `after` (K, …), all
         f32."""
-        values = self.net.values(obs if states is None else states)
-        return self.net.log_probs(obs, actions, masks), values, self.net.values(after)
+        return self.net.log_probs(obs, actions, after, states, masks)
 
 
 class NativePlayers:

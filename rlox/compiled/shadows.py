@@ -1,9 +1,9 @@
 """The Python functions that each kernel replaces, and whether they are still those it was compared with.
 
 PyTorch's `update` defines an algorithm, and a kernel follows it. `rlox.compiled.fingerprints` records the functions
-that a kernel replaces as they were when the equivalence tests last passed; ``python tests/record_kernels.py`` runs these
-tests and renews the record. If a function was edited, replaced at run time or overridden, PyTorch learns instead of the
-kernel.
+that a kernel replaces as they were when the equivalence tests last passed; ``python tests/record_kernels.py`` runs
+these tests and renews the record. If a function was edited, replaced at run time or overridden, PyTorch learns instead
+of the kernel.
 
 This module imports neither PyTorch nor the compared modules: a module that was not imported was not patched.
 """
@@ -58,6 +58,8 @@ _ACTOR_CRITIC = (
     "rlox.nn.policies:_categorical",
     _LOG_SQRT_2PI,
     "rlox.nn.policies:policy_outputs",
+    "rlox.nn.policies:mask_outputs",
+    "rlox.nn.policies:_LOWEST",
     "rlox.collectors.acting:ModuleRollout",
     "rlox.collectors.acting:ModuleEvaluator",
     "rlox.collectors.rollout:RolloutCollector._step_by_step",
@@ -70,7 +72,7 @@ _ON_POLICY = (
     "rlox.training.algorithm:Algorithm.compiled",
     "rlox.training.on_policy:OnPolicyAlgorithm.make_policy",
     "rlox.training.on_policy:OnPolicyAlgorithm.setup",
-    "rlox.nn.batch:RolloutBatch.explained_variance",
+    "rlox.nn.batch:Rollout.explained_variance",
     "rlox.nn.losses:actor_critic_loss",
     "rlox.nn.losses:normalized",
     "rlox.nn.losses:value_loss",
@@ -121,8 +123,8 @@ def _whole(module: str, cls: str, *losses: str, methods: tuple[str, ...] = ("upd
 
 
 # By algorithm name, the functions that its update uses. ``acting``: those that `rlox.compiled.NativePolicy` replaces
-# for a policy that PyTorch trains; ``rounds``: those that whole off-policy rounds replace. A class includes everything in
-# its body.
+# for a policy that PyTorch trains; ``rounds``: those that whole off-policy rounds replace. A class includes everything
+# in its body.
 KERNELS: dict[str, tuple[str, ...]] = {
     "acting": _ACTOR_CRITIC,
     "rounds": (
@@ -141,14 +143,18 @@ KERNELS: dict[str, tuple[str, ...]] = {
     ),
     "ppo": (
         *_ON_POLICY,
-        "rlox.nn.batch:RolloutBatch.sample_minibatches",
+        "rlox.nn.batch:Rollout.sample_minibatches",
+        "rlox.nn.batch:Rollout._present_columns",
+        "rlox.nn.batch:_permutation",
         "rlox.nn.batch:_TRANSITION_COLUMNS",
         "rlox.nn.batch:minibatches",
         *_whole("ppo", "PPO", "PPOLoss", "ppo_clip", methods=("update",)),
     ),
     "appo": (
         *_ON_POLICY,
-        "rlox.nn.batch:RolloutBatch.sample_minibatches",
+        "rlox.nn.batch:Rollout.sample_minibatches",
+        "rlox.nn.batch:Rollout._present_columns",
+        "rlox.nn.batch:_permutation",
         "rlox.nn.batch:_TRANSITION_COLUMNS",
         "rlox.nn.batch:minibatches",
         *_whole("appo", "APPO", "PPOLoss", "ppo_clip", methods=("update",)),
@@ -156,9 +162,10 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "mappo": (
         *_ON_POLICY,
         "rlox.nn.batch:minibatches",
-        "rlox.multi_agent.batch:PlayerBatch.explained_variance",
-        "rlox.multi_agent.batch:PlayerBatch.sample_minibatches",
-        "rlox.multi_agent.batch:_COLUMNS",
+        "rlox.nn.batch:Rollout.sample_minibatches",
+        "rlox.nn.batch:Rollout._present_columns",
+        "rlox.nn.batch:_permutation",
+        "rlox.nn.batch:_TRANSITION_COLUMNS",
         "rlox.multi_agent.players:ValueNorm",
         "rlox.multi_agent.players:_DECAY",
         "rlox.multi_agent.players:_LEAST_VARIANCE",
@@ -167,15 +174,10 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.nn.modules:_parameters",
         "rlox.nn.modules:copied",
         "rlox.nn.modules:is_module",
-        "rlox.nn.players:MAPPOLoss",
         "rlox.nn.players:ModulePart",
-        "rlox.nn.players:_LOWEST",
-        "rlox.nn.players:_outputs",
-        "rlox.nn.players:critic_loss",
-        "rlox.nn.players:make_player_policy",
-        "rlox.algorithms.mappo:_joined",
+        "rlox.algorithms.mappo:_join_metrics",
         "rlox.algorithms.mappo:Optimizers",
-        *_whole("mappo", "MAPPO", "ppo_clip", methods=("update", "make_policy", "setup")),
+        *_whole("mappo", "MAPPO", "PPOLoss", "ppo_clip", methods=("update", "make_policy", "setup")),
     ),
     "impala": (*_ON_POLICY, *_whole("impala", "IMPALA", "a2c_loss", "policy_gradient", methods=("update",))),
     "a2c": (*_ON_POLICY, *_whole("a2c", "A2C", "a2c_loss", "policy_gradient", methods=("update",))),

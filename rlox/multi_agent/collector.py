@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,25 +17,38 @@ from rlox.envs.failures import Diverged
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.multi_agent.batch import MultiAgentBatch, PlayerBatch
 from rlox.multi_agent.players import AgentReturns, Player, ValueNorm, players_of
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 from rlox.multi_agent.vec_env import make_multi_agent_env
+from rlox.nn.batch import Rollout
 
 # Names of the inputs of the next actions in the state of the environments.
 _OBS, _ALIVE, _MASKS, _STATE = "step_obs", "step_alive", "step_masks", "step_state"
+
+
+@dataclass(frozen=True)
+class MultiAgentBatch:
+    """The rollout of each policy from T steps in N environments."""
+
+    players: list[Rollout | None]  # in the order of the policies; None if no agent was alive
+    n_taken: int  # environment steps, T * N
+    episode_returns: np.ndarray  # (E,) f64, undiscounted, over all agents
+    episode_lengths: np.ndarray  # (E,) int64, steps
+
+    def __len__(self) -> int:
+        """Number of agent steps over all policies."""
+        return sum(len(batch) for batch in self.players if batch is not None)
 
 
 class SingleAgentCollector(RolloutCollector):
     """`rlox.collectors.RolloutCollector` for MAPPO, whose batch is that of one player."""
 
     norm: ValueNorm | None = None
-    _batch = PlayerBatch
 
     def collect(self, policy: Any, n_steps: int) -> MultiAgentBatch:  # type: ignore[override]  # the algorithm's own
         """Collect a rollout; see `RolloutCollector.collect`."""
-        batch = cast(PlayerBatch, super().collect(policy, n_steps))
+        batch = super().collect(policy, n_steps)
         return MultiAgentBatch([batch], len(batch), batch.episode_returns, batch.episode_lengths)
 
     def _advantages(
@@ -230,7 +244,7 @@ class MultiAgentCollector(Collector):
 
     def _batch(
         self, player: Player, part: Any, steps: Sequence[MultiAgentStep], acted: list[np.ndarray], who: np.ndarray
-    ) -> PlayerBatch | None:
+    ) -> Rollout | None:
         """Return one player's batch from T + 1 steps, of which the first is before any action."""
         g, n_steps, m = player.group, len(acted), len(who)
 
@@ -286,7 +300,7 @@ class MultiAgentCollector(Collector):
             next_values=final_values,
         )
         place = part.place
-        return PlayerBatch(
+        return Rollout(
             obs=place(obs),
             actions=place(actions),
             log_probs=place(log_probs),

@@ -76,18 +76,29 @@ def value_loss(
     returns: torch.Tensor,
     old_values: torch.Tensor,
     clip_vf: float | None = None,
+    maximum: bool = False,
+    huber_delta: float | None = None,
 ) -> torch.Tensor:
-    """Return the mean squared error of the values, without the factor 1/2 of some other codes; all arguments are (B,).
+    """Return the mean squared error of the values, without the factor 1/2 of some other codes; all tensors are (B,).
 
     With `clip_vf` the values move at most that far from `old_values`, and only the clipped values enter the loss, as in
-    Stable-Baselines3: a value that has moved further has no gradient, in either direction. OpenAI Baselines' PPO2 takes
-    the larger of this loss and the unclipped one instead
-    (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details, detail 9). A suitable `clip_vf` depends on
-    the scale of returns.
+    Stable-Baselines3: a value that has moved further has no gradient, in either direction. With `maximum`, the larger
+    of this loss and the unclipped one counts in each row, as in OpenAI Baselines' PPO2 (detail 9 of
+    https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details) and in the code of Yu et al. 2022
+    (arXiv:2103.01955). A suitable `clip_vf` depends on the scale of returns.
+
+    With `huber_delta` errors have the Huber loss, which is e^2 / 2 up to that error, instead of e^2.
     """
-    if clip_vf is not None:
-        values = old_values + (values - old_values).clamp(-clip_vf, clip_vf)
-    return (values - returns).square().mean()
+
+    def errors(estimates: torch.Tensor) -> torch.Tensor:
+        if huber_delta is None:
+            return (estimates - returns).square()
+        return F.huber_loss(estimates, returns, reduction="none", delta=huber_delta)
+
+    if clip_vf is None:
+        return errors(values).mean()
+    clipped = errors(old_values + (values - old_values).clamp(-clip_vf, clip_vf))
+    return (torch.maximum(errors(values), clipped) if maximum else clipped).mean()
 
 
 def actor_critic_loss(
@@ -130,6 +141,8 @@ class PPOLoss:
         Weights of the value loss (`value_loss`, no factor 1/2) and of the entropy bonus.
     clip_vf : float, optional
         Clip range of value changes, as in Stable-Baselines3 (see `value_loss`); None: off.
+    maximum, huber_delta
+        As in `value_loss`.
     """
 
     def __init__(
@@ -138,11 +151,15 @@ class PPOLoss:
         vf_coef: float = 0.5,
         ent_coef: float = 0.01,
         clip_vf: float | None = None,
+        maximum: bool = False,
+        huber_delta: float | None = None,
     ):
         self.clip_eps = clip_eps
         self.vf_coef = vf_coef
         self.ent_coef = ent_coef
         self.clip_vf = clip_vf
+        self.maximum = maximum
+        self.huber_delta = huber_delta
 
     def __call__(
         self,
@@ -153,8 +170,13 @@ class PPOLoss:
         advantages: torch.Tensor,
         returns: torch.Tensor,
         old_values: torch.Tensor,
+        states: torch.Tensor | None = None,
+        masks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of a minibatch of B transitions.
+        """Return the loss of a minibatch of B transitions; `returns` and `old_values` are in the critic's units.
+
+        `states` (B, S) are the inputs of a critic that does not read `obs`, and `masks` (B, n_actions) bool the legal
+        actions, as when the actions were sampled; None: all are legal.
 
         Returns
         -------
@@ -163,9 +185,9 @@ class PPOLoss:
         metrics : dict of Tensor ()
             ``policy_loss value_loss entropy approx_kl clip_fraction``, detached; they are not converted to numbers.
         """
-        log_probs, entropy, values = policy_outputs(policy, obs, actions)
+        log_probs, entropy, values = policy_outputs(policy, obs, actions, states, masks)
         policy_loss, metrics = ppo_clip(log_probs, old_log_probs, advantages, self.clip_eps)
-        v_loss = value_loss(values, returns, old_values, self.clip_vf)
+        v_loss = value_loss(values, returns, old_values, self.clip_vf, self.maximum, self.huber_delta)
         loss, terms = actor_critic_loss(policy_loss, v_loss, entropy, self.vf_coef, self.ent_coef)
         return loss, {**terms, **metrics}
 

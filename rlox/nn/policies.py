@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,10 +23,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.nn.networks import NetworkSpec, rng_from_torch
+from rlox.nn.networks import NetworkSpec, mlp, rng_from_torch
 
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+_LOWEST = -1e9  # logit of an illegal action
 LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
 _INSIDE = 1e-6  # smallest distance of an action from the bounds at which its density is computed
 
@@ -126,13 +128,27 @@ class ActorCritic(Actor):
 
 
 def policy_outputs(
-    policy: nn.Module, obs: torch.Tensor, actions: torch.Tensor
+    policy: nn.Module,
+    obs: torch.Tensor,
+    actions: torch.Tensor,
+    states: torch.Tensor | None = None,
+    masks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log-probabilities, entropies and values, each (B,); a shared body is run only once."""
+    """Return log-probabilities, entropies and values, each (B,); a shared body is run only once.
+
+    An `ActorCritic` may have a critic that reads `states` (B, S) instead of the observations, and `masks`
+    (B, n_outputs) bool of legal actions.
+    """
     if isinstance(policy, ActorCritic):
         features = policy.features(obs)
-        return *policy.distribution(policy.actor(features), actions), policy.critic(features).squeeze(-1)
+        outputs = mask_outputs(policy.actor(features), masks)
+        return *policy.distribution(outputs, actions), policy.critic(features if states is None else states).squeeze(-1)
     return *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
+
+
+def mask_outputs(outputs: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
+    """Return the actor's outputs (B, n_outputs), with those of illegal actions so low that their probability is 0."""
+    return outputs if masks is None else outputs.masked_fill(~masks, _LOWEST)
 
 
 def _categorical(logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -514,8 +530,18 @@ class QPolicy(Actor):
         return self.q(obs).argmax(-1)
 
 
-def make_policy(spec, config, rng: Rng) -> ActorCritic:
-    """Create the default policy for an `rlox.envs.EnvSpec` and an `rlox.config.OnPolicyConfig`."""
+def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCritic:
+    """Create the default policy for an `rlox.envs.EnvSpec` and an `rlox.config.OnPolicyConfig`.
+
+    The critic reads the observations, or with `state_dim` as many numbers of its own.
+    """
+    if state_dim is not None:
+        # These weights are replaced below; uniform weights are faster to draw.
+        policy, c = make_policy(spec, replace(config, ortho_init=False), Rng(0)), config
+        n_outputs = policy.actor[-1].out_features
+        policy.actor = mlp([spec.obs_dim, *c.hidden_sizes, n_outputs], c.activation, 0.01, c.ortho_init, rng)
+        policy.critic = mlp([state_dim, *c.hidden_sizes, 1], c.activation, 1.0, c.ortho_init, rng)
+        return policy
     obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
     common = {
         "hidden": config.hidden_sizes,

@@ -30,7 +30,7 @@ class OnPolicyAlgorithm(Algorithm):
     """Base class of algorithms that learn from the newest experience of the current policy.
 
     A custom `policy` defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
-    `rlox.nn.policies`). ``update(batch)`` receives a `rlox.nn.batch.RolloutBatch`; so does ``update_native``, which
+    `rlox.nn.policies`). ``update(batch)`` receives a `rlox.RolloutBatch`; so does ``update_native``, which
     runs the same as a kernel. A subclass that overrides only ``update`` learns with PyTorch. Its rollouts, and those
     with ``backend="torch"``, are still collected by the kernel if the kernel can compute the policy.
 
