@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from rlox.envs.child import kill_forks
+from rlox.processes.child import kill_forks
 from rlox_cli.commands.bench import bench
 from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare

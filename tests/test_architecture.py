@@ -25,6 +25,7 @@ ROWS = (
     ("rlox", "rlox.kernels"),
     ("rlox.config",),
     ("rlox.checkpoint",),
+    ("rlox.processes",),
     ("rlox.envs",),
     ("rlox.nn",),
     ("rlox.compiled",),

@@ -66,7 +66,7 @@ def test_the_record_matches_the_current_sources():
 
 
 # Code that both paths call, code that no kernel replaces, and classes of which only single methods are listed.
-SHARED = ("rlox.config:", "rlox.envs.failures:",
+SHARED = ("rlox.config:", "rlox.processes.failures:",
           "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.compiled:", "rlox.compiled.shadows:",
           "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
           "rlox.nn.policies:MultiDiscretePolicy", "rlox.nn.modes:",

@@ -19,7 +19,7 @@ from rlox.checkpoint.counters import Counters
 from rlox.collectors.evaluation import Evaluation, evaluate
 from rlox.config import shown
 from rlox.envs import env_name
-from rlox.envs.failures import note_cause, require_exception
+from rlox.processes.failures import note_cause, require_exception
 
 _Answer = TypeVar("_Answer")
 

@@ -12,10 +12,10 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.config import RemoteConfig
 from rlox.envs import env_name, make_vec_env
-from rlox.envs.failures import Diverged, note_cause, require_exception
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.batch import FrameStacks
+from rlox.processes.failures import Diverged, note_cause, require_exception
 
 _LARGEST = 1e150  # largest number that a running variance can include
 

@@ -26,10 +26,10 @@ from typing import Any
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
-from rlox.envs.child import begin_child, kill_child
-from rlox.envs.interpreter import python_command
 from rlox.envs.parallel_env import packed, raise_packed, sendable, unpacked
 from rlox.nn.modules import copied
+from rlox.processes.child import begin_child, kill_child
+from rlox.processes.interpreter import python_command
 
 _ALIVE_EVERY = 0.5  # seconds between two checks that the other process is alive
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time, and the period that they apply to

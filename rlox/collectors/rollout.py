@@ -14,12 +14,12 @@ from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativePolicy
 from rlox.config import RemoteConfig
-from rlox.envs.failures import failure_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.batch import Rollout
+from rlox.processes.failures import failure_of
 
 if TYPE_CHECKING:
     from torch import nn

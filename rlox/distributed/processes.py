@@ -24,7 +24,6 @@ from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.snapshots import own_policy, sendable_plan, snapshot
 from rlox.envs import EnvSpec
-from rlox.envs.child import begin_child, close_quietly, kill_child
 from rlox.envs.parallel_env import (
     framed,
     nameless_file,
@@ -35,6 +34,7 @@ from rlox.envs.parallel_env import (
     stop_children,
     unpacked,
 )
+from rlox.processes.child import begin_child, close_quietly, kill_child
 
 _CLOSE_WITHIN = 2.0  # seconds that an actor has to end its rollout when the pool is closed
 _ANSWER_WITHIN = 120.0  # timeout in seconds of requests other than rollouts: to start, to save or restore a state

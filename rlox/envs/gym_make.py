@@ -17,8 +17,8 @@ import numpy as np
 
 from rlox.config import nearest
 from rlox.config.base import closest
-from rlox.envs.failures import frames_of, note_cause, require_exception
 from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
+from rlox.processes.failures import frames_of, note_cause, require_exception
 
 # Environments that `rlox.envs.gym_vec_env.GymVecEnv` steps in this process, without wrappers, by their ``id()``.
 stepped: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -28,13 +28,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlox.envs.child import begin_child, close_quietly, kill_child
-from rlox.envs.failures import dumps, failure_of, frames_of, note_cause, require_exception
 from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv
-from rlox.envs.interpreter import python_command
 from rlox.envs.protocols import Layout, step_layout
 from rlox.envs.registry import env_name, foreign_id, worker_imports
 from rlox.envs.spec import EnvSpec
+from rlox.processes.child import begin_child, close_quietly, kill_child
+from rlox.processes.failures import dumps, failure_of, frames_of, note_cause, require_exception
+from rlox.processes.interpreter import python_command
 
 _ALIVE_EVERY = 0.5  # seconds between two checks that the other processes are alive
 _CLOSE_WITHIN = 3.0  # seconds for environments to close before their worker is killed

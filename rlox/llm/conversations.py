@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlox.config import shown
-from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.data import encode, inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 from rlox.llm.templates import Chat, Template, continues
+from rlox.processes.failures import note_cause, require_exception
 
 # Maximum numbers of samples per prompt and turns per conversation that have separate random numbers.
 _MOST_SAMPLES, _MOST_TURNS = 1 << 12, 1 << 10

@@ -14,12 +14,12 @@ import torch
 from rlox.checkpoint.streams import Stream
 from rlox.config import nearest, require, shown
 from rlox.config.migration import answers
-from rlox.envs.failures import Diverged
 from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import left_padded
+from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
     from rlox.llm.models.decoding import Native

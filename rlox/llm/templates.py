@@ -11,7 +11,7 @@ from typing import Any
 
 from rlox.checkpoint import one_line
 from rlox.config import shown
-from rlox.envs.failures import note_cause
+from rlox.processes.failures import note_cause
 
 Chat = list[dict[str, Any]]  # messages: texts for "role" and "content", and whatever else the template reads
 

@@ -13,7 +13,6 @@ from rlox.collectors.base import Collector
 from rlox.collectors.rollout import RolloutCollector, Steps
 from rlox.config import MAPPOConfig, RemoteConfig
 from rlox.envs import env_name
-from rlox.envs.failures import Diverged
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
@@ -22,6 +21,7 @@ from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 from rlox.multi_agent.vec_env import make_multi_agent_env
 from rlox.nn.batch import Rollout
+from rlox.processes.failures import Diverged
 
 # Names of the inputs of the next actions in the state of the environments.
 _OBS, _ALIVE, _MASKS, _STATE = "step_obs", "step_alive", "step_masks", "step_state"

@@ -16,23 +16,14 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.config import shown
 from rlox.envs import state as env_state
-from rlox.envs.failures import (
-    NO_ANSWERS,
-    UNANSWERED,
-    described,
-    failure_of,
-    frames_of,
-    note_cause,
-    require_exception,
-    require_separate,
-    wrong_observation,
-)
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, described, require_separate, wrong_observation
 from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
+from rlox.processes.failures import failure_of, frames_of, note_cause, require_exception
 
 STATES = ("auto", "environment", "observations")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint import run_files
-from rlox.envs.interpreter import python_command
+from rlox.processes.interpreter import python_command
 from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, Ledger, Record, durable_rows, is_alive, read_rows
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.config import shown
-from rlox.envs.failures import Diverged
+from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,9 @@ import numpy as np
 
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env
-from rlox.envs.failures import no_exit, note_cause, wrong_answer
+from rlox.envs.failures import wrong_answer
 from rlox.multi_agent import is_multi_agent
+from rlox.processes.failures import no_exit, note_cause
 from rlox_cli.preflight.play import random_actions, same
 from rlox_cli.run.limits import plays_native, time_limit
 from rlox_cli.terminal.errors import UsageError

@@ -31,8 +31,8 @@ from rlox.checkpoint import load_checkpoint, run_files, versions
 from rlox.config import RunConfig
 from rlox.config.saved import resolved
 from rlox.distributed.ranks import RankLost, current
-from rlox.envs.failures import failure_of, no_exit
 from rlox.envs.registry import imported_module
+from rlox.processes.failures import failure_of, no_exit
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
 from rlox_cli.records.folders import require_new, require_own_files, resume_command

@@ -25,7 +25,7 @@ from types import BuiltinFunctionType
 
 from rlox.checkpoint import run_files
 from rlox.config import shown
-from rlox.envs.failures import Failure, Frame, failure_of, frames_of, is_raised
+from rlox.processes.failures import Failure, Frame, failure_of, frames_of, is_raised
 from rlox_cli.terminal.errors import Stopped, UsageError
 
 TRACEBACK = "traceback.txt"  # in a run's folder: its last failure

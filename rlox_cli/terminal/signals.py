@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlox.checkpoint import run_files
-from rlox.envs.child import SAVE_AND_END
+from rlox.processes.child import SAVE_AND_END
 
 _GRACE_S = 2.0  # from SIGTERM until an update or an evaluation is stopped
 _SAVING_S = 10.0  # the same if the update has ended and is being saved

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
-from rlox.envs.failures import failure_of
+from rlox.processes.failures import failure_of
 
 TOKENIZER = toy.tokenizer()
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlox.envs.failures import failure_of
 from rlox.llm.rewards.functions import Rewards
+from rlox.processes.failures import failure_of
 
 PROMPTS = ["1+1=", "2+2=", "3+3="]
 COMPLETIONS = ["2", "5", "six"]

@@ -15,10 +15,10 @@ import numpy as np
 
 from rlox import __version__
 from rlox.config.remote import RemoteConfig
-from rlox.envs.failures import Frame, add_note, failure_of, note_cause
 from rlox.envs.remote.codec import LARGEST_MESSAGE, VERSION, Message, ProtocolError, decode, encode
 from rlox.envs.remote.security import PROOF, client_credentials, grpc_module, make_proof, read_token
 from rlox.envs.remote.server import METHOD
+from rlox.processes.failures import Frame, add_note, failure_of, note_cause
 
 _HEARTBEAT_S = 10.0
 _LOOK_S = 0.1

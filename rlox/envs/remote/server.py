@@ -40,10 +40,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlox import __version__
-from rlox.envs.failures import failure_of, frames_of
 from rlox.envs.remote.codec import LARGEST_MESSAGE, VERSION, Message, ProtocolError, decode, encode
 from rlox.envs.remote.refusals import Refusals
 from rlox.envs.remote.security import OPEN_TO_ALL, PROOF, Proofs, grpc_module, is_loopback, read_pem, read_token
+from rlox.processes.failures import failure_of, frames_of
 
 METHOD = "/rlox.Worker/Session"
 _SPARE = 8  # streams in addition to sessions: handshakes, and status queries

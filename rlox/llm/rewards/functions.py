@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from rlox.config import nearest, shown
-from rlox.envs.failures import note_cause, require_exception
+from rlox.processes.failures import note_cause, require_exception
 
 TOKEN_FORM = "(completions: list[Tensor], prompts: Tensor) -> list[float]"
 TEXT_FORM = "(prompts: list[str], completions: list[str], **columns) -> list[float]"

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from rlox.config import integer, nearest, shown
-from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.data import Text, encode, template_arguments
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken
 from rlox.llm.tokens import unique_rows
 from rlox.nn.modes import evaluating
+from rlox.processes.failures import note_cause, require_exception
 
 if TYPE_CHECKING:
     from rlox.llm.rewards.http import RewardHTTPServer

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from rlox.config import shown
-from rlox.envs.failures import note_cause, require_exception
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import equal_rewards
 from rlox.llm.models.language import LanguageModel
@@ -19,6 +18,7 @@ from rlox.llm.rewards.functions import Rewards, pair_excerpt
 from rlox.llm.rewards.scoring import completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions
 from rlox.llm.tokens import left_padded
+from rlox.processes.failures import note_cause, require_exception
 
 
 class Preferences:
