@@ -87,7 +87,7 @@ def test_a_custom_module_acts_in_evaluation_mode_and_learns_in_training_mode(cls
     returns = algorithm.evaluate(2, seed=3).returns
     assert np.array_equal(returns, algorithm.evaluate(2, seed=3).returns)
     # A process of its own evaluates a copy of the policy.
-    assert np.array_equal(returns, play(make_job(algorithm.evaluation_arguments(2, 3), 1)).returns)
+    assert np.array_equal(returns, play(make_job(algorithm._evaluation_arguments(2, 3), 1)).returns)
     assert all(part.training is training for part in policy.modules())
     algorithm.close()
 

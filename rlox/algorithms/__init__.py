@@ -1,13 +1,13 @@
 """The algorithms: one file per algorithm, which contains its whole update.
 
-To add an algorithm, add a Config to `rlox.config`, a file here, a line to `rlox.training.table`, and a YAML file to
+To add an algorithm, add a Config to `rlox.config`, a file here, a line to `rlox.algorithms.table`, and a YAML file to
 ``conf/algo``.
 """
 
 from rlox import lazy
-from rlox.training.table import ALGORITHMS as ALGORITHMS
+from rlox.algorithms.table import ALGORITHMS as ALGORITHMS
 
-_EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "algorithm_names", "entry_of", "resolve"), "rlox.training.table")
+_EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "algorithm_names", "entry_of", "resolve"), "rlox.algorithms.table")
 for _entry in ALGORITHMS.values():
     _EXPORTS |= {path.partition(":")[2]: path.partition(":")[0] for path in _entry}
 _EXPORTS["BestOfN"] = "rlox.algorithms.best_of_n"  # it only samples and does not learn

@@ -36,8 +36,8 @@ class BC(OfflineAlgorithm):
         if self.backend == "native":
             spec, c, block = self.spec, self.config, self.optimizer.flat.detach().numpy()
             n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-            self.net = NativeBC(block, spec.obs_dim, n_outputs, c.hidden_sizes, c.activation, spec.discrete)
-            self.optimizer.net = self.net  # type: ignore[union-attr]  # a NativeAdam
+            self._net = NativeBC(block, spec.obs_dim, n_outputs, c.hidden_sizes, c.activation, spec.discrete)
+            self.optimizer.net = self._net  # type: ignore[union-attr]  # a NativeAdam
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of the policy. Returns metrics as scalar tensors."""
@@ -53,7 +53,7 @@ class BC(OfflineAlgorithm):
         """Run `update` as a single kernel call. Returns the same metrics."""
         c, actions = self.config, batch.array("actions")
         follow_schedule(self.optimizers, c, self.counters.progress)
-        return self.net.update(
+        return self._net.update(
             batch.array("obs"),
             actions if self.spec.discrete else self.spec.to_unit(actions),
             learning_rate=self.optimizer.learning_rate,

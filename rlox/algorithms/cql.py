@@ -27,7 +27,6 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import conservative_q_loss, soft_policy_loss
 from rlox.nn.networks import TwinQNetwork
 from rlox.nn.policies import SquashedGaussianPolicy
-from rlox.training.bounded import make_critics
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
@@ -56,7 +55,7 @@ class CQL(OfflineAlgorithm):
 
     def setup(self, rng: Rng) -> None:
         c = self.config
-        self.critics, self.target, self.target_block = make_critics(self, rng)
+        self._make_critics(rng)
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self._backprop = _Backprop(self.critics, c.activation)
@@ -65,7 +64,7 @@ class CQL(OfflineAlgorithm):
         self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, "auto_alpha")
         if self.backend == "native":
             self.use_kernel(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
-                            critics=self.critic_optimizer.flat, target=self.target_block,
+                            critics=self.critic_optimizer.flat, target=self._target_block,
                             log_alpha=self.log_alpha.data.view(1),
                             log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
 
@@ -125,7 +124,7 @@ class CQL(OfflineAlgorithm):
             # Dual ascent on the logarithm (appendix F): the weight grows while the penalty is too large.
             self.cql_alpha_optimizer.descend([cql_alpha * (c.cql_target_value - metrics["cql_penalty"])])
             self.log_cql_alpha.data.clamp_(max=_LARGEST)
-        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
+        self._target_block.lerp_(self.critic_optimizer.flat, c.tau)
         return {**metrics, **policy_metrics, "alpha": alpha, "cql_alpha": cql_alpha}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
@@ -134,7 +133,7 @@ class CQL(OfflineAlgorithm):
         follow_schedule(self.optimizers, c, self.counters.progress)
         noise = self.rng.normal((2 + c.n_random_actions, *shape))
         uniform = 2.0 * self.rng.uniform((c.n_random_actions, *shape)) - 1.0
-        metrics, _ = self.net.update(
+        metrics, _ = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),

@@ -117,7 +117,7 @@ class DQN(OffPolicyAlgorithm):
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         self._move_target_when_due()
-        loss, metrics = self.compiled(q_loss)(
+        loss, metrics = self.backend.compiled(q_loss)(
             self.policy,
             self.target,
             batch.obs,
@@ -150,7 +150,7 @@ class DQN(OffPolicyAlgorithm):
         batch.update_priorities(self.buffer, td_errors)
         return metrics
 
-    def rounds(self, n_steps: int) -> Rounds:
+    def _rounds(self, n_steps: int) -> Rounds:
         c, counters = self.config, self.counters
         taken, table, self._target_period, update_s, returns, lengths = self._kernel_rounds(
             n_steps,
@@ -162,7 +162,7 @@ class DQN(OffPolicyAlgorithm):
         counters.env_steps += taken - self.n_envs
         self.explore()
         counters.env_steps += self.n_envs
-        counters.in_round = self.round_steps
+        counters.in_round = self._round_steps()
         counters.updates += len(table)
         metrics = dict(zip(METRICS, table.T, strict=True)) if len(table) else {}
         return Rounds(taken, returns, lengths, metrics, update_s)

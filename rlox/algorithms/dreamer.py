@@ -24,13 +24,12 @@ from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
 from rlox.nn.optimizers import flat_copy
-from rlox.training.bounded import require_bounds
-from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.backend import autocast
+from rlox.training.off_policy import require_bounds
 from rlox.training.schedules import scheduled
+from rlox.training.sequences import SequenceAlgorithm
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
-from rlox.world_models.collector import SequenceCollector
 from rlox.world_models.laprop import LaProp
-from rlox.world_models.replay import sample_sequences
 from rlox.world_models.rssm import MLP, Decoder, Latents, TwoHot
 
 
@@ -86,7 +85,7 @@ def lambda_returns(rewards: Tensor, discounts: Tensor, values: Tensor, traces: T
     return torch.stack(found[::-1])
 
 
-class DreamerV3(OffPolicyAlgorithm):
+class DreamerV3(SequenceAlgorithm):
     """DreamerV3; see `rlox.config.DreamerConfig`, and `OffPolicyAlgorithm` for arguments not listed here.
 
     Parameters
@@ -112,8 +111,7 @@ class DreamerV3(OffPolicyAlgorithm):
 
     name = "dreamer"
     Config = DreamerConfig
-    Collector = SequenceCollector
-    mixed_images = True
+    _mixed_images = True
 
     def __init__(
         self,
@@ -159,10 +157,6 @@ class DreamerV3(OffPolicyAlgorithm):
         """The actor of collection and evaluation."""
         return self._actor
 
-    def sample(self) -> SequenceBatch:
-        """Return the sequences of the next update."""
-        return sample_sequences(self)
-
     def update(self, batch: SequenceBatch) -> dict[str, Tensor]:
         """Take one step of model, actor and critic together. Returns metrics as scalar tensors."""
         c, policy = self.config, self.policy
@@ -174,8 +168,10 @@ class DreamerV3(OffPolicyAlgorithm):
         (n_steps, n), n_latents, n_imagined = marks[0].shape, policy.rssm.stoch, c.imagination_horizon
         draws = self.uniform(n_steps, n, n_latents), self.uniform(n_imagined, n_steps * n, n_latents)
         noise = policy.actor.fill_noise(self.rng, (n_imagined, n_steps * n)).to(self.device)
-        with self.cast():
-            loss, metrics = self.compiled(self.loss)(obs, actions, *marks, *policy.unpacked(batch.state), *draws, noise)
+        with autocast(self.config.precision, self.device):
+            loss, metrics = self.backend.compiled(self.loss)(
+                obs, actions, *marks, *policy.unpacked(batch.state), *draws, noise
+            )
         metrics["grad_norm"] = self.optimizer.step(loss, None)
         self.slow_block.lerp_(self.critic_block, c.slow_rate)
         batch.update_states(self.buffer, metrics.pop("states").transpose(0, 1))

@@ -87,7 +87,7 @@ class IMPALA(OnPolicyAlgorithm):
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
-        loss, metrics = self.compiled(a2c_loss)(
+        loss, metrics = self.backend.compiled(a2c_loss)(
             self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef
         )
         metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)

@@ -20,7 +20,6 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.nn.networks import TwinQNetwork, mlp
 from rlox.nn.policies import TanhMeanPolicy
-from rlox.training.bounded import make_critics
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
@@ -51,7 +50,7 @@ class IQL(OfflineAlgorithm):
 
     def setup(self, rng: Rng) -> None:
         c, spec = self.config, self.spec
-        self.critics, self.target, self.target_block = make_critics(self, rng)
+        self._make_critics(rng)
         sizes = [spec.obs_dim, *c.hidden_sizes, 1]
         self.value = self.keep("value", mlp(sizes, c.activation, orthogonal=False, rng=rng).to(self.device))
         self.optimizer = self.adam("policy", self.policy.parameters())
@@ -60,7 +59,7 @@ class IQL(OfflineAlgorithm):
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", parameters))
         if self.backend == "native":
             self.use_kernel(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
-                            target=self.target_block)  # fmt: skip
+                            target=self._target_block)  # fmt: skip
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         found = super().schedule_values(progress)
@@ -90,7 +89,7 @@ class IQL(OfflineAlgorithm):
             self.policy, batch.obs, actions, advantages.detach(), c.temperature, c.max_weight
         )
         policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
-        self.target_block.lerp_(self.critic_optimizer.flat[: len(self.target_block)], c.tau)
+        self._target_block.lerp_(self.critic_optimizer.flat[: len(self._target_block)], c.tau)
         norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
         return {
             **metrics,
@@ -106,7 +105,7 @@ class IQL(OfflineAlgorithm):
         follow_schedule(self.optimizers, c, progress)
         if c.policy_schedule == "cosine":
             self.optimizer.learning_rate *= _cosine(progress)
-        metrics, _ = self.net.update(
+        metrics, _ = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),

@@ -30,8 +30,8 @@ from rlox.multi_agent.players import Player, ValueNorm, ValueNorms
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import is_multi_agent
+from rlox.training.agent import read_observations, write_actions
 from rlox.training.on_policy import OnPolicyAlgorithm
-from rlox.training.parts import read_observations, write_actions
 from rlox.training.restoring import require_widths
 from rlox.training.schedules import scheduled
 
@@ -231,12 +231,12 @@ class MAPPO(OnPolicyAlgorithm):
 
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
-        if self.compile and c.clip_eps_schedule != "constant":
+        if self.backend.compiles and c.clip_eps_schedule != "constant":
             # Each new Python number would recompile.
             clip_eps = torch.tensor(clip_eps, dtype=torch.float32, device=self.device)
         delta = c.huber_delta if c.value_loss == "huber" else None
         loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
-        compute = self.compiled(PPOLoss.__call__)
+        compute = self.backend.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
         tables: dict[str, dict[str, torch.Tensor]] = {}
@@ -317,7 +317,7 @@ class MAPPO(OnPolicyAlgorithm):
             if mask is not None:
                 raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
             return super().predict(obs, deterministic)
-        self.check_kernel("predict")
+        self.backend.require_unchanged("predict")
         at = next(p for p, player in enumerate(self.players) if index in player.slots)
         player, part = self.players[at], self._actors.parts[at]
         if player.masked and isinstance(obs, Mapping) and MASK in obs:
@@ -354,9 +354,9 @@ class MAPPO(OnPolicyAlgorithm):
             for name, obs in observations.items()
         }
 
-    def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """As `Algorithm.evaluation_arguments`; several agents are evaluated by `evaluate_agents`."""
-        found = super().evaluation_arguments(n_episodes, seed, deterministic)
+    def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+        """As `Algorithm._evaluation_arguments`; several agents are evaluated by `evaluate_agents`."""
+        found = super()._evaluation_arguments(n_episodes, seed, deterministic)
         if self.several:
             found = {k: v for k, v in found.items() if k not in ("device", "transform")} | {"by": evaluate_agents}
         return found

@@ -33,10 +33,10 @@ class PPO(OnPolicyAlgorithm):
 
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
-        if self.compile and c.clip_eps_schedule != "constant":
+        if self.backend.compiles and c.clip_eps_schedule != "constant":
             # Each new Python number would recompile.
             clip_eps = torch.tensor(clip_eps, dtype=torch.float32, device=self.device)
-        loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.compiled(PPOLoss.__call__)
+        loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.backend.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
         history: list[dict[str, torch.Tensor]] = []

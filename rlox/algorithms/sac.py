@@ -19,7 +19,6 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import soft_policy_loss, twin_q_loss
 from rlox.nn.policies import SquashedGaussianPolicy
-from rlox.training.bounded import make_action_noise, make_critics, native_rounds
 from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.schedules import follow_schedule
@@ -48,28 +47,28 @@ class SAC(OffPolicyAlgorithm):
     data_parallel = True
     actions = ("continuous",)
     Policy = SquashedGaussianPolicy
-    outputs = "means and log standard deviations"
+    _outputs = "means and log standard deviations"
 
     native: NativeBoundedPolicy | None = None
 
     def setup(self, rng: Rng) -> None:
         c, spec = self.config, self.spec
-        self.critics, self.target, self.target_block = make_critics(self, rng)
+        self._make_critics(rng)
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
-        self.target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy
+        self._target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy
         start = math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf
         log_alpha = torch.tensor(start, dtype=torch.float32, device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
         if c.auto_entropy:
-            self.alpha_optimizer = self.adam("log_alpha", [self.log_alpha])
-            self.keep("alpha_optimizer", self.alpha_optimizer, switch="auto_entropy")
+            self._alpha_optimizer = self.adam("log_alpha", [self.log_alpha])
+            self.keep("alpha_optimizer", self._alpha_optimizer, switch="auto_entropy")
             self.keep("temperature", nn.ParameterDict({"log_alpha": self.log_alpha}), switch="auto_entropy")
         if c.exploration_noise > 0:
-            self.collector.action_noise = make_action_noise(self, self.collector.n_envs)
+            self.collector.action_noise = self._configured_noise(self.collector.n_envs)
         if self.native is not None:
             self.use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
-                            target=self.target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
+                            target=self._target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of critics, policy and temperature. Returns metrics as scalar tensors."""
@@ -83,26 +82,28 @@ class SAC(OffPolicyAlgorithm):
             next_actions, next_log_probs = self.policy.unit_sample(batch.next_obs, next_noise)
             ahead = self.target(batch.next_obs, next_actions).amin(0) - alpha * next_log_probs
             targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
-        loss, metrics = self.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
+        loss, metrics = self.backend.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
         metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
         td_errors = metrics.pop("td_errors")
         batch.update_priorities(self.buffer, td_errors)
         metrics["td_error"] = td_errors.mean()
 
-        loss, policy_metrics = self.compiled(soft_policy_loss)(self.policy, self.critics, batch.obs, noise, alpha)
+        loss, policy_metrics = self.backend.compiled(soft_policy_loss)(
+            self.policy, self.critics, batch.obs, noise, alpha
+        )
         # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
-            self.alpha_optimizer.descend([policy_metrics["entropy"] - self.target_entropy])
-        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
+            self._alpha_optimizer.descend([policy_metrics["entropy"] - self._target_entropy])
+        self._target_block.lerp_(self.critic_optimizer.flat, c.tau)
         return {**metrics, **policy_metrics, "alpha": alpha}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
-        metrics, td_errors = self.net.update(
+        metrics, td_errors = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),
@@ -116,10 +117,10 @@ class SAC(OffPolicyAlgorithm):
         batch.update_priorities(self.buffer, td_errors)
         return metrics
 
-    def rounds(self, n_steps: int) -> Rounds:
-        return native_rounds(self, n_steps, target_entropy=self._tuned_to)
+    def _rounds(self, n_steps: int) -> Rounds:
+        return self._actor_critic_rounds(n_steps, target_entropy=self._tuned_to)
 
     @property
     def _tuned_to(self) -> float | None:
         """The entropy to which the kernel tunes the temperature; None leaves the temperature unchanged."""
-        return self.target_entropy if self.config.auto_entropy else None
+        return self._target_entropy if self.config.auto_entropy else None

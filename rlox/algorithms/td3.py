@@ -11,17 +11,15 @@ import copy
 import numpy as np
 import torch
 
-from rlox.collectors.exploration import ActionNoise
-from rlox.compiled import NativeBoundedPolicy
 from rlox.config import TD3Config
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
+from rlox.compiled import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
 from rlox.nn.networks import polyak_update
 from rlox.nn.optimizers import flatten_
 from rlox.nn.policies import DeterministicPolicy
-from rlox.training.bounded import make_action_noise, make_critics, native_rounds
 from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.schedules import follow_schedule
@@ -50,23 +48,23 @@ class TD3(OffPolicyAlgorithm):
     data_parallel = True
     actions = ("continuous",)
     Policy = DeterministicPolicy
-    outputs = "one number for each component of an action"
+    _outputs = "one number for each component of an action"
 
     native: NativeBoundedPolicy | None = None
 
     def setup(self, rng: Rng) -> None:
         c = self.config
-        self.critics, self.target, self.target_block = make_critics(self, rng)
+        self._make_critics(rng)
         self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False).eval())
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if c.noise_correlation > 0:
-            self.collector.action_noise = make_action_noise(self, self.collector.n_envs)
+            self.collector.action_noise = self._configured_noise(self.collector.n_envs)
         else:
             self.policy.noise_std = c.exploration_noise
         if self.native is not None:
             self.use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
-                            target=self.target_block,
+                            target=self._target_block,
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
@@ -77,7 +75,7 @@ class TD3(OffPolicyAlgorithm):
         noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
 
         targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
-        loss, metrics = self.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
+        loss, metrics = self.backend.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
         metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
         td_errors = metrics.pop("td_errors")
         batch.update_priorities(self.buffer, td_errors)
@@ -85,10 +83,10 @@ class TD3(OffPolicyAlgorithm):
         if (self.counters.updates + 1) % c.policy_delay:
             return metrics
 
-        loss, policy_metrics = self.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
+        loss, policy_metrics = self.backend.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
         # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
-        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
+        self._target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **policy_metrics}
 
@@ -96,7 +94,7 @@ class TD3(OffPolicyAlgorithm):
         """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
-        metrics, td_errors = self.net.update(
+        metrics, td_errors = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),
@@ -112,21 +110,13 @@ class TD3(OffPolicyAlgorithm):
         batch.update_priorities(self.buffer, td_errors)
         return metrics
 
-    def rounds(self, n_steps: int) -> Rounds:
+    def _rounds(self, n_steps: int) -> Rounds:
         names = ("policy_delay", "target_noise", "noise_clip", "exploration_noise")
-        return native_rounds(self, n_steps, names, updates=self.counters.updates)
+        return self._actor_critic_rounds(n_steps, names, updates=self.counters.updates)
 
-    def act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Return actions as `Algorithm.act_on`, but without noise for either value of `deterministic`.
-
-        `evaluate` and ``rlox collect`` add the noise.
-        """
-        return super().act_on(rows)
-
-    def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
-        # The policy's own samples already contain the independent noise.
-        actions = super().act_on(obs, deterministic=False)
-        return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
+    def _act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Return actions without noise for either value of `deterministic`; `evaluate` and ``rlox collect`` add it."""
+        return super()._act_on(rows)
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)

@@ -18,7 +18,6 @@ from rlox.nn.losses import regularised_policy_loss, smoothed_targets, twin_q_los
 from rlox.nn.networks import TwinQNetwork, polyak_update
 from rlox.nn.optimizers import flatten_
 from rlox.nn.policies import DeterministicPolicy
-from rlox.training.bounded import make_critics
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
@@ -43,13 +42,13 @@ class TD3BC(OfflineAlgorithm):
         self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng)
 
     def setup(self, rng: Rng) -> None:
-        self.critics, self.target, self.target_block = make_critics(self, rng)
+        self._make_critics(rng)
         self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False))
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if self.backend == "native":
             self.use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
-                            target=self.target_block,
+                            target=self._target_block,
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
@@ -69,7 +68,7 @@ class TD3BC(OfflineAlgorithm):
         loss, policy_metrics = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
         # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
-        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
+        self._target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **policy_metrics}
 
@@ -77,7 +76,7 @@ class TD3BC(OfflineAlgorithm):
         """Run `update` as a single kernel call. Returns the same metrics."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
-        metrics, _ = self.net.update(
+        metrics, _ = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),

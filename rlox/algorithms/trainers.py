@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.config import Config, DatasetConfig, nearest, shown
-from rlox.config.sb3 import Elsewhere, refuse_policy_name
+from rlox.config.sb3 import missing_attribute, refuse_policy_name
 
 if TYPE_CHECKING:
     from rlox.callbacks import History
@@ -25,7 +25,7 @@ class Trainer:
     Parameters
     ----------
     algorithm : str or class
-        A name of `rlox.training.table.ALGORITHMS`, or the class itself.
+        A name of `rlox.algorithms.table.ALGORITHMS`, or the class itself.
     env : str or callable, optional
         Environment id, or a callable that returns a ``gymnasium.Env``. An algorithm that learns from a dataset takes
         sizes and bounds from the environment and is evaluated in it; by default it is the environment in which the
@@ -104,7 +104,9 @@ class Trainer:
         return trainer
 
     load = from_checkpoint
-    learn = Elsewhere("agent.train(total_timesteps)")
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(type(self), name)
 
     @property
     def algo(self) -> Any:
@@ -157,7 +159,7 @@ def _require_no_module(env: Any) -> None:
 
 def _class_of(algorithm: str | type) -> type[Any]:
     """Return the class of the algorithm with this name, or the class itself."""
-    from rlox.training.table import algorithm_names, entry_of, resolve
+    from rlox.algorithms.table import algorithm_names, entry_of, resolve
 
     if not isinstance(algorithm, str):
         if not hasattr(algorithm, "Config"):

@@ -268,7 +268,7 @@ class EvalCallback(Callback):
             return "the policy is a custom module, which may keep state"
         obstacle = self.obstacle(algorithm)
         if obstacle is None:
-            arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
+            arguments = algorithm._evaluation_arguments(self.n_episodes, self.seed)
             if is_native(arguments["env_id"]) and not (arguments["env_kwargs"] or arguments["wrappers"]):
                 return "native environments are evaluated within milliseconds"
         return obstacle
@@ -285,9 +285,9 @@ class EvalCallback(Callback):
     def _free_cores(algorithm) -> int:
         """Return the number of cores that training leaves free."""
         torch = sys.modules.get("torch")
-        used = [algorithm.threads or (torch.get_num_threads() if torch else 1), getattr(algorithm, "env_workers", 0)]
+        used = [algorithm._threads or (torch.get_num_threads() if torch else 1), algorithm.env_options.workers]
         if getattr(algorithm, "env_backend", "auto") == "envpool":
-            used.append(algorithm.env_kwargs.get("num_threads") or algorithm.n_envs)
+            used.append(algorithm.env_options.kwargs.get("num_threads") or algorithm.n_envs)
         return cores() - max(used)
 
     def _plan_workers(self, algorithm) -> None:
@@ -324,7 +324,7 @@ class EvalCallback(Callback):
         begun, seconds = self._collected
         each, length = _USUAL_STEP_S, algorithm.counters.mean_length
         if algorithm.counters.clock == "env_steps" and step > begun:
-            each = seconds / (step - begun) * max(1, algorithm.env_workers)
+            each = seconds / (step - begun) * max(1, algorithm.env_options.workers)
         return self.n_episodes * (_USUAL_LENGTH if math.isnan(length) else length) * each
 
     def _start_worker(self) -> EvaluationWorker:
@@ -332,8 +332,8 @@ class EvalCallback(Callback):
         return self._processes[-1]
 
     def _job(self, algorithm) -> bytes:
-        arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
-        return make_job({**arguments, "max_steps": self.max_steps}, algorithm.threads, self.imports)
+        arguments = algorithm._evaluation_arguments(self.n_episodes, self.seed)
+        return make_job({**arguments, "max_steps": self.max_steps}, algorithm._threads, self.imports)
 
     def _begin(self, algorithm, step: int) -> None:
         """Start the evaluation of the current policy in a process."""

@@ -29,7 +29,6 @@ from rlox.config import (
     EvalConfig,
     LoggerConfig,
     MlflowConfig,
-    MmapBufferConfig,
     RunConfig,
     TensorboardConfig,
     WandbConfig,
@@ -87,10 +86,9 @@ class RunFolder:
         step = algorithm.counters.steps
         if self.path is None:
             self.path = _new_folder(algorithm.name, _env_id(algorithm), algorithm.seed)
-        buffer = getattr(algorithm, "buffer_config", None)
-        if isinstance(buffer, MmapBufferConfig) and buffer.folder is None and self._callbacks is None:
+        if (memory := getattr(algorithm, "_memory", None)) is not None and self._callbacks is None:
             # The last checkpoint needs the memory's file, which would be temporary.
-            algorithm.buffer_config = dataclasses.replace(buffer, folder=str(self.path.absolute()))
+            memory.choose_folder(self.path)
         plain = json.loads(json.dumps(resolved(_run_config(algorithm, self.trackers), algorithm.name), default=str))
         changed = self._changes(plain, step, type(algorithm).__name__)
         record = Record(self.path, versions=versions(), resume_step=step or None, changed=changed or None)
@@ -179,19 +177,19 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
         seed=algorithm.seed,
         total_timesteps=max(1, c.end),
         schedule_timesteps=None if c.schedule_steps == c.horizon_steps else c.horizon_start + c.schedule_steps,
-        device=algorithm.requested_device,
+        device=algorithm._requested_device,
         backend=algorithm.backend,
-        threads=algorithm.threads,
-        compile=algorithm.compile,
+        threads=algorithm._threads,
+        compile=algorithm.backend.compiles,
         model=(algorithm.source or type(algorithm.policy).__name__) if language else None,
         algo=config,
         env=EnvConfig(
             id=_env_id(algorithm),
             n_envs=algorithm.n_envs,
-            kwargs=algorithm.env_kwargs,
-            wrappers=algorithm.env_wrappers,
-            workers=algorithm.env_workers,
-            backend=algorithm.env_backend,
+            kwargs=algorithm.env_options.kwargs,
+            wrappers=algorithm.env_options.wrappers,
+            workers=algorithm.env_options.workers,
+            backend=algorithm.env_options.backend,
             reward_fn=_reward(algorithm),
         ),
         buffer=getattr(algorithm, "buffer_config", None),

@@ -40,7 +40,7 @@ _OPTIMIZER = (
 )
 _SCHEDULES = ("rlox.training.schedules:scheduled", "rlox.checkpoint.counters:Counters.progress")
 # For algorithms with an optimiser for each network.
-_SEPARATE = ("rlox.training.schedules:follow_schedule", "rlox.training.algorithm:Algorithm.adam")
+_SEPARATE = ("rlox.training.schedules:follow_schedule", "rlox.training.networks:SeparateNetworks.adam")
 _ACTOR = (
     "rlox.nn.policies:Actor",
     "rlox.nn.modules:to_array",
@@ -69,7 +69,7 @@ _ON_POLICY = (
     *_OPTIMIZER,
     *_SCHEDULES,
     "rlox.nn.policies:make_policy",
-    "rlox.training.algorithm:Algorithm.compiled",
+    "rlox.training.backend:Backend.compiled",
     "rlox.training.on_policy:OnPolicyAlgorithm.make_policy",
     "rlox.training.on_policy:OnPolicyAlgorithm.setup",
     "rlox.nn.batch:Rollout.explained_variance",
@@ -83,7 +83,7 @@ _OFF_POLICY = (
     *_OPTIMIZER,
     *_SCHEDULES,
     "rlox.nn.networks:polyak_update",
-    "rlox.training.algorithm:Algorithm.compiled",
+    "rlox.training.backend:Backend.compiled",
     "rlox.nn.batch:TransitionBatch.update_priorities",
 )
 _BOUNDED = ("rlox.nn.policies:BoundedPolicy", "rlox.nn.networks:TwinQNetwork", "rlox.nn.losses:twin_q_loss")
@@ -94,8 +94,7 @@ _TWIN_CRITIC = (
     *_BOUNDED,
     *_SEPARATE,
     "rlox.nn.optimizers:flat_copy",
-    "rlox.training.bounded:make_critics",
-    "rlox.training.bounded:make_bounded_policy",
+    "rlox.training.networks:SeparateNetworks._make_critics",
     "rlox.training.off_policy:OffPolicyAlgorithm.make_policy",
 )
 _OFFLINE = (
@@ -111,7 +110,7 @@ _OFFLINE_CRITICS = (
     *_OFFLINE,
     *_BOUNDED,
     "rlox.nn.optimizers:flat_copy",
-    "rlox.training.bounded:make_critics",
+    "rlox.training.networks:SeparateNetworks._make_critics",
 )
 
 
@@ -134,7 +133,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.training.off_policy:OffPolicyAlgorithm.sample",
         "rlox.training.off_policy:OffPolicyAlgorithm._rows",
         "rlox.training.off_policy:OffPolicyAlgorithm._beta",
-        "rlox.training.off_policy:OffPolicyAlgorithm.explore",
+        "rlox.training.replay:ReplayAgent.explore",
         "rlox.algorithms.dqn:DQN.explore",
         "rlox.algorithms.dqn:DQN._epsilon",
         "rlox.nn.batch:TransitionBatch.from_rows",

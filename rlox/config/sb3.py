@@ -11,18 +11,32 @@ from rlox.config.migration import SB3, answers
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy")
 
 
-class Elsewhere:
-    """An attribute of Stable-Baselines3's models: on a class and its instances, an AttributeError names `ours`."""
+# Attributes of Stable-Baselines3's models, and what to write instead.
+_OURS = {
+    "learn": "agent.train(total_timesteps)",
+    "load": "{}.from_checkpoint(path)",
+    "num_timesteps": "agent.counters.env_steps",
+    "get_env": "agent.collector.env",
+    "set_env": "{}.from_checkpoint(path, env_id=…)",
+    "get_parameters": "agent.policy.state_dict()",
+    "set_parameters": "agent.init_from(path)",
+}
 
-    def __init__(self, ours: str):
-        self._ours = ours
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+def missing_attribute(cls: type, name: str) -> AttributeError:
+    """Return the error for an attribute that `cls` and its instances lack; it names ours for one of `SB3`."""
+    if name in _OURS:
+        return AttributeError(
+            f"{cls.__name__} has no attribute {name!r}, as in {SB3}; write {_OURS[name].format(cls.__name__)}"
+        )
+    return AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
 
-    def __get__(self, instance: object, owner: type) -> Any:
-        name = owner.__name__
-        raise AttributeError(f"{name} has no attribute {self._name!r}, as in {SB3}; write {self._ours.format(name)}")
+
+class Hinting(type):
+    """Metaclass of algorithms: their missing attributes are explained, without being listed by `dir`."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise missing_attribute(cls, name)
 
 
 def refuse(where: str, unknown: Iterable[str], known: Collection[str]) -> None:

@@ -532,10 +532,10 @@ class Group(Ranks):
     @staticmethod
     def _part(algorithm: Any, folder: Path | None) -> Checkpoint:
         """Return this rank's own part of a checkpoint."""
-        header: dict[str, Any] = {"generators": algorithm.generators()}
-        tensors = algorithm.own_state()
+        header: dict[str, Any] = {"generators": algorithm._generators()}
+        tensors = algorithm._state_of_rank()
         if folder is not None:
-            header["memory"], tensors["memory"] = algorithm.remember(folder)
+            header["memory"], tensors["memory"] = algorithm._write_memory(folder)
         return Checkpoint(header, tensors)
 
     def with_all_ranks(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
@@ -580,7 +580,7 @@ class Group(Ranks):
 
     @contextmanager
     def training(self, algorithm: Any) -> Iterator[None]:
-        if algorithm.normalizer is not None:
+        if getattr(algorithm, "normalizer", None) is not None:
             self._merged = algorithm.normalizer.state()
         try:
             self._require_alike(algorithm, "start")

@@ -33,7 +33,7 @@ class Behaviour:
 
     name: str
     share: float  # of the steps; shares are relative to each other
-    algorithm: Any = None  # acts with ``predict``, or as in training with ``explored``; None: uniformly random actions
+    algorithm: Any = None  # acts with ``predict``, or as in training; None: uniformly random actions
     info: dict[str, Any] = field(default_factory=dict)  # entries for the dataset's metadata
 
 
@@ -314,9 +314,9 @@ def _act(
             elif remembering is not None:
                 actions = spec.clip(remembering(obs))
             elif deterministic:
-                actions = algorithm.act_on(obs)
+                actions = algorithm._act_on(obs)
             else:
-                actions = algorithm.explored(obs, noise, rng)
+                actions = algorithm._act_in_training(obs, noise, rng)
             block["obs"][t], block["actions"][t] = obs, actions
             step = vec.step_all(block["actions"][t])
             ended = step["terminated"] | step["truncated"]
@@ -417,8 +417,8 @@ def write_replay(
         metadata = {
             "env": {
                 "id": env_name(algorithm.env_id),
-                "kwargs": algorithm.env_kwargs,
-                "wrappers": algorithm.env_wrappers,
+                "kwargs": algorithm.env_options.kwargs,
+                "wrappers": algorithm.env_options.wrappers,
             },
             "seed": algorithm.seed,
             "policies": [{**info, "name": "replay", "n_steps": count - first}],

@@ -6,12 +6,14 @@
 from rlox import lazy
 
 _EXPORTS = {
+    "Agent": "rlox.training.agent",
     "Algorithm": "rlox.training.algorithm",
     "Learner": "rlox.training.algorithm",
     "LLMAlgorithm": "rlox.training.post_training",
     "OnPolicyAlgorithm": "rlox.training.on_policy",
     "OffPolicyAlgorithm": "rlox.training.off_policy",
     "OfflineAlgorithm": "rlox.training.offline",
+    "SequenceAlgorithm": "rlox.training.sequences",
     "follow_schedule": "rlox.training.schedules",
     "scheduled": "rlox.training.schedules",
 }

@@ -135,11 +135,11 @@ def on_policy(algorithm) -> dict[str, float]:
     update = _updater(algorithm)
     algorithm.collector.env_steps = c.env_steps
     go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.check_kernel("train", functions=True)
+    algorithm.backend.require_unchanged("train", functions=True)
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
         started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
-        algorithm.check_kernel("train")
+        algorithm.backend.require_unchanged("train")
         try:
             batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
         except Diverged:
@@ -174,7 +174,7 @@ def on_policy(algorithm) -> dict[str, float]:
         go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += time.perf_counter() - now
-    algorithm.check_kernel("train", functions=True)
+    algorithm.backend.require_unchanged("train", functions=True)
     ranks.call_hook(algorithm, "on_training_end")
     return metrics
 
@@ -204,9 +204,9 @@ def off_policy(algorithm) -> dict[str, float]:
     collect_s = update_s = 0.0
     collector.env_steps = c.env_steps
     go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.check_kernel("train", functions=True)
-    fused = algorithm.fused()
-    left = algorithm.pretraining_due() if go_on else 0
+    algorithm.backend.require_unchanged("train", functions=True)
+    fused = algorithm._can_run_rounds()
+    left = algorithm._pretraining_due() if go_on else 0
     while go_on and left:
         begun = clock()
         c.in_round = 0
@@ -222,13 +222,13 @@ def off_policy(algorithm) -> dict[str, float]:
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
         started, round_start, c.in_round = clock(), c.env_steps, 0
-        algorithm.check_kernel("train")
+        algorithm.backend.require_unchanged("train")
         if fused:
-            done = algorithm.rounds(
+            done = algorithm._rounds(
                 min(report_every - (c.env_steps - c.horizon_start) % report_every, end - c.env_steps)
             )
             collector.env_steps = c.env_steps
-            algorithm.require_finite_memory(len(done))
+            algorithm._require_finite_memory(len(done))
             c.ended(done.episode_returns, done.episode_lengths)
             if done.metrics:
                 history.append(done.metrics)
@@ -238,7 +238,7 @@ def off_policy(algorithm) -> dict[str, float]:
             returns: list[float] = []
             lengths: list[int] = []
             try:
-                while c.env_steps - round_start < algorithm.round_steps:
+                while c.env_steps - round_start < algorithm._round_steps():
                     algorithm.explore()
                     random = c.env_steps < config.learning_starts
                     ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
@@ -263,9 +263,9 @@ def off_policy(algorithm) -> dict[str, float]:
             c.ended(done.episode_returns, done.episode_lengths)
             callbacks.on_rollout_end(algorithm=algorithm, batch=done)
             collected = clock()
-            begun = c.env_steps - algorithm.memory_start >= config.learning_starts
-            if begun and not ranks.any(len(buffer) < algorithm.min_rows):
-                for _ in range(algorithm.updates_due(len(done))):
+            begun = c.env_steps - algorithm._memory.start >= config.learning_starts
+            if begun and not ranks.any(len(buffer) < algorithm._min_rows):
+                for _ in range(algorithm._updates_due(len(done))):
                     history.append(update(algorithm.sample()))
                     c.updates += 1
             now = clock()
@@ -293,7 +293,7 @@ def off_policy(algorithm) -> dict[str, float]:
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
-    algorithm.check_kernel("train", functions=True)
+    algorithm.backend.require_unchanged("train", functions=True)
     ranks.call_hook(algorithm, "on_training_end")
     return metrics
 
@@ -315,12 +315,12 @@ def offline(algorithm) -> dict[str, float]:
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.check_kernel("train", functions=True)
+    algorithm.backend.require_unchanged("train", functions=True)
     since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
         history: list[dict[str, Any]] = []
         started, drawing_s, c.in_round = clock(), 0.0, 0
-        algorithm.check_kernel("train")
+        algorithm.backend.require_unchanged("train")
         n = min(report_every - (c.updates - c.horizon_start) % report_every, c.end - c.updates)
         for _ in range(n):
             drawing = clock()
@@ -343,7 +343,7 @@ def offline(algorithm) -> dict[str, float]:
         metrics = {
             **losses,
             **algorithm.schedule_values(c.progress),
-            **to_floats(algorithm.compare_with_data()),
+            **to_floats(algorithm._compare_with_data()),
             "time/updates_per_second": (c.updates - since_updates) / (clock() - since),
             "time/collect_s": drawing_s,
             "time/update_s": update_s,
@@ -354,6 +354,6 @@ def offline(algorithm) -> dict[str, float]:
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
-    algorithm.check_kernel("train", functions=True)
+    algorithm.backend.require_unchanged("train", functions=True)
     ranks.call_hook(algorithm, "on_training_end")
     return metrics

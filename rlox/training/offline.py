@@ -23,7 +23,6 @@ from rlox.envs import EnvSpec
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.networks import TwinQNetwork
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import Actor
 from rlox.offline.acting import evaluate_shared, shared_policy
@@ -31,9 +30,9 @@ from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
-from rlox.training.algorithm import Algorithm
-from rlox.training.bounded import twin_critics_size
-from rlox.training.schedules import plan
+from rlox.training.agent import EnvOptions
+from rlox.training.algorithm import load_part
+from rlox.training.networks import SeparateNetworks
 
 _COMPARED = 500  # rows of the dataset with which policy and values are compared
 
@@ -48,7 +47,7 @@ class _Compared(NamedTuple):
     last_obs: torch.Tensor  # (M, D) observation after the last step
 
 
-class OfflineAlgorithm(Algorithm):
+class OfflineAlgorithm(SeparateNetworks):
     """Base class of algorithms that learn from a dataset and never act during training.
 
     Training is counted in updates: `train` takes their number, and callbacks receive it as ``step``.
@@ -106,17 +105,16 @@ class OfflineAlgorithm(Algorithm):
         out of their bounds.
     """
 
-    loop = staticmethod(loops.offline)
-    stream = Stream.REPLAY
+    _loop = staticmethod(loops.offline)
+    _stream = Stream.REPLAY
     actions: ClassVar[tuple[str, ...]] = ("continuous",)
     _has_critics: ClassVar[bool] = True  # whether it learns twin critics
-    length = "n_updates"
+    _length = "n_updates"
 
     config: OfflineConfig
     policy: Actor
     optimizer: FlatOptimizer | NativeAdam
     normalizer: DatasetStatistics
-    critics: TwinQNetwork | None = None
 
     def __init__(
         self,
@@ -145,8 +143,8 @@ class OfflineAlgorithm(Algorithm):
             raise TypeError(f"{where}: hidden must not be given together with hidden_sizes, which it is short for")
         if hidden is not None:
             hyper_parameters["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
+        self.env_id = env_id
         super().__init__(
-            env_id,
             seed,
             logger,
             callbacks,
@@ -154,10 +152,9 @@ class OfflineAlgorithm(Algorithm):
             device=device,
             backend=backend,
             threads=threads,
-            env_kwargs=env_kwargs,
-            env_wrappers=env_wrappers,
             clock="updates",
         )
+        self.env_options = EnvOptions.of(where, env_kwargs, env_wrappers)
         require(where, "continuous", continuous, bool)
         if not (env_id is None or isinstance(env_id, str) or callable(env_id) or hasattr(env_id, "step")):
             raise TypeError(f"{where}: env_id must be an id, a callable or an environment, got {shown(env_id)}")
@@ -166,7 +163,7 @@ class OfflineAlgorithm(Algorithm):
         self._compared: _Compared | None = None
         self._agents: MultiAgentSpec | None = None  # the environment's, after the first evaluation
         self.normalizer = self._statistics_of(dataset)
-        self._assemble(None, backend, device)
+        self._create_networks(None, backend, device)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         too_deep = len(self.config.hidden_sizes) > MAX_HIDDEN
@@ -178,7 +175,7 @@ class OfflineAlgorithm(Algorithm):
         return sum((n_in + 1) * n_out for n_in, n_out in pairwise(sizes))
 
     def _critics_size(self) -> int:
-        return twin_critics_size(self) if self._has_critics else 0
+        return self._twin_critics_size() if self._has_critics else 0
 
     def _make_spec(
         self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any, dataset: Any
@@ -259,7 +256,7 @@ class OfflineAlgorithm(Algorithm):
         self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> None:
         """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
-        plan(self, n_updates, until, schedule_timesteps)
+        self._plan(n_updates, until, schedule_timesteps)
 
     def train(  # type: ignore[override]  # counts updates
         self,
@@ -315,20 +312,20 @@ class OfflineAlgorithm(Algorithm):
 
     # ---- acting
 
-    def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+    def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
         """Return the arguments of `rlox.collectors.evaluation.evaluate` or, with ``by``, of that function."""
-        found = super().evaluation_arguments(n_episodes, seed, deterministic)
+        found = super()._evaluation_arguments(n_episodes, seed, deterministic)
         if not is_multi_agent(self.env_id):
             return found
         if self._agents is None:
-            env = make_multi_agent_env(self.env_id, 1, 0, self.env_kwargs)
+            env = make_multi_agent_env(self.env_id, 1, 0, self.env_options.kwargs)
             self._agents = env.spec
             env.close()
         own = {"policy": shared_policy(self, self._agents, f"{type(self).__name__}.evaluate"), "by": evaluate_shared}
         return {name: x for name, x in found.items() if name not in ("device", "transform")} | own
 
     @torch.no_grad()
-    def compare_with_data(self) -> dict[str, torch.Tensor]:
+    def _compare_with_data(self) -> dict[str, torch.Tensor]:
         """Return the metrics ``dataset/…`` of `train` as scalar tensors; none for a dataset that only gives samples."""
         if not hasattr(self.dataset, "get_state"):
             return {}
@@ -339,7 +336,7 @@ class OfflineAlgorithm(Algorithm):
             found = {"dataset/log_prob": self.policy.log_prob(rows.obs, rows.actions).mean()}
         else:
             found = {"dataset/mse": (self.policy.unit_mode(rows.obs) - rows.actions).square().mean()}
-        if self.critics is not None:
+        if self._has_critics:
             ahead = self.critics(rows.last_obs, self.policy.unit_mode(rows.last_obs)).amin(0)
             found["dataset/q"] = self.critics(rows.obs, rows.actions).mean()
             found["dataset/return"] = torch.addcmul(rows.returns, rows.rest, ahead).mean()
@@ -376,7 +373,8 @@ class OfflineAlgorithm(Algorithm):
         spec = self.spec
         sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim or spec.n_actions, "continuous": spec.continuous}
         bounds = {"bounds": {"low": spec.act_low, "high": spec.act_high}} if spec.continuous else {}
-        return {"spaces": sizes}, {**super()._own_state()[1], **bounds}
+        info, tensors = super()._own_state()
+        return {**info, "spaces": sizes}, {**tensors, **bounds}
 
     @classmethod
     def from_checkpoint(  # type: ignore[override]  # the dataset comes first, as in the constructor
@@ -412,16 +410,45 @@ class OfflineAlgorithm(Algorithm):
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, and a dataset whose
             normalisation differs from that of the saved training.
         """
-        return restoring.with_dataset(
-            cls,
-            load_checkpoint(path),
-            path,
-            dataset,
-            env_id,
-            env_wrappers,
-            {"callbacks": callbacks, "logger": logger, "device": device},
-            arguments,
-        )
+        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
+        header, tensors = checkpoint.header, checkpoint.tensors
+        restoring.require_algorithm(cls, header, path)
+        env, spaces, bounds = header["env"], header.get("spaces"), tensors.get("bounds", {})
+        restoring.require_no_code(where, path, env, env_id, env_wrappers)
+        given_kwargs = "env_kwargs" in arguments
+        saved_kwargs = {} if given_kwargs else restoring.complete_kwargs(where, path, env["kwargs"], arguments)
+        if spaces is None or (spaces["continuous"] and set(bounds) != {"low", "high"}):
+            raise ValueError(f"{where}: {path} is damaged: it must specify the actions of its policy")
+        typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
+        saved = {} if "config" in arguments else header["config"]
+        with restoring.explained(f"{where}: {path} cannot be restored", arguments):
+            config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**saved, **typed})
+            # Checked before anything is created whose size the file determines.
+            shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
+            restoring.require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
+            n_outputs = max((shape[0] for shape in shapes), default=0)
+            if spaces["act_dim"] > n_outputs:
+                raise ValueError(f"act_dim must be that of its weights, got {spaces['act_dim']}")
+            agent = cls(
+                dataset,
+                **{
+                    **spaces,
+                    **({"act_low": bounds["low"], "act_high": bounds["high"]} if bounds else {}),
+                    "callbacks": callbacks,
+                    "logger": logger,
+                    "device": device,
+                    "seed": header["seed"],
+                    "threads": header["threads"],
+                    "backend": restoring.saved_backend(header, device),
+                    "env_id": env["id"] if env_id is None else env_id,
+                    "env_kwargs": saved_kwargs,
+                    "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
+                    **saved,
+                    **arguments,
+                },
+            )
+            agent._restore(checkpoint)
+        return agent
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         """Load the policy's weights, and those of each other network that both have, such as critics."""
@@ -430,7 +457,7 @@ class OfflineAlgorithm(Algorithm):
         self._load_weights(tensors["policy"], where)
         for name, part in self.parts.items():
             if isinstance(part, nn.Module) and name in tensors:
-                restoring.load_part(part, tensors[name], f"{where}: {name}")
+                load_part(part, tensors[name], f"{where}: {name}")
 
 
 def _bounds_in(where: str, dataset: Any, act_dim: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:

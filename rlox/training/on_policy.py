@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
-from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
-from rlox.compiled.shadows import difference
 from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.training import environments, loops
-from rlox.training.algorithm import Algorithm
+from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
+from rlox.compiled.shadows import difference
+from rlox.training import loops
+from rlox.training.agent import Agent
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rlox.nn.batch import RolloutBatch
 
 
-class OnPolicyAlgorithm(Algorithm):
+class OnPolicyAlgorithm(Agent):
     """Base class of algorithms that learn from the newest experience of the current policy.
 
     A custom `policy` defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
@@ -91,8 +90,8 @@ class OnPolicyAlgorithm(Algorithm):
         that does not fit the environment.
     """
 
-    loop = staticmethod(loops.on_policy)
-    stream = Stream.PERMUTATION
+    _loop = staticmethod(loops.on_policy)
+    _stream = Stream.PERMUTATION
     _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 
     collector: RolloutCollector
@@ -120,15 +119,13 @@ class OnPolicyAlgorithm(Algorithm):
         config: Config | None = None,
         **hyper_parameters: Any,
     ):
-        environments.construct(
-            self,
+        self._construct(
             env_id,
             n_envs,
             seed,
             policy,
             logger,
             callbacks,
-            collector=self._make_collector,
             device=device,
             backend=backend,
             threads=threads,
@@ -146,23 +143,16 @@ class OnPolicyAlgorithm(Algorithm):
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector:
         return RolloutCollector(*args, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **kwargs)
 
-    def _require_complete(self) -> None:
-        environments.require_reward_fn(self)
-
-    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
-        info, tensors = environments.state(self)
-        return info, {**super()._own_state()[1], **tensors}
-
     @property
     def actor(self) -> nn.Module | NativePolicy:
         """The actor of collection and evaluation."""
         acting = self._acting
         return acting if acting is not None and acting.altered() is None else super().actor
 
-    def check_kernel(self, where: str, functions: bool = False) -> None:
-        super().check_kernel(where, functions)
-        if functions and self._acting is not None and difference("acting", self.collector, reread=False) is not None:
+    def _learning(self) -> contextlib.AbstractContextManager[Any]:
+        if self._acting is not None and difference("acting", self.collector, reread=False) is not None:
             self._acting = None
+        return super()._learning()
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
         """Run ``update`` as a kernel."""
@@ -198,4 +188,4 @@ class OnPolicyAlgorithm(Algorithm):
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
         if exact and difference("acting", self.collector) is None:
             self._acting = NativePolicy.sharing(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
-            self.backend_reason += "; a kernel collects"
+            self.backend.reason += "; a kernel collects"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -20,7 +20,8 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import Evaluation, torch_threads
 from rlox.config import LLMConfig, integer
 from rlox.kernels.rng import Rng
-from rlox.llm.backends import Backend, Served
+from rlox.llm import backends
+from rlox.llm.backends import Served
 from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.models.adapters import fingerprint, with_adapters
 from rlox.llm.models.heads import RewardHead
@@ -31,13 +32,14 @@ from rlox.llm.models.saved import description, load_weights_, save_pretrained, t
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
+from rlox.nn.devices import generator_states
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.training import loops
 from rlox.training.algorithm import Algorithm
-from rlox.training.parts import choose_device, device_for
+from rlox.training.backend import Backend, autocast, choose_device, device_for, precision_of
 from rlox.training.restoring_models import with_model
-from rlox.training.schedules import plan, scheduled
+from rlox.training.schedules import scheduled
 
 
 class LLMAlgorithm(Algorithm):
@@ -91,10 +93,9 @@ class LLMAlgorithm(Algorithm):
         columns that the algorithm reads, adapters on a custom module, or a reference with another vocabulary.
     """
 
-    loop = staticmethod(loops.offline)
-    stream = Stream.PROMPTS
-    actions: ClassVar[tuple[str, ...]] = ()
-    length = "n_updates"
+    _loop = staticmethod(loops.offline)
+    _stream = Stream.PROMPTS
+    _length = "n_updates"
     task: ClassVar[str]  # kind of rows: prompts, pairs or texts
     has_reference: ClassVar[bool] = False
 
@@ -118,13 +119,12 @@ class LLMAlgorithm(Algorithm):
         backend: str = "auto",
         threads: int = 1,
         source: str | None = None,
-        sampler: Backend | None = None,
+        sampler: backends.Backend | None = None,
         config: LLMConfig | None = None,
         **hyper_parameters: Any,
     ):
         where = type(self).__name__
         super().__init__(
-            None,
             seed,
             logger,
             callbacks,
@@ -132,8 +132,6 @@ class LLMAlgorithm(Algorithm):
             device=device,
             backend=backend,
             threads=threads,
-            env_kwargs=None,
-            env_wrappers=(),
             clock="updates",
         )
         if backend == "native":
@@ -144,7 +142,7 @@ class LLMAlgorithm(Algorithm):
             raise ValueError(
                 f"{where}: ref_model must not be the model itself, which is trained; leave it out, or pass a copy"
             )
-        self.backend, self.backend_reason = "torch", "language models need PyTorch"
+        self.backend = Backend("torch", "language models need PyTorch")
         self.source = source
         plain = LanguageModel(model, tokenizer, eos_token_id, where)
         if self.task == "prompts" and sampler is None:
@@ -169,7 +167,7 @@ class LLMAlgorithm(Algorithm):
             self.reference.prepare_adapters(self.ranks.full)
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
-        self.rng = Rng(self.seed, self.stream)
+        self.rng = Rng(self.seed, self._stream)
         self._served = None if sampler is None else self._served_by(sampler)
         self._n_loads = 0  # how often weights were loaded into the model
         self._policy = self.model.module
@@ -199,7 +197,7 @@ class LLMAlgorithm(Algorithm):
             if self.reference.frozen is not None:
                 self.keep("reference", self.reference.frozen)
 
-    def _served_by(self, sampler: Backend) -> Served:
+    def _served_by(self, sampler: backends.Backend) -> Served:
         where = type(self).__name__
         if self.task != "prompts":
             raise TypeError(f"{where}: sampler must be left out, because {self.name} samples nothing to learn from")
@@ -220,7 +218,6 @@ class LLMAlgorithm(Algorithm):
         moved = None if self.reference is None else self.reference.changing(c.ref_sync_every is not None)
         self._share_out()
         self.optimizer = self.ranks.adam(self.policy.parameters(), c.learning_rate, 1e-8, c.weight_decay)
-        self.optimizers.append(self.optimizer)
         if moved is not None:
             self.keep("reference", self.ranks.part(moved))
 
@@ -291,6 +288,14 @@ class LLMAlgorithm(Algorithm):
         return batch(rows, numbers, streams) if self.task == "prompts" else batch(rows, numbers)
 
     # ---- passes over the model
+
+    def _precision(self) -> str:
+        """Return ``float32`` or ``bfloat16``."""
+        return precision_of(self.config.precision, self.device)
+
+    def cast(self) -> AbstractContextManager[Any]:
+        """Return a context that sets the precision of passes over a model; trained weights stay float32."""
+        return autocast(self.config.precision, self.device)
 
     def _row_length(self, sequences: Sequences) -> int | None:
         """Return the number of tokens of a packed row; None if sequences are not packed."""
@@ -397,7 +402,7 @@ class LLMAlgorithm(Algorithm):
         longest = chosen.max_new_tokens if context is None else 1
         rows = encoded([prompts] if isinstance(prompts, str) else prompts, "prompts", self.model, where, longest)
         seed = 10_000 + self.seed if seed is None else seed
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             drawn = self.complete(rows.prompts, range(len(rows)), n, 0, chosen, seed, context=context)
         texts = completions_of(rows, np.repeat(np.arange(len(rows)), n), drawn.ids, self.model)
         return [texts[i : i + n] for i in range(0, len(texts), n)]
@@ -419,7 +424,7 @@ class LLMAlgorithm(Algorithm):
         self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> None:
         """Set the end of the training and of its schedules as `train` does, which then needs no arguments."""
-        plan(self, n_updates, until, schedule_timesteps)
+        self._plan(n_updates, until, schedule_timesteps)
 
     def train(  # type: ignore[override]  # the first argument may be the data
         self,
@@ -510,7 +515,7 @@ class LLMAlgorithm(Algorithm):
         if self._served is not None:
             self._served.require_training()
         batch = self._batch_of(*data, **named)
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             metrics = loops.to_floats(
                 {name: torch.as_tensor(x, device=self.device) for name, x in self.update(batch).items()}
             )
@@ -532,7 +537,7 @@ class LLMAlgorithm(Algorithm):
         self.reference.synchronise(self.config.ref_sync_share)
         return True
 
-    def compare_with_data(self) -> dict[str, float]:
+    def _compare_with_data(self) -> dict[str, float]:
         """Return metrics that compare the `sampler`, if there is one, with the model; an update compares the rows."""
         return {} if self._served is None else self._served.metrics()
 
@@ -547,7 +552,7 @@ class LLMAlgorithm(Algorithm):
         n_episodes = integer(f"{type(self).__name__}.scored", "n_episodes", n_episodes, 1)
         numbers = np.arange(min(n_episodes, len(rows)))
         seed = 10_000 + self.seed if seed is None else seed
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             returns, lengths = self.row_scores(rows, numbers, seed)
         return Evaluation(np.asarray(returns, float), np.asarray(lengths, np.int64), seed, True)
 
@@ -595,7 +600,7 @@ class LLMAlgorithm(Algorithm):
             return []
         numbers = range(min(n, len(rows)))
         prompts, settings = [rows.prompts[i] for i in numbers], self.settings(temperature=0.0)
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             drawn = self.complete(prompts, numbers, 1, 0, settings, self.seed, context=self.model.context)
         texts = completions_of(rows, numbers, drawn.ids, self.model)
         return [(p, text, None) for p, text in zip(texts_of(rows, numbers, self.model), texts, strict=True)]
@@ -612,6 +617,9 @@ class LLMAlgorithm(Algorithm):
 
     # ---- checkpoints
 
+    def _torch_generators(self) -> dict[str, np.ndarray]:
+        return generator_states(self.device)  # dropout draws from them
+
     def _weights(self) -> dict[str, np.ndarray]:
         return weights(self.policy, self.ranks.full)
 
@@ -626,7 +634,7 @@ class LLMAlgorithm(Algorithm):
         if self.rows is not None:
             info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": self._rows_from}
         if self.reference is not None:
-            info["reference"] = "kept" if "reference" in self.parts else self.reference.kind
+            info["reference"] = "kept" if "reference" in self._parts else self.reference.kind
         return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}
 
     @classmethod

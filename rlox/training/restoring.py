@@ -1,161 +1,85 @@
-"""Restore an algorithm from a checkpoint: checks of its header, construction, and loading of its state."""
+"""Checks of a checkpoint, before an algorithm is constructed from it: a file must not choose what runs, or how large
+it is."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlox.checkpoint import Checkpoint, find_lost, one_line
 from rlox.config import shown
-from rlox.envs import env_name
 from rlox.envs.registry import imported_module
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.nn.devices import out_of_memory
-from rlox.nn.modules import is_module, load_weights_
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from rlox.collectors import RewardFn
 
 # Largest numbers of environments, and of processes for them, that a file may request by itself.
 _MOST_NATIVE_ENVS, _MOST_ENVS, _MOST_WORKERS = 65_536, 1_024, 64
 
 
-def with_environments(
-    cls: Any,
-    checkpoint: Checkpoint,
-    path: str | os.PathLike,
-    env_id: str | Callable[[], Any] | None,
-    policy: nn.Module | None,
-    reward_fn: RewardFn | None,
-    env_wrappers: Sequence[Any] | None,
-    given: dict[str, Any],
-    arguments: dict[str, Any],
-) -> Any:
-    """Restore an acting algorithm of class `cls` from a `checkpoint`.
+@contextmanager
+def explained(
+    what: str,
+    arguments: Collection[str] = (),
+    kinds: tuple[type[Exception], ...] = (
+        ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+    ),
+) -> Iterator[None]:  # fmt: skip
+    """Raise errors of these `kinds` as ValueError, in one line that begins with `what`.
 
-    Arguments as for `Algorithm.from_checkpoint`; `given` contains those of its named arguments that the constructor
-    also takes.
+    A TypeError stays one if the caller's `arguments` may have caused it; a full memory of a device stays as it is.
     """
-    where, header = f"{cls.__name__}.from_checkpoint", checkpoint.header
-    env_kwargs = _complete_kwargs(where, path, header["env"]["kwargs"], arguments)
+    try:
+        yield
+    except kinds as e:
+        if out_of_memory(e):
+            raise
+        kind = TypeError if arguments and isinstance(e, TypeError) else ValueError
+        raise kind(f"{what}: {one_line(e, 1000)}") from e
+
+
+def refuse_fixed(cls: type, where: str, arguments: dict[str, Any]) -> None:
+    """Raise TypeError for arguments that must be the checkpoint's."""
     if fixed := {"n_envs", "seed"} & arguments.keys():
         raise TypeError(
             f"{where}: {min(fixed)} must be the checkpoint's, got {shown(arguments[min(fixed)])}; leave it out, or "
             f"create a new {cls.__name__} and call init_from(path)"
         )
-    require_algorithm(cls, header, path)
+
+
+def require_acting_header(
+    cls: Any,
+    where: str,
+    path: str | os.PathLike,
+    checkpoint: Checkpoint,
+    env_id: Any,
+    policy: Any,
+    env_wrappers: Any,
+    other_env: Any,
+) -> None:
+    """Raise ValueError unless the environments and networks that a header describes may and can be created.
+
+    `other_env` is an environment that replaces the header's, like `env_id`.
+    """
+    header = checkpoint.header
     if header["policy"] == "custom" and policy is None:
         raise ValueError(f"{where}: {path} contains a custom policy; pass policy=YourPolicy(...)")
-    env = header["env"]
-    if env["id"] is None:
+    if header["env"]["id"] is None:
         raise ValueError(f"{where}: {path} is damaged: env must have an id")
-    require_no_code(where, path, env, env_id or arguments.get("env_fn"), env_wrappers)
+    require_no_code(where, path, header["env"], env_id or other_env, env_wrappers)
     _require_counts(checkpoint, f"{where}: {path}", trusted=env_id is not None)
     try:
         cls.Config.from_kwargs(cls.__name__, **header["config"])
     except (TypeError, ValueError) as e:
         raise ValueError(f"{where}: {path} is damaged: {one_line(e)}") from e
-    saved_reward = header.get("reward_fn")
-    if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
-        reward_fn = saved_reward.removeprefix("rlox:")
-    saved = {
-        "n_envs": env["n_envs"],
-        "seed": header["seed"],
-        "threads": header["threads"],
-        "env_kwargs": env_kwargs,
-        "env_workers": env["workers"],
-        **({} if "config" in arguments else header["config"]),
-    }
-    given = {
-        **given,
-        "backend": saved_backend(header, given["device"]) if given["backend"] is None else given["backend"],
-        "env_backend": env.get("backend", "auto") if given["env_backend"] is None else given["env_backend"],
-        "env_wrappers": env["wrappers"] if env_wrappers is None else list(env_wrappers),
-    }
-    algorithm = cls.__new__(cls)
-    # Checked before anything is created whose size the file determines.
-    algorithm._saved_shapes = _weight_shapes(checkpoint) if _makes_perceptrons(cls) else None
-    try:
-        algorithm.__init__(
-            env["id"] if env_id is None else env_id,
-            policy=policy,
-            reward_fn=reward_fn,
-            **{**saved, **cls._saved_arguments(header, arguments), **given, **arguments},
-        )
-    except (MemoryError, TypeError, ValueError) as e:
-        raise _kind(e, arguments)(f"{where}: {path}: {one_line(e, 1000)}") from e
-    algorithm._lost_reward_fn = None if reward_fn is not None else saved_reward
-    try:
-        own = algorithm.ranks.own(checkpoint, algorithm.seed)
-        algorithm._restore(own, same_env=env_id is None or env_name(env_id) == env["id"])
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        algorithm.close()
-        if out_of_memory(e):
-            raise
-        raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
-    return algorithm
 
 
-def with_dataset(
-    cls: Any,
-    checkpoint: Checkpoint,
-    path: str | os.PathLike,
-    dataset: Any,
-    env_id: str | Callable[[], Any] | None,
-    env_wrappers: Sequence[Any] | None,
-    given: dict[str, Any],
-    arguments: dict[str, Any],
-) -> Any:
-    """Restore an offline algorithm of class `cls` from a `checkpoint`; arguments as for `with_environments`."""
-    where, header, tensors = f"{cls.__name__}.from_checkpoint", checkpoint.header, checkpoint.tensors
-    require_algorithm(cls, header, path)
-    env, spaces, bounds = header["env"], header.get("spaces"), tensors.get("bounds", {})
-    require_no_code(where, path, env, env_id, env_wrappers)
-    saved_kwargs = {} if "env_kwargs" in arguments else _complete_kwargs(where, path, env["kwargs"], arguments)
-    if spaces is None or (spaces["continuous"] and set(bounds) != {"low", "high"}):
-        raise ValueError(f"{where}: {path} is damaged: it must specify the actions of its policy")
-    typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
-    kept = {} if "config" in arguments else header["config"]
-    try:
-        config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
-        # Checked before anything is created whose size the file determines.
-        shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
-        require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
-        n_outputs = max((shape[0] for shape in shapes), default=0)
-        if spaces["act_dim"] > n_outputs:
-            raise ValueError(f"act_dim must be that of its weights, got {spaces['act_dim']}")
-        algorithm = cls(
-            dataset,
-            **{
-                **spaces,
-                **({"act_low": bounds["low"], "act_high": bounds["high"]} if bounds else {}),
-                **given,
-                "seed": header["seed"],
-                "threads": header["threads"],
-                "backend": saved_backend(header, given["device"]),
-                "env_id": env["id"] if env_id is None else env_id,
-                "env_kwargs": saved_kwargs,
-                "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
-                **kept,
-                **arguments,
-            },
-        )
-        algorithm._restore(checkpoint, same_env=False)
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as e:
-        if out_of_memory(e):
-            raise
-        raise _kind(e, arguments)(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
-    return algorithm
-
-
-def _complete_kwargs(
+def complete_kwargs(
     where: str, path: str | os.PathLike, kwargs: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the environment's saved `kwargs`, completed by those that no file can contain, from `arguments`.
@@ -185,11 +109,6 @@ def _complete_kwargs(
     return {**kwargs, **given}
 
 
-def _kind(error: Exception, arguments: dict[str, Any]) -> type[Exception]:
-    """Return the class of error to raise: a TypeError stays one if the caller's arguments may have caused it."""
-    return TypeError if arguments and isinstance(error, TypeError) else ValueError
-
-
 def require_algorithm(cls: type[Any], header: dict[str, Any], path: str | os.PathLike) -> None:
     """Raise ValueError if the header belongs to another algorithm than `cls`."""
     if header["algorithm"] != cls.name:
@@ -200,14 +119,6 @@ def saved_backend(header: dict[str, Any], device: str) -> str:
     """Return the backend with which to continue: a native training stays native if that is exact."""
     # A file without a backend was trained with PyTorch, before there was a choice.
     return "auto" if device != "cuda" and header.get("backend") == "native" else "torch"
-
-
-def load_part(part: Any, arrays: dict[str, np.ndarray], what: str) -> None:
-    """Load a section of a checkpoint into a module, an optimiser or another object with ``set_state``."""
-    if is_module(part):
-        load_weights_(part, arrays, what)
-    else:
-        part.set_state(arrays)
 
 
 def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
@@ -233,12 +144,7 @@ def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
             )
 
 
-def _makes_perceptrons(cls: type) -> bool:
-    """Return whether rlox creates the default policy, so that its weights have the widths of ``hidden_sizes``."""
-    return next(k for k in cls.__mro__ if "make_policy" in vars(k)).__module__.startswith("rlox.")
-
-
-def _weight_shapes(checkpoint: Checkpoint) -> frozenset[tuple[int, ...]] | None:
+def weight_shapes(checkpoint: Checkpoint) -> frozenset[tuple[int, ...]] | None:
     """Return (n_out, n_in) of all weights that the algorithm itself has created; None if there are none."""
     tensors, own = checkpoint.tensors, checkpoint.header["policy"] == "custom"
     policy = [] if own else [array.shape[-2:] for array in tensors["policy"].values() if array.ndim > 1]

@@ -67,12 +67,12 @@ def with_model(
     if ref_model is None and algorithm.reference is not None:
         if header.get("reference") == "given":
             algorithm._lost_reference = True
-            algorithm.parts.pop("reference", None)
+            algorithm._parts.pop("reference", None)
         elif header.get("reference") == "kept":
             algorithm._freeze_adapters()
         elif header.get("reference") == "switched":
             algorithm.reference.frozen = None
-            algorithm.parts.pop("reference", None)
+            algorithm._parts.pop("reference", None)
     try:
         algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:

@@ -200,7 +200,7 @@ def open_loop(
             f"{where}: the algorithm must have a model of the world, got {algorithm.name}; DreamerV3 has one"
         )
     recording = Recording(actor)
-    arguments = {**algorithm.evaluation_arguments(n_episodes, seed, deterministic), "policy": recording}
+    arguments = {**algorithm._evaluation_arguments(n_episodes, seed, deterministic), "policy": recording}
     evaluate(**arguments, max_steps=min(max_steps or _MOST_STEPS, _MOST_STEPS))
     # All environments run until the last episode ends; the additional steps are used as well.
     episodes = list(recording.episodes())

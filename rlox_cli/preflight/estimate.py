@@ -274,7 +274,7 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
         side_by_side = is_native_multi_agent(config.env.id)
         n_steps = played.lengths.max() if side_by_side else played.lengths.sum()
         return np.zeros(2), took / max(1, int(n_steps)), side_by_side
-    c, kwargs = config.env, algorithm.env_kwargs if config.offline else algorithm.eval_kwargs
+    c, kwargs = config.env, algorithm.env_options.kwargs if config.offline else algorithm.env_options.eval_kwargs
     if is_native(c.id) and not (kwargs or c.wrappers):
         took, played = _timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
         return np.zeros(2), took / played.lengths.max(), True
@@ -282,14 +282,14 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
 
     def play(limit: int, n_episodes: int) -> tuple[np.ndarray, Any]:
         """Run episodes that are cut short."""
-        before, algorithm.env_wrappers = (
-            algorithm.env_wrappers,
+        before, algorithm.env_options.wrappers = (
+            algorithm.env_options.wrappers,
             [*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
         )
         try:
             return _timed(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
         finally:
-            algorithm.env_wrappers = before
+            algorithm.env_options.wrappers = before
 
     making, _ = play(1, 1)
     limit, n_steps, spent = 50, 0, np.zeros(2)

@@ -157,7 +157,7 @@ def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         if hasattr(c, "max_new_tokens"):
             parts["cache"] = 2 * 4 * text.num_hidden_layers * heads * width * sequences * longest
-            with torch_threads(algorithm.threads):
+            with torch_threads(algorithm._threads):
                 parts["decoder"] = weights if decodes(model, longest) else 0
         # Logits, their exponentials and their gradient, in f32.
         parts["logits"] = 3 * 4 * at_once * longest * text.vocab_size

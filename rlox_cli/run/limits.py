@@ -150,7 +150,7 @@ def dataset_warnings(dataset: Any, config: RunConfig) -> Iterator[str]:
 
 def shared_warnings(algorithm: Any) -> Iterator[str]:
     """Yield warnings about agents for which the learned policy cannot act."""
-    policy = algorithm.evaluation_arguments(1, 0)["policy"]
+    policy = algorithm._evaluation_arguments(1, 0)["policy"]
     if policy.others:
         played = ", ".join(agent for group in policy.groups for agent in group.agents)
         yield (
@@ -187,7 +187,7 @@ def plays_native(algorithm: Any) -> bool:
     """Return whether the algorithm's environment, or offline that of its evaluations, is native."""
     if getattr(algorithm, "collector", None) is not None:
         return algorithm.collector.env.native
-    return is_native(algorithm.env_id) and not (algorithm.env_kwargs or algorithm.env_wrappers)
+    return is_native(algorithm.env_id) and not (algorithm.env_options.kwargs or algorithm.env_options.wrappers)
 
 
 def time_limit(algorithm: Any) -> int | None:
@@ -196,9 +196,10 @@ def time_limit(algorithm: Any) -> int | None:
         return _limit_of(algorithm.collector.env, algorithm)
     env: Any
     if is_multi_agent(algorithm.env_id):
-        env = make_multi_agent_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs)
+        env = make_multi_agent_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_options.kwargs)
     else:
-        env = make_vec_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs, algorithm.env_wrappers)
+        options = algorithm.env_options
+        env = make_vec_env(algorithm.env_id, 1, algorithm.seed, options.kwargs, options.wrappers)
     try:
         return _limit_of(env, algorithm)
     finally:
@@ -209,7 +210,7 @@ def _limit_of(env: Any, algorithm: Any) -> int | None:
     if is_multi_agent(algorithm.env_id):
         # PettingZoo has no common name for it; this is the one in MPE and SISL.
         own = env.kernel.max_episode_steps if env.native else None
-        given = algorithm.env_kwargs.get("max_cycles") or own
+        given = algorithm.env_options.kwargs.get("max_cycles") or own
         return given if isinstance(given, int) and given > 0 else None
     if plays_native(algorithm):
         return env.max_episode_steps or None
@@ -225,12 +226,12 @@ def _declared_limits(algorithm: Any) -> Iterator[Any]:
     """Yield the limits in wrappers, arguments and gymnasium's registry. Atari games count frames; a step has four."""
     import gymnasium
 
-    for wrapper in algorithm.env_wrappers:
+    for wrapper in algorithm.env_options.wrappers:
         if isinstance(wrapper, dict):
             yield (wrapper.get("TimeLimit") or {}).get("max_episode_steps")
     spec = gymnasium.registry.get(algorithm.env_id.rpartition(":")[2])
     if spec is not None:
-        yield algorithm.env_kwargs.get("max_episode_steps", spec.max_episode_steps)
+        yield algorithm.env_options.kwargs.get("max_episode_steps", spec.max_episode_steps)
         yield spec.kwargs.get("max_num_frames_per_episode", 0) // 4
 
 
@@ -271,7 +272,7 @@ def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footpri
     c, n = config.algo, config.env.n_envs
     if c.replays == "sequences" and algorithm.dataset is not None:
         n_steps += len(algorithm.dataset)
-    return footprint(config.buffer, algorithm.spec, n, c.gamma, n_steps, algorithm.state_dim)
+    return footprint(config.buffer, algorithm.spec, n, c.gamma, n_steps, algorithm._state_dim())
 
 
 def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> Iterator[str]:

@@ -325,7 +325,7 @@ def test_a_clone_plays_all_agents(tmp_path):
         np.testing.assert_allclose(found.agent_returns[episode], list(returns.values()))
         assert found.returns[episode] == pytest.approx(sum(returns.values()))
     # In another process the numbers are the same.
-    apart = play(make_job(agent.evaluation_arguments(2, 4), 1))
+    apart = play(make_job(agent._evaluation_arguments(2, 4), 1))
     np.testing.assert_array_equal(apart.agent_returns, found.agent_returns)
     # Its episodes can be recorded again.
     again = gathered(tmp_path / "b.arrow", SPREAD, 18, algorithm=agent, deterministic=True, **kwargs)

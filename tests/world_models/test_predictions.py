@@ -27,7 +27,7 @@ def algorithm(env, agent=Foreseeing):
                 "deterministic": deterministic}  # fmt: skip
 
     counters = SimpleNamespace(steps=0)
-    return SimpleNamespace(name="fake", actor=actor, spec=spec, evaluation_arguments=arguments, counters=counters)
+    return SimpleNamespace(name="fake", actor=actor, spec=spec, _evaluation_arguments=arguments, counters=counters)
 
 
 def test_exact_predictions_have_no_error_and_sequences_do_not_cross_episodes():

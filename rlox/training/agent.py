@@ -1,0 +1,677 @@
+"""Base class of algorithms that act in environments: construction, acting, evaluation, and their part of checkpoints.
+
+The families (`on_policy`, `off_policy`, `sequences`, `offline`) add the source of batches; an algorithm adds its
+`update`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from rlox.algorithms.table import ALGORITHMS, resolve
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
+from rlox.checkpoint.streams import Stream
+from rlox.collectors import RewardFn, reward_name
+from rlox.collectors.evaluation import Evaluation, evaluate, outside_inference_mode, torch_threads
+from rlox.collectors.recurrent import FirstStep, RecurrentActor
+from rlox.collectors.vec_normalize import VecNormalize
+from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, require, shown, usual_settings
+from rlox.config.sb3 import refuse_policy_name
+from rlox.envs import EnvSpec, env_name
+from rlox.envs.envpool_env import evaluation_kwargs
+from rlox.envs.gym_make import whole_games
+from rlox.kernels.rng import Rng
+from rlox.multi_agent import is_multi_agent
+from rlox.compiled import NativeAdam, NativeOptimizer
+from rlox.compiled.shadows import update_difference
+from rlox.nn.devices import generator_states
+from rlox.nn.modes import learning
+from rlox.nn.modules import load_weights_, weights_of
+from rlox.training import restoring
+from rlox.training.algorithm import Algorithm
+from rlox.training.backend import CUDA_PAYS_FROM, Backend, choose_device, device_for
+
+# PyTorch is imported where it is used, because native runs do not need it.
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.collectors.exploration import ActionNoise
+    from rlox.nn.optimizers import FlatOptimizer
+    from rlox.offline.statistics import DatasetStatistics
+
+
+@dataclass
+class EnvOptions:
+    """How the environments of a training are created."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of ``gymnasium.make``
+    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order
+    workers: int = 0  # processes that step foreign environments
+    backend: str = "auto"
+    eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
+
+    @classmethod
+    def of(cls, where: str, kwargs: Any, wrappers: Any) -> EnvOptions:
+        """Check `kwargs` and `wrappers`, arguments of a constructor. Raises TypeError for wrong types."""
+        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+            raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
+        if not isinstance(wrappers, (list, tuple)):
+            raise TypeError(f"{where}: env_wrappers must be a list, got {shown(wrappers)}")
+        for item in wrappers:
+            if not isinstance(item, (str, Mapping)):
+                raise TypeError(
+                    f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
+                )
+        given = dict(kwargs or {})
+        return cls(given, list(wrappers), eval_kwargs=given)
+
+
+class Agent(Algorithm):
+    """Base class of the families that act in environments; their classes document the arguments.
+
+    Attributes
+    ----------
+    spec : EnvSpec
+        Shapes and bounds of observations and actions.
+    collector : RolloutCollector, ReplayCollector or None
+        Collects experience; None if the algorithm learns from a dataset only.
+    normalizer : VecNormalize, DatasetStatistics or None
+        Transforms observations before the networks see them.
+    native : NativeActor or None
+        The kernel's policy, if the kernel also holds its weights.
+    """
+
+    actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
+    _mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
+
+    spec: EnvSpec
+    n_envs: int = 1  # environments of all ranks together
+    collector: Any = None
+    normalizer: VecNormalize | DatasetStatistics | None = None
+    optimizer: FlatOptimizer | NativeOptimizer | NativeAdam
+    native: Any = None
+    _own_policy = False  # whether the policy is custom; only the user can then map weights to it
+    _lost_reward_fn: str | None = None  # name of a checkpoint's reward_fn that was not passed again
+    _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights to restore
+
+    # ---- construction: configuration, environments, backend, networks, optimisers
+
+    def _construct(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int,
+        seed: int,
+        policy: nn.Module | None,
+        logger: LoggerCallback | None,
+        callbacks: Iterable[Callback] | None,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int = 1,
+        compile: bool = False,
+        env_kwargs: dict[str, Any] | None = None,
+        reward_fn: RewardFn | None = "auto",
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
+        env_backend: str = "auto",
+        remote: RemoteConfig | None = None,
+        **config: Any,
+    ) -> None:
+        """Construct an algorithm that acts; arguments as for `rlox.training.on_policy.OnPolicyAlgorithm`."""
+        where = type(self).__name__
+        refuse_policy_name(where, "env_id", env_id)
+        refuse_policy_name(where, "policy", policy)
+        if is_multi_agent(env_id) and not self.Config.several_agents:
+            raise ValueError(f"{where}: env_id must have one agent, got {env_id}, which has several; use MAPPO for it")
+        usual = usual_settings(env_id)
+        usual_reward = usual.pop("reward_fn", None)
+        if isinstance(reward_fn, str) and reward_fn == "auto":
+            reward_fn = usual_reward
+        if config.get("config") is None:
+            fields = self.Config.__dataclass_fields__
+            config = {**{name: value for name, value in usual.items() if name in fields}, **config}
+        self.env_id = env_id
+        Algorithm.__init__(
+            self, seed, logger, callbacks, config, device=device, backend=backend, threads=threads, clock="env_steps"
+        )
+        if not isinstance(compile, bool):
+            raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
+
+        # The environments, of all ranks together and of this one.
+        options = EnvOptions.of(where, env_kwargs, env_wrappers)
+        if remote is not None and not isinstance(remote, RemoteConfig):
+            raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
+        self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
+        options.workers = integer(where, "env_workers", env_workers, 0, self.n_envs)
+        options.backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
+        if self.ranks.joined and env_backend == "envpool":
+            raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
+        self.env_options = options
+        self.collector = self._make_collector(
+            env_id,
+            self.ranks.share(where, "n_envs", self.n_envs),
+            self.seed,
+            reward_fn=reward_fn,
+            env_kwargs=options.kwargs,
+            env_wrappers=options.wrappers,
+            env_workers=-(-options.workers // self.ranks.size),
+            env_backend=env_backend,
+            **({} if remote is None else {"remote": remote}),
+        )
+        self.ranks.share_envs(self.collector)
+        self.spec = self.collector.spec
+        if env_backend == "envpool":
+            options.eval_kwargs = evaluation_kwargs(self.collector.env)
+        self._require_fitting_spec(where)
+        self.normalizer = self.collector.normalizer = self._make_normalizer(where)
+
+        self._create_networks(policy, backend, device, compile)
+
+    def _make_collector(self, *args: Any, **kwargs: Any) -> Any:
+        """Create the object that collects experience, from the arguments common to all collectors."""
+        raise NotImplementedError
+
+    def _require_fitting_spec(self, where: str) -> None:
+        """Raise ValueError unless the algorithm supports the environment, and the checkpoint to restore fits it."""
+        spec, shapes = self.spec, self._saved_shapes
+        if spec.action_kind not in self.actions:
+            classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
+            kinds = {name: cls.actions for name, cls in classes.items() if cls.Config.uses_dataset != "must"}
+            able = [name.upper() for name, takes in kinds.items() if spec.action_kind in takes]
+            raise ValueError(
+                f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
+                f"{spec.describe_actions()}; {spec.action_kind} actions are for {', '.join(able)}"
+            )
+        if not self._mixed_images:
+            spec.refuse_mixed_images(where)
+        if shapes is not None and self.config.replays == "sequences":
+            restoring.require_model_widths(where, shapes, *self.config.shape)
+        elif shapes is not None:
+            # Networks for images take features as input, and critics take actions in addition to the observation.
+            n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+            restoring.require_widths(where, shapes, self.config.hidden_sizes, n_in)
+
+    def _make_normalizer(self, where: str) -> VecNormalize | None:
+        """Return the normaliser of observations and rewards; None if there is nothing to normalise."""
+        c, spec = self.config, self.spec
+        rewards = getattr(c, "normalize_rewards", False)
+        if not (getattr(c, "normalize_obs", False) or rewards):
+            return None
+        if c.normalize_obs and spec.image:
+            raise ValueError(f"{where}: normalize_obs must be false for images, which are scaled to [0, 1] already")
+        clip_rewards = getattr(c, "clip_rewards", math.inf)
+        return VecNormalize(
+            self.n_envs // self.ranks.size, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards,
+            spec.part if spec.rounded else None,
+        )  # fmt: skip
+
+    @outside_inference_mode()
+    def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:
+        """Choose the backend, then create networks and optimisers; the last step of construction."""
+        self._own_policy = policy is not None
+        where, rng = type(self).__name__, Rng(self.seed, Stream.INIT)
+        device = device_for(device, policy, where)
+        self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
+        self.make_policy(rng, policy)
+        if self.backend == "torch":
+            self.device = choose_device(device, self.policy, where, self.ranks, self._critics_size())
+            self.policy.to(self.device)
+        self.backend.device = self.device
+        if self.collector is not None:
+            self.collector.device = self.device
+        self.rng = self.ranks.rng(self.seed, self._stream)
+        self.setup(rng)
+        self.ranks.average(self)
+        if isinstance(self.optimizer, NativeOptimizer):
+            self.optimizer.actor = self.native
+        self.backend.guard(self)
+
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or
+        set `native`."""
+        raise NotImplementedError
+
+    def _native_obstacle(self, policy: nn.Module | None, device: str, requested: str) -> str | None:
+        """Return why the native path cannot or should not run; None if it can."""
+        if not hasattr(self, "update_native"):
+            return f"{self.name} has no native update"
+        if device == "cuda":
+            return "it runs on the CPU, and device is cuda"
+        if self.ranks.joined:
+            return "distributed=ddp averages gradients in PyTorch"
+        definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
+        if "update_native" not in vars(definer):
+            return f"{definer.__name__} has an update of its own"
+        objects = () if self.collector is None else (self.collector,)
+        obstacle = self._kernel_obstacle(policy) or update_difference(self, *objects, self.counters)
+        large = obstacle is None and requested == "auto" and device == "auto"
+        if large and self._policy_size() + self._critics_size() >= CUDA_PAYS_FROM:
+            import torch
+
+            return "networks this large are faster on the GPU" if torch.cuda.is_available() else None
+        return obstacle
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        """Return why the kernel cannot compute this policy exactly; None if it can."""
+        raise NotImplementedError
+
+    def _policy_size(self) -> int:
+        """Return the number of parameters of the default policy."""
+        raise NotImplementedError
+
+    def _critics_size(self) -> int:
+        """Return the number of parameters of critics that are not part of the policy."""
+        return 0
+
+    # ---- training
+
+    @property
+    def policy(self) -> nn.Module:
+        """The trained module. If a kernel holds its weights, the module is created on first access, with views of the
+        kernel's parameters."""
+        return self._policy if self.native is None else self.native.module()
+
+    @policy.setter
+    def policy(self, module: nn.Module) -> None:
+        if self.native is not None or "_policy" in vars(self):
+            raise AttributeError(
+                f"{type(self).__name__}: policy must be given to the constructor and cannot be replaced"
+            )
+        self._policy = module
+
+    @property
+    def actor(self) -> Any:
+        """The actor of collection and evaluation: a module, a `NativeActor` or a `RecurrentActor`."""
+        return self.policy if self.native is None else self.native
+
+    def _learning(self) -> contextlib.AbstractContextManager[Any]:
+        # Only a custom policy has other modes; collection leaves training mode for evaluation mode.
+        return learning(self.policy) if self._own_policy and self.native is None else contextlib.nullcontext()
+
+    def _require_complete(self) -> None:
+        if self._lost_reward_fn is not None:
+            raise ValueError(
+                f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
+                "a file cannot store; pass it to from_checkpoint(reward_fn=...)"
+            )
+
+    # ---- acting
+
+    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
+        """Return the action for one observation, or actions for a batch of B, without exploration noise.
+
+        A recurrent agent acts as in the first step of an episode.
+
+        Parameters
+        ----------
+        obs : Any
+            An observation as the environment returns it, or a batch of them as gymnasium's vector environments return
+            it; or the array that the policy sees (`SpaceAdapter` describes it), (D,) or (B, D).
+        deterministic : bool
+            Whether to take the most likely action instead of sampling. A deterministic policy takes the same action
+            either way.
+
+        Returns
+        -------
+        int or array
+            As the environment's ``step`` takes it. Discrete: an int, or (B,) int64. Box: an array of the space's shape,
+            or (B, …), clipped to its bounds. MultiDiscrete and MultiBinary: integers of the space's shape, or (B, …).
+
+        Raises
+        ------
+        ValueError
+            If `obs` is neither, or contains values that are not finite.
+        TypeError
+            If `obs` is not an array of numbers; if `deterministic` and the policy is a custom module without ``mode``.
+        """
+        where = f"{type(self).__name__}.predict"
+        require(where, "deterministic", deterministic, bool)
+        rows, single = read_observations(where, self.spec, obs)
+        return write_actions(self.spec, self._act_on(rows, deterministic), single)
+
+    def _act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Return the policy's actions (B, …), clipped, for observations (B, …) as they are stored in a batch."""
+        self.backend.require_unchanged("predict")
+        actor: Any = self.actor
+        if isinstance(actor, RecurrentActor):
+            actor = FirstStep(actor)
+        elif self.native is None:
+            from rlox.collectors.acting import ModuleActor, require_mode
+
+            actor = ModuleActor(self.policy, self.device)
+            if deterministic:
+                require_mode(self.policy, f"{type(self).__name__}.predict")
+        rows = rows if self.normalizer is None else self.normalizer.normalize(rows)
+        return self.spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
+
+    def _act_in_training(self, rows: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
+        """Return actions (B, …) for observations (B, …) as in training: sampled, with the next step's `noise` (drawn
+        from `rng`) added, and clipped."""
+        # Not `self._act_on`: a `predict` may leave out the policy's own noise, which its samples contain.
+        actions = Agent._act_on(self, rows, deterministic=False)
+        return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
+
+    def evaluate(
+        self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
+    ) -> Evaluation:
+        """Run whole episodes in a new environment, without affecting training; normalisation statistics are frozen.
+
+        With ``deterministic=False`` the agent acts as in training, with exploration noise. `seed` defaults to 10_000 +
+        the algorithm's own; `options` are passed to `rlox.collectors.evaluation.evaluate`. With several agents,
+        `returns` are sums over the agents and `agent_returns` the returns of each agent.
+
+        Raises
+        ------
+        ValueError
+            If there is no environment, or its observations are not those of the training.
+        """
+        require(f"{type(self).__name__}.evaluate", "deterministic", deterministic, bool)
+        with torch_threads(self._threads):
+            arguments = self._evaluation_arguments(n_episodes, seed, deterministic)
+            by = arguments.pop("by", evaluate)
+            if by is evaluate and not deterministic and hasattr(self, "make_noise"):
+                options["noise"] = self.make_noise
+            return by(**arguments, **options)
+
+    def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+        """Return the arguments of `rlox.collectors.evaluation.evaluate`, without its options.
+
+        If the result contains ``by``, they are the arguments of that function instead.
+        """
+        self.backend.require_unchanged("evaluate")
+        if self.env_id is None:
+            raise ValueError(
+                f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' to the constructor"
+            )
+        c, seen = self.counters, {}
+        if c.clock == "env_steps" and c.env_steps:
+            # If no episode has ended yet, they are at least as long as the steps of one environment.
+            seen["longest"] = max(c.recent_lengths, default=-(-c.env_steps // self.n_envs))
+        return {
+            "policy": self.actor,
+            "env_id": self.env_id,
+            "n_episodes": n_episodes,
+            "seed": 10_000 + self.seed if seed is None else seed,
+            "deterministic": deterministic,
+            "env_kwargs": self.env_options.eval_kwargs,
+            "device": self.device,
+            "wrappers": whole_games(self.env_options.wrappers),
+            "transform": None if self.normalizer is None else self.normalizer.normalize,
+            **seen,
+        }
+
+    # ---- checkpoints
+
+    def _saved_env(self) -> dict[str, Any]:
+        options = self.env_options
+        return {
+            "id": None if self.env_id is None else env_name(self.env_id),
+            "callable": self.env_id is not None and not isinstance(self.env_id, str),
+            "n_envs": self.n_envs,
+            "kwargs": options.kwargs,
+            "wrappers": options.wrappers,
+            "workers": options.workers,
+            "backend": options.backend,
+        }
+
+    def _generators(self) -> dict[str, dict[str, int]]:
+        action = {} if self.collector is None else {"action": self.collector.rng.get_state()}
+        return {**super()._generators(), **action}
+
+    def _torch_generators(self) -> dict[str, np.ndarray]:
+        if self.native is not None:
+            return {}
+        from rlox.nn.policies import Actor
+
+        # A custom policy samples from PyTorch's generators.
+        drawn = self._own_policy or not isinstance(self.policy, Actor)
+        return generator_states(self.device) if drawn else {}
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return weights_of(self.policy) if self.native is None else self.native.weights()
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        info, tensors = super()._own_state()
+        info["policy"] = "custom" if self._own_policy else "default"
+        tensors["normalization"] = {} if self.normalizer is None else self.normalizer.state()
+        if self.collector is not None:
+            reward_fn = self.collector.reward_fn
+            info["reward_fn"] = self._lost_reward_fn if reward_fn is None else reward_name(reward_fn)
+            tensors["environment"] = self.collector.state() or {}
+        return info, tensors
+
+    def _state_of_rank(self) -> dict[str, dict[str, np.ndarray]]:
+        own, sections = self._own_state()[1], super()._state_of_rank()
+        returns = {name: x for name, x in own["normalization"].items() if name == "returns"}
+        for name, arrays in (("environment", own.get("environment")), ("normalization", returns)):
+            if arrays is not None:
+                sections[name] = {key: np.array(x) for key, x in arrays.items()}
+        return sections
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike,
+        env_id: str | Callable[[], Any] | None = None,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        device: str = "auto",
+        backend: str | None = None,
+        reward_fn: RewardFn | None = None,
+        env_wrappers: Sequence[Any] | None = None,
+        env_backend: str | None = None,
+        **arguments: Any,
+    ):
+        """Restore an algorithm from a checkpoint.
+
+        `train` without arguments continues as if it had never stopped, in native environments and in those foreign
+        environments that can be restored (see `rlox.envs.state`). Other environments start new episodes, and everything
+        else is exact; ``collector.restore_note()`` reports this with the reason.
+
+        Off-policy algorithms restore the replay memory when it is first used, from the files next to a checkpoint of
+        ``rlox train`` or ``save(path, memory=True)``; or `load_buffer` loads a file of `save_buffer`. Otherwise the
+        memory starts empty (with a `RuntimeWarning` if files are missing), and the restored policy fills it with
+        `learning_starts` steps before the first update.
+
+        Parameters
+        ----------
+        path : path
+            The checkpoint.
+        env_id : str or callable, optional
+            By default the environment of the training. Another environment starts new episodes.
+        policy : nn.Module, optional
+            Required, with the same parameters, if the checkpoint contains a custom policy.
+        backend : str, optional
+            By default the backend of the training, if it can run.
+        reward_fn : callable, optional
+            Required for further training if the checkpoint was trained with one.
+        env_wrappers : sequence, optional
+            Required if the checkpoint names wrappers from outside gymnasium, because a file must not choose what is
+            imported.
+        env_backend : str, optional
+            By default the environment backend of the training.
+        **arguments
+            Further arguments of the class, including hyper-parameters, which override the saved values.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
+            or a damaged state of the environments.
+        """
+        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
+        header, env = checkpoint.header, checkpoint.header["env"]
+        env_kwargs = restoring.complete_kwargs(where, path, env["kwargs"], arguments)
+        restoring.refuse_fixed(cls, where, arguments)
+        restoring.require_algorithm(cls, header, path)
+        restoring.require_acting_header(
+            cls, where, path, checkpoint, env_id, policy, env_wrappers, other_env=arguments.get("env_fn")
+        )
+        saved_reward = header.get("reward_fn")
+        if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
+            reward_fn = saved_reward.removeprefix("rlox:")
+        agent = cls.__new__(cls)
+        agent._expect_shapes(restoring.weight_shapes(checkpoint))
+        with restoring.explained(f"{where}: {path}", arguments, (MemoryError, TypeError, ValueError)):
+            agent.__init__(  # type: ignore[misc]
+                env["id"] if env_id is None else env_id,
+                policy=policy,
+                reward_fn=reward_fn,
+                **{
+                    "n_envs": env["n_envs"],
+                    "seed": header["seed"],
+                    "threads": header["threads"],
+                    "env_kwargs": env_kwargs,
+                    "env_workers": env["workers"],
+                    **({} if "config" in arguments else header["config"]),
+                    **cls._saved_arguments(header, arguments),
+                    "logger": logger,
+                    "callbacks": callbacks,
+                    "device": device,
+                    "backend": restoring.saved_backend(header, device) if backend is None else backend,
+                    "env_backend": env.get("backend", "auto") if env_backend is None else env_backend,
+                    "env_wrappers": env["wrappers"] if env_wrappers is None else list(env_wrappers),
+                    **arguments,
+                },
+            )
+        agent._resume(checkpoint, path, None if reward_fn is not None else saved_reward, env_id)
+        return agent
+
+    def _expect_shapes(self, shapes: frozenset[tuple[int, ...]] | None) -> None:
+        """Before construction: remember the shapes of the weights to restore, which are compared before anything is
+        created whose size the file determines."""
+        definer = next(cls for cls in type(self).__mro__ if "make_policy" in vars(cls))
+        # Only the policies of rlox have the widths of `hidden_sizes`.
+        self._saved_shapes = shapes if definer.__module__.startswith("rlox.") else None
+
+    def _resume(self, checkpoint: Checkpoint, path: Any, lost_reward_fn: str | None, env_id: Any) -> None:
+        """Restore a checkpoint's state into this new object, or close it if that fails."""
+        self._lost_reward_fn = lost_reward_fn
+        same_env = env_id is None or env_name(env_id) == checkpoint.header["env"]["id"]
+        where = f"{type(self).__name__}.from_checkpoint"
+        try:
+            with restoring.explained(f"{where}: {path} cannot be restored"):
+                self._restore(self.ranks.own(checkpoint, self.seed), same_env)
+        except ValueError:
+            self.close()
+            raise
+
+    @classmethod
+    def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Return further arguments of the class from the header."""
+        return {}
+
+    def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
+        super()._restore(checkpoint, same_env)
+        exact = False
+        if self.collector is not None:
+            self.collector.rng.set_state(checkpoint.header["generators"]["action"])
+            exact = same_env and self.collector.restore(checkpoint.tensors["environment"])
+        if self.normalizer is not None:
+            self.normalizer.set_state(checkpoint.tensors["normalization"], returns=exact)
+        return exact
+
+    def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
+        tensors, theirs = checkpoint.tensors, checkpoint.header["algorithm"]
+        if "obs_std" in tensors["normalization"]:
+            raise ValueError(
+                f"{where}: its policy must take unchanged observations, got a policy that "
+                "takes them normalised by its dataset's statistics; train it with normalize_obs=false"
+            )
+        try:
+            self._load_weights(self._fitted(tensors["policy"]), where)
+        except ValueError as e:
+            if theirs == self.name:
+                raise
+            raise ValueError(
+                f"{where}: the policy must have the networks of {self.name}, got "
+                f"those of {one_line(theirs, 40)}; start from a checkpoint of {self.name}"
+            ) from e
+        if self.normalizer is not None and tensors["normalization"]:
+            self.normalizer.set_state(tensors["normalization"], returns=False)
+
+    def _fitted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Convert a checkpoint's policy weights, which may be another algorithm's, for `init_from`."""
+        return arrays
+
+    def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
+        what = f"{where}: the policy"
+        if self.native is not None:
+            self.native.load(arrays, what)
+        else:
+            load_weights_(self.policy, arrays, what)
+
+    # ---- the object
+
+    def _described(self) -> list[str]:
+        known = vars(self)
+        parts = [] if known.get("env_id") is None else [env_name(known["env_id"])]
+        if getattr(known.get("config"), "hidden_sizes", None):
+            parts.append(f"hidden_sizes={list(self.config.hidden_sizes)}")
+        return [*parts, f"{self._policy_size():,} parameters"] if known.get("native") else parts + super()._described()
+
+    def close(self) -> None:
+        """End the environments' worker processes, if there are any. The trained policy remains usable."""
+        if self.collector is not None:
+            self.collector.close()
+
+
+def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, bool]:
+    """Convert the argument of `Agent.predict` to rows (B, …) of the policy's arrays.
+
+    Returns
+    -------
+    rows, single
+        The rows, and whether `obs` was one observation.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `Agent.predict`.
+    """
+    shape = ", ".join(map(str, spec.obs_shape))
+    try:
+        if spec.adapter is None:
+            given = np.asarray(obs)
+            single = given.ndim == len(spec.obs_shape)
+            given = given[None] if single else given
+        else:
+            given, single = spec.adapter.read(obs, where)
+        if given.dtype.kind not in "biufO":
+            raise TypeError(f"it contains {given.dtype}")
+        if spec.image and given.dtype.kind == "f":
+            raise ValueError(
+                f"{where}: obs must be of dtype uint8, since the environment shows images, got {given.dtype}"
+            )
+        with np.errstate(over="ignore"):
+            rows = np.asarray(given, spec.obs_dtype)
+    except (OverflowError, TypeError, ValueError) as e:
+        if str(e).startswith(where):
+            raise
+        raise TypeError(f"{where}: obs must be an array of numbers, got {shown(obs)}") from e
+    if rows.shape[1:] != spec.obs_shape:
+        own = "" if spec.adapter is None else ", or be an observation of the environment"
+        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}){own}, got {np.shape(obs)}")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
+    return rows, single
+
+
+def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:
+    """Convert the policy's actions (B, …) to those of the environment; the first one if `single`."""
+    if spec.adapter is not None:
+        actions = spec.adapter.write(actions)
+    if single:
+        return int(actions[0]) if spec.discrete else actions[0]
+    return actions

@@ -1,0 +1,142 @@
+"""The backend of an algorithm: which one runs its updates, why, on which device, and whether it still may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlox.compiled import Watch
+from rlox.compiled.shadows import update_difference
+from rlox.nn.devices import device_of
+from rlox.nn.modules import is_module
+
+# PyTorch is imported where it is used, because native runs do not need it.
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.distributed.ranks import Ranks
+
+# Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
+CUDA_PAYS_FROM = 1_000_000
+
+
+class Backend(str):
+    """``native`` or ``torch``; a string, to which users compare it.
+
+    Attributes
+    ----------
+    reason : str
+        Why it was chosen.
+    compiles : bool
+        Whether PyTorch compiles the losses.
+    device : str
+        ``cpu`` or ``cuda``, where the losses are computed.
+    """
+
+    reason: str
+    compiles: bool
+    device: str
+
+    def __new__(cls, kind: str, reason: str, compiles: bool = False) -> Backend:
+        self = super().__new__(cls, kind)
+        self.reason, self.compiles, self.device = reason, compiles, "cpu"
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._watch: Watch | None = None
+        return self
+
+    @classmethod
+    def choose(cls, where: str, requested: str, compiles: bool, find_obstacle: Callable[[], str | None]) -> Backend:
+        """Return ``native`` unless PyTorch is requested, or `find_obstacle` names a reason against the kernel.
+
+        Raises
+        ------
+        ValueError
+            If ``native`` is requested, but cannot run.
+        """
+        if requested == "torch":
+            return cls("torch", "as requested", compiles)
+        obstacle = "compile is for PyTorch" if compiles else find_obstacle()
+        if obstacle is None:
+            return cls("native", "perceptrons on the CPU, computed as the PyTorch update defines them")
+        if requested == "native":
+            raise ValueError(f"{where}: backend must be auto or torch here, got 'native': {obstacle}")
+        return cls("torch", obstacle, compiles)
+
+    def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `loss` itself or, with `compiles`, its compiled version, which is the same at every call."""
+        if not self.compiles:
+            return loss
+        if loss not in self._compiled:
+            from rlox.nn.compiling import CompiledLoss
+
+            self._compiled[loss] = CompiledLoss(loss, self.device)
+        return self._compiled[loss]
+
+    def guard(self, agent: Any) -> None:
+        """From now on, let `require_unchanged` compare the complete `agent` with what its kernel computes on."""
+        if self != "native":
+            return
+        self._watch = Watch(agent, agent.native)
+        objects = (agent, *(() if agent.collector is None else (agent.collector,)), agent.counters)
+        self._difference = partial(update_difference, *objects, reread=False)
+
+    def require_unchanged(self, where: str, functions: bool = False) -> None:
+        """Raise ValueError if the kernel would no longer compute the same as the Python code, which was changed.
+
+        The loops call it before each round. Functions are checked with `functions=True`, and once a second.
+        """
+        watch = self._watch
+        if watch is not None and (functions or where != "train" or watch.due()):
+            watch.require(where, functions, self._difference)
+
+
+def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:
+    """Return ``cpu`` or ``cuda`` for a policy, and for other networks that have `n_others` parameters."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ValueError(
+            f"{where}: device=cuda needs a GPU that this PyTorch ({torch.__version__}) can use; try device=cpu"
+        )
+    large = sum(p.numel() for p in policy.parameters()) + n_others >= CUDA_PAYS_FROM
+    if device == "cpu" or not (device == "cuda" or (available and large)):
+        return "cpu"
+    if not ranks.has_gpu():
+        raise ValueError(
+            f"{where}: device={device} needs a GPU for each of the {ranks.size} ranks; start at most as many processes "
+            f"as a machine has GPUs ({torch.cuda.device_count()}; torchrun --nproc-per-node=…), or try device=cpu"
+        )
+    return "cuda"
+
+
+def device_for(device: str, policy: nn.Module | None, where: str) -> str:
+    """Return the `device` argument, or for ``auto`` that of a policy which its creator has moved to a GPU."""
+    if policy is None or not is_module(policy):
+        return device
+    own = device_of(policy, where)
+    if device == "cpu":
+        policy.to("cpu")
+    return "cuda" if device == "auto" and own == "cuda" else device
+
+
+def precision_of(wanted: str, device: str) -> str:
+    """Return ``float32`` or ``bfloat16`` for a configuration's `precision`, which may be ``auto``."""
+    from rlox.nn.devices import computes_bfloat16
+
+    if wanted == "auto":
+        return "bfloat16" if device == "cuda" and computes_bfloat16() else "float32"
+    return wanted
+
+
+def autocast(wanted: str, device: str) -> Any:
+    """Return a context that sets the precision of passes over a model; trained weights stay float32."""
+    import contextlib
+
+    import torch
+
+    if precision_of(wanted, device) == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device, torch.bfloat16)

@@ -1,0 +1,113 @@
+"""Shared code of algorithms that learn from replayed sequences, such as DreamerV3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import Checkpoint
+from rlox.nn.batch import SequenceBatch
+from rlox.training.replay import ReplayAgent
+from rlox.world_models.collector import SequenceCollector
+from rlox.world_models.pretraining import fill
+from rlox.world_models.pretraining import n_rows as dataset_rows
+
+
+class SequenceAlgorithm(ReplayAgent):
+    """Base class of algorithms whose agent has a memory of its own and learns from sequences of steps.
+
+    ``update(batch)`` receives a `rlox.nn.batch.SequenceBatch`. The replay memory contains every step, with the agent's
+    state before it. Arguments as for `rlox.training.off_policy.OffPolicyAlgorithm`; a `dataset` fills the memory before
+    the first step.
+    """
+
+    _usual_memory = "sequence"
+    _owed = 0.0  # replayed steps that are due by the replay ratio, less than one update's
+
+    collector: SequenceCollector
+
+    def _make_collector(self, *args: Any, **kwargs: Any) -> SequenceCollector:
+        return SequenceCollector(*args, **kwargs)
+
+    def sample(self) -> SequenceBatch:
+        """Return ``batch_size`` sequences of ``seq_len`` steps for the next update.
+
+        Raises
+        ------
+        ValueError
+            If the memory is empty, or no environment has ``seq_len`` steps in it.
+        """
+        c, memory = self.config, self.buffer_config
+        rows = self.buffer.sample(  # type: ignore[call-arg]  # a memory of sequences
+            c.batch_size,
+            c.seq_len,
+            self.rng.integers(2**63),
+            online=memory is None or memory.online,  # type: ignore[attr-defined]
+            with_indices=True,
+        )
+        return SequenceBatch.from_rows(rows, self.spec, self.device)
+
+    def _state_dim(self) -> int:
+        return self.actor.initial(1).shape[1]
+
+    def _require_room(self, where: str) -> None:
+        length, n, spec = self.config.seq_len, self.collector.n_envs, self.spec
+        given, size = self._memory.given, self._memory.size
+        self._min_rows = length * n
+        if given is not None:
+            expected = (spec.obs_dim, spec.model_width, n, self._state_dim())
+            sizes = tuple(getattr(given, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim"))
+            if sizes != expected:
+                raise ValueError(
+                    f"{where}: buffer must be a SequenceReplayBuffer of obs_dim, act_dim, n_envs and state_dim "
+                    f"{', '.join(map(str, expected))}, got {type(given).__name__} of {', '.join(map(str, sizes))}"
+                )
+        if size // n < length:
+            raise ValueError(
+                f"{where}: the buffer's size must be at least seq_len ({length}) for each of the {n} environments, "
+                f"{length * n:,}, got {size:,}"
+            )
+
+    def _take_dataset(self, where: str) -> None:
+        """Raise an error unless the dataset's episodes fit into the memory, before the environments' episodes."""
+        self._require_mixable(where)
+        dataset: Any = self._dataset
+        if not (hasattr(dataset, "get_state") and hasattr(dataset, "n_episodes")):
+            raise TypeError(
+                f"{where}: dataset must have get_state() and n_episodes, like rlox.OfflineDatasetBuffer, got "
+                f"{type(dataset).__name__}"
+            )
+        n = dataset_rows(dataset)
+        # Episodes are stored whole, so the part of one environment can be full before the others are.
+        needed = n + self.collector.n_envs * (int(dataset.stats()["max_episode_length"]) + 1)
+        if self._memory.size < needed:
+            raise ValueError(
+                f"{where}: the buffer's size must be at least {needed:,} for the dataset's {n:,} observations, "
+                f"got {self._memory.size:,}"
+            )
+
+    def _pretraining_due(self) -> int:
+        """Fill the memory with the dataset's sequences; return how many updates on them precede the first step."""
+        if self._dataset is None or self.counters.env_steps:
+            return 0
+        if not len(self.buffer):
+            fill(self.buffer, self._dataset, self.spec)
+        return max(0, self.config.pretrain_updates - self.counters.updates)
+
+    def _updates_due(self, n_steps: int) -> int:
+        """Return as many updates as the due replayed steps allow; the rest counts in later rounds."""
+        c = self.config
+        self._owed += c.replay_ratio * n_steps
+        n_updates = int(self._owed // c.update_rows)
+        self._owed -= n_updates * c.update_rows
+        return n_updates
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        info, tensors = super()._own_state()
+        return {**info, "replay_owed": self._owed}, tensors
+
+    def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
+        exact = super()._restore(checkpoint, same_env)
+        self._owed = float(checkpoint.header.get("replay_owed", 0.0))
+        return exact
