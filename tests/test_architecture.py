@@ -34,6 +34,7 @@ ROWS = (
     ("rlox.distributed", "rlox.llm", "rlox.multi_agent", "rlox.tracking", "rlox.world_models"),
     ("rlox.offline",),
     ("rlox.callbacks",),
+    ("rlox.algorithms.table",),
     ("rlox.training",),
     ("rlox.algorithms",),
     ("rlox_cli",),
@@ -50,7 +51,7 @@ ROWS = (
 FLOORS = {package: floor for floor, row in enumerate(ROWS) for package in row}
 CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
 LISTS = {"rlox", "rlox.algorithms"}  # these grow by design: a package for each family, a file for each algorithm
-MOST_LINES_OF_PACKAGE = 4_500  # of its own modules, not counting packages inside it
+MOST_LINES_OF_PACKAGE = 4_600  # of its own modules, not counting packages inside it
 MOST_LINES = 700  # in the file of a kernel
 
 
@@ -301,17 +302,18 @@ def test_the_public_names_equal_the_recorded_ones():
 
 
 def test_algorithms_inherit_from_a_family_and_write_out_their_update():
-    """Two levels of inheritance, and no helpers of another class inside `update`."""
-    from rlox import algorithms
-    from rlox.training import Algorithm, Learner, LLMAlgorithm, OfflineAlgorithm, OffPolicyAlgorithm, OnPolicyAlgorithm
+    """An algorithm inherits from its family alone, and calls no helpers of another class inside `update`."""
+    from rlox import algorithms, training
+    from rlox.training import Learner
 
-    families = (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm, LLMAlgorithm)
+    names = ("OnPolicy", "OffPolicy", "Sequence", "Offline", "LLM")
+    families = [getattr(training, f"{name}Algorithm") for name in names]
     # Objects and functions of the algorithm, not steps of its mathematics, such as passes over a language model.
     allowed = {"cast", "compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
     for name, entry in algorithms.ALGORITHMS.items():
         cls = algorithms.resolve(entry.cls)
-        family, base = cls.__mro__[1:3]
-        assert (family in families, base) == (True, Algorithm), name
+        assert cls.__bases__[0] in families and len(cls.__bases__) == 1, name
+        assert issubclass(cls, training.Algorithm), name
         assert all(hasattr(cls, member) for member in ("name", "Config", "update")), name
         assert "update" in vars(cls), name
         inherited = {key for kind in cls.__mro__[1:] for key, value in vars(kind).items() if inspect.isfunction(value)}

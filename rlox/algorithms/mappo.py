@@ -204,7 +204,7 @@ class MAPPO(OnPolicyAlgorithm):
                 optimizer = FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
                 self.learners.append(Learner(name, policy, optimizer, norms.get(name)))
                 parts.append(ModulePart(policy, self.device))
-                self.optimizers.append(optimizer)
+                self._optimizers.append(optimizer)
         self.optimizer = Optimizers([learner.optimizer for learner in self.learners])
         self._actors = Actors(self.players, parts)
         if c.self_play:

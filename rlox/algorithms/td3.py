@@ -11,10 +11,10 @@ import copy
 import numpy as np
 import torch
 
+from rlox.compiled import NativeBoundedPolicy
 from rlox.config import TD3Config
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
-from rlox.compiled import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
 from rlox.nn.networks import polyak_update

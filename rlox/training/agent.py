@@ -24,6 +24,8 @@ from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.evaluation import Evaluation, evaluate, outside_inference_mode, torch_threads
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.compiled import NativeAdam, NativeOptimizer
+from rlox.compiled.shadows import update_difference
 from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, require, shown, usual_settings
 from rlox.config.sb3 import refuse_policy_name
 from rlox.envs import EnvSpec, env_name
@@ -31,8 +33,6 @@ from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
-from rlox.compiled import NativeAdam, NativeOptimizer
-from rlox.compiled.shadows import update_difference
 from rlox.nn.devices import generator_states
 from rlox.nn.modes import learning
 from rlox.nn.modules import load_weights_, weights_of

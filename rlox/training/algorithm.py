@@ -122,6 +122,7 @@ class Algorithm(metaclass=Hinting):
         self.counters = Counters(clock=clock)
         # Contents of a checkpoint in addition to policy and optimizer, by section; see `keep`.
         self._parts: dict[str, Any] = {}
+        self._optimizers: list[Any] = []  # in addition to `optimizer`
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that switches it on
 
     def _configured(self, where: str, values: dict[str, Any]) -> Any:
@@ -367,7 +368,7 @@ class Algorithm(metaclass=Hinting):
             return
         from rlox.nn.optimizers import FlatOptimizer, holds_all
 
-        for optimizer in [*vars(self).values(), *getattr(self, "optimizers", ())]:
+        for optimizer in [*vars(self).values(), *self._optimizers]:
             if isinstance(optimizer, FlatOptimizer) and not holds_all(optimizer):
                 raise ValueError(
                     f"{type(self).__name__}.train: the networks' parameters must stay in the optimiser's memory, but "

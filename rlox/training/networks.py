@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from rlox.compiled import NativeAdam
 from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.compiled import NativeAdam
 from rlox.training.agent import Agent
 
 if TYPE_CHECKING:
@@ -19,21 +19,16 @@ if TYPE_CHECKING:
 
 
 class SeparateNetworks(Agent):
-    """Base class of the families whose algorithms have several networks.
-
-    Attributes
-    ----------
-    optimizers : list of FlatOptimizer or NativeAdam
-        Those that `adam` has created, for `follow_schedule`.
-    """
+    """Base class of the families whose algorithms have several networks."""
 
     critics: TwinQNetwork
     target: TwinQNetwork
     _target_block: torch.Tensor  # all parameters of `target`
 
-    def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:
-        self.optimizers: list[FlatOptimizer | NativeAdam] = []
-        super()._create_networks(policy, backend, device, compile)
+    @property
+    def optimizers(self) -> list[FlatOptimizer | NativeAdam]:
+        """Those that `adam` has created, for `follow_schedule`."""
+        return self._optimizers
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
         """Create an Adam for `parameters` and add it to `optimizers`; `block` is the kernel's name for them."""

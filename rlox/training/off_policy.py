@@ -13,11 +13,11 @@ import numpy as np
 from rlox.checkpoint import Checkpoint, one_line
 from rlox.collectors import ReplayCollector
 from rlox.collectors.exploration import ActionNoise
+from rlox.compiled import NativeBoundedPolicy, bounded_obstacle
+from rlox.compiled.shadows import difference
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.compiled import NativeBoundedPolicy, bounded_obstacle
-from rlox.compiled.shadows import difference
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_

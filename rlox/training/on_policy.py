@@ -11,11 +11,11 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
+from rlox.compiled.shadows import difference
 from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
-from rlox.compiled.shadows import difference
 from rlox.training import loops
 from rlox.training.agent import Agent
 
