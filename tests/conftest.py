@@ -71,8 +71,8 @@ def command(tmp_path, monkeypatch, capfd):
     """Runs the command in this process, since starting Python each time would take minutes."""
     import forked
 
+    from rlox_cli.families import estimate
     from rlox_cli.main import commands
-    from rlox_cli.preflight import estimate
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -187,8 +187,8 @@ def _import() -> None:
 
     import rlox_cli.run.resume  # noqa: F401
     from rlox.algorithms import ALGORITHMS, resolve
+    from rlox_cli.families import estimate
     from rlox_cli.main import commands
-    from rlox_cli.preflight import estimate
 
     vars(estimate).update(BRIEF)
     torch.set_num_threads(1)

@@ -22,11 +22,12 @@ from rlox.buffers import footprint, make_buffer
 from rlox.config import BufferConfig, MmapBufferConfig, PrioritizedBufferConfig
 from rlox.envs import EnvSpec
 from rlox_cli.config.compose import compose_jobs
+from rlox_cli.families import estimate, limits, probe
+from rlox_cli.families.family import family_of
 from rlox_cli.main import commands
-from rlox_cli.preflight import check, estimate, probe
-from rlox_cli.run import limits, machine
+from rlox_cli.run import check
+from rlox_cli.run.train import announce
 from rlox_cli.terminal.console import make_console
-from rlox_cli.train import announce
 
 OWN = ("--import", "faulty_envs")
 DQN_ARGS = ("algo=dqn", "env=CartPole-v1")
@@ -387,8 +388,7 @@ def test_checks_before_a_run_do_not_change_it(args, rlox, tmp_path, monkeypatch)
     common = ["logger=none", "total_timesteps=1000", "eval.n_points=2", "eval.n_episodes=2"]
     code, out, _ = rlox(*args, *common, "hydra.run.dir=one")
     assert not code
-    monkeypatch.setattr("rlox_cli.run.runner.training_warnings", lambda *_: [])
-    monkeypatch.setattr("rlox_cli.run.runner.time_limit_warnings", lambda *_: [])
+    monkeypatch.setattr("rlox_cli.run.session.training_warnings", lambda *_: [])
     rlox(*args, *common, "hydra.run.dir=other")
     assert record(tmp_path / "one") == record(tmp_path / "other") != []
     assert ("warning: env=Good-v0 has no time limit" in out) == (args[0] == "--import")
@@ -502,14 +502,14 @@ print((resident() - before) / footprint(config, spec, 1, 0.99, 60_000).resident)
 def test_warnings_about_memory_and_disk(monkeypatch, tmp_path):
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "logger=none"])
     algorithm = DQN("CartPole-v1", buffer_size=100_000)
-    needed = limits.replay_footprint(algorithm, job.config, 50_000).resident
+    needed = family_of(job.config.algo).replay_footprint(algorithm, job.config, 50_000).resident
 
     def at(name, free, total=2**40):
         value = (free, total) if name == "memory" else free
-        monkeypatch.setattr(machine, name, lambda *_: value)
-        return limits.training_warnings(algorithm, job.config, tmp_path)
+        monkeypatch.setattr(limits, name, lambda *_: value)
+        return [*family_of(job.config.algo).warnings(algorithm, job.config, tmp_path)]
 
-    monkeypatch.setattr(machine, "free_disk", lambda *_: 2**40)
+    monkeypatch.setattr(limits, "free_disk", lambda *_: 2**40)
     assert at("memory", 2 * needed) == []
     (warning,) = at("memory", needed + 1)
     assert warning.startswith("memory is tight: 3.1 MiB of experience, and 3.1 MiB are free")
@@ -523,17 +523,17 @@ def test_warnings_about_memory_and_disk(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"or set checkpoint\.memory=false, or choose another folder with output_dir"):
         at("free_disk", needed - 100_000)
     config = replace(job.config, checkpoint=replace(job.config.checkpoint, memory=False))
-    assert limits.training_warnings(algorithm, config, tmp_path) == []
+    assert [*family_of(config.algo).warnings(algorithm, config, tmp_path)] == []
 
 
 def test_the_memory_limit_of_a_container_is_used(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\nother 3\n")
-    assert machine._container(tmp_path) == (450, 1000)
+    assert limits._container(tmp_path) == (450, 1000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine._container(tmp_path) is None
-    free, total = machine.memory()
+    assert limits._container(tmp_path) is None
+    free, total = limits.memory()
     assert 0 < free <= total
 
 
@@ -549,10 +549,10 @@ def test_initial_costs_and_costs_per_step_are_separated():
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_cpu_seconds_include_running_children():
-    before = machine.cpu_seconds()
+    before = limits.cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while machine.cpu_seconds() - before < 0.5:
+        while limits.cpu_seconds() - before < 0.5:
             time.sleep(0.02)
         assert child.poll() is None
     finally:

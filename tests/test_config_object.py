@@ -34,7 +34,7 @@ def test_the_object_is_used_as_the_configuration(cls, config, arguments, tmp_pat
 
 def test_the_command_line_hands_its_object_over(tmp_path):
     from rlox_cli.config.compose import compose_jobs
-    from rlox_cli.run.build import build
+    from rlox_cli.run.session import build
 
     (job,) = compose_jobs([], ["algo=ppo", "env=CartPole-v1"])
     algorithm = build(job.config, "ppo", tmp_path)

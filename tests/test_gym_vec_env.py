@@ -558,7 +558,7 @@ def test_atari_games_use_the_sign_of_rewards_by_default():
 
 
 def test_the_command_line_knows_atari_or_names_its_extra(monkeypatch):
-    from rlox_cli.config.rules import check_env_id
+    from rlox_cli.families.environment import check_env_id
 
     pytest.importorskip("ale_py")
     check_env_id("ALE/Pong-v5", {})

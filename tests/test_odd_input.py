@@ -182,7 +182,7 @@ def test_a_rollout_larger_than_memory_is_an_error_that_names_the_argument():
 
 @pytest.mark.slow
 def test_settings_that_do_not_fit_in_memory_are_errors_that_name_the_key(command, monkeypatch):
-    monkeypatch.setattr("rlox_cli.run.machine.memory", lambda: (10**7, 10**8))
+    monkeypatch.setattr("rlox_cli.families.limits.memory", lambda: (10**7, 10**8))
     for word, says in (
         ("algo.hidden_sizes=[1000,1000]", "algo.hidden_sizes must fit in memory, got [1000, 1000], whose weights"),
         ("env.n_envs=200_000", "env.n_envs must fit in memory, got 200000, whose states"),

@@ -312,7 +312,7 @@ def test_a_native_reward_gives_what_python_gives(installed):
 
 def test_the_rewards_name_is_recorded(installed, tmp_path):
     from rlox.algorithms import PPO
-    from rlox_cli.config.imports import resolve_reward
+    from rlox_cli.families.imports import resolve_reward
 
     algorithm = PPO("CartPole-v1", n_envs=2, n_steps=8, reward_fn=resolve_reward("angle_penalty", []))
     algorithm.train(16)

@@ -23,10 +23,10 @@ from rlox import PPO, tracking
 from rlox.callbacks import Callback, EvalCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
+from rlox_cli.commands.train import main
 from rlox_cli.run.resume import main as resume
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.train import main
 
 pytestmark = pytest.mark.slow
 EXHAUSTIVE = pytest.mark.exhaustive

@@ -17,12 +17,12 @@ import yaml
 from outcomes import outcome
 
 from rlox.checkpoint import load_checkpoint
+from rlox_cli.commands.train import main as train
 from rlox_cli.config.compose import compose_jobs, compose_sweep
 from rlox_cli.records.ledger import Head, Sweep, job_id
 from rlox_cli.sweep.control import planned, resume
 from rlox_cli.sweep.launch import Work, launcher_overrides
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.train import main as train
 
 # Number of killed sweeps for each launcher except Ray (tests/distributed/test_ray.py); long test runs set it.
 ROUNDS = int(os.environ.get("RLOX_SWEEP_ROUNDS", "1"))

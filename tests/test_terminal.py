@@ -18,8 +18,8 @@ from rich.console import Console
 from rlox.algorithms import PPO, SAC
 from rlox.callbacks import EvalCallback
 from rlox_cli.run import progress
-from rlox_cli.run.progress import ProgressCallback
 from rlox_cli.terminal.console import make_table, print_table
+from rlox_cli.terminal.progress import ProgressCallback
 
 pytestmark = pytest.mark.slow
 EXHAUSTIVE = pytest.mark.exhaustive
@@ -111,7 +111,7 @@ POSIX = {"LC_ALL": "C", "PYTHONIOENCODING": ""}
 # Runs a command for each argument in forks of one new interpreter, with output in 0.txt, 1.txt, …
 ONE_BY_ONE = """
 import gc, os, sys
-import rlox_cli.report.compare, rlox_cli.run.build, rlox_cli.train
+import rlox_cli.report.compare, rlox_cli.run.train
 from rlox_cli.main import main
 gc.collect()
 gc.freeze()  # or each fork would copy every page

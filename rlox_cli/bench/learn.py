@@ -35,9 +35,9 @@ from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.sb3 import find_python, recorded_curves, settings_of, trained_curves
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs
-from rlox_cli.config.imports import import_modules
 from rlox_cli.config.overrides import split_args
 from rlox_cli.config.sources import with_env
+from rlox_cli.families.imports import import_modules
 from rlox_cli.records.runs import unit_of
 from rlox_cli.report.statistics import Interval
 from rlox_cli.terminal.console import make_console

@@ -26,8 +26,8 @@ from rlox.config.saved import differences, resolved
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
-from rlox_cli.config.imports import import_modules
-from rlox_cli.run.runner import Resumption, resume, run, without_eval_workers
+from rlox_cli.families.imports import import_modules
+from rlox_cli.run.session import Resumption, resume, run, without_eval_workers
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
 from rlox_cli.terminal.paths import shown

@@ -57,19 +57,8 @@ def eval_(
     own, it is imported only if you name it again with --import.
     """
     with reported("eval"):
+        from rlox_cli.families.family import Evaluation
         from rlox_cli.run.evaluate import main
 
-        main(
-            checkpoint,
-            episodes,
-            seed,
-            stochastic,
-            json,
-            video,
-            render,
-            imports or [],
-            max_steps,
-            samples,
-            pass_at,
-            predictions,
-        )
+        words = (episodes, seed, stochastic, json, video, render, tuple(imports or ()), max_steps)
+        main(checkpoint, Evaluation(*words, samples, pass_at, predictions))

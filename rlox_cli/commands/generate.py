@@ -50,7 +50,7 @@ def generate(
     rlox generate outputs/… --chat '[{"role": "user", "content": "Hello"}]'
     """
     with reported("generate"):
-        from rlox_cli.run.evaluate_language import generate
+        from rlox_cli.run.evaluate import generate
 
         settings = {
             "max_new_tokens": max_new_tokens,

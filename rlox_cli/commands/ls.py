@@ -20,7 +20,7 @@ def ls(
 ) -> None:
     """List algorithms, replay memories, environments, presets, tuned settings, or the runs and sweeps made here."""
     with reported("ls"):
-        from rlox_cli.config.imports import import_modules
+        from rlox_cli.families.imports import import_modules
         from rlox_cli.report.lists import list_things
 
         import_modules(imports or [])

@@ -33,7 +33,7 @@ def show(
                                          logger.tensorboard, logger.csv
     """
     with reported("show"):
-        from rlox_cli.config.imports import import_modules
+        from rlox_cli.families.imports import import_modules
         from rlox_cli.report.keys import show_keys
 
         import_modules(imports or [])

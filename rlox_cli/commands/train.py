@@ -65,6 +65,21 @@ def train(
       -cn, --config-name N  another root configuration than config.yaml
     """
     with reported("train"):
-        from rlox_cli.train import main
-
         main([*(overrides or []), *context.args])
+
+
+def main(args: list[str]) -> None:
+    """Run ``rlox train`` with `args` as typed."""
+    from rlox_cli.run.train import main
+
+    plan = main(args)
+    if plan is None:
+        return
+    if plan.searches:
+        from rlox_cli.sweep.control import optuna_search
+
+        optuna_search().start(plan.flags, plan.overrides, plan.modules, plan.sweep, plan.jobs[0], plan.console)
+    else:
+        from rlox_cli.sweep.control import start
+
+        start(plan.flags, plan.overrides, plan.modules, plan.sweep, plan.jobs, plan.console)

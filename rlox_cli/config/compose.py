@@ -24,7 +24,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
-from hydra.core.utils import JobReturn, configure_log, run_job
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
 from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode, TaskFunction
@@ -382,8 +382,8 @@ class HydraCallbacks(Callback):
         self._call("on_job_end", config, {"job_return": job_return, **info})
 
 
-def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
-    """Run a composed job as ``hydra.main`` would, without composing it two more times.
+def run_composed(flags: list[str], job: Job, task: TaskFunction) -> Any:
+    """Run a composed job as ``hydra.main`` would, without composing it two more times. Return the result of `task`.
 
     Hydra still provides the output folder, the logging and the callbacks. `flags` only choose what was composed.
     """
@@ -397,7 +397,9 @@ def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
         result = run_job(task, cfg, "hydra.run.dir", None, context)
         callbacks.on_run_end(cfg, config_name=CONFIG_NAME, job_return=result)
-        _ = result.return_value  # raises the exception of the task
+        if result.status is JobStatus.FAILED:
+            raise result._return_value  # its property would also print how the job was started
+        return result.return_value
 
 
 def run_hydra(flags: list[str], overrides: list[str], task: TaskFunction) -> None:

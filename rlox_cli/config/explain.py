@@ -11,8 +11,8 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from rlox.config import BufferConfig, nearest
 from rlox.config.migration import answers
-from rlox_cli.config.rules import OFF_POLICY_ONLY
 from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
+from rlox_cli.families.family import OFF_POLICY_ONLY
 
 _KINDS = {
     "Float": "a number",

@@ -14,9 +14,9 @@ from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class
 from rlox.config import DatasetConfig, RunConfig
 from rlox_cli.config.explain import explain
-from rlox_cli.config.imports import import_modules, needed_modules, require_typed
 from rlox_cli.config.rules import check_run
 from rlox_cli.config.schema import schema_of
+from rlox_cli.families.imports import import_modules, needed_modules, require_typed
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 

@@ -22,9 +22,9 @@ from rlox.algorithms import entry_of, resolve
 from rlox.buffers import BUFFERS, buffer_config_class
 from rlox.config import RayResources, RunConfig
 from rlox.config.sqlite import PREFIX
-from rlox_cli.config.language import is_function
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource, RowsSource
+from rlox_cli.families.imports import is_function
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import with_home
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import yaml
@@ -15,6 +14,7 @@ from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.dataset import open_dataset
 from rlox.offline.returns import episode_starts
 from rlox.offline.scores import normalized_score
+from rlox_cli.families.offline import format_returns
 from rlox_cli.terminal.console import make_console
 
 _MOST_AGENTS = 20  # maximum number of agents with a line of their own
@@ -31,7 +31,7 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
         ("rows", f"{stats['n_transitions']:,}"),
         ("episodes", f"{stats['n_episodes']:,} ({ends}{', the last unfinished' if stats['unfinished'] else ''})"),
         ("length", lengths),
-        ("return", described_returns(stats, known)),
+        ("return", format_returns(stats, known)),
         ("obs", f"{shape} {'bytes' if dataset.sample(1, 0)['obs'].dtype == np.uint8 else 'floats'}"),
         ("actions", actions),
     ]
@@ -56,13 +56,6 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
         lines.append(("mapped from", known["file"]))
     for name, value in lines:
         console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
-
-
-def described_returns(stats: dict[str, Any], metadata: dict[str, Any]) -> str:
-    """Format a dataset's returns, such as ``-21.40 ± 3.20 (-30.00 to -15.00)``; a note is added for several agents."""
-    per_agent = ", per agent and episode" if metadata.get("agents") else ""
-    spread = f"{stats['min_return']:.2f} to {stats['max_return']:.2f}"
-    return f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({spread}){per_agent}"
 
 
 def _lives(dataset: OfflineDatasetBuffer) -> list[str]:

@@ -23,10 +23,10 @@ from rlox.offline.collect import Behaviour, collect, write_replay
 from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export
 from rlox.offline.sources import ARROW_SUFFIXES
-from rlox_cli.config.imports import import_modules, needed_modules, require_typed
-from rlox_cli.config.rules import check_env_id
+from rlox_cli.families.environment import check_env_id
+from rlox_cli.families.evaluation import restore_to_act
+from rlox_cli.families.imports import import_modules, needed_modules, require_typed
 from rlox_cli.records.checkpoints import best_of, known_header
-from rlox_cli.run.evaluate import restored
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, with_home
@@ -73,7 +73,7 @@ def main(
             behaviours.append(Behaviour(name, share, None, {"algorithm": "random"}))
             continue
         path, header = loaded[name]
-        behaviours.append(Behaviour(name, share, restored(path, header, imports), _origin(path, header)))
+        behaviours.append(Behaviour(name, share, restore_to_act(path, header, imports), _origin(path, header)))
     try:
         out = _destination(out, force)  # last, so that it hides no other mistake
         with _written(out) as path, _shown(console, "collecting", steps) as progress, torch_threads(1):

@@ -1,59 +1,45 @@
-"""``rlox eval``: compute a checkpoint's score from the file alone."""
+"""``rlox eval`` and ``rlox generate``: what a checkpoint's agent scores, or writes."""
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 import math
 import os
 import sys
-import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import entry_of, resolve
-from rlox.checkpoint import one_line, trained_for
-from rlox.collectors.evaluation import Evaluation
-from rlox.collectors.video import VideoWriter, render_fps
-from rlox.envs.registry import imported_module
-from rlox.offline.scores import normalized_score
-from rlox.world_models.pictures import require_kind
-from rlox.world_models.pictures import save as save_predictions
-from rlox.world_models.predictions import open_loop
-from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox.checkpoint import one_line
+from rlox.collectors.video import VideoWriter
+from rlox.config import RunConfig, shown
+from rlox.llm.templates import COLUMNS
+from rlox_cli.config.saved import configuration
+from rlox_cli.families.family import NO_SAMPLER, Evaluation, family_of_checkpoint
+from rlox_cli.families.imports import import_modules, require_typed
 from rlox_cli.records.checkpoints import best_of, known_header
-from rlox_cli.run.evaluate_language import evaluate as evaluate_language
-from rlox_cli.run.evaluate_language import is_language
 from rlox_cli.terminal.console import print_text
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
 
-_MOST_EPISODES = 100_000  # that a file may request by itself
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # if one is set, a window can be shown or is not wanted
 
 
-def main(
-    path: Path,
-    episodes: int | None,
-    seed: int | None,
-    stochastic: bool,
-    as_json: bool,
-    video: Path | None,
-    render: bool,
-    imports: list[str],
-    max_steps: int | None = None,
-    samples: int | None = None,
-    pass_at: float | None = None,
-    predictions: Path | None = None,
-) -> None:
-    """Evaluate and print. Missing settings come from the checkpoint, else 20 episodes and seed 10_000 + seed."""
-    if pass_at is not None and not math.isfinite(pass_at):
-        raise ValueError(f"--pass-at must be a finite number, got {pass_at}")
-    import_modules(imports)
-    if video is not None:
-        video = output_path("--video", video)
-        VideoWriter(video)  # reports a wrong extension or a missing package before any episode is run
-    if predictions is not None:
-        predictions = output_path("--predictions", predictions)
-    if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+def main(path: Path, typed: Evaluation) -> None:
+    """Evaluate and print. What is not typed comes from the checkpoint."""
+    if typed.pass_at is not None and not math.isfinite(typed.pass_at):
+        raise ValueError(f"--pass-at must be a finite number, got {typed.pass_at}")
+    import_modules(typed.imports)
+    if typed.video is not None:
+        VideoWriter(
+            video := output_path("--video", typed.video)
+        )  # reports a wrong extension or a missing package before any episode is run
+        typed = replace(typed, video=video)
+    if typed.predictions is not None:
+        typed = replace(typed, predictions=output_path("--predictions", typed.predictions))
+    if typed.render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
         raise ValueError(
             "--render must have a display, but DISPLAY is not set; --video FILE records an episode instead"
         )
@@ -61,128 +47,68 @@ def main(
         path = best_of(path)
         print_text(f"evaluating {path}", stderr=True)
     header = known_header(path)
-    if is_language(header):
-        for flag, given in (
-            ("--stochastic", stochastic),
-            ("--video", video),
-            ("--render", render),
-            ("--max-steps", max_steps),
-            ("--predictions", predictions),
-        ):
-            if given:
-                raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
-        evaluate_language(path, header, episodes, seed, samples, 1.0 if pass_at is None else pass_at, as_json, imports)
-        return
-    for option, value in (("--samples", samples), ("--pass-at", pass_at)):
-        if value is not None:
-            raise ValueError(f"{option} must be left out for {header['algorithm']}, which completes no prompts")
-    if header["env"]["id"] is None:
-        raise ValueError(
-            f"{path} must name the environment of its evaluation, but was trained without one; in Python, "
-            f"from_checkpoint('{path}', env_id=…) takes one"
+    read_config = partial(_read_config, path, header, list(typed.imports))
+    family_of_checkpoint(header).evaluate(path, header, typed, read_config)
+
+
+def generate(
+    path: Path,
+    prompts: list[str],
+    n: int,
+    seed: int | None,
+    settings: dict[str, Any],
+    as_json: bool,
+    chat: bool,
+    imports: list[str],
+) -> None:
+    """Complete `prompts`, or the lines of standard input, and print the completions. With `chat`, prompts are JSON."""
+    import_modules(imports)
+    path = best_of(path) if path.is_dir() else path
+    header = known_header(path)
+    family: Any = family_of_checkpoint(header)
+    if not family.completes_prompts:
+        raise UsageError(
+            f"{path} must hold a language model, got {header['algorithm']}; use `rlox eval` for its policy"
         )
-    recorded = _object(header, "evaluation")
-    planned = _object(_object(header, "run"), "eval")
-    if episodes is None:
-        episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
-        if type(episodes) is not int or not 1 <= episodes <= _MOST_EPISODES:
-            raise ValueError(
-                f"{path} requests n_episodes={one_line(episodes, 40)}, but a file may request 1 to {_MOST_EPISODES}; "
-                "set --episodes"
-            )
-    if seed is None:
-        seed = recorded.get("seed", planned.get("seed"))
-        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; set --seed")
-    if max_steps is None:
-        max_steps = planned.get("max_steps")
-        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
-            raise ValueError(
-                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; set --max-steps"
-            )
-    algorithm = restored(path, header, imports)
-    if predictions is not None:
-        require_kind(predictions, algorithm.spec.shows_images)
-    evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic, max_steps=max_steps)
-    summary = evaluation.summary()
-    # Separate from the score: pictures come from gymnasium's environment, also for native ids.
-    if video is not None:
-        with VideoWriter(video, render_fps(header["env"]["id"])) as film:
-            shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add, max_steps=max_steps)
-        _print_episode(f"recorded in {video}", shown)
-    if render:
-        one = algorithm.evaluate(1, seed, deterministic=not stochastic, render=True, max_steps=max_steps)
-        _print_episode("shown", one)
-    if predictions is not None:
-        foreseen = open_loop(algorithm, seed=seed, deterministic=not stochastic, max_steps=max_steps)
-        save_predictions(foreseen, predictions)
-        print_text(f"{foreseen.horizon} predicted steps after {foreseen.context}, drawn in {predictions}", stderr=True)
-        summary |= foreseen.summary()
-    score = normalized_score(header["env"]["id"], summary["mean_return"])
-    if as_json:
-        print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))
-        return
-    kind = "sampled" if stochastic else "deterministic"
-    step, unit = trained_for(header)
-    print_text(
-        f"{header['algorithm']} on {header['env']['id']}, {unit[:-1]} {step:,}: "
-        f"{episodes} {kind} episodes, seed {evaluation.seed}"
-    )
-    spread = f"{summary['min_return']:.2f} to {summary['max_return']:.2f}"
-    print_text(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
-    _print_agents(evaluation)
-    print_text(f"  length  {summary['mean_length']:.1f}")
-    if predictions is not None:
-        print_text(
-            f"  open loop  mean squared error {summary['open_loop_mse']:.4g}, "
-            f"{summary['open_loop_share']:.1%} of the observations' variance; "
-            f"{summary['open_loop_last_share']:.1%} in the last step"
+    prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
+    if not prompts:
+        raise UsageError("PROMPT must be given, or lines on standard input")
+    rows: list[Any] = [_chat(prompt, i) for i, prompt in enumerate(prompts)] if chat else prompts
+    config = _read_config(path, header, imports)
+    algorithm = family.restore(resolve(entry_of(header["algorithm"]).cls), config, path, trusted=False, acts=True)
+    completed = algorithm.generate(rows, n, seed=seed, **settings)
+    for row, texts in zip(rows, completed, strict=True):
+        prompt = row["prompt"] if chat else row
+        if as_json:
+            print(json.dumps({"prompt": prompt, "completions": texts}))
+            continue
+        for text in texts:
+            print(text if chat else f"{prompt}{text}")
+
+
+def _chat(text: str, row: int) -> dict[str, Any]:
+    """Return a chat that is given as JSON, as a row of a dataset."""
+    names = ("prompt", *COLUMNS)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"PROMPT {row} must be JSON with --chat, got {shown(text)} ({one_line(e)})") from e
+    given = found if isinstance(found, dict) else {"prompt": found}
+    if not isinstance(given.get("prompt"), list) or not given.keys() <= {*names}:
+        raise UsageError(
+            f"PROMPT {row} must be a list of messages with --chat, or an object with {', '.join(names)}, got "
+            f"{shown(found)}"
         )
-    if score is not None:
-        print_text(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
-    same = not stochastic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed")
-    if same and isinstance(recorded.get("mean_return"), (int, float)):
-        exact = "reproduced exactly" if summary["mean_return"] == recorded["mean_return"] else "NOT reproduced"
-        print_text(
-            f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}"
-        )
+    return {name: given.get(name) for name in names}
 
 
-def _print_agents(evaluation: Evaluation) -> None:
-    """Print a line for each of several agents and each group of them; the return above is the sum over agents."""
-    means = getattr(evaluation, "by_name", {})
-    wide = max(map(len, means), default=0)
-    for name, mean in means.items():
-        print_text(f"    {name:<{wide}}  {mean:.2f}")
-
-
-def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
-    """Return the algorithm of a checkpoint, to act with it. Code of the user must be among `imports`."""
-    env = header["env"]
-    _require_imports(header, path, imports)
-    # Acting needs no replay memory.
-    warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
-    # Passing the environment and its wrappers lets gymnasium import their modules, which were typed.
-    return resolve(entry_of(header["algorithm"]).cls).from_checkpoint(
-        path,
-        env_id=env["id"] if any(map(imported_module, (env["id"], str(env["kwargs"].get("env_id"))))) else None,
-        env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
-    )
-
-
-def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
-    found = within.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _wrapper_names(env: dict[str, Any]) -> list[str]:
-    return [wrapper if isinstance(wrapper, str) else next(iter(wrapper)) for wrapper in env["wrappers"]]
-
-
-def _print_episode(what: str, episode: Evaluation) -> None:
-    print_text(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", stderr=True)
-
-
-def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
-    """Check that all modules that the file needs were typed, since a file must not decide what code runs."""
-    require_typed(needed_modules(header["env"], _object(header, "run")), typed, path)
+def _read_config(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:
+    """Return the configuration of the run that wrote a checkpoint."""
+    run = header.get("run")
+    if not isinstance(run, dict):
+        raise UsageError(f"{path} must be a checkpoint of `rlox train`, which holds its run's configuration")
+    require_typed(map(str, run.get("imports") or ()), imports, path)
+    import_modules(imports)
+    config, _ = configuration(run, imports, path)
+    # Here the model samples by itself: a server may be gone, or used by another training by now.
+    return replace(config, **NO_SAMPLER)

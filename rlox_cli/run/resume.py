@@ -25,12 +25,13 @@ from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.config.compose import composed
 from rlox_cli.config.explain import explain
-from rlox_cli.config.imports import import_modules, needed_modules, require_typed
 from rlox_cli.config.overrides import refuse_blanks
 from rlox_cli.config.saved import algorithm_name, check_saved, typed_config
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
+from rlox_cli.families.family import family_of
+from rlox_cli.families.imports import import_modules, needed_modules, require_typed
 from rlox_cli.records.folders import resume_command
-from rlox_cli.run.runner import Outcome, Resumption, Stopper, resume
+from rlox_cli.run.session import Outcome, Resumption, Stopper, resume
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -100,7 +101,8 @@ def prepare(
     steps, unit = trained_for(checkpoint.header)
     if checkpoint.header["algorithm"] != algo:
         raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
-    if not config.language and (env := checkpoint.header["env"]["id"]) != config.env.id:
+    env = family_of(config.algo, config.env.id).recorded_task(checkpoint.header)
+    if env is not None and env != config.env.id:
         raise UsageError(
             f"{shown(path)} must be of {config.env.id}, as the run's config.yaml says, got {one_line(env, 80)}; "
             "restore the file, or start a new run"

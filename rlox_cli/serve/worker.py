@@ -19,8 +19,8 @@ from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
 from rlox.envs.spec import EnvSpec
 from rlox_cli.config.compose import compose_jobs
-from rlox_cli.config.imports import import_modules
 from rlox_cli.config.overrides import split_args
+from rlox_cli.families.imports import import_modules
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
 from rlox_cli.terminal.signals import Signals

@@ -32,7 +32,7 @@ from rlox_cli.config.schema import ray_settings
 from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob, ask_to_stop
 from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
-from rlox_cli.run.runner import may_pass, run, without_eval_workers
+from rlox_cli.run.session import may_pass, run, without_eval_workers
 from rlox_cli.sweep.tables import label, resume_hint
 from rlox_cli.terminal.account import summary
 from rlox_cli.terminal.errors import Stopped

@@ -27,7 +27,7 @@ from rlox.llm import client
 from rlox.llm.backends import Backend, ServerLost, create_backend, served
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings
-from rlox_cli.config.language import check_language
+from rlox_cli.families.language import Language
 
 FAKES = {"vllm": servers.VLLM, "sglang": servers.SGLang, "tgi": servers.TGI}
 SYNCED = ("vllm", "sglang")
@@ -739,7 +739,7 @@ def test_invalid_configurations_are_errors(algo, keys, message):
 
     def checked():
         run = RunConfig(algo=algo, model="rlox.llm.toy:make_model", dataset=rows, **reward, **keys)
-        check_language(run, "grpo" if reward else "sft")
+        Language().check(run, "grpo" if reward else "sft", None)
 
     with pytest.raises(ValueError, match=message):
         checked()

@@ -16,6 +16,8 @@ from rlox.envs.registry import REWARD_GROUP, imported_module, load, offers, work
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox_cli.terminal.errors import UsageError
 
+_OWN = "rlox.llm.toy"  # its functions need no --import
+
 
 def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
     """Separate every ``--import NAME`` or ``--import=NAME`` from the other words."""
@@ -135,4 +137,29 @@ def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
         raise ValueError(
             f"env.reward_fn={name} must be a callable or a 'rlox.reward.v1' capsule, got {type(found).__name__}"
         )
+    return found
+
+
+def is_function(name: str) -> bool:
+    """Return whether `name` has the form ``module:FUNCTION``."""
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def load_function(name: str, imports: Iterable[str]) -> Any:
+    """Return the function that ``module:FUNCTION`` names, from a module that was typed.
+
+    Raises
+    ------
+    ValueError
+        If the module was not typed, or the name does not exist or cannot be called.
+    """
+    module, _, attribute = name.partition(":")
+    if module != _OWN and not any(f"{module}.".startswith(f"{typed}.") for typed in imports):
+        raise ValueError(f"{name} names a module to import; if you trust it, add --import {module}")
+    import_modules([module])
+    home = sys.modules[module]
+    if not callable(found := getattr(home, attribute, None)):
+        public = [n for n in vars(home) if not n.startswith("_")]
+        raise ValueError(f"{name} must be a function, but {module} has none of that name; {nearest(attribute, public)}")
     return found

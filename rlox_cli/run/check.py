@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -23,23 +22,12 @@ from rich.console import Console
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
-from rlox.envs import EnvSpec
 from rlox_cli.config.compose import Job, folder_of, named_by_time
-from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
-from rlox_cli.preflight.language import LanguageReport, measure
-from rlox_cli.preflight.probe import probe_env
+from rlox_cli.families import limits
+from rlox_cli.families.estimate import loggers
+from rlox_cli.families.family import Estimate, Start, family_of
 from rlox_cli.records.folders import require_new
-from rlox_cli.report.dataset import described_returns
-from rlox_cli.run import machine
-from rlox_cli.run.build import build, plan, restored
-from rlox_cli.run.limits import (
-    mapped_bytes,
-    replay_footprint,
-    rollout_steps,
-    time_limit_warnings,
-    training_warnings,
-)
-from rlox_cli.run.runner import Resumption
+from rlox_cli.run.session import Resumption, build, plan, restore, training_warnings
 from rlox_cli.terminal.account import account, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
@@ -65,7 +53,7 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
     UsageError
         For the last job that cannot be trained; the errors of other jobs are printed before.
     """
-    start = Start(machine.cpu_seconds())
+    start = Start(limits.cpu_seconds())
     alike: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):
         alike.setdefault(repr((job.algo, replace(job.config, seed=0))), []).append(number)
@@ -137,19 +125,18 @@ def require_buildable(jobs: list[Job]) -> None:
 
 
 def check_resume(found: Resumption, console: Console) -> None:
-    """Prepare everything to resume a run, as `rlox_cli.run.runner.resume` does, and stop there.
+    """Prepare everything to resume a run, as `rlox_cli.run.session.resume` does, and stop there.
 
     Raises
     ------
     UsageError, ValueError
         For errors that would end the run.
     """
-    config, checkpoint = found.config, found.checkpoint
-    algorithm = restored(config, found.algo, checkpoint, console, found.trusted)
+    config, folder = found.config, found.checkpoint.parent.parent
+    algorithm = restore(found, console)
     try:
         plan(algorithm, config, console, found.changed)
-        folder = checkpoint.parent.parent
-        for warning in (*training_warnings(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
+        for warning in training_warnings(algorithm, config, folder):
             console.print(f"  {'warning':<12} {warning}", soft_wrap=True, markup=False)
     finally:
         algorithm.close()
@@ -166,52 +153,24 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         For errors that would end the run.
     """
     config, folder = job.config, folder_of(job, multirun)
+    family = family_of(config.algo, config.env.id)
     output_path("output_dir", folder, folder=True)
     require_new(folder)
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
-        scratch, before = Path(name), machine.cpu_seconds()
+        scratch, before = Path(name), limits.cpu_seconds()
         algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
-        start = replace(start, building=machine.cpu_seconds() - before)
+        start = replace(start, building=limits.cpu_seconds() - before)
         try:
-            warnings += training_warnings(algorithm, config, folder)
-            if config.language:
-                return _of_language(job, algorithm, measure(algorithm, config, start, scratch), folder, warnings)
-            seen = probe_env(algorithm, config)
-            found = estimate(algorithm, config, seen, start, scratch)
+            warnings += family.warnings(algorithm, config, folder)
+            found = family.examine(algorithm, config, start, scratch)
         finally:
             algorithm.close()
     lines = [
-        *_spaces(algorithm),
-        ("backend", f"{algorithm.backend} ({algorithm.backend_reason})"),
-        *([("dataset", _dataset(algorithm.dataset))] if config.offline else ()),
-        ("plan", _plan(algorithm, config)),
-        ("memory", _memory(algorithm, config, found)),
-        ("disk", f"{machine.size(found.disk)} of {machine.size(machine.free_disk(folder))} free"),
-        ("time", _time(config, found, seen.limit)),
-        # The default name contains the time, which will be another one when the run starts.
-        ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
-        *(("warning", line) for line in dict.fromkeys([*warnings, *seen.warnings])),
-    ]
-    return Report(f"{job.algo} on {config.env.id}", lines, found)
-
-
-def _of_language(job: Job, algorithm: Any, found: LanguageReport, folder: Path, warnings: list[str]) -> Report:
-    """Return the report on a job that trains a language model."""
-    config = job.config
-    c = config.algo
-    samples = f", {c.group_size} completions each" if hasattr(c, "group_size") else ""
-    plan_ = (
-        f"{_counted(config.total_timesteps, 'update')} of {_counted(c.batch_size, 'row')}{samples}, "
-        f"{config.total_timesteps * c.batch_size / len(algorithm.rows):.1f} passes; "
-        f"{_counted(evaluations(config), 'evaluation')} of {_counted(config.eval.n_episodes, 'row')}"
-    )
-    lines = [
         *found.lines,
-        ("backend", f"{algorithm.backend} on {algorithm.device}"),
-        ("plan", plan_),
-        ("disk", f"{machine.size(found.estimate.disk)} of {machine.size(machine.free_disk(folder))} free"),
-        ("time", _time(config, found.estimate, None)),
+        ("disk", f"{limits.size(found.estimate.disk)} of {limits.size(limits.free_disk(folder))} free"),
+        ("time", _time(config, found.estimate, found.limit)),
+        # The default name contains the time, which will be another one when the run starts.
         ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
         *(("warning", line) for line in dict.fromkeys([*warnings, *found.warnings])),
     ]
@@ -234,78 +193,6 @@ def _generators_restored() -> Iterator[None]:
     finally:
         random.setstate(own)
         np.random.set_state(numpys)  # noqa: NPY002
-
-
-def _counted(n: int, name: str) -> str:
-    return f"{n:,} {name}{'' if n == 1 else 's'}"
-
-
-def _spaces(algorithm: Any) -> list[tuple[str, str]]:
-    """Return lines about observations and actions; with several agents, one line for each policy."""
-    if not (algorithm.config.several_agents and algorithm.several):
-        return [("spaces", f"{_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}")]
-    lines = [
-        (
-            "agents",
-            f"{player.name}: {_counted(len(player.agents), 'agent')}; {_observations(player.spec)}; "
-            f"{player.spec.describe_actions()}{', masked' if player.masked else ''}",
-        )
-        for player in algorithm.players
-    ]
-    if algorithm.config.critic == "central":
-        agents = algorithm.collector.agents
-        source = "of the environment" if agents.state_source == "environment" else "all observations joined"
-        lines.append(("state", f"{_counted(agents.state_dim, 'number')}, {source}"))
-    return lines
-
-
-def _observations(spec: EnvSpec) -> str:
-    if spec.images:
-        return f"observations of {spec.described_parts()}"
-    if not spec.image:
-        return f"observations of {_counted(spec.obs_dim, 'number')}"
-    frames = f" of {spec.n_stacked} frames" if spec.n_stacked > 1 else ""
-    return f"images {' x '.join(map(str, spec.obs_shape))}{frames}"
-
-
-def _dataset(dataset: Any) -> str:
-    """Describe a dataset: its size, its environment and its returns."""
-    found, known = dataset.stats(), dataset.metadata
-    env = f" of {known['env']['id']}" if known.get("env") else ""
-    return (
-        f"{_counted(found['n_transitions'], 'transition')} in {_counted(found['n_episodes'], 'episode')}{env}, return "
-        f"{described_returns(found, known)}"
-    )
-
-
-def _plan(algorithm: Any, config: RunConfig) -> str:
-    rollout = rollout_steps(config)
-    batches = f" in batches of {config.algo.batch_size:,}" if hasattr(config.algo, "batch_size") else ""
-    if config.offline:
-        training = f"{_counted(config.total_timesteps, 'update')}{batches} from {len(algorithm.dataset):,} transitions"
-    elif config.algo.replays == "sequences":
-        c = config.algo
-        training = (
-            f"{-(-config.total_timesteps // rollout) * rollout:,} steps in "
-            f"{_counted(config.env.n_envs, 'environment')}, an update of {_counted(c.batch_size, 'sequence')} of "
-            f"{_counted(c.seq_len, 'step')} for every {c.update_rows / c.replay_ratio:g}"
-        )
-    else:
-        training = (
-            f"{-(-config.total_timesteps // rollout) * rollout:,} steps in "
-            f"{_counted(config.env.n_envs, 'environment')}, learning every {rollout:,}{batches}"
-        )
-    return f"{training}; {_counted(evaluations(config), 'evaluation')} of {_counted(config.eval.n_episodes, 'episode')}"
-
-
-def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
-    given, replay = machine.memory(), replay_footprint(algorithm, config, config.total_timesteps)
-    free = "" if given is None else f" of {machine.size(given[0])} free"
-    kept = "" if replay is None else f"; the replay memory takes {machine.size(replay.resident)}"
-    if config.offline:
-        kept = f"; the dataset, {machine.size(mapped_bytes(algorithm.dataset))}, is read from its file as it is used"
-    unknown = "; in addition to the replay memory, whose size is unknown" if config.buffer and replay is None else ""
-    return f"{machine.size(found.memory)}{free}{kept}{unknown}"
 
 
 def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:

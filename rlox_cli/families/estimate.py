@@ -5,12 +5,11 @@ Costs are pairs of seconds, (2,): CPU time, and wall time.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,11 @@ from rlox.collectors.evaluation import torch_threads
 from rlox.config import LARGEST_COUNT, Config, RunConfig
 from rlox.config.sqlite import is_sqlite
 from rlox.envs import is_native
-from rlox.envs.registry import is_native_multi_agent
-from rlox.multi_agent import is_multi_agent
 from rlox.tracking.record import Record
-from rlox_cli.preflight.probe import Seen
-from rlox_cli.run import machine
-from rlox_cli.run.limits import callback_calls, disk_bytes, replay_footprint, rollout_bytes, rollout_steps
-from rlox_cli.run.progress import ProgressCallback
+from rlox_cli.families import limits
+from rlox_cli.families.family import Estimate, Start
+from rlox_cli.families.probe import Seen
+from rlox_cli.terminal.progress import ProgressCallback
 
 # About how many CPU seconds the parts of a probe may take. A single update or episode is always completed.
 _SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
@@ -40,32 +37,7 @@ _MIRRORS = {"mlflow": (0.3, 0.0005), "wandb": (2.0, 0.003), "tensorboard": (0.6,
 _MLFLOW_SERVER = (7.0, 0.004)  # MLflow is imported, which is not necessary for an SQLite store
 
 
-@dataclass(frozen=True)
-class Start:
-    """CPU seconds until a training begins."""
-
-    python: float  # interpreter, imports, composing the configuration
-    building: float = 0.0  # environments and networks
-
-    @property
-    def total(self) -> float:
-        return self.python + self.building
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Costs of one run, from the start of its process to the end."""
-
-    cpu: dict[str, float]  # CPU seconds, by part
-    wall: float  # seconds, on this machine as busy as it is now
-    longest_evaluation: float  # wall seconds of all evaluations if every episode lasts to its time limit
-    memory: int  # bytes of the process at its peak
-    disk: int  # bytes of its files
-    workers: int  # processes that evaluate in parallel with training
-    update: float | None = None  # CPU seconds of an update, if a replay ratio sets the number of updates
-
-
-def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
+def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
     """Train `algorithm` for a short time, and multiply.
 
     Parameters
@@ -80,30 +52,28 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     Exception
         If the environment or the learner raises; this would end the run as well.
     """
-    c, rollout = config.algo, rollout_steps(config)
+    rollout = family.round_steps(config)
     total = -(-config.total_timesteps // rollout) * rollout
     with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an environment's warnings have been printed
         quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
         algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
-        off_policy = config.algo.replays != "nothing"
-        probe = _offline if config.offline else _off_policy if off_policy else _on_policy
-        once, each, each_random = probe(algorithm, config)
-        making, each_played, side_by_side = _evaluation(algorithm, config)
+        once, each, each_random = family.training_costs(algorithm, config)
+        making, each_played, side_by_side = family.evaluation_costs(algorithm, config)
         plan = config.eval
         evaluations_of = EvalCallback(
             plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience, workers=plan.workers
         )
         checkpoint = scratch / "checkpoint.safetensors"
-        saving = _timed(lambda: algorithm.save(checkpoint))[0]
+        saving = timed(lambda: algorithm.save(checkpoint))[0]
         record.end(0, "finished")
-    n_random = min(config.algo.learning_starts, total) if off_policy else 0
+    n_random = min(getattr(config.algo, "learning_starts", 0), total)
     training = once + each_random * n_random + each * (total - n_random)
-    update = (each - each_random) * c.update_rows / c.replay_ratio if c.replays == "sequences" else None
+    update = family.update_cost(config, each, each_random)
     if update is not None and config.dataset is not None:
-        training = training + update * getattr(c, "pretrain_updates", 0)
+        training = training + update * getattr(config.algo, "pretrain_updates", 0)
 
-    n_evaluations = evaluations(config)
+    n_evaluations = family.evaluations(config)
     # If episodes run together, all of them take as long as the longest.
     per_step = n_evaluations * each_played * (1 if side_by_side else config.eval.n_episodes)
     length, limit = _expected_length(seen, config), seen.limit or seen.length
@@ -115,22 +85,22 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
 
     evaluating[0] += workers * start.python  # their interpreters
     cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
-    rows = callback_calls(config) + n_evaluations
+    rows = family.callback_calls(config) + n_evaluations
     mlflow, costs = config.logger.mlflow, dict(_MIRRORS)
     if mlflow is not None and not is_sqlite(mlflow.in_effect):
         costs["mlflow"] = _MLFLOW_SERVER
     mirrors = {
         name: start.python * (once + each * rows) for name, (once, each) in costs.items() if name in loggers(config)
     }
-    own, saved = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
-    memory = _peak() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
+    own, saved = limits.disk_bytes(config, found := family.replay_footprint(algorithm, config, total), total)
+    memory = _peak() + (0 if algorithm.config == config.algo else family.rollout_bytes(config, algorithm.spec))
     if found is not None:
         memory += found.resident
         if saved:
             # A save holds a copy of the new transitions, and their serialised bytes.
             between = min(total, config.checkpoint.every_s / each[1], config.checkpoint.every_steps or total)
             # For sequences this may be all of them, since their states change.
-            memory += 2 * (found.resident if c.replays == "sequences" else int(between) * found.row)
+            memory += 2 * (found.resident if update is not None else int(between) * found.row)
     return Estimate(
         cpu=cpu | mirrors,
         # The command ends when the mirrors, which run in parallel with the training, are complete.
@@ -167,11 +137,6 @@ def _by_the_clock(training: float, evaluating: float, n: int, workers: int) -> f
     return float(max(now + evaluating / n, *free))
 
 
-def evaluations(config: RunConfig) -> int:
-    """Return the number of evaluations."""
-    return max(1, min(config.eval.n_points, callback_calls(config)))
-
-
 def loggers(config: RunConfig) -> list[str]:
     """Return the names of the chosen loggers."""
     return [item.name for item in fields(config.logger) if getattr(config.logger, item.name) is not None]
@@ -202,81 +167,78 @@ class _Watch(Callback):
 
 
 def _clocks() -> tuple[float, float]:
-    return machine.cpu_seconds(), time.perf_counter()
+    return limits.cpu_seconds(), time.perf_counter()
 
 
-def _timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
+def timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
     before = np.array(_clocks())
     result = call()
     return np.array(_clocks()) - before, result
 
 
-def _on_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def time_rollouts(family: Any, algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the cost that comes once, and twice the cost of a step.
 
     Whole rollouts are measured if they are short enough, else shorter ones.
     """
     c, n = config.algo, config.env.n_envs
     short = min(c.n_steps, -(-max(getattr(c, "batch_size", 0), 64) // n))
-    once, each = _trained(algorithm, config, replace(c, n_steps=short), _SHORT_S)
+    once, each = _train_briefly(family, algorithm, config, replace(c, n_steps=short), _SHORT_S)
     if each[0] * c.n_steps * n < _UPDATES_S:
-        more, each = _trained(algorithm, config, c, _UPDATES_S)
+        more, each = _train_briefly(family, algorithm, config, c, _UPDATES_S)
         once = once + more
     return once, each, each
 
 
-def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def time_replay(
+    family: Any, algorithm: Any, config: RunConfig, every: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the costs that come once, of a step with its share of the updates, and of one before the first update."""
     c, each_random = config.algo, np.zeros(2)
     if getattr(c, "pretrain_updates", 0):
         c = replace(c, pretrain_updates=0)
     if c.learning_starts:
-        _, each_random = _trained(algorithm, config, replace(c, learning_starts=LARGEST_COUNT), _SHORT_S)
-    # If a replay ratio sets how often updates come: as many steps as lead to two updates.
-    every = 32 if c.replays == "transitions" else math.ceil(2 * c.update_rows / c.replay_ratio)
-    once, each = _trained(algorithm, config, replace(c, learning_starts=0), _UPDATES_S, every)
+        _, each_random = _train_briefly(family, algorithm, config, replace(c, learning_starts=LARGEST_COUNT), _SHORT_S)
+    once, each = _train_briefly(family, algorithm, config, replace(c, learning_starts=0), _UPDATES_S, every)
     return once, each, each_random
 
 
-def _offline(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def time_updates(family: Any, algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the cost that comes once, and twice the cost of an update.
 
     The cost of metrics is included realistically: they are reported as rarely as in the run, or so rarely that it makes
     no difference.
     """
     as_seldom = min(1000, max(1, config.total_timesteps // 100))
-    once, each = _trained(algorithm, config, config.algo, _SHORT_S, min(8, as_seldom))
+    once, each = _train_briefly(family, algorithm, config, config.algo, _SHORT_S, min(8, as_seldom))
     enough = max(8, int(_UPDATES_S / 5 / max(each[0], 1e-6)))
-    more, each = _trained(algorithm, config, config.algo, _UPDATES_S, min(as_seldom, enough))
+    more, each = _train_briefly(family, algorithm, config, config.algo, _UPDATES_S, min(as_seldom, enough))
     return once + more, each, each
 
 
-def _trained(
-    algorithm: Any, config: RunConfig, changed: Config, seconds: float, every: int = 32
+def _train_briefly(
+    family: Any, algorithm: Any, config: RunConfig, changed: Config, seconds: float, every: int = 32
 ) -> tuple[np.ndarray, np.ndarray]:
     """Train with `changed` hyper-parameters for some `seconds`; return the cost that came once, and that of a step."""
     watch = _Watch(seconds)
     algorithm.config = changed
     algorithm.callbacks.extend([watch])
     # With many updates, callbacks are called a hundred times in a training: with this horizon, every `every` steps.
-    horizon = 100 * max(every, rollout_steps(replace(config, algo=changed)))
+    horizon = 100 * max(every, family.round_steps(replace(config, algo=changed)))
     algorithm.train(horizon, schedule_timesteps=config.schedule_timesteps or config.total_timesteps)
     algorithm.callbacks.callbacks.remove(watch)
     return watch.costs()
 
 
-def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, bool]:
+def time_evaluation(
+    algorithm: Any, config: RunConfig, kwargs: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the costs of creating the environment and of a step, and whether all episodes are stepped together."""
     from rlox.envs.gym_make import ATARI_WRAPPERS, whole_games
 
-    if is_multi_agent(config.env.id):
-        took, played = _timed(lambda: algorithm.evaluate(2, config.eval_seed, max_steps=config.eval.max_steps or 1000))
-        side_by_side = is_native_multi_agent(config.env.id)
-        n_steps = played.lengths.max() if side_by_side else played.lengths.sum()
-        return np.zeros(2), took / max(1, int(n_steps)), side_by_side
-    c, kwargs = config.env, algorithm.env_options.kwargs if config.offline else algorithm.env_options.eval_kwargs
+    c = config.env
     if is_native(c.id) and not (kwargs or c.wrappers):
-        took, played = _timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
+        took, played = timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
         return np.zeros(2), took / played.lengths.max(), True
     wrappers = whole_games(c.wrappers) or (ATARI_WRAPPERS if c.id.startswith("ALE/") else ())
 
@@ -287,7 +249,7 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
             [*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
         )
         try:
-            return _timed(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
+            return timed(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
         finally:
             algorithm.env_options.wrappers = before
 

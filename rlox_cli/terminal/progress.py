@@ -43,11 +43,20 @@ class ProgressCallback(Callback):
 
     acts_on_evaluation = False
 
-    def __init__(self, console: Console, label: str, total_steps: int, unit: str = "steps"):
+    def __init__(
+        self,
+        console: Console,
+        label: str,
+        total_steps: int,
+        unit: str = "steps",
+        digits: int = 1,
+        counted: str = "episodes",
+    ):
         self.console = console
         self.label = label
         self.total_steps = total_steps
         self.unit = unit
+        self.digits, self.counted = digits, counted  # of a score, and what an evaluation consists of
         self._shown_at = 0.0
         self._step = 0
         self._parts: list[str] = []
@@ -89,15 +98,13 @@ class ProgressCallback(Callback):
                 self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
         return True
 
-    def on_evaluation(self, *, step: int, evaluation, algorithm=None, **info: Any) -> None:
+    def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
         s = evaluation.summary()
-        # Rewards and accuracies of language models are usually between 0 and 1.
-        digits, what = (3, "rows") if hasattr(algorithm, "model") else (1, "episodes")
-        self._evaluation = f"eval {s['mean_return']:.{digits}f} ± {s['std_return']:.{digits}f}"
+        self._evaluation = f"eval {s['mean_return']:.{self.digits}f} ± {s['std_return']:.{self.digits}f}"
         if self._live is None:
             parts = [
                 f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}",
-                f"{self._evaluation} over {s['n_episodes']} {what}",
+                f"{self._evaluation} over {s['n_episodes']} {self.counted}",
                 self._speed(),
             ]
             self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)

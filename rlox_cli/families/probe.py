@@ -1,4 +1,4 @@
-"""Probe an environment: check it against gymnasium's interface, and take a few random steps."""
+"""Probe an environment: check it against its interface, and take a few random steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,9 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env
 from rlox.envs.failures import wrong_answer
-from rlox.multi_agent import is_multi_agent
+from rlox.multi_agent import make_multi_agent_env
 from rlox.processes.failures import no_exit, note_cause
-from rlox_cli.preflight.play import random_actions, same
-from rlox_cli.run.limits import plays_native, time_limit
+from rlox_cli.families.limits import plays_native
 from rlox_cli.terminal.errors import UsageError
 
 # Limits of the probe in CPU seconds and steps.
@@ -48,7 +47,7 @@ class Seen:
         return float(self.limit or _STEPS)
 
 
-def probe_env(algorithm: Any, config: RunConfig) -> Seen:
+def probe_env(family: Any, algorithm: Any, config: RunConfig) -> Seen:
     """Step one environment, and for a while a second one with the same seed and actions.
 
     Raises
@@ -56,13 +55,9 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     UsageError
         If no training could use the environment: an invalid step, numbers that are not finite, an exception.
     """
-    where, limit, native = f"env={config.env.id}", time_limit(algorithm), plays_native(algorithm)
+    where, limit, native = f"env={config.env.id}", family.time_limit(algorithm), plays_native(algorithm)
     if config.env.backend == "envpool":
         return Seen(limit, [], 0.0, False, [])
-    if is_multi_agent(config.env.id):
-        from rlox_cli.preflight.agents import probe_agents
-
-        return Seen(limit, *probe_agents(config, where))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lines = [] if native else [*_contract(config, where)]
@@ -71,7 +66,7 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     lines += [f"{where}: {text}" for text in messages if not native and not any(usual in text for usual in _USUAL)]
     if found.differs:
         lines = [line for line in lines if "determinis" not in line]  # reported below, with the remedy
-    lines += _behaviour_warnings(found, algorithm.spec, config, where, limit)
+    lines += _behaviour_warnings(family, found, algorithm.spec, config, where, limit)
     rewards = found.rewards
     return Seen(limit, found.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
 
@@ -176,7 +171,7 @@ def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
 
 
 def _behaviour_warnings(
-    found: _Results, spec: EnvSpec, config: RunConfig, where: str, limit: int | None
+    family: Any, found: _Results, spec: EnvSpec, config: RunConfig, where: str, limit: int | None
 ) -> Iterator[str]:
     """Yield warnings about behaviour that training can cope with, but that is probably not intended."""
     c, lengths = config.algo, found.lengths
@@ -198,8 +193,78 @@ def _behaviour_warnings(
     if found.largest > _LARGE_OBS and not spec.shows_images and not getattr(c, "normalize_obs", True):
         yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"
     scale = max(map(abs, found.rewards))
-    if config.offline:
-        return  # the rewards learned from are the dataset's
+    if not family.learns_from_env:
+        return
     if scale > _LARGE_REWARD and config.env.reward_fn is None and not getattr(c, "normalize_rewards", False):
         remedy = "algo.normalize_rewards=true" if hasattr(c, "normalize_rewards") else "env.reward_fn"
         yield f"{where}: rewards reach {scale:.3g}; {remedy} can bring them near 1"
+
+
+def probe_agents(family: Any, algorithm: Any, config: RunConfig) -> Seen:
+    """As `probe_env`, for an environment with several agents.
+
+    Raises
+    ------
+    UsageError
+        If the environment breaks PettingZoo's interface, or returns numbers that are not finite.
+    """
+    c, where, rng = config.env, f"env={config.env.id}", np.random.default_rng(config.seed)
+    limit = family.time_limit(algorithm)
+    try:
+        first, second = (make_multi_agent_env(c.id, 1, config.seed, c.kwargs) for _ in range(2))
+        try:
+            found = _play_agents(first, second, rng)
+        finally:
+            first.close()
+            second.close()
+    except (FloatingPointError, TypeError, ValueError) as e:
+        raise UsageError(f"{where}: {e}") from e
+    rewards, lines = found.rewards, []
+    constant = len(set(rewards)) == 1
+    if found.differs:
+        lines.append(
+            f"{where} is not deterministic: with the same seed and actions, {found.differs} differ, so no run can be "
+            "repeated; use a generator that reset(seed=…) seeds"
+        )
+    if not found.lengths:
+        lines.append(
+            f"{where}: no episode ended in {len(rewards):,} random steps; without a time limit, an evaluation may take "
+            "long; eval.max_steps cuts off its episodes"
+        )
+    if constant:
+        lines.append(f"{where}: all rewards were {rewards[0]:g} under random actions, so nothing is learned from them")
+    return Seen(limit, found.lengths, float(np.mean(rewards)), constant, lines)
+
+
+def _play_agents(first: Any, second: Any, rng: np.random.Generator) -> _Results:
+    found, started = _Results([], [], 0, 0.0, ""), time.process_time()
+    first.reset_all()
+    second.reset_all()
+    while len(found.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(found.rewards) < 20):
+        actions = [random_actions(group.spec, rng, 1, len(group.agents)) for group in first.spec.groups]
+        step = first.step_all(actions)
+        if not found.differs and len(found.rewards) < _PAIR_STEPS:
+            twin = second.step_all(actions)
+            compared = (("observations", "final_obs"), ("rewards", "rewards"))
+            found.differs = next(
+                (what for what, name in compared if not same(getattr(step, name), getattr(twin, name))), ""
+            )
+        found.rewards.append(float(sum(each.sum() for each in step.rewards)))
+        if step.ended[0]:
+            found.lengths.append(int(step.episode_lengths[0]))
+    return found
+
+
+def random_actions(spec: Any, rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Return random actions, (*shape, …), within ±1 if there are no bounds."""
+    if spec.discrete:
+        return rng.integers(spec.n_actions, size=shape)
+    if spec.n_choices is not None:
+        return rng.integers(spec.n_choices, size=(*shape, len(spec.n_choices)))
+    low, high = (np.where(np.isfinite(b), b, d) for b, d in ((spec.act_low, -1.0), (spec.act_high, 1.0)))
+    return rng.uniform(low, high, (*shape, spec.act_dim)).astype(np.float32)
+
+
+def same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    """Return whether two sequences of arrays are equal; NaN equals NaN."""
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))

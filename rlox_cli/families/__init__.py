@@ -1,0 +1,1 @@
+"""What does the command line do differently for each kind of algorithm: check, build, restore, estimate, evaluate?"""

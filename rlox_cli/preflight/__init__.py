@@ -1,1 +1,0 @@
-"""Will a run work, and what will it cost? ``rlox train --check`` builds it, probes its environment and estimates."""

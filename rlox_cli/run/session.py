@@ -1,0 +1,531 @@
+"""One run, from a validated configuration to a trained, logged and checkpointed agent."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from rich.console import Console
+
+from rlox import tracking
+from rlox.algorithms import entry_of, resolve
+from rlox.callbacks import (
+    AdviceCallback,
+    Callback,
+    CheckpointCallback,
+    EvalCallback,
+    TimeLimitCallback,
+    TimingCallback,
+)
+from rlox.callbacks.loggers import RecordLogger
+from rlox.checkpoint import load_checkpoint, run_files, trained_for, versions
+from rlox.config import RunConfig
+from rlox.config.saved import resolved
+from rlox.distributed.ranks import RankLost, current
+from rlox.envs.registry import imported_module
+from rlox.processes.failures import failure_of, no_exit
+from rlox.tracking.record import FILE, Record
+from rlox.tracking.store import replace_text
+from rlox_cli.families.family import family_of
+from rlox_cli.records.folders import require_new, require_own_files, resume_command
+from rlox_cli.terminal.account import keep_traceback, summary
+from rlox_cli.terminal.console import print_text
+from rlox_cli.terminal.errors import Stopped
+from rlox_cli.terminal.paths import output_path, shown
+from rlox_cli.terminal.progress import ProgressCallback
+from rlox_cli.terminal.signals import Signals, StopAtOnce
+
+_STOPPING = "stopping after this update, with everything saved; press Ctrl-C again to stop at once"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    final: dict[str, float]  # summary of the last evaluation; empty if none was made
+    best: float | None  # mean return of the best evaluation
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that can be resumed, and what it is resumed with."""
+
+    config: RunConfig
+    algo: str
+    checkpoint: Path
+    changed: Mapping[str, Any]  # {key: [old, new]}, of the run's own configuration
+    trusted: bool  # whether the environment may be the one in the files, whatever is imported
+
+
+class Stopper(Protocol):
+    """A callback that has the reason why it stopped a training, if it did."""
+
+    stopped: str | None
+
+
+class StopOnSignal(Callback):
+    """Ends the training at the next update after the first of `signals`, so that a complete state is saved.
+
+    It also does so once the file `flag` exists, since a sweep cannot send signals to other machines.
+    """
+
+    def __init__(self, signals: Signals, flag: Path | None = None) -> None:
+        self.signals = signals
+        self._flag, self._looked, self._flagged = flag, 0.0, False
+
+    @property
+    def signal_number(self) -> int | None:
+        return self.signals.number or (signal.SIGINT if self._flagged else None)
+
+    def on_step(self, **info: Any) -> bool:
+        if self._flag is not None and (now := time.monotonic()) - self._looked > 0.5:
+            self._looked, self._flagged = now, self._flag.exists()
+        if self.signal_number is None:
+            return True
+        self.signals.saving()
+        return False
+
+
+def without_eval_workers(config: RunConfig) -> RunConfig:
+    """Return `config` for a run in parallel with others: no processes for evaluations, unless they were requested."""
+    return replace(config, eval=replace(config.eval, workers=max(0, config.eval.workers)))
+
+
+def run(
+    config: RunConfig,
+    algo: str,
+    folder: Path,
+    console: Console,
+    stop_flag: Path | None = None,
+    again: bool = False,
+    more: Sequence[Stopper] = (),
+) -> Outcome:
+    """Train, evaluate and save.
+
+    Parameters
+    ----------
+    stop_flag : Path, optional
+        A file that stops the training once it exists, as Ctrl-C does.
+    again : bool
+        Whether the folder may contain a run that ended before it saved anything. Its next segment then starts over.
+    more : sequence of Stopper
+        Further callbacks, which may stop the training.
+
+    Raises
+    ------
+    Stopped
+        After Ctrl-C or SIGTERM, with everything saved.
+    Exception
+        If anything fails. The failure is recorded, and saved checkpoints are unchanged.
+    """
+    require_own_files(folder)
+    record = folder / FILE
+    before = record.stat().st_size if record.exists() else 0  # of a file that only grows
+    if before and not again:
+        require_new(folder)
+    with keeping_traceback(folder):
+        algorithm = build(config, algo, folder, console)
+
+    def verify() -> None:
+        if (record.stat().st_size if record.exists() else 0) != before:
+            raise RuntimeError(f"{shown(folder)} was taken by another process in the meantime; try again")
+
+    return Session(algorithm, config, algo, folder, console, verify, stop_flag, more).run()
+
+
+def resume(found: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()) -> Outcome:
+    """Continue a run as if it had not been stopped; as `run`."""
+    checkpoint = found.checkpoint
+    folder, identity = checkpoint.parent.parent, _identity(checkpoint)
+    require_own_files(folder)
+    with keeping_traceback(folder):
+        algorithm = restore(found, console)
+
+    def verify() -> None:
+        if _identity(checkpoint) != identity:
+            raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
+
+    session = Session(algorithm, found.config, found.algo, folder, console, verify, stop_flag, more, found.changed)
+    return session.run()
+
+
+def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
+    """Return the untrained algorithm of a new run in `folder`. Print what `init_from` leaves out."""
+    family = family_of(config.algo, config.env.id)
+    algorithm = family.build(resolve(entry_of(algo).cls), config, folder)
+    if config.init_from is None:
+        return algorithm
+    try:
+        with _printing_notes("init_from:", console):
+            algorithm.init_from(config.init_from)
+        if console is not None:
+            header = load_checkpoint(config.init_from).header
+            steps, unit = trained_for(header)
+            console.print(
+                f"init_from: {family.taken_over} of {header['algorithm']} at {unit[:-1]} {steps:,} are taken over, as "
+                f"far as both have them; optimisers, counters and {family.starts_fresh}",
+                soft_wrap=True,
+                markup=False,
+            )
+    except BaseException:
+        algorithm.close()
+        raise
+    return algorithm
+
+
+def restore(found: Resumption, console: Console) -> Any:
+    """Return the algorithm of a run, to train on. Print what cannot be restored."""
+    config, family = found.config, family_of(found.config.algo, found.config.env.id)
+    with _printing_notes("from_checkpoint:", console):
+        algorithm = family.restore(resolve(entry_of(found.algo).cls), config, found.checkpoint, found.trusted)
+    if (note := family.note_on_restoring(algorithm)) is not None:
+        console.print(note, soft_wrap=True, markup=False)
+    return algorithm
+
+
+def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[str, Any] | None) -> None:
+    """Set the end of the training and of its schedules. Print a note if schedules are stretched.
+
+    `changed` is None for a new run, and what was typed for a resumed one.
+
+    Raises
+    ------
+    ValueError
+        If ``schedule_timesteps`` leaves nothing to learn.
+    """
+    end, schedule_end = config.total_timesteps, config.schedule_timesteps
+    if changed is None:
+        algorithm.plan(end, schedule_timesteps=schedule_end)
+        return
+    if "schedule_timesteps" in changed and schedule_end is None:
+        schedule_end = end
+    with _printing_notes("train:", console):
+        algorithm.plan(until=end, schedule_timesteps=schedule_end)
+
+
+def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
+    """Yield warnings, one line each, about a training that begins now.
+
+    Raises
+    ------
+    UsageError
+        If it does not fit this machine, or nobody would name such a folder.
+    """
+    output_path("output_dir", folder, folder=True)
+    family = family_of(config.algo, config.env.id)
+    yield from family.warnings(algorithm, config, folder)
+    yield from family.time_limit_warnings(algorithm, config)
+
+
+class Session:
+    """A training with its callbacks and its record, from its start or from a checkpoint.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        New, or restored from a checkpoint. It is closed at the end.
+    verify : callable
+        Raises if another process has changed the run since it was read. Called with the record's lock held.
+    stop_flag, more
+        As for `run`.
+    changed : mapping, optional
+        What was typed to resume the run; None for a new run.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        config: RunConfig,
+        algo: str,
+        folder: Path,
+        console: Console,
+        verify: Callable[[], None],
+        stop_flag: Path | None = None,
+        more: Sequence[Stopper] = (),
+        changed: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.algorithm, self.config, self.folder, self.console = algorithm, config, folder, console
+        self.changed, self.more, self._verify = changed, more, verify
+        self.family = family_of(config.algo, config.env.id)
+        self.label = f"{algo} {config.env.id} seed {config.seed}"
+        self.start, self.unit = algorithm.counters.steps, algorithm.counters.unit
+        # With the backend that is really used, so that this file gives the same run on another machine.
+        self._plain = resolved(config, algo) | {"backend": algorithm.backend}
+        self.stop = StopOnSignal(Signals(self._print_always, _STOPPING, stop_flag), stop_flag)
+
+    def run(self) -> Outcome:
+        """Train, evaluate, record and save. On a rank other than 0, only train."""
+        if self.algorithm.ranks.rank:
+            return self._follow()
+        self.console.print(f"backend: {self.algorithm.backend} ({self.algorithm.backend_reason})", soft_wrap=True)
+        try:
+            best_before = -math.inf if self.changed is None else _best_score(self.folder)
+            plan(self.algorithm, self.config, self.console, self.changed)
+            for warning in training_warnings(self.algorithm, self.config, self.folder):
+                self._print(f"warning: {warning}")
+        except BaseException:
+            self.algorithm.close()
+            raise
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.changed is None:
+            self._write_config()
+        if getattr(self.algorithm, "collector", None) is not None:
+            self.algorithm.collector.notify = self._print
+        resumed_at = None if self.changed is None else self.start
+        record = Record(
+            self.folder, versions=versions(), resume_step=resumed_at, changed=self.changed, verify=self._verify
+        )
+        self._make_callbacks(record, best_before)
+        with self.stop.signals, record:
+            if self.changed is not None:
+                self._write_config()
+            for path in (self.folder / "checkpoints").rglob(".*.partial"):
+                path.unlink(missing_ok=True)  # a killed process has not finished writing it
+            tracking.start_mirrors(self.folder)
+            started = time.perf_counter()
+            self._train(record)
+            seconds = time.perf_counter() - started
+            early = self._early_end()
+            if self.stop.signal_number:
+                record.end(self.algorithm.counters.steps, "interrupted")
+            else:
+                record.end(self.algorithm.counters.steps, "finished", f"stopped early: {early}" if early else "")
+        return self._report(seconds, early)
+
+    def _make_callbacks(self, record: Record, best_before: float) -> None:
+        config, saving, play, folder = self.config, self.config.checkpoint, self.config.eval, self.folder
+        recorder = RecordLogger(record)
+        self.timing = TimingCallback()
+        self.evaluations = EvalCallback(
+            play.n_points,
+            play.n_episodes,
+            config.eval_seed,
+            play.stop_at,
+            play.patience,
+            workers=play.workers,
+            max_steps=play.max_steps,
+            imports=config.imports,
+        )
+        self.time_limit = TimeLimitCallback(config.max_seconds or math.inf, self.evaluations)
+        self.progress = ProgressCallback(
+            self.console, self.label, config.total_timesteps, self.unit, self.family.digits, self.family.counted
+        )
+        self.checkpoints = CheckpointCallback(
+            folder / "checkpoints", saving.every_s, self._plain, saving.memory, saving.every_steps
+        )
+        self.algorithm.callbacks.extend(
+            [
+                self.timing,
+                recorder,
+                self.evaluations,
+                *self.family.make_callbacks(self.algorithm, folder, recorder),
+                *self.more,
+                self.time_limit,
+                AdviceCallback(lambda line: self._print(f"advice: {line}"), plan=False),
+                self.progress,
+                self.stop,
+                self.checkpoints,
+            ]
+        )
+        self.checkpoints.best = max(self.checkpoints.best, best_before)
+
+    def _train(self, record: Record) -> None:
+        """Train and close the algorithm. Record how it failed, if it does."""
+        closed = False
+        try:
+            with no_exit("code outside rlox"), self.progress:
+                self.algorithm.train()
+                closed = True
+                self.evaluations.close()
+                self.algorithm.close()
+        except StopAtOnce as e:
+            # Without an end in its record, the run counts as killed: it can be resumed from its last checkpoint.
+            self._print(self._stopped_at_once(e))
+            raise Stopped(e.signal_number) from None
+        except BaseException as e:
+            self.stop.signals.saving()  # after a SIGTERM, as torchrun sends to the other ranks, there is time to report
+            kept, steps = keep_traceback(e, self.folder, shown(self.folder)), self.algorithm.counters.steps
+            # On a full disk this fails too; the first error is the one to report.
+            with suppress(OSError):
+                record.end(steps, "failed", summary(e), may_pass(e), kept)
+            found = failure_of(e)
+            # An error about the files of the replay memory, which are read last, is one about the input.
+            found.running = steps > self.start or not isinstance(e, ValueError)
+            found.saved = _last_good(self.folder)
+            if isinstance(e, RankLost):
+                found.saved += f". Resume with: {_resume_command(self.folder)}"
+            raise
+        finally:
+            if not closed:
+                with suppress(Exception, SystemExit):  # the first error is the one to report
+                    self.evaluations.close()
+                    self.algorithm.close()
+
+    def _early_end(self) -> str | None:
+        """Return why the training ended before its last step, if it did."""
+        if self.time_limit.reached:
+            return f"max_time={self.config.max_time} was reached"
+        return next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
+
+    def _report(self, seconds: float, early: str | None) -> Outcome:
+        """Print the results."""
+        evaluations, steps = self.evaluations, self.algorithm.counters.steps
+        final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
+        best = self.checkpoints.best if evaluations.evaluations else None
+        if self.stop.signal_number:
+            self.console.print(
+                f"stopped at {self.unit[:-1]} {steps:,}; everything up to it is saved. Resume with: "
+                f"{_resume_command(self.folder)}",
+                soft_wrap=True,
+            )
+            self._print_files(best is not None)
+            raise Stopped(self.stop.signal_number)
+        if early:
+            self.console.print(f"stopped early: {early}", soft_wrap=True)
+        score = self.family.format_score
+        begun = "" if self.changed is None else f" (from {self.start:,})"
+        self.console.print(
+            f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
+            f"{score(final['mean_return'])} ± {score(final['std_return'])} over {final['n_episodes']} "
+            f"{self.family.counted}, best {score(best)}",
+            soft_wrap=True,
+        )
+        self._print_files(True)
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in self.timing.summary().items() if name != "total_s")
+        played = f"; in parallel, {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
+        self.console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
+        return Outcome(self.folder, steps, seconds, final, best)
+
+    def _print_files(self, has_best: bool) -> None:
+        folder, config = self.folder, self.config
+        names = "best.safetensors and last.safetensors" if has_best else "last.safetensors"
+        module = imported_module(config.env.id)
+        imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
+        for name, value in (
+            ("checkpoints", f"{shown(folder / 'checkpoints')} ({names})"),
+            ("config", shown(folder / "config.yaml")),
+            ("metrics", shown(folder / "metrics.jsonl")),
+            ("evaluate", f"rlox eval {shlex.quote(shown(folder))}{imports}"),
+        ):
+            self.console.print(f"  {name:<12} {value}", soft_wrap=True)
+
+    def _follow(self) -> Outcome:
+        """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
+        algorithm, self.stop = self.algorithm, StopOnSignal(Signals(lambda text: None))
+        started = time.perf_counter()
+        with self.stop.signals:
+            try:
+                plan(algorithm, self.config, self.console, self.changed)
+                algorithm.callbacks.extend([self.stop])
+                algorithm.train()
+            except StopAtOnce as e:
+                # If rank 0 was killed, it prints nothing.
+                if e.signal_number == signal.SIGTERM and algorithm.ranks.first_to_notice():
+                    self._print_always(f"rank {algorithm.ranks.rank}: {self._stopped_at_once(e)}")
+                raise Stopped(e.signal_number) from None
+            except Exception as e:
+                self.stop.signals.saving()
+                failure_of(e).running = True
+                if isinstance(e, RankLost):
+                    failure_of(e).saved = f"{_last_good(self.folder)}. Resume with: {_resume_command(self.folder)}"
+                raise
+            finally:
+                algorithm.close()
+        if self.stop.signal_number:
+            raise Stopped(self.stop.signal_number)
+        return Outcome(self.folder, algorithm.counters.steps, time.perf_counter() - started, {}, None)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def _print_always(self, text: str) -> None:
+        """Print `text` even if the console is quiet: a user who presses Ctrl-C waits for an answer."""
+        if self.console.quiet:
+            print_text(text, stderr=True)
+        else:
+            self._print(text)
+
+    def _write_config(self) -> None:
+        """Replace ``config.yaml`` atomically."""
+        replace_text(self.folder / "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
+
+    def _stopped_at_once(self, e: StopAtOnce) -> str:
+        by_torchrun = self.algorithm.ranks.joined and e.signal_number == signal.SIGTERM
+        cause = " by SIGTERM, which torchrun also sends when another rank has ended" if by_torchrun else ""
+        last = (self.folder / "checkpoints" / "last.safetensors").is_file()
+        more = f". Resume with: {_resume_command(self.folder)}" if last else ""
+        return f"stopped at once{cause}. {_last_good(self.folder)}{more}"
+
+
+@contextmanager
+def keeping_traceback(folder: Path) -> Iterator[None]:
+    """Write the traceback of an error in the user's code, or of a bug, into the run's folder."""
+    try:
+        with no_exit("code outside rlox"):
+            yield
+    except Exception as e:
+        keep_traceback(e, folder, shown(folder))
+        raise
+
+
+@contextmanager
+def _printing_notes(beginning: str, console: Console | None) -> Iterator[None]:
+    """Print the warnings whose text starts with `beginning` as plain lines, and hide all others."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", beginning)
+        yield
+    for warning in warned:
+        if console is None:
+            print_text(str(warning.message), stderr=True)
+        else:
+            console.print(str(warning.message), soft_wrap=True, markup=False)
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Return what identifies a file that is never changed in place, only replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _resume_command(folder: Path) -> str:
+    """Return the command that resumes this run."""
+    ranks = current()
+    start = f"torchrun --standalone --nproc-per-node={ranks.size} -m " if ranks.joined else ""
+    return start + resume_command(folder)
+
+
+def may_pass(e: BaseException) -> bool:
+    """Return whether the same training may succeed when retried: not if its input or its numbers are at fault."""
+    return isinstance(e, (RuntimeError, OSError, MemoryError)) and not isinstance(e, NotImplementedError)
+
+
+def _best_score(folder: Path) -> float:
+    """Return the score of ``best.safetensors``, which may be newer than the checkpoint that is resumed."""
+    if not run_files.is_file(folder, "checkpoints/best.safetensors"):
+        return -math.inf
+    path = folder / "checkpoints" / "best.safetensors"
+    evaluation = load_checkpoint(path).header.get("evaluation")
+    score = evaluation.get("mean_return") if isinstance(evaluation, dict) else None
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise ValueError(f"{shown(path)} must hold the evaluation it was saved for, got none; restore or delete it")
+    return score
+
+
+def _last_good(folder: Path) -> str:
+    saved = [
+        path for path in (folder / "checkpoints" / f"{kind}.safetensors" for kind in ("last", "best")) if path.exists()
+    ]
+    return f"Saved before that: {', '.join(map(shown, saved))}" if saved else "No checkpoint had been saved yet"

@@ -1,0 +1,348 @@
+"""``rlox train``: read and validate what was typed, then train one run, or hand over to Hydra."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+from rlox.config import RunConfig
+from rlox.config.run import DISTRIBUTED
+from rlox.distributed.ranks import Group, join, started
+from rlox.tracking.store import read_config
+from rlox_cli.config.compose import (
+    Job,
+    compose_jobs,
+    compose_sweep,
+    expands,
+    folder_of,
+    run_composed,
+    run_hydra,
+    searches,
+)
+from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args
+from rlox_cli.config.rules import tuned_steps
+from rlox_cli.config.schema import to_run_config
+from rlox_cli.config.sources import with_env
+from rlox_cli.families.imports import import_modules, take_imports
+from rlox_cli.records.folders import require_new
+from rlox_cli.run.mirrors import finish_mirrors, require_trackers
+from rlox_cli.run.session import Outcome, resume, run
+from rlox_cli.terminal.account import account
+from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import output_path, shown, with_home
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was typed for ``rlox train``, and what was composed from it."""
+
+    flags: list[str]
+    overrides: list[str]
+    modules: list[str]
+    console: Console
+    sweep: DictConfig | None  # the configuration of a sweep of its own jobs; None: Hydra runs the jobs
+    jobs: list[Job]
+    multirun: bool
+
+    @property
+    def searches(self) -> bool:
+        return self.sweep is not None and searches(self.sweep)
+
+
+def main(args: list[str]) -> Typed | None:
+    """Run the command for `args`, the Hydra overrides and flags as typed.
+
+    Return the sweep that was typed, if it was one, for `rlox_cli.sweep` to run.
+    """
+    typed, (modules, args) = args, take_imports(args)
+    checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
+    flags, overrides = split_args(args)
+    console = make_console()
+    console.quiet = _n_started() > 1 and os.environ["RANK"] != "0"
+    if runs := [override for override in overrides if override.startswith("resume=")]:
+        if len(set(runs)) > 1:
+            raise UsageError(f"resume must be given once, got {' and '.join(runs)}")
+        others = [override for override in overrides if override not in runs]
+        _resume(with_home("resume", runs[-1].partition("=")[2]), flags, others, modules, console, checks)
+        return None
+    if modules:
+        if any(override.lstrip("+").startswith("imports=") for override in overrides):
+            raise UsageError("--import must not be combined with imports=[…], which it sets; use only one of them")
+        import_modules(modules)
+        overrides.append(f"imports=[{','.join(modules)}]")
+    overrides = run_folder(with_env(overrides))
+    # Flags such as --hydra-help and --version train nothing and need no valid configuration.
+    prints_info = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
+    if prints_info or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags):
+        if checks:
+            raise UsageError("--check must not be combined with a flag that only prints")
+        if not prints_info:
+            compose_jobs(flags, overrides)  # reports what is wrong before anything is printed
+        _run_with_hydra(flags, overrides, False, console)
+        return None
+    multirun = is_multirun(flags, overrides)
+    if multirun:
+        sweep, jobs = compose_sweep(flags, overrides, lambda line: console.print(line, soft_wrap=True))
+    else:
+        sweep, jobs = None, compose_jobs(flags, overrides)
+    plan = Typed(flags, overrides, modules, console, sweep, jobs, multirun)
+    configs = [job.config for job in jobs]
+    if not checks:
+        _require_ranks(configs, multirun, typed)
+    require_trackers(configs)
+    announce(jobs[:1] if plan.searches else jobs, console)
+    if checks:
+        from rlox_cli.run.check import check
+
+        check(jobs, multirun, console)
+        return None
+    if configs[0].distributed is not None:
+        _finish(train_on_ranks(configs[0], jobs[0].algo, lambda: _new_folder(jobs[0], False), console), console)
+        return None
+    _new_folder(jobs[0], multirun)
+    if sweep is not None:
+        from rlox_cli.run.check import require_buildable
+
+        require_buildable(jobs)
+        if plan.searches or expands(sweep):
+            return plan
+    if not multirun and only_select_config(flags):
+        _finish(run_composed(flags, jobs[0], _train), console)
+    else:
+        _run_with_hydra(flags, overrides, multirun, console)
+    return None
+
+
+def _train(cfg: DictConfig) -> Outcome:
+    """Train one composed job. Launchers call this in other processes, too, by its name."""
+    hydra = HydraConfig.get()
+    import_modules(cfg.imports)  # a launcher's process has imported nothing yet
+    return run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), make_console())
+
+
+class _Jobs:
+    """The jobs that Hydra runs in this process, since ``hydra.main`` returns nothing.
+
+    A launcher's other processes have a copy, which only trains: there, the launcher reports failures.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.failures: list[Exception] = []
+        self._process = os.getpid()
+
+    def train(self, cfg: DictConfig) -> dict[str, float]:
+        """Return the final evaluation, which a sweeper may optimise."""
+        if os.getpid() != self._process:
+            return _train(cfg).final
+        try:
+            outcome = _train(cfg)
+        except Exception as e:
+            # The other jobs of a sweep continue, and Hydra does not print its own report of the error.
+            self.failures.append(e)
+            return {}
+        self.outcomes.append(outcome)
+        return outcome.final
+
+
+def _run_with_hydra(flags: list[str], overrides: list[str], multirun: bool, console: Console) -> None:
+    jobs = _Jobs()
+    try:
+        run_hydra(flags, overrides, jobs.train)
+    finally:
+        if jobs.outcomes:
+            if multirun:
+                _print_outcomes(jobs.outcomes, console)
+            finish_mirrors([outcome.folder for outcome in jobs.outcomes], console)
+    if jobs.failures:
+        *before, last = jobs.failures
+        for e in before:
+            print_text(f"rlox train: {account(e)}", stderr=True)
+        raise last
+
+
+def _finish(outcome: Outcome | None, console: Console) -> None:
+    if outcome is not None:
+        finish_mirrors([outcome.folder], console)
+
+
+def _resume(
+    name: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool
+) -> None:
+    from rlox_cli.run.resume import prepare
+
+    if _n_started() and not checks and not flags:
+        timeout_s, distributed = _rendezvous(name, overrides)
+        _finish(resume_on_ranks(name, flags, overrides, modules, timeout_s, distributed, console), console)
+        return
+    found = prepare(name, flags, overrides, modules, console)
+    if found is None:
+        return
+    require_trackers([found.config])
+    if checks:
+        from rlox_cli.run.check import check_resume
+
+        check_resume(found, console)
+        return
+    _require_ranks([found.config], False, [f"resume={name}", *overrides])
+    _finish(resume(found, console), console)
+
+
+def announce(jobs: list[Job], console: Console) -> None:
+    """Print how many jobs there are, and which tuned settings they have."""
+    if len(jobs) > 1:
+        console.print(f"{len(jobs)} jobs, all valid")
+    for name in dict.fromkeys(item.tuned for item in jobs if item.tuned):
+        console.print(
+            f"tuned settings: {name} (`rlox show algo={name.split('/', 1)[0]} env={name.split('/', 1)[1]}`; "
+            "tuned=off for the defaults)",
+            soft_wrap=True,
+        )
+        if short := _short_budget(name, [item.config for item in jobs if item.tuned == name]):
+            console.print(f"  {short}", soft_wrap=True)
+
+
+def _short_budget(name: str, runs: list[RunConfig]) -> str | None:
+    """Return a sentence if the runs with the tuned settings `name` take fewer steps than these are meant for."""
+    shortest = min(runs, key=lambda one: one.total_timesteps)
+    own, full = tuned_steps(name), (shortest.reference or {}).get("full_steps")
+    if own is not None and shortest.total_timesteps < own:
+        return f"total_timesteps={shortest.total_timesteps:,} is short: the tuned settings are for {own:,}"
+    if isinstance(full, int) and shortest.total_timesteps < full:
+        return (
+            f"total_timesteps={shortest.total_timesteps:,} is a short budget: the source of the settings trains for "
+            f"{full:,} and reaches more (total_timesteps={full})"
+        )
+    return None
+
+
+def _print_outcomes(outcomes: Iterable[Outcome], console: Console) -> None:
+    table = make_table("run", "steps", "seconds", "final", "best")
+    for o in outcomes:
+        best = "" if o.best is None else f"{o.best:.1f}"
+        final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
+        table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
+    print_table(console, table)
+
+
+def _new_folder(job: Job, multirun: bool) -> Path:
+    """Return the folder for the files of a new run, or of a sweep. Raise a UsageError if it cannot be used."""
+    folder = folder_of(job, multirun)
+    output_path("output_dir", folder, folder=True)
+    require_new(folder)
+    return folder
+
+
+def _n_started() -> int:
+    """Return how many processes torchrun has started, including this one; 0 without torchrun."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ and started() else 0
+
+
+def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -> None:
+    """Raise a UsageError if torchrun started a run that is not data-parallel, or did not start one that is."""
+    n, wanted = _n_started(), next((c.distributed for c in configs if c.distributed is not None), None)
+    if wanted is not None and multirun:
+        raise UsageError(f"distributed must be null in a sweep, where each job is one process, got {wanted}")
+    if wanted is not None and not n:
+        raise UsageError(
+            f"distributed={wanted} must be started with torchrun, or left out (distributed=null); try: torchrun "
+            f"--standalone --nproc-per-node=2 -m rlox train {shlex.join(typed)}"
+        )
+    if wanted is None and n > 1:
+        raise UsageError(
+            f"distributed must be ddp or fsdp when torchrun has started {n} processes, got null: each process would "
+            "train its own run; add distributed=ddp"
+        )
+
+
+def _rendezvous(name: str, overrides: list[str]) -> tuple[float, str]:
+    """Return how many seconds the ranks of a run wait for each other, and how the run is distributed.
+
+    Both come from the run's configuration; a typed ``distributed=`` takes precedence.
+    """
+    typed = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("distributed=")]
+    path = Path(name)
+    folder = path if path.is_dir() else path.parent.parent
+    saved: dict[str, Any]
+    try:
+        saved = read_config(folder)
+        timeout_s, distributed = float(saved["distributed_timeout_s"]), saved["distributed"]
+    except (OSError, LookupError, TypeError, ValueError):
+        # If this is not a run, the code that reads it raises the error.
+        timeout_s, distributed = RunConfig.distributed_timeout_s, None
+    distributed = typed[-1] if typed else distributed
+    return timeout_s, distributed if distributed in DISTRIBUTED else "ddp"
+
+
+@contextmanager
+def _reporting(group: Group) -> Iterator[None]:
+    """Report exceptions to the other ranks. Then torchrun's SIGTERM must not end this process before it prints them."""
+    with group.reporting_errors():
+        try:
+            yield
+        except Exception:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun kills a process that does not end within 30 s
+            raise
+
+
+def train_on_ranks(config: RunConfig, algo: str, make_folder: Callable[[], Path], console: Console) -> Outcome | None:
+    """Train a new run on the ranks that torchrun has started. Every rank calls this; only rank 0 gets the outcome.
+
+    If torchrun has restarted the ranks, the run of the previous attempt continues from its last checkpoint.
+    """
+    assert config.distributed is not None
+    group = join(config.distributed_timeout_s, config.distributed)
+    with _reporting(group):
+        name, again = group.shared_text("folder", lambda: str(make_folder()))
+        folder = Path(name)
+        if again and group.from_first((folder / "checkpoints" / "last.safetensors").is_file):
+            return _resume_on(group, name, [], [], config.imports, console)
+        outcome = run(config, algo, folder, console, again=again or group.rank > 0)
+        group.leave()
+    return None if group.rank else outcome
+
+
+def resume_on_ranks(
+    name: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    timeout_s: float,
+    distributed: str,
+    console: Console,
+) -> Outcome | None:
+    """Resume the run `name` on the ranks that torchrun has started, in the mode `distributed`; see `train_on_ranks`."""
+    group = join(timeout_s, distributed)
+    with _reporting(group):
+        import_modules(modules)
+        name, again = group.shared_text("run", lambda: name)
+        if again and Path(name).is_file():
+            name = str(Path(name).parent.parent)  # the previous attempt has come further
+        return _resume_on(group, name, flags, overrides, modules, console)
+
+
+def _resume_on(
+    group: Group, name: str, flags: list[str], overrides: list[str], modules: list[str], console: Console
+) -> Outcome | None:
+    from rlox_cli.run.resume import prepare
+
+    found = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
+    if found is not None and found.config.distributed is None:
+        raise UsageError(
+            f"distributed must be ddp or fsdp when torchrun has started {group.size} processes, got null; add "
+            "distributed=ddp"
+        )
+    outcome = None if found is None else resume(found, console)
+    group.leave()
+    return None if group.rank else outcome
