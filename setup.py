@@ -141,11 +141,6 @@ class BuildKernels(build_ext):
             for old in versions[: -self.MOST]:
                 old.unlink()
         self.extensions = extensions
-        # Parse the Python functions that kernels replace only once, not in every process: see rlox/compiled/shadows.py.
-        sys.path.insert(0, str(Path(__file__).parent.resolve()))
-        from rlox.compiled.shadows import keep
-
-        keep("rlox/compiled" if self.inplace else Path(self.build_lib, "rlox", "compiled"))
 
     def target(self, extension: Extension) -> Path:
         """Return the path where Python finds a kernel."""

@@ -1,6 +1,6 @@
 """A pytest plugin for mutation runs (``-p tests.mutation``): kernels run even if the functions they replace were
-changed, so that mutants are found by their results and not by their fingerprints. See benchmarks/mutation.md."""
+changed, so that mutants are found by their results and not by their hashes. See benchmarks/mutation.md."""
 
-from rlox.compiled import shadows
+from rlox.compiled import guard
 
-shadows._differing = lambda *arguments, **options: None
+guard._is_compared = lambda module: True

@@ -41,7 +41,7 @@ def built(folder: Path) -> dict[str, bytes]:
 def project(tmp_path) -> Path:
     def other(folder: str, names: list[str]) -> list[str]:
         kernels = [name for name in names if name.endswith(".pyx") and name not in KERNELS]
-        return [*kernels, *(name for name in names if name.endswith((".so", "__pycache__", "shadows.json")))]
+        return [*kernels, *(name for name in names if name.endswith((".so", "__pycache__")))]
 
     for name in ("rlox", "kernels"):
         shutil.copytree(PROJECT / name, tmp_path / name, ignore=other)

@@ -12,7 +12,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.rollout import RolloutCollector
 from rlox.compiled import NativePolicy
-from rlox.compiled.shadows import difference
+from rlox.compiled.guard import find_difference
 from rlox.config import PPOConfig
 from rlox.kernels.rng import Rng
 
@@ -74,7 +74,7 @@ class CandleCollector:
         for name, given, have in (("obs_dim", obs_dim, spec.obs_dim), ("n_actions", n_actions, spec.n_actions)):
             if given is not None and given != have:
                 raise ValueError(f"CandleCollector: {name} must be {have} for {env_id}, got {given}")
-        if (found := difference("acting", self._collector)) is not None:
+        if (found := find_difference("acting", self._collector)) is not None:
             raise ValueError(
                 f"CandleCollector: its kernel must act as rlox.DiscretePolicy does: {found}; undo that, or use "
                 "rlox.RolloutCollector with a policy"

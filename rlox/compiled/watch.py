@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,6 @@ class Watch:
 
             kinds = (*kinds, nn.Module, nn.Parameter)
         self._actor = actor
-        self._next_look = self._next_difference = 0.0
         self._owner = type(owner).__name__
         self._attributes = vars(owner)
         self._held: dict[str, Any] = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
@@ -41,24 +39,14 @@ class Watch:
         ]
         self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
 
-    def due(self) -> bool:
-        """Return whether the last check was 5 ms ago; a round of training may take less time than a check."""
-        return time.monotonic() >= self._next_look
-
-    def require(self, where: str, functions: bool, difference: Callable[[], str | None]) -> None:
-        """Raise ValueError if something has changed, or there is a `difference` between functions.
-
-        The difference is checked if `functions` is true, and once a second.
-        """
-        now = time.monotonic()
-        self._next_look = now + 0.005
-        found = self._altered() or (None if self._actor is None else self._actor.altered())
-        if found is None and (functions or now > self._next_difference):
-            found = difference()
-            self._next_difference = now + 1.0
-        if found is not None:
+    def require(self, where: str, find_difference: Callable[[], str | None] | None = None) -> None:
+        """Raise ValueError if something has changed, or functions differ by `find_difference`."""
+        change = self._altered() or (None if self._actor is None else self._actor.altered())
+        if change is None and find_difference is not None:
+            change = find_difference()
+        if change is not None:
             raise ValueError(
-                f"{self._owner}.{where}: a native run must not be changed: {found}; make the change before "
+                f"{self._owner}.{where}: a native run must not be changed: {change}; make the change before "
                 f"{self._owner} is created, or create it with backend='torch'"
             )
 

@@ -25,7 +25,7 @@ from rlox.collectors.evaluation import Evaluation, evaluate, outside_inference_m
 from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
-from rlox.compiled.shadows import update_difference
+from rlox.compiled.guard import find_update_difference
 from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, require, shown, usual_settings
 from rlox.config.sb3 import refuse_policy_name
 from rlox.envs import EnvSpec, env_name
@@ -253,7 +253,7 @@ class Agent(Algorithm):
         if "update_native" not in vars(definer):
             return f"{definer.__name__} has an update of its own"
         objects = () if self.collector is None else (self.collector,)
-        obstacle = self._kernel_obstacle(policy) or update_difference(self, *objects, self.counters)
+        obstacle = self._kernel_obstacle(policy) or find_update_difference(self, *objects, self.counters)
         large = obstacle is None and requested == "auto" and device == "auto"
         if large and self._policy_size() + self._critics_size() >= CUDA_PAYS_FROM:
             import torch

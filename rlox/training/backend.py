@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlox.compiled import Watch
-from rlox.compiled.shadows import update_difference
+from rlox.compiled.guard import find_update_difference
 from rlox.nn.devices import device_of
 from rlox.nn.modules import is_module
 
@@ -80,16 +80,15 @@ class Backend(str):
             return
         self._watch = Watch(agent, agent.native)
         objects = (agent, *(() if agent.collector is None else (agent.collector,)), agent.counters)
-        self._difference = partial(update_difference, *objects, reread=False)
+        self._find_difference = partial(find_update_difference, *objects)
 
-    def require_unchanged(self, where: str, functions: bool = False) -> None:
+    def require_unchanged(self, where: str) -> None:
         """Raise ValueError if the kernel would no longer compute the same as the Python code, which was changed.
 
-        The loops call it before each round. Functions are checked with `functions=True`, and once a second.
+        The loops call it before and after a training. A single `predict` has no time to look at functions.
         """
-        watch = self._watch
-        if watch is not None and (functions or where != "train" or watch.due()):
-            watch.require(where, functions, self._difference)
+        if self._watch is not None:
+            self._watch.require(where, None if where == "predict" else self._find_difference)
 
 
 def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:

@@ -135,11 +135,10 @@ def on_policy(algorithm) -> dict[str, float]:
     update = _updater(algorithm)
     algorithm.collector.env_steps = c.env_steps
     go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.backend.require_unchanged("train", functions=True)
+    algorithm.backend.require_unchanged("train")
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
         started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
-        algorithm.backend.require_unchanged("train")
         try:
             batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
         except Diverged:
@@ -174,7 +173,7 @@ def on_policy(algorithm) -> dict[str, float]:
         go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += time.perf_counter() - now
-    algorithm.backend.require_unchanged("train", functions=True)
+    algorithm.backend.require_unchanged("train")
     ranks.call_hook(algorithm, "on_training_end")
     return metrics
 
@@ -204,7 +203,7 @@ def off_policy(algorithm) -> dict[str, float]:
     collect_s = update_s = 0.0
     collector.env_steps = c.env_steps
     go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.backend.require_unchanged("train", functions=True)
+    algorithm.backend.require_unchanged("train")
     fused = algorithm._can_run_rounds()
     left = algorithm._pretraining_due() if go_on else 0
     while go_on and left:
@@ -222,7 +221,6 @@ def off_policy(algorithm) -> dict[str, float]:
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
         started, round_start, c.in_round = clock(), c.env_steps, 0
-        algorithm.backend.require_unchanged("train")
         if fused:
             done = algorithm._rounds(
                 min(report_every - (c.env_steps - c.horizon_start) % report_every, end - c.env_steps)
@@ -293,7 +291,7 @@ def off_policy(algorithm) -> dict[str, float]:
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
-    algorithm.backend.require_unchanged("train", functions=True)
+    algorithm.backend.require_unchanged("train")
     ranks.call_hook(algorithm, "on_training_end")
     return metrics
 
@@ -315,12 +313,11 @@ def offline(algorithm) -> dict[str, float]:
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.backend.require_unchanged("train", functions=True)
+    algorithm.backend.require_unchanged("train")
     since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
         history: list[dict[str, Any]] = []
         started, drawing_s, c.in_round = clock(), 0.0, 0
-        algorithm.backend.require_unchanged("train")
         n = min(report_every - (c.updates - c.horizon_start) % report_every, c.end - c.updates)
         for _ in range(n):
             drawing = clock()
@@ -354,6 +351,6 @@ def offline(algorithm) -> dict[str, float]:
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
-    algorithm.backend.require_unchanged("train", functions=True)
+    algorithm.backend.require_unchanged("train")
     ranks.call_hook(algorithm, "on_training_end")
     return metrics

@@ -14,7 +14,7 @@ from rlox.checkpoint import Checkpoint, one_line
 from rlox.collectors import ReplayCollector
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeBoundedPolicy, bounded_obstacle
-from rlox.compiled.shadows import difference
+from rlox.compiled.guard import find_difference
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
@@ -226,7 +226,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if self._memory.kind is not ReplayBuffer:
             return "the replay memory is not uniform"
         definer = next(cls for cls in type(self).__mro__ if "_rounds" in vars(cls))
-        return difference("rounds", self, self.collector) if definer.__module__.startswith("rlox.") else None
+        return find_difference("rounds", self, self.collector) if definer.__module__.startswith("rlox.") else None
 
     def _can_run_rounds(self) -> bool:
         return (

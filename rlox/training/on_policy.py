@@ -12,7 +12,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
-from rlox.compiled.shadows import difference
+from rlox.compiled.guard import find_difference
 from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
@@ -56,7 +56,7 @@ class OnPolicyAlgorithm(Agent):
     backend : str
         ``torch``; ``native``: a kernel collects and runs the updates that the PyTorch `update` defines; ``auto``:
         native if it is exact for the given arguments, regardless of callbacks and loggers. If a function of `update`
-        was edited, replaced or overridden, PyTorch is used (see `rlox.compiled.shadows`). Replacing a function after a
+        was edited, replaced or overridden, PyTorch is used (see `rlox.compiled.guard`). Replacing a function after a
         native algorithm was created is an error, and so is converting its `policy`, freezing it or adding hooks to it.
         The attributes `backend` and `backend_reason` contain the chosen backend and the reason.
     threads : int
@@ -150,7 +150,7 @@ class OnPolicyAlgorithm(Agent):
         return acting if acting is not None and acting.altered() is None else super().actor
 
     def _learning(self) -> contextlib.AbstractContextManager[Any]:
-        if self._acting is not None and difference("acting", self.collector, reread=False) is not None:
+        if self._acting is not None and find_difference("acting", self.collector) is not None:
             self._acting = None
         return super()._learning()
 
@@ -186,6 +186,6 @@ class OnPolicyAlgorithm(Agent):
 
         self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
-        if exact and difference("acting", self.collector) is None:
+        if exact and find_difference("acting", self.collector) is None:
             self._acting = NativePolicy.sharing(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend.reason += "; a kernel collects"

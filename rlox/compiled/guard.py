@@ -1,0 +1,219 @@
+"""Which source files each kernel stands for, and whether their code is still what the kernel was compared with.
+
+PyTorch's `update` defines an algorithm, and a kernel follows it. `rlox.compiled.record` contains a hash of each listed
+file from the last time that the equivalence tests passed. If a file was edited, something in it was replaced at run
+time, or a subclass overrides a method of an update, PyTorch learns instead of the kernel.
+
+After an edit of a listed file, ``python tests/record_kernels.py`` runs these tests and renews the record.
+
+This module imports neither PyTorch nor the listed files: what was not imported cannot have been replaced.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+import sys
+import threading
+from typing import Any
+
+from rlox.compiled.record import COMPARED
+from rlox.originals import find_replaced
+
+_NETWORKS = ("rlox.nn.networks", "rlox.nn.policies", "rlox.nn.modules", "rlox.collectors.acting", "rlox.envs.spec")
+_LEARNER = (
+    *_NETWORKS,
+    "rlox.nn.losses",
+    "rlox.nn.optimizers",
+    "rlox.training.schedules",
+    "rlox.training.backend",
+    "rlox.checkpoint.counters",
+)
+_ON_POLICY = (*_LEARNER, "rlox.training.on_policy", "rlox.collectors.rollout", "rlox.nn.batch")
+_OFF_POLICY = (*_LEARNER, "rlox.training.off_policy", "rlox.nn.batch")
+_TWIN_CRITIC = (*_OFF_POLICY, "rlox.training.networks")
+_OFFLINE = (*_LEARNER, "rlox.training.offline", "rlox.training.networks")
+
+# The source files by algorithm. ``acting``: those of a policy that PyTorch trains and a kernel lets act; ``rounds``:
+# those of whole off-policy rounds.
+KERNELS: dict[str, tuple[str, ...]] = {
+    "acting": (*_NETWORKS, "rlox.collectors.rollout"),
+    "rounds": (
+        "rlox.training.loops",
+        "rlox.training.off_policy",
+        "rlox.training.replay",
+        "rlox.training.schedules",
+        "rlox.collectors.replay",
+        "rlox.algorithms.dqn",
+        "rlox.nn.batch",
+        "rlox.envs.spec",
+    ),
+    "ppo": (*_ON_POLICY, "rlox.algorithms.ppo"),
+    "appo": (*_ON_POLICY, "rlox.algorithms.appo"),
+    "impala": (*_ON_POLICY, "rlox.algorithms.impala"),
+    "a2c": (*_ON_POLICY, "rlox.algorithms.a2c"),
+    "mappo": (
+        *_ON_POLICY,
+        "rlox.nn.players",
+        "rlox.multi_agent.players",
+        "rlox.algorithms.mappo",
+    ),
+    "dqn": (*_OFF_POLICY, "rlox.algorithms.dqn"),
+    "sac": (*_TWIN_CRITIC, "rlox.algorithms.sac"),
+    "td3": (*_TWIN_CRITIC, "rlox.algorithms.td3"),
+    "bc": (*_OFFLINE, "rlox.algorithms.bc"),
+    "td3_bc": (*_OFFLINE, "rlox.algorithms.td3_bc"),
+    "iql": (*_OFFLINE, "rlox.algorithms.iql"),
+    "cql": (*_OFFLINE, "rlox.algorithms.cql"),
+}
+
+# The methods that a kernel replaces, or that create what it computes on. Any other method may be overridden.
+_UPDATE = (
+    *("update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "_step_by_step", "_policy_arguments"),
+    *("_move_target", "_move_target_when_due", "_weight", "_make_critics"),
+)
+_ROUND = (
+    *("sample", "explore", "off_policy", "clip", "random_actions", "_rows", "_beta", "_epsilon"),
+    *("step", "observe", "_act", "_explore", "_advance", "_ended", "_where"),
+)
+# Files that contain much else: only functions of these names count as replaced there.
+_PARTLY = (
+    *("rlox.training.loops", "rlox.training.off_policy", "rlox.training.offline", "rlox.training.replay"),
+    *(
+        "rlox.training.on_policy",
+        "rlox.training.networks",
+        "rlox.training.backend",
+        "rlox.collectors.rollout",
+        "rlox.envs.spec",
+    ),
+)
+
+
+def find_difference(kernel: str, *objects: object) -> str | None:
+    """Return why `kernel` may not replace Python: the first thing that differs from what it was compared with; or None.
+
+    Parameters
+    ----------
+    kernel : str
+        A key of `KERNELS`.
+    *objects
+        Objects whose methods the kernel replaces: neither they nor their classes may have methods of their own.
+    """
+    modules, methods = KERNELS[kernel], _ROUND if kernel == "rounds" else _UPDATE
+    for module in modules:
+        if not _is_compared(module):
+            return f"{module.replace('.', '/')}.py differs from what the kernel was compared with"
+    for module in modules:
+        for name in find_replaced(sys.modules[module]) if module in sys.modules else ():
+            if module not in _PARTLY or name.rpartition(".")[2] in methods:
+                return f"{module}.{name} differs from what the kernel was compared with"
+    return next((own for one in objects if (own := _find_override(one, modules, methods)) is not None), None)
+
+
+def find_update_difference(algorithm: object, *objects: object) -> str | None:
+    """Return the difference of the kernel with which `algorithm` learns; None if the kernel is another package's."""
+    definer: Any = next(cls for cls in type(algorithm).__mro__ if "update_native" in vars(cls))
+    return find_difference(definer.name, algorithm, *objects) if definer.__module__.startswith("rlox.") else None
+
+
+def _find_override(one: object, modules: tuple[str, ...], methods: tuple[str, ...]) -> str | None:
+    """Describe a method of `one` that replaces or overrides one of the listed files; None if there is none."""
+    kind = type(one)
+    for method in methods:
+        definers = [cls for cls in kind.__mro__ if method in vars(cls)]
+        if not any(cls.__module__ in modules for cls in definers):
+            continue
+        if method in vars(one):
+            return f"{method} of this {kind.__name__} was replaced"
+        if definers[0].__module__ not in modules:
+            return f"{definers[0].__name__} has {'an' if method[0] in 'aeiou' else 'a'} {method} of its own"
+    return None
+
+
+# ---- hashes of files
+
+
+def compute_hashes() -> dict[str, str]:
+    """Return the hashes of all listed files, sorted, as needed for `COMPARED`."""
+    hashes = {}
+    for module in sorted({module for modules in KERNELS.values() for module in modules}):
+        content = _read(_find_path(module))
+        hashes[module] = f"{_hash(content)} {_hash_code(content)}"
+    return hashes
+
+
+_known: dict[str, tuple[tuple[int, int], bool]] = {}  # by module: time and size of its file, and whether it is compared
+
+
+def _is_compared(module: str) -> bool:
+    """Return whether a module's file is the recorded one; it is read again if its time or size has changed."""
+    path = _find_path(module)
+    try:
+        stat = os.stat(path)
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        known = _known.get(module)
+        if known is None or known[0] != stamp:
+            whole, code = COMPARED.get(module, "- -").split()
+            content = _read(path)
+            known = _known[module] = (stamp, _hash(content) == whole or _hash_code(content) == code)
+        return known[1]
+    except (OSError, SyntaxError, ValueError):
+        return False
+
+
+@functools.cache
+def _find_path(module: str) -> str:
+    return os.path.join(os.path.dirname(os.path.dirname(__file__)), *module.split(".")[1:]) + ".py"
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read().replace(b"\r\n", b"\n")
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+# Python 3.11's parser fails if two threads use it at once: https://github.com/python/cpython/issues/106905
+_PARSING = threading.Lock()
+
+
+def _hash_code(content: bytes) -> str:
+    """Return a hash that does not depend on layout, comments, docstrings and annotations."""
+    with _PARSING:
+        tree = ast.parse(content)
+    return _hash(repr(_to_tuples(tree)).encode())
+
+
+# Annotations, and fields that are irrelevant or exist only in some versions of Python.
+_LEFT_OUT = {"annotation", "returns", "type_comment", "type_ignores", "type_params", "ctx", "kind", "simple"}
+
+
+def _to_tuples(node: Any) -> Any:
+    """Return the syntax below `node` as tuples that are the same for every version of Python from 3.10 on."""
+    if isinstance(node, list):
+        return tuple(_to_tuples(one) for one in node)
+    if not isinstance(node, ast.AST):
+        return node
+    if isinstance(node, ast.Constant):
+        return ("Constant", repr(node.value))
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in _LEFT_OUT}
+    if isinstance(node, ast.JoinedStr):  # versions of Python split the text between two values differently
+        fields["values"] = _merge_texts(node.values)
+    elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and ast.get_docstring(node, False) is not None:
+        fields["body"] = node.body[1:]
+    kept = sorted((name, value) for name, value in fields.items() if value is not None and value != [])
+    return (type(node).__name__, *((name, _to_tuples(value)) for name, value in kept))
+
+
+def _merge_texts(values: list[ast.expr]) -> list[Any]:
+    parts: list[Any] = []
+    for value in values:
+        if isinstance(value, ast.Constant) and parts and isinstance(parts[-1], str):
+            parts[-1] += str(value.value)
+        else:
+            parts.append(value.value if isinstance(value, ast.Constant) else value)
+    return [part for part in parts if part != ""]

@@ -1,0 +1,40 @@
+"""Hashes of the source files that kernels stand for, from the last comparison: of all text, and of the code.
+
+Written by ``python tests/record_kernels.py``; see `rlox.compiled.guard`.
+"""
+
+COMPARED: dict[str, str] = {
+    "rlox.algorithms.a2c": "05df7c9e64dff75f 334f05016e4b854b",
+    "rlox.algorithms.appo": "440dedc21bb950e6 97793be9cb367182",
+    "rlox.algorithms.bc": "9fdb2fa15c848b4c 8b0803fe60cf9c2b",
+    "rlox.algorithms.cql": "513db2cec62d9d0b 369542154e9e38bb",
+    "rlox.algorithms.dqn": "ed792b47e03de9e3 192c8961efd51135",
+    "rlox.algorithms.impala": "caa80056e4d6191a 081caacb51c3c9b8",
+    "rlox.algorithms.iql": "be4c418c95858d1a a87965e0f872d4e6",
+    "rlox.algorithms.mappo": "1570cbb6b32b4557 6233e74040437ad7",
+    "rlox.algorithms.ppo": "11278e00ddd9dd34 03e04129a4729e77",
+    "rlox.algorithms.sac": "d70f2b5bc4128404 e0422d6e88376a69",
+    "rlox.algorithms.td3": "9690703e521eb9f2 31f31c7451ec8569",
+    "rlox.algorithms.td3_bc": "35cbf0586c1cbbc0 b337ee5939e4bbf8",
+    "rlox.checkpoint.counters": "ae6f30d460b4f18d 665460ccb762e252",
+    "rlox.collectors.acting": "b2e945c72a903c1e b3f8b1fff4dc2b5f",
+    "rlox.collectors.replay": "50a59e15519ae5bb 5d4a8888c542a509",
+    "rlox.collectors.rollout": "7799658a3910fcf2 e3517481c2d8ad02",
+    "rlox.envs.spec": "543e441ccc2cc859 465ca42605b5fc3e",
+    "rlox.multi_agent.players": "1e04207744db7be6 7bcf68766e42cba5",
+    "rlox.nn.batch": "d83528c6ddec7196 4d2d27a32ebc738b",
+    "rlox.nn.losses": "f108995cca55f600 e31fd23c5d677398",
+    "rlox.nn.modules": "4d1eb36715619e6a dc71f75a6f743b2f",
+    "rlox.nn.networks": "1cc4f30260e3ee10 2db014cfc82af019",
+    "rlox.nn.optimizers": "105d67d6c88937db 53210d886cc62803",
+    "rlox.nn.players": "7a1cae4dc6e616bb 2bccb4b1fe9c5337",
+    "rlox.nn.policies": "1e00adda01b9a004 39a277eb19a967f0",
+    "rlox.training.backend": "e1d3631592a007d2 d881c8ee0b73aac4",
+    "rlox.training.loops": "2f5bef38f8aa61e5 5a4712310233d616",
+    "rlox.training.networks": "da402eab0465e824 04ed348574224ee1",
+    "rlox.training.off_policy": "91c2cce8c9b3c483 b32c99bf46259bf4",
+    "rlox.training.offline": "1b39032c08a02398 b472c95a51b2db53",
+    "rlox.training.on_policy": "17256080e0c01c12 4c4825320565d40d",
+    "rlox.training.replay": "0ecd720da7cdfbda 070e16836c03b849",
+    "rlox.training.schedules": "b1261da85cc4a37d d18f7a3d2ab99c8c",
+}
