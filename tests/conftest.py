@@ -9,7 +9,8 @@ import pytest
 from rlox.envs.registry import worker_imports
 
 # Lets any test `import probes`, whatever the import mode.
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "helpers")]
 
 # For this process and all that tests start: OpenMP threads that spin while another process needs the core make a test
 # ten times slower. Tests about threads set their number themselves.

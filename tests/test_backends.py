@@ -3,7 +3,7 @@
 import multiprocessing
 import sys
 
-import children
+import child_tasks
 import numpy as np
 import probes
 import pytest
@@ -245,10 +245,10 @@ def test_the_kernel_is_not_used_if_the_module_was_changed():
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_native_training_starts_no_threads_and_is_the_same_in_a_child(method):
-    here, more = children.trained_and_threads()
+    here, more = child_tasks.trained_and_threads()
     assert more == 0
     with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.apply_async(children.trained_and_threads).get(timeout=60) == (here, 0)
+        assert pool.apply_async(child_tasks.trained_and_threads).get(timeout=60) == (here, 0)
 
 
 @pytest.mark.parametrize("kind", [DiscreteQNetwork, lambda *a: QPolicy(DiscreteQNetwork(*a), 2)])

@@ -172,7 +172,7 @@ def kwargs(what, hook="step"):
 
 
 def run_of(folder, *words):
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parent / "helpers"), os.environ.get("PYTHONPATH", "")])
     return forked.run(*WORDS, *words, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import waiting_envs
-from outcomes import weights
+from run_results import weights
 
 from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, DiscretePolicy, OfflineDatasetBuffer
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
@@ -297,7 +297,7 @@ def started(folder, *more):
     """Start `rlox train` with evaluations that do not end, and wait until one is pending."""
     words = ["train", "--import", "waiting_envs", "env=Waits-v0", "eval.workers=1", "eval.n_points=3"]
     small = ["logger=none", "total_timesteps=100000", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parent / "helpers")
     env = {**os.environ, "RLOX_TEST_WAITS_FOR": str(folder / "go"), "PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
     program = (
         "import os, sys; from rlox_cli.main import app; "

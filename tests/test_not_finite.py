@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+import failing_user_code
 import numpy as np
 import pytest
 import torch
-import user_code
 from torch import nn
 
 import rlox
@@ -61,7 +61,7 @@ def test_the_environment_the_step_and_the_key_are_named(algo, more, broken, valu
 def test_a_reward_function_is_named():
     for algo in (rlox.PPO("CartPole-v1", 2, 0, n_steps=8), rlox.DQN("CartPole-v1", 2, 0, learning_starts=8)):
         collector = algo.collector
-        collector.reward_fn = user_code.nan_reward
+        collector.reward_fn = failing_user_code.nan_reward
         with pytest.raises(FloatingPointError, match=r"rewards of reward_fn nan_reward must be finite, got nan from"):
             algo.train(64)
 

@@ -8,7 +8,7 @@ import forked
 import numpy as np
 import pytest
 import yaml
-from outcomes import kill_when_there, weights
+from run_results import kill_when_there, weights
 
 import rlox
 from rlox.algorithms import IQL

@@ -9,7 +9,7 @@ import numpy as np
 import probes
 import pytest
 import torch
-from outcomes import kill_when_there, weights
+from run_results import kill_when_there, weights
 
 import rlox
 from rlox.algorithms import BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC

@@ -16,7 +16,7 @@ import forked
 import numpy as np
 import pytest
 import yaml
-from outcomes import outcome
+from run_results import outcome
 from tracker_files import wandb_history
 
 from rlox import PPO, tracking

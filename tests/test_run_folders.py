@@ -4,9 +4,9 @@ import json
 import os
 import shutil
 
+import damaged_folders
 import forked
 import pytest
-import run_folders
 import yaml
 from safetensors.numpy import save
 
@@ -22,7 +22,7 @@ RESUME = "total_timesteps=128"
 def pristine(tmp_path_factory):
     """The folder of the runs that tests copy."""
     folder = tmp_path_factory.mktemp("pristine")
-    run_folders.make(folder)
+    damaged_folders.make(folder)
     return folder
 
 
@@ -34,7 +34,7 @@ def root(pristine, tmp_path):
 
 def refused(words, root, *parts):
     """Run a command that must end with exit code 2 and a line that contains `parts`; return the line."""
-    before = run_folders.contents(root / "outside")
+    before = damaged_folders.contents(root / "outside")
     done = forked.run(*words, cwd=root, timeout=60)
     assert done.returncode == 2, done.stdout + done.stderr
     line = done.stderr.splitlines()[-1]
@@ -42,7 +42,7 @@ def refused(words, root, *parts):
     for part in parts:
         assert part in line
     assert "Traceback" not in done.stderr
-    assert run_folders.contents(root / "outside") == before
+    assert damaged_folders.contents(root / "outside") == before
     return line
 
 
@@ -50,7 +50,7 @@ def check_cases(numbers, pristine, tmp_path):
     failed = []
     for number in numbers:
         folder = tmp_path / str(number)
-        text, wrong = run_folders.case(number, pristine, folder)
+        text, wrong = damaged_folders.case(number, pristine, folder)
         failed += ["\n".join([text, *wrong])] if wrong else []
         shutil.rmtree(folder)
     assert not failed, "\n\n".join(failed)
@@ -85,14 +85,14 @@ def test_a_traceback_is_not_written_through_a_link(root):
     folder = root / "new"
     folder.mkdir()
     (folder / "traceback.txt").symlink_to(root / "outside/secret")
-    words = ["train", *run_folders.PPO, "env.reward_fn=fails:reward", "--import", "fails", "output_dir=new"]
+    words = ["train", *damaged_folders.PPO, "env.reward_fn=fails:reward", "--import", "fails", "output_dir=new"]
     refused(words, root, "traceback.txt must be a regular file, got a symbolic link")
 
 
 def test_a_new_run_writes_through_no_link(root):
     (root / "new/.hydra").mkdir(parents=True)
     (root / "new/.hydra/config.yaml").symlink_to(root / "outside/secret")
-    words = ["train", *run_folders.PPO, "output_dir=new"]
+    words = ["train", *damaged_folders.PPO, "output_dir=new"]
     refused(words, root, ".hydra/config.yaml must be a regular file, got a symbolic link")
 
 
@@ -166,7 +166,7 @@ def test_a_run_folder_may_be_reached_through_a_link(root):
         ["train", "resume=outputs/dqn", RESUME],
         ["eval", "link"],
         ["eval", "outputs/dqn/checkpoints/last.safetensors"],
-        ["train", *run_folders.PPO, "output_dir=outputs/new"],
+        ["train", *damaged_folders.PPO, "output_dir=outputs/new"],
         ["train", "resume=link", "total_timesteps=256"],
         ["collect", "--replay", "link", "--out", "data.arrow"],
         ["compare", "outputs/new", "good"],

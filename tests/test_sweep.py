@@ -14,7 +14,7 @@ from pathlib import Path
 import forked
 import pytest
 import yaml
-from outcomes import outcome
+from run_results import outcome
 
 from rlox.checkpoint import load_checkpoint
 from rlox_cli.commands.train import main as train

@@ -7,10 +7,10 @@ import os
 import re
 from pathlib import Path
 
+import failing_user_code
 import forked
 import gymnasium
 import pytest
-import user_code
 
 import rlox
 from rlox.callbacks import Callback
@@ -18,7 +18,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.config import nearest
 from rlox_cli.terminal.account import account, exit_code
 
-HERE = Path(user_code.__file__)
+HERE = Path(failing_user_code.__file__)
 SMALL = ["logger=none", "total_timesteps=600", "algo.n_steps=32", "env.n_envs=4", "eval.n_episodes=1"]
 
 
@@ -27,7 +27,7 @@ def line_of(source: str) -> int:
 
 
 def own(env: str, *args: str) -> list[str]:
-    return ["train", "--import", "user_code", f"env={env}", *SMALL, *args]
+    return ["train", "--import", "failing_user_code", f"env={env}", *SMALL, *args]
 
 
 def frames(err: str) -> list[tuple[str, str]]:
@@ -68,13 +68,13 @@ FAILS = [
         ],
     ),
     (
-        own("Sound-v0", "env.wrappers=[user_code.Wrapper]"),
+        own("Sound-v0", "env.wrappers=[failing_user_code.Wrapper]"),
         "environment 0 (Sound-v0): step 1 of its episode failed with AttributeError: 'int' object has no attribute "
         "'gear'",
         [("step", "return super().step(action.gear)")],
     ),
     (
-        own("Sound-v0", "env.reward_fn=user_code:reward"),
+        own("Sound-v0", "env.reward_fn=failing_user_code:reward"),
         "reward_fn reward on Sound-v0 failed with TypeError: no torque there",
         [("reward", 'raise TypeError("no torque there")')],
     ),
@@ -194,7 +194,7 @@ def test_eval_and_collect_show_the_location_of_an_exception(command, tmp_path):
         (["eval"], "evaluation on StepFails-v0: step failed with RuntimeError: the simulator has lost its licence"),
         (["collect", "--steps", "80"], "environment 0 (StepFails-v0): step 6 of its episode failed with RuntimeError"),
     ):
-        code, _, err = command(*verb, "own.safetensors", "--import", "user_code")
+        code, _, err = command(*verb, "own.safetensors", "--import", "failing_user_code")
         assert code == 1
         assert f"rlox {verb[0]}: {where}" in err
         assert frames(err) == FAILS[0][2]

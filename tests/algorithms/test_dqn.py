@@ -6,7 +6,7 @@ import numpy as np
 import probes
 import pytest
 import torch
-from outcomes import Losses
+from run_results import Losses
 from torch import nn
 
 from rlox.algorithms import DQN

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import textbook
 import torch
-from gradients import BATCHES, PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from learner_comparison import BATCHES, PERCEPTRONS, NearestKink, assert_equal_gradients
 
 from rlox.algorithms import BC, CQL, IQL, TD3BC
 from rlox.kernels.nn.cql import NativeCQL

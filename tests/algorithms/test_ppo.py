@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from outcomes import Losses
+from run_results import Losses
 from torch import nn
 
 from rlox.algorithms import PPO

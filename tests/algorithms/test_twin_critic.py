@@ -13,7 +13,7 @@ import pytest
 import textbook
 import torch
 from gymnasium import spaces
-from outcomes import Losses
+from run_results import Losses
 from torch import nn
 
 import rlox

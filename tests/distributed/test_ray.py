@@ -15,7 +15,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from outcomes import outcome
+from run_results import outcome
 
 from rlox_cli.records.ledger import Sweep
 

@@ -5,9 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from gradients import PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from learner_comparison import PERCEPTRONS, NearestKink, assert_equal_gradients
 
 from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 from rlox.kernels.rng import Rng

@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from children import child, digest
+from child_tasks import child, digest
 
 import rlox
 from rlox.kernels.rng import Rng

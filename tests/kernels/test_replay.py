@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from generator import MASK, derive_key
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from philox import MASK, derive_key
 from scipy.stats import chisquare
 
 import rlox

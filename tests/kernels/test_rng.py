@@ -5,9 +5,9 @@ import pickle
 
 import numpy as np
 import pytest
-from generator import MASK, derive_key, philox
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from philox import MASK, derive_key, philox
 
 from rlox.kernels.rng import Rng, _philox_block
 

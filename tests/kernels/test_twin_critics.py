@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients import BATCHES, PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from learner_comparison import BATCHES, PERCEPTRONS, NearestKink, assert_equal_gradients
 from torch import nn
 
 from rlox.kernels.buffers.replay import ReplayBuffer

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from outcomes import weights
+from run_results import weights
 
 import rlox.llm.toy
 from rlox.checkpoint import load_checkpoint

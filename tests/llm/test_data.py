@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from characters import CHATML, character_tokenizer
+from character_tokenizer import CHATML, character_tokenizer
 
 from rlox.llm.data import Rows, encode, pair_rows, prompt_rows, read_rows, text_rows
 

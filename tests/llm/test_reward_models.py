@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 import torch
-from characters import CHATML, character_tokenizer
+from character_tokenizer import CHATML, character_tokenizer
 from torch import nn
 
 from rlox.llm.data import encode

@@ -8,9 +8,9 @@ import warnings
 
 import numpy as np
 import pytest
-from generator import derive_key, philox
 from outside_envs import OBSERVE, RESET, STEP, AgentSpec, P, bounds, capsule_of
 from pettingzoo.test import parallel_api_test, parallel_seed_test
+from philox import derive_key, philox
 
 import rlox
 from rlox.envs import is_native, make_vec_env

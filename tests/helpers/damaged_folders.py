@@ -1,6 +1,6 @@
 """Real run folders, damaged at random: links, pipes, cut and edited files.
 
-``python tests/run_folders.py 0 2000`` runs the cases 0 to 1999, and prints those that fail.
+``python tests/helpers/damaged_folders.py 0 2000`` runs the cases 0 to 1999, and prints those that fail.
 """
 
 from __future__ import annotations
