@@ -84,7 +84,7 @@ def running(pid):
 
 
 def pids(vec):
-    return [worker.process.pid for worker in vec._workers]
+    return [child.process.pid for child in vec._group.children]
 
 
 def trajectory(vec, n_steps):
@@ -330,7 +330,7 @@ class Slow(gymnasium.Env):
 
 vec = make_vec_env(Slow, 2, 0, workers=2)
 assert (vec.step_all([0, 0])["rewards"] == 1).all()
-print(*(worker.process.pid for worker in vec._workers), flush=True)
+print(*(child.process.pid for child in vec._group.children), flush=True)
 """
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.checkpoint import is_count, one_line
 from rlox.collectors.evaluation import Evaluation, warn_of_cut
-from rlox.collectors.evaluator import EvaluationWorker, WorkerDied, cores, make_job, play
+from rlox.collectors.evaluator import EvaluationWorker, cores, make_job, play
 from rlox.config import integer
 from rlox.envs import is_native
+from rlox.processes.parent import ChildDied
 
 _KEPT_EPISODES = 20_000  # evaluation episodes stored in a checkpoint
 # With workers=-1: the most evaluation processes, and the seconds that the remaining evaluations must take to start any.
@@ -356,7 +357,7 @@ class EvalCallback(Callback):
                 if not one.worker.ready(wait and len(self._pending) > leave):
                     return
                 evaluation, seconds = one.worker.result()
-            except WorkerDied as e:
+            except ChildDied as e:
                 self._most_workers = 0
                 self._processes.remove(one.worker)
                 warnings.warn(

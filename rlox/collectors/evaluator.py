@@ -11,11 +11,7 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
-import struct
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 import weakref
@@ -26,12 +22,14 @@ from typing import Any
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
-from rlox.envs.parallel_env import packed, raise_packed, sendable, unpacked
+from rlox.envs.workers import sendable, unpacked
 from rlox.nn.modules import copied
-from rlox.processes.child import begin_child, kill_child
-from rlox.processes.interpreter import python_command
+from rlox.processes.channel import CREATE, FAILED
+from rlox.processes.failures import raise_packed
+from rlox.processes.memory import open_nameless, read_all, write_all
+from rlox.processes.parent import Child, ChildDied, stop_children
 
-_ALIVE_EVERY = 0.5  # seconds between two checks that the other process is alive
+_PLAY = b"p"  # message to the process: play the job in the shared memory
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time, and the period that they apply to
 
 
@@ -82,10 +80,6 @@ def play(job: bytes) -> Evaluation:
         return by(**arguments)
 
 
-class WorkerDied(RuntimeError):
-    """The process of an evaluation died without reporting an exception."""
-
-
 class EvaluationWorker:
     """A process that runs one evaluation after another.
 
@@ -97,107 +91,69 @@ class EvaluationWorker:
 
     def __init__(self) -> None:
         self.busy = False
-        self._unread = bytearray()
-        self._sock, theirs = socket.socketpair()
-        self._sock.settimeout(_ALIVE_EVERY)
-        command = python_command("rlox.collectors.evaluator", "work", theirs.fileno(), os.getpid())
-        # Blocked signals stay blocked across exec, so they cannot hit a worker before it ignores them.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
+        self._answer: tuple[bytes, Any] | None = None
+        self._memory = open_nameless()
+        self.children = [Child(_Player, self._memory, (), (signal.SIGINT, signal.SIGTERM), one_thread=False)]
+        self.process = self.children[0].process
         # Also runs at interpreter exit.
-        self._finalizer = weakref.finalize(self, _stop, self.process, self._sock, os.getpid())
+        self._finalizer = weakref.finalize(self, stop_children, self.children, os.getpid(), 0.0)
 
     def begin(self, job: bytes) -> None:
         """Start `job`. Returns immediately, even if the process is still starting."""
         self.busy = True
-        # Send the descriptor of a nameless file: sending the bytes would block until the process reads them.
-        with tempfile.TemporaryFile() as file, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            file.write(job)
-            file.flush()
-            socket.send_fds(self._sock, [b"j"], [file.fileno()])
+        # In the message itself, the bytes would block until the process reads them.
+        write_all(self._memory, job)
+        self.children[0].send(_PLAY)
 
     def ready(self, wait: bool = False) -> bool:
         """Whether the result is available; with `wait`, block until it is.
 
         Raises
         ------
-        WorkerDied
+        ChildDied
             If the process died.
         """
-        while not self._whole():
-            self._sock.settimeout(_ALIVE_EVERY if wait else 0.0)
+        while self._answer is None:
             try:
-                part = self._sock.recv(1 << 16)
-            except TimeoutError:
-                # A child process of a dead worker may still have the socket open.
-                if self.process.poll() is not None:
-                    raise self._died() from None
-                continue
-            except BlockingIOError:
+                message = self.children[0].receive() if wait else self.children[0].peek()
+            except ChildDied:
+                self.close()
+                raise
+            if message is None:
                 return False
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise self._died()
-            self._unread += part
+            if message[0] != CREATE:
+                self._answer = message
         return True
-
-    def _whole(self) -> bool:
-        return len(self._unread) >= 8 and len(self._unread) - 8 >= struct.unpack_from("<Q", self._unread)[0]
 
     def result(self) -> tuple[Evaluation, float]:
         """Return the evaluation, once it is `ready`, and its duration in seconds. Raises its exception if it failed."""
-        evaluation, answer = pickle.loads(self._unread[8:])
-        self._unread.clear()
+        assert self._answer is not None
+        (kind, value), self._answer = self._answer, None
         self.busy = False
-        if evaluation is None:
-            raise_packed(*pickle.loads(answer))
-        return evaluation, answer
-
-    def _died(self) -> WorkerDied:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
-        self.close()
-        code = self.process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-        return WorkerDied(f"the process (pid {self.process.pid}) died ({how}{hint})")
+        if kind == FAILED:
+            raise_packed(*value)
+        return value
 
     def close(self) -> None:
         """Kill the process, even during an evaluation."""
         self._finalizer()
+        self._memory.close()
 
 
-def _stop(process: subprocess.Popen, sock: socket.socket, owner: int) -> None:
-    if os.getpid() != owner:
-        return  # this is a forked child of the owner
-    sock.close()
-    kill_child(process)
+class _Player:
+    """Plays the jobs of an `EvaluationWorker` in its process."""
 
+    def __init__(self, memory_fd: int):
+        warnings.simplefilter("ignore")  # the parent process issues the same warnings
+        self._memory = os.fdopen(memory_fd, "r+b", buffering=0)
 
-def work(sock_fd: int, parent: int) -> None:
-    """The main function of a worker."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    begin_child(parent)
-    warnings.simplefilter("ignore")  # the parent process issues the same warnings
-    sock = socket.socket(fileno=sock_fd)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while True:
-            started, fds, _, _ = socket.recv_fds(sock, 1, 1)
-            if not started:
-                return
-            with os.fdopen(fds[0], "rb") as file:
-                file.seek(0)
-                job = file.read()
-            begun = time.perf_counter()
-            try:
-                answer = pickle.dumps((play(job), time.perf_counter() - begun))
-            except BaseException as e:
-                answer = pickle.dumps((None, packed(e)))
-            sock.sendall(struct.pack("<Q", len(answer)) + answer)
+    def hello(self) -> None:
+        pass
+
+    def answer(self, kind: bytes, value: Any) -> tuple[Evaluation, float]:
+        job = read_all(self._memory)
+        start = time.perf_counter()
+        return play(job), time.perf_counter() - start
+
+    def close(self) -> None:
+        pass

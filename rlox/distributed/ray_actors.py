@@ -25,7 +25,8 @@ from rlox.config import RayConfig, RayResources
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.snapshots import own_policy, sendable_plan
-from rlox.envs.parallel_env import packed, raise_packed, unpacked
+from rlox.envs.workers import unpacked
+from rlox.processes.failures import pack_exception, raise_packed
 
 _ANSWER_WITHIN = 120.0  # timeout in seconds of requests other than rollouts: to save or restore a state
 _LISTENS_WITHIN = 10.0  # seconds for a connection to the head of a cluster
@@ -75,7 +76,7 @@ class _Host:
         try:
             return True, call()
         except BaseException as e:
-            return False, packed(e)
+            return False, pickle.dumps(pack_exception(e))
 
 
 class RayActors:

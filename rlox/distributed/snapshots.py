@@ -11,7 +11,7 @@ import numpy as np
 from rlox.compiled import NativePolicy
 from rlox.distributed.protocol import ActorPlan
 from rlox.envs import env_name
-from rlox.envs.parallel_env import sendable
+from rlox.envs.workers import sendable
 from rlox.nn.modules import copied, weights_of
 
 
@@ -23,7 +23,7 @@ def own_policy(plan: ActorPlan) -> ActorPlan:
 
 
 def sendable_plan(where: str, plan: ActorPlan, *more: Any) -> bytes:
-    """Pickle `plan` and `more` for another process (`rlox.envs.parallel_env.unpacked`).
+    """Pickle `plan` and `more` for another process (`rlox.envs.workers.unpacked`).
 
     Raises
     ------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +90,10 @@ class EnvGroup:
         self.length_queue: deque[int] = deque(maxlen=100)  # their steps
         self.stacks = [env_state.stack_of(e) for e in self.envs]
         self.unrestorable_reason = next(filter(None, map(env_state.explain_unrestorable, self.envs)), None)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.adapter.spec
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
         """Return `env_state.encode` of each environment and its running episode; None if they cannot be restored."""
@@ -199,25 +203,19 @@ class EnvGroup:
 class ForeignVecEnv(ForeignEnvs):
     """Base of vector environments such as `GymVecEnv` and `ParallelGymVecEnv`: their input and output arrays.
 
-    Attributes
-    ----------
-    spec : EnvSpec
-        Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are copied
-        from it.
-    unrestorable_reason : str, optional
-        Same as in `ForeignEnvs`.
+    `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are those of `spec`.
     """
 
     spec: EnvSpec
     # In data-parallel training: number of this rank's first copy, and the copies of all ranks (0: only these).
     first = n_joint = 0
-    # Defined by subclasses, in addition to the methods that `ForeignEnvs` names.
-    _reset: Callable[[list[int | None], np.ndarray], None]
-    _step: Callable[[np.ndarray, dict[str, np.ndarray]], None]
 
     def __init__(self, env_id: Any, n_envs: int, seed: int):
         super().__init__(env_id, n_envs)
         self._seed = seed
+
+    def render(self) -> None:
+        """Return None: training does not draw these environments."""
 
     @property
     def num_envs(self) -> Count:
@@ -358,13 +356,11 @@ class GymVecEnv(ForeignVecEnv):
                 f"GymVecEnv: env_id must be an id or a callable for {n_envs} copies, got one environment "
                 f"({env_name(env_id)}); pass lambda: {env_name(env_id.unwrapped)}(...), or n_envs=1"
             )
-        self._group = EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv")
+        self._hold(EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv"))
         self.envs = self._group.envs
         self.observation_space = self.single_observation_space = self.envs[0].observation_space
         self.action_space = self.single_action_space = self.envs[0].action_space
         self.return_queue, self.length_queue = self._group.return_queue, self._group.length_queue
-        self.spec = self._group.adapter.spec
-        self.unrestorable_reason, self._stacks = self._group.unrestorable_reason, self._group.stacks
 
     @property
     def episode_rewards(self) -> list[float]:
@@ -375,19 +371,6 @@ class GymVecEnv(ForeignVecEnv):
     def episode_lengths(self) -> list[int]:
         """Steps of the last 100 episodes that ended."""
         return list(self.length_queue)
-
-    def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.unrestorable_reason = self._group.get_state(), self._group.unrestorable_reason
-        return found
-
-    def _set_state(self, states: list[Any]) -> None:
-        self._group.set_state(states)
-
-    def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
-        self._group.reset(seeds, obs)
-
-    def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
-        self._group.step(actions, out)
 
     def _close(self) -> None:
         if not self._borrowed:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlox.envs.spec import EnvSpec
+from rlox.processes.memory import Layout
 
 
 class VecEnv(Protocol):
@@ -69,9 +70,6 @@ class VecEnv(Protocol):
 
     def close(self) -> None:
         """Close the copies and their processes. May be called again."""
-
-
-Layout = dict[str, tuple[tuple[int, ...], type]]  # shapes and dtypes of arrays by name
 
 
 def step_layout(spec: EnvSpec, n: int) -> Layout:

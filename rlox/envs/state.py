@@ -476,11 +476,8 @@ class ForeignEnvs:
 
     native = False
     unrestorable_reason: str | None
-    _stacks: list[list[str]]
-    # Defined by subclasses; the two methods for states are only used if `unrestorable_reason` is None.
-    _get_state: Callable[[], tuple[list[Any], bytes] | None]
-    _set_state: Callable[[list[Any]], None]
-    _close: Callable[[], None]
+    _group: Any  # what steps the copies: environments one after the other, or workers; see `_hold`
+    _stacks: list[list[str]]  # classes that each copy is composed of
 
     def __init__(self, env_id: Any, n_envs: int):
         if n_envs < 1:
@@ -489,6 +486,11 @@ class ForeignEnvs:
         self.n_envs = n_envs
         self._started = False
         self._at_rest = False  # whether all are open and have taken the same number of steps
+
+    def _hold(self, group: Any) -> None:
+        """Use `group` to step the copies, unless a subclass overrides the methods below."""
+        self._group, self.spec, self._stacks = group, group.spec, group.stacks
+        self.unrestorable_reason = group.unrestorable_reason
 
     @property
     def why_not(self) -> str | None:
@@ -510,8 +512,8 @@ class ForeignEnvs:
 
         Return None if no episode has started, after `close` or a failed step, and if they cannot be restored.
         """
-        found = self._get_state() if self._at_rest and self.unrestorable_reason is None else None
-        return None if found is None else pack(self._stacks, *found)
+        states = self._get_state() if self._at_rest and self.unrestorable_reason is None else None
+        return None if states is None else pack(self._stacks, *states)
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
         """Whether `state` comes from environments like these, so that `set_state` may succeed.
@@ -543,11 +545,23 @@ class ForeignEnvs:
         self._set_state(states)
         self._started = self._at_rest = True
 
-    def render(self) -> np.ndarray | None:
-        """Return None: these environments are not drawn."""
-        return None
-
     def close(self) -> None:
         """End the environments; may be called again."""
         self._at_rest = False
         self._close()
+
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        states, self.unrestorable_reason = self._group.get_state(), self._group.unrestorable_reason
+        return states
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._group.set_state(states)
+
+    def _reset(self, seeds: list[int | None], out: Any) -> None:
+        self._group.reset(seeds, out)
+
+    def _step(self, actions: Any, out: Any) -> None:
+        self._group.step(actions, out)
+
+    def _close(self) -> None:
+        self._group.close()

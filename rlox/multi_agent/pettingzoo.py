@@ -702,15 +702,9 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
     ----------
     spec : MultiAgentSpec
         Agents, groups, shapes and bounds.
-    unrestorable_reason : str, optional
-        See `rlox.envs.state.ForeignEnvs`.
     """
 
     spec: MultiAgentSpec
-    # Methods of subclasses, in addition to those of `ForeignEnvs`; the last replaces `_set_state`.
-    _reset: Callable[[list[int | None], MultiAgentStep], None]
-    _step: Callable[[list[np.ndarray], MultiAgentStep], None]
-    _restore_states: Callable[[list[Any]], None]
 
     def __init__(self, env: Any, n_envs: int, seed: int):
         super().__init__(env, n_envs)
@@ -743,8 +737,12 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
         self._alive = [alive.copy() for alive in out.alive]
         return out
 
+    def render(self) -> np.ndarray | None:
+        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
+        return self._group.render()
+
     def _set_state(self, states: list[Any]) -> None:
-        self._restore_states(states)
+        super()._set_state(states)
         self._alive = [np.zeros((self.n_envs, len(group.agents)), np.bool_) for group in self.spec.groups]
         places = {slot: (g, a) for g, group in enumerate(self.spec.groups) for a, slot in enumerate(group.slots)}
         for i, one in enumerate(states):
@@ -784,27 +782,5 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
         state: str = "auto",
     ):
         super().__init__(env, n_envs, seed)
-        self._copies = ZooCopies(env, kwargs, zoo_seeds(seed, n_envs), "PettingZooVecEnv", state=state)
-        self.envs = self._copies.envs
-        self.spec, self._stacks = self._copies.spec, self._copies.stacks
-        self.unrestorable_reason = self._copies.unrestorable_reason
-
-    def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.unrestorable_reason = self._copies.get_state(), self._copies.unrestorable_reason
-        return found
-
-    def _restore_states(self, states: list[Any]) -> None:
-        self._copies.set_state(states)
-
-    def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:
-        self._copies.reset(seeds, out)
-
-    def _step(self, actions: list[np.ndarray], out: MultiAgentStep) -> None:
-        self._copies.step(actions, out)
-
-    def _close(self) -> None:
-        self._copies.close()
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
-        return self._copies.render()
+        self._hold(ZooCopies(env, kwargs, zoo_seeds(seed, n_envs), "PettingZooVecEnv", state=state))
+        self.envs = self._group.envs

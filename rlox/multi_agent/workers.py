@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rlox.envs.parallel_env import (
-    Workers,
-    arrays_of,
-    put_seeds,
-    seeds_of,
-    serve,
-    shared_out,
-    size_of,
-)
-from rlox.envs.protocols import Layout
+from rlox.envs.workers import Share, WorkerGroup, read_seeds, write_seeds
 from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, ZooCopies, zoo_seeds
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_arrays, step_arrays
+from rlox.processes.memory import Layout
 
 _NAME = "ParallelPettingZooVecEnv"
 
@@ -66,93 +56,47 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         state: str = "auto",
     ):
         super().__init__(env, n_envs, seed)
-        if not 1 <= workers <= n_envs:
-            raise ValueError(f"{_NAME}: workers must be between 1 and n_envs ({n_envs}), got {workers}")
-        order = (env, kwargs, zoo_seeds(seed, n_envs), state)
-        orders = shared_out(_NAME, env, order, n_envs, workers)
-
-        self._pool = Workers(
-            _NAME, env, "rlox.multi_agent.workers", "_work", orders, lambda spec: _layout(spec, n_envs)
-        )
-        self._workers = self._pool.workers
-        self.spec, self._stacks = self._pool.spec, self._pool.stacks
-        self.unrestorable_reason = self._pool.unrestorable_reason
-        self._seeds, self._actions, self._shared = _parted(self._pool.arrays)
+        value = (env, kwargs, zoo_seeds(seed, n_envs), state)
+        self._hold(WorkerGroup(_NAME, env, ZooShare, value, n_envs, workers))
+        self._seeds, self._actions, self._shared = _split(self._group.arrays)
 
     def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:
-        put_seeds(seeds, self._seeds)
-        self._pool.reset()
+        write_seeds(seeds, self._seeds)
+        self._group.reset()
         out.take(self._shared)
 
     def _step(self, actions: list[np.ndarray], out: MultiAgentStep) -> None:
         for shared, given in zip(self._actions, actions, strict=True):
             shared[...] = given
-        self._pool.step()
+        self._group.step()
         out.take(self._shared)
 
-    def _get_state(self) -> tuple[list[Any], bytes] | None:
-        found, self.unrestorable_reason = self._pool.get_state(), self._pool.unrestorable_reason
-        return found
 
-    def _restore_states(self, states: list[Any]) -> None:
-        self._pool.set_state(states)
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
-        return self._pool.render()
-
-    def _close(self) -> None:
-        self._pool.close()
-
-
-def _layout(spec: MultiAgentSpec, n: int) -> Layout:
-    return {"seeds": ((n,), np.int64), **action_arrays(spec, n), **step_arrays(spec, n)}
-
-
-def _parted(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray], MultiAgentStep]:
+def _split(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray], MultiAgentStep]:
     """Return the seeds, the actions by group, and the arrays of a step."""
     actions = [array for key, array in arrays.items() if key.startswith("actions.")]
     step = {key: array for key, array in arrays.items() if key != "seeds" and not key.startswith("actions.")}
     return arrays["seeds"], actions, MultiAgentStep.over(step)
 
 
-class _ZooShare:
+class ZooShare(Share):
     """A worker's PettingZoo environments, and their rows of the shared arrays."""
 
-    def __init__(self, value: Any, rows: slice, index: int):
+    @staticmethod
+    def layout(spec: MultiAgentSpec, n: int) -> Layout:
+        return {"seeds": ((n,), np.int64), **action_arrays(spec, n), **step_arrays(spec, n)}
+
+    def make(self, value: Any, process: str) -> ZooCopies:
         env, kwargs, seeds, state = value
-        self._n, self._rows, self._first = len(seeds), rows, index == 0
-        process = f"worker {index}, pid {os.getpid()}"
-        self._copies = ZooCopies(env, kwargs, seeds[rows], _NAME, rows.start, process, state)
+        return ZooCopies(env, kwargs, seeds[self.rows], _NAME, self.rows.start, process, state)
 
-    def hello(self) -> tuple[MultiAgentSpec, str | None, list[list[str]]]:
-        return self._copies.spec, self._copies.unrestorable_reason, self._copies.stacks
-
-    def attach(self, memory_fd: int) -> None:
-        layout = _layout(self._copies.spec, self._n)
-        seeds, actions, step = _parted(arrays_of(mmap.mmap(memory_fd, size_of(layout)), layout))
-        self._seeds, self._actions = seeds[self._rows], [array[self._rows] for array in actions]
-        self._out = step.rows(self._rows)
+    def attach(self, arrays: dict[str, np.ndarray]) -> None:
+        seeds, actions, step = _split(arrays)
+        self._seeds, self._actions = seeds[self.rows], [array[self.rows] for array in actions]
+        self._out = step.rows(self.rows)
 
     def step(self) -> None:
-        self._copies.step(self._actions, self._out)
+        self.group.step(self._actions, self._out)
 
     def reset(self) -> None:
-        self._copies.reset(seeds_of(self._seeds), self._out)
-
-    def save(self) -> Any:
-        return self._copies.get_state(), self._copies.unrestorable_reason
-
-    def restore(self, states: list[Any]) -> None:
-        self._copies.set_state(states)
-
-    def render(self) -> Any:
-        return self._copies.render() if self._first else None
-
-    def close(self) -> None:
-        self._copies.close()
-
-
-def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
-    """The main function of a worker."""
-    serve(sock_fd, memory_fd, parent, _ZooShare)
+        self.group.reset(read_seeds(self._seeds), self._out)

@@ -1,4 +1,4 @@
-"""How a child process of rlox begins and ends, together with the processes that its environments start."""
+"""What runs in a child process: how it begins, answers its parent, and ends, with the processes that it started."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import contextlib
 import faulthandler
 import os
 import signal
-import subprocess
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
 from rlox.config import shown
+from rlox.processes.channel import CREATE, FAILED, Channel, encode
+from rlox.processes.failures import pack_exception
 
 # What a terminal sends when it closes, and clusters before a time limit: the command saves and ends, and with it its
 # children, which may receive the signal too.
@@ -43,14 +47,6 @@ def _watch(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def kill_child(process: subprocess.Popen) -> int:
-    """Kill a child, if it still runs, and the processes that its environments started. Return its exit code."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()  # it may not have called `begin_child` yet
-    return process.wait()
-
-
 def kill_forks() -> None:
     """Kill the children of this process that run the same program, such as those that an environment has forked."""
     with contextlib.suppress(OSError):  # only Linux has these files
@@ -69,3 +65,50 @@ def close_quietly(close: Callable[[], None]) -> None:
     except BaseException as e:
         text = f"closing the environments of process {os.getpid()} failed with {type(e).__name__}: {shown(str(e))}"
         print(f"rlox: {text}", file=sys.stderr)
+
+
+class Served(Protocol):
+    """An object in a child process that answers its parent's messages."""
+
+    def hello(self) -> Any:
+        """Return what the parent must know at first."""
+
+    def answer(self, kind: bytes, value: Any) -> Any:
+        """Carry out a message and return the value of the answer, which has the same kind."""
+
+    def close(self) -> None:
+        """End."""
+
+
+def serve(sock_fd: int, memory_fd: int, parent: int, module: str, name: str, *ignored: int) -> None:
+    """Run a child process: create the object that `rlox.processes.parent.Child` names, and let it answer messages.
+
+    It ends when the parent closes the socket. The parent gets all exceptions, also those that would end this process.
+    """
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
+    begin_child(parent)
+    channel, served = Channel(socket.socket(fileno=sock_fd)), None
+    try:
+        _, order = channel.receive()
+        try:
+            served = getattr(import_module(module), name)(memory_fd, *order)
+            hello = encode(CREATE, served.hello())
+        except BaseException as e:
+            channel.sock.sendall(encode(FAILED, pack_exception(e)))
+            channel.receive()  # until the parent has read this and closes
+            return
+        channel.sock.sendall(hello)
+        while True:
+            kind, value = channel.receive()
+            try:
+                answer = encode(kind, served.answer(kind, value))
+            except BaseException as e:
+                answer = encode(FAILED, pack_exception(e))
+            channel.sock.sendall(answer)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent no longer waits
+    finally:
+        if served is not None:
+            close_quietly(served.close)

@@ -10,13 +10,14 @@ import contextlib
 import functools
 import io
 import opcode
+import pickle
 import sys
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, TracebackType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from rlox.config import shown
 
@@ -154,3 +155,42 @@ def _pickler() -> type:
 
 def _in_file(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
     return make(*arguments).replace(co_filename=file)
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception in another process, as printed there; the cause of the one raised in the parent."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def pack_exception(e: BaseException) -> tuple[bytes | None, str, str, list[Frame], str]:
+    """Return the arguments of `raise_packed`, with which the parent raises `e`; see also `require_exception`."""
+    try:
+        require_exception(e, "an environment")
+    except RuntimeError as ended:
+        e = ended
+    try:
+        # A class from the parent's main script is pickled by value, and becomes the same class again in the parent.
+        sent = dumps(e)
+        pickle.loads(sent)
+    except Exception:  # such as classes whose constructors need other arguments than the message
+        sent = None
+    frames = frames_of(e.__traceback__)
+    if e.__cause__ is not None:
+        frames = [*frames_of(e.__cause__.__traceback__), *frames]
+    trace = "".join(traceback.format_exception(e))
+    return sent, f"{type(e).__name__}: {e}", failure_of(e).what, frames, trace
+
+
+def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Frame], trace: str) -> NoReturn:
+    """Raise an exception that another process packed with `pack_exception`."""
+    try:
+        e = RuntimeError(message) if sent is None else pickle.loads(sent)
+    except Exception:  # the user's class may not be importable here
+        e = RuntimeError(message)
+    failure = failure_of(e)
+    failure.frames, failure.trace = frames, trace
+    if what:
+        note_cause(e, what)
+    raise e from WorkerTraceback(trace)

@@ -571,7 +571,7 @@ def dead(pid):
 @pytest.mark.slow
 def test_a_worker_that_dies_is_named_and_nothing_is_left():
     env = odd(workers=2)
-    pids = [worker.process.pid for worker in env._workers]
+    pids = [child.process.pid for child in env._group.children]
     env.reset_all()
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(
@@ -589,7 +589,7 @@ def test_a_worker_that_dies_is_named_and_nothing_is_left():
 def test_a_worker_that_dies_while_it_saves_is_named():
     with make_multi_agent_env(TAG, 2, 0, workers=2) as env:
         env.reset_all()
-        os.kill(env._workers[0].process.pid, signal.SIGKILL)
+        os.kill(env._group.children[0].process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match=r"worker 0 \(pid \d+\) died \(signal 9\) with environments 0 to 0 of"):
             env.get_state()
         assert env.get_state() is None
@@ -599,7 +599,7 @@ def test_a_worker_that_dies_while_it_saves_is_named():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_exceptions_of_the_environment_are_passed_on(workers):
     with odd(workers=workers) as env:
-        pids = [worker.process.pid for worker in getattr(env, "_workers", [])]
+        pids = [child.process.pid for child in getattr(env._group, "children", [])]
         env.reset_all()
         env.step_all(chosen(0, 0, 3, 0))
         with pytest.raises(KeyError, match="of the environment's own") as caught:

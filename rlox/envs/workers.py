@@ -1,0 +1,284 @@
+"""Environments stepped by worker processes, with exactly the same results as in this process.
+
+Observations, rewards, flags and actions are in memory that all processes share; messages only say what to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+from rlox.envs.registry import env_name, worker_imports
+from rlox.processes.channel import CREATE, FAILED
+from rlox.processes.failures import dumps, raise_packed
+from rlox.processes.memory import Layout, map_arrays, open_nameless
+from rlox.processes.parent import Child, ChildDied, stop_children
+
+_CLOSE_WITHIN = 3.0  # seconds for environments to close before their worker is killed
+_CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same after a failure, when the caller waits for the error
+_ATTACH, _STEP, _RESET, _SAVE, _RESTORE, _RENDER, _SETTLE = b"a", b"s", b"r", b"g", b"p", b"v", b"="
+_NO_SEED = -1
+
+
+class Share:
+    """A worker's environments, and their rows of the shared arrays. Answers the messages of `WorkerGroup`.
+
+    Parameters
+    ----------
+    memory_fd : int
+        Descriptor of the shared memory.
+    sent : bytes
+        What the environments are made of, see `sendable`.
+    rows : slice
+        Their numbers among all copies.
+    index : int
+        Number of this worker.
+    """
+
+    def __init__(self, memory_fd: int, sent: bytes, rows: slice, index: int):
+        self._memory_fd, self.rows = memory_fd, rows
+        self.group = self.make(unpacked(sent), f"worker {index}, pid {os.getpid()}")
+
+    @staticmethod
+    def layout(spec: Any, n: int) -> Layout:
+        """Return the shapes and dtypes of the shared arrays, by name, for `n` environments of a spec."""
+        raise NotImplementedError
+
+    def make(self, value: Any, process: str) -> Any:
+        """Create the environments, an object as in `rlox.envs.state.ForeignEnvs`."""
+        raise NotImplementedError
+
+    def attach(self, arrays: dict[str, Any]) -> None:
+        """Use the shared arrays."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        raise NotImplementedError
+
+    def hello(self) -> tuple[Any, str | None, list[list[str]]]:
+        return self.group.spec, self.group.unrestorable_reason, self.group.stacks
+
+    def answer(self, kind: bytes, value: Any) -> Any:
+        if kind == _STEP:
+            return self.step()
+        if kind == _RESET:
+            return self.reset()
+        if kind == _ATTACH:
+            return self.attach(map_arrays(self._memory_fd, self.layout(self.group.spec, value)))
+        if kind == _SAVE:
+            return self.group.get_state(), self.group.unrestorable_reason
+        if kind == _RESTORE:
+            return self.group.set_state(value)
+        return self.group.render() if kind == _RENDER and self.rows.start == 0 else None
+
+    def close(self) -> None:
+        self.group.close()
+
+
+class WorkerGroup:
+    """Processes that each step a part of N environments and share memory with this process.
+
+    A worker ignores Ctrl-C, computes with one thread, and ends when its parent process ends for any reason.
+
+    Parameters
+    ----------
+    where : str
+        The class name at the start of error messages.
+    env : str or callable
+        The environment.
+    share : type
+        A `Share`, created in each worker.
+    value
+        What its environments are made of.
+    n_envs, workers : int
+        Number of environments N and of processes, which get equal shares of them.
+
+    Attributes
+    ----------
+    spec
+        Spec of the environments, the same in all workers.
+    unrestorable_reason : str, optional
+        Why the environments cannot be restored exactly.
+    stacks : list
+        Classes that each environment is built of.
+    arrays : dict
+        The shared arrays.
+
+    Raises
+    ------
+    ValueError
+        If `workers` is out of range, or not all environments have the same spec.
+    TypeError
+        If `env` is neither an id nor a callable, or cannot be sent.
+    """
+
+    def __init__(self, where: str, env: Any, share: type[Share], value: Any, n_envs: int, workers: int):
+        if not 1 <= workers <= n_envs:
+            raise ValueError(f"{where}: workers must be between 1 and n_envs ({n_envs}), got {workers}")
+        if not isinstance(env, str) and not callable(env):
+            raise TypeError(f"{where}: env_id must be an id or a callable, which every worker calls, got {env!r}")
+        try:
+            sent = sendable(value, env)
+        except Exception as e:
+            raise TypeError(
+                f"{where}: env_id {env_name(env)} and its kwargs must be picklable by cloudpickle, to be sent "
+                f"to another process: {e}; pass an id, or a function that creates everything itself"
+            ) from e
+        ends = [n_envs * i // workers for i in range(workers + 1)]
+        self._rows = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self._where, self._env = where, env
+        self.children: list[Child] = []
+        self._failed = False  # whether a worker died or raised
+        self._unsettled = False  # whether answers may be outstanding, because an exception was raised before they came
+        # Also runs at interpreter exit. It refers to the list and not to this object, which can therefore be collected.
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, stop_children, self.children, self._owner, _CLOSE_WITHIN)
+        try:
+            with open_nameless() as memory:
+                for index, rows in enumerate(self._rows):
+                    self.children.append(Child(share, memory, (sent, rows, index)))
+                specs, reasons, stacks = zip(*self._receive_all(CREATE), strict=True)
+                self.spec, self.unrestorable_reason = specs[0], next(filter(None, reasons), None)
+                self.stacks = [stack for part in stacks for stack in part]
+                other = next((spec for spec in specs if spec != self.spec), None)
+                if other is not None:
+                    raise ValueError(
+                        f"{where}: all environments must have the same spaces, got {other} and {self.spec}"
+                    )
+                self.arrays = map_arrays(memory.fileno(), share.layout(self.spec, n_envs), enlarge=True)
+                self._command(_ATTACH, [n_envs] * workers)
+        except BaseException:
+            self.stop()
+            raise
+
+    def step(self) -> None:
+        """Let every worker step its environments."""
+        self._command(_STEP)
+
+    def reset(self) -> None:
+        """Let every worker start new episodes."""
+        self._command(_RESET)
+
+    def get_state(self) -> tuple[list[Any], bytes] | None:
+        """Return the states of all environments; None if they cannot be restored, or a worker has died."""
+        if not self._finalizer.alive:
+            return None
+        shares, reasons = zip(*self._command(_SAVE), strict=True)
+        self.unrestorable_reason = next(filter(None, reasons), None)
+        if self.unrestorable_reason is not None:
+            return None
+        return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
+
+    def set_state(self, states: list[Any]) -> None:
+        """Send each worker the states of its environments."""
+        self._command(_RESTORE, [states[rows] for rows in self._rows])
+
+    def render(self) -> Any:
+        """Return what the first environment renders."""
+        return self._command(_RENDER)[0]
+
+    def _command(self, kind: bytes, values: Sequence[Any] | None = None) -> list[Any]:
+        """Send a message to every worker, with its item of `values`, and return the answers of all workers."""
+        if not self._finalizer.alive:
+            raise RuntimeError(f"{self._where}: {env_name(self._env)} is closed; create a new one")
+        try:
+            self._failed = False
+            if self._unsettled:
+                self._exchange(_SETTLE)
+            self._unsettled = True
+            answers = self._exchange(kind, values)
+            self._unsettled = False
+        except Exception as e:
+            # A state that does not fit, or an exception from a signal handler, leaves the environments unchanged.
+            if self._failed and not (kind == _RESTORE and isinstance(e, ValueError)):
+                self.stop()
+            raise
+        return answers
+
+    def _exchange(self, kind: bytes, values: Sequence[Any] | None = None) -> list[Any]:
+        for i, child in enumerate(self.children):
+            try:
+                child.send(kind, None if values is None else values[i])
+            except BaseException:
+                if values is not None:  # the worker would read the rest of this message as its next one
+                    self.stop()
+                raise
+        return self._receive_all(kind)
+
+    def _receive_all(self, kind: bytes) -> list[Any]:
+        """Return the value of each worker's answer of this kind."""
+        answers = []
+        for child in self.children:
+            try:
+                got, value = child.receive(self.children)
+                while got not in (kind, FAILED):  # an answer to a message from before an interrupt
+                    got, value = child.receive(self.children)
+            except ChildDied as e:
+                self._failed = True
+                rows = self._rows[self.children.index(e.child)]
+                hint = f"{e.hint}: try fewer workers or envs" if e.hint else ""
+                raise RuntimeError(
+                    f"{self._where}: worker {self.children.index(e.child)} (pid {e.child.process.pid}) died ({e.how}) "
+                    f"with environments {rows.start} to {rows.stop - 1} of {env_name(self._env)}{hint}"
+                ) from None
+            if got == FAILED:
+                self._failed = True
+                raise_packed(*value)
+            answers.append(value)
+        return answers
+
+    def close(self) -> None:
+        """End the workers; may be called again."""
+        if self._unsettled:  # interrupted while workers step: do not wait for them
+            self.stop()
+        self._finalizer()
+
+    def stop(self) -> None:
+        """End the workers without waiting for them to finish."""
+        if self._finalizer.detach() is not None:
+            stop_children(self.children, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
+
+
+def sendable(value: Any, env_id: Any, imports: Iterable[str] = worker_imports) -> bytes:
+    """Pickle `value` for `unpacked` in another process.
+
+    The modules that it must import and the entry of `env_id` in gymnasium's registry are included.
+    """
+    registered = None
+    # A new interpreter does not know ids that the user's code registered; ale-py registers its own.
+    if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
+        registered = sys.modules["gymnasium"].registry.get(env_id)
+    # The inner pickle may need the modules, which are therefore imported before it is loaded.
+    return dumps((list(imports), dumps((value, registered))))
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the value that was given to `sendable`."""
+    imports, made = pickle.loads(data)
+    for name in imports:
+        import_module(name)
+    value, registered = pickle.loads(made)
+    if registered is not None:
+        import gymnasium
+
+        gymnasium.registry.setdefault(registered.id, registered)
+    return value
+
+
+def read_seeds(numbers: Any) -> list[int | None]:
+    """Return the seeds of a reset from the array that carries them to a worker."""
+    return [None if seed == _NO_SEED else seed for seed in numbers.tolist()]
+
+
+def write_seeds(seeds: list[int | None], to: Any) -> None:
+    """Write the seeds of a reset where `read_seeds` reads them."""
+    to[:] = [_NO_SEED if seed is None else seed for seed in seeds]
