@@ -7,7 +7,6 @@ _EXPORTS = {
     "CandleCollector": "rlox.collectors.candle",
     "Evaluation": "rlox.collectors.evaluation",
     "evaluate": "rlox.collectors.evaluation",
-    "RecurrentActor": "rlox.collectors.recurrent",
     "ReplayCollector": "rlox.collectors.replay",
     "REWARDS": "rlox.collectors.rewards",
     "RewardFn": "rlox.collectors.rewards",

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.recurrent import RecurrentActor, Remembering
-from rlox.compiled import NativeActor
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
@@ -22,6 +20,7 @@ from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
+from rlox.nn.acting import ActingPolicy, EpisodeActor, acting_policy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,7 +113,7 @@ def unchecked_distributions() -> Iterator[None]:
 
 
 def evaluate(
-    policy: nn.Module | NativeActor | RecurrentActor,
+    policy: nn.Module | ActingPolicy,
     env_id: str | Callable[[], Any],
     n_episodes: int = 20,
     seed: int = 10_000,
@@ -136,8 +135,8 @@ def evaluate(
 
     Parameters
     ----------
-    policy : Module, NativeActor or RecurrentActor
-        Acts with ``mode``, or by sampling if not `deterministic`. A recurrent policy receives the state that it
+    policy : Module or ActingPolicy
+        Acts with ``mode``, or by sampling if not `deterministic`. A policy with a memory receives the state that it
         returned, and starts from its initial state in each episode.
     env_id : str, callable or gymnasium.Env
         An environment object stays unchanged: a new one is created from its spec.
@@ -178,32 +177,22 @@ def evaluate(
     require("evaluate", "deterministic", deterministic, bool)
     if render and frames is not None:
         raise ValueError("evaluate: render must be False if frames are given, since an environment has one render mode")
-    actor: Any = policy
-    remembers = isinstance(policy, RecurrentActor)
-    if not (remembers or isinstance(policy, NativeActor)):
-        from rlox.collectors.acting import ModuleActor, require_mode
-
-        actor = ModuleActor(policy, device)
-        if deterministic:
-            require_mode(policy, "evaluate")
+    actor = acting_policy(policy, device)
+    if deterministic:
+        actor.require_mode("evaluate")
     rng = Rng(seed, Stream.EVALUATION)
 
-    def act(obs: np.ndarray) -> np.ndarray:
-        seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
-        return actor.mode(seen) if deterministic else actor.sample(seen, rng)
-
-    def exploring(n: int) -> _Exploring | Remembering:
-        if remembers:
-            return Remembering(actor, n, rng, deterministic)
-        return _Exploring(act, None if deterministic or noise is None else noise(n), rng)
+    def begin(n: int) -> EpisodeActor:
+        exploration = None if deterministic or noise is None else noise(n)
+        return EpisodeActor(actor, n, rng, deterministic, transform, exploration)
 
     native = is_native(env_id)
     if native and not (env_kwargs or wrappers or render or frames is not None):
-        played = _play_native(exploring, env_id, n_episodes, seed, max_steps, longest)
+        played = _play_native(begin, env_id, n_episodes, seed, max_steps, longest)
     else:
         mode_name = "human" if render else None if frames is None else "rgb_array"
         limits = max_steps, longest
-        played = _play_gym(exploring, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, *limits)
+        played = _play_gym(begin, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, *limits)
     returns, lengths, n_cut = played
     if not all_finite(returns):
         bad = int(np.argmin(np.isfinite(returns)))
@@ -236,23 +225,7 @@ def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:
     )
 
 
-class _Exploring:
-    """Actions for N environments: those of `act`, plus noise if there is any."""
-
-    def __init__(self, act: Callable[[np.ndarray], np.ndarray], noise: ActionNoise | None, rng: Rng):
-        self._act, self._noise, self._rng = act, noise, rng
-
-    def __call__(self, obs: np.ndarray) -> np.ndarray:
-        actions = self._act(obs)
-        return actions if self._noise is None else actions + self._noise.draw(self._rng)
-
-    def end(self, ended: np.ndarray) -> None:
-        """Start new noise in environments whose episodes `ended`, (N,) bool."""
-        if self._noise is not None:
-            self._noise.end(ended)
-
-
-def _play_native(exploring, env_id, n_episodes, seed, max_steps, longest) -> tuple[np.ndarray, np.ndarray, int]:
+def _play_native(begin, env_id, n_episodes, seed, max_steps, longest) -> tuple[np.ndarray, np.ndarray, int]:
     returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
@@ -265,14 +238,14 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps, longest) -> tup
         state["episodes"][:] = np.arange(first, first + n)
         env.set_state(state)
         obs = env.reset_all()
-        running, act = np.ones(n, bool), exploring(n)
+        running, agent = np.ones(n, bool), begin(n)
         limit, t = step_limit(env.max_episode_steps, max_steps, longest), 0
         while running.any():
             t += 1
-            actions = act(obs)
+            actions = agent.act(obs)
             step = env.step_all(spec.clip(actions))
             over = step["terminated"] | step["truncated"]
-            act.end(over)
+            agent.end(over)
             ended = running & over
             if t == limit and not ended[running].all():
                 warn_of_cut(env_id, limit, max_steps is None and longest is not None)
@@ -287,7 +260,7 @@ def _play_native(exploring, env_id, n_episodes, seed, max_steps, longest) -> tup
 
 
 def _play_gym(
-    exploring, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps, longest
+    begin, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps, longest
 ) -> tuple[np.ndarray, np.ndarray, int]:
     if render_mode is not None:
         kwargs = {**(kwargs or {}), "render_mode": render_mode}
@@ -302,7 +275,7 @@ def _play_gym(
                 f"evaluate: {env_name(env_id)} must support the render mode {render_mode}, it has {', '.join(modes)}"
             )
         adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
-        spec, act = adapter.spec, exploring(1)
+        spec, agent = adapter.spec, begin(1)
 
         def show(episode: int) -> None:
             if frames is not None and episode == 0:
@@ -324,7 +297,7 @@ def _play_gym(
                         f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; fix the "
                         "environment, or replace such values in a wrapper"
                     )
-                actions = checked_actions(spec, spec.clip(act(obs)), 1, "evaluate")
+                actions = checked_actions(spec, spec.clip(agent.act(obs)), 1, "evaluate")
                 hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])
                 answer = env.step(action)
                 raw, reward, terminated, truncated, _ = answer
@@ -338,7 +311,7 @@ def _play_gym(
                     warn_of_cut(env_id, limit, max_steps is None and longest is not None)
                     n_cut += 1
                     break
-            act.end(np.ones(1, bool))
+            agent.end(np.ones(1, bool))
     except BaseException as e:
         # Exceptions of the policy or of rendering pass unchanged, since the environment's last answer is then correct.
         explain_env_failure(

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
-from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
 from rlox.envs.workers import sendable, unpacked
-from rlox.nn.modules import copied
+from rlox.nn.acting import acting_policy
 from rlox.processes.channel import CREATE, FAILED
 from rlox.processes.failures import raise_packed
 from rlox.processes.memory import open_nameless, read_all, write_all
@@ -62,9 +61,8 @@ def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = (
     torch = sys.modules.get("torch")
     if torch is not None:
         threads = threads or torch.get_num_threads()
-        if isinstance(arguments["policy"], (torch.nn.Module, RecurrentActor)):
-            # Parameters may be views of one block, which a pickle would contain once for each of them.
-            arguments = {**arguments, "policy": copied(arguments["policy"])}
+    # A module itself would be pickled once for each view of the block that its parameters may be.
+    arguments = {**arguments, "policy": acting_policy(arguments["policy"], arguments.get("device", "cpu"))}
     env_id = arguments["env_id"]
     if isinstance(env_id, str) and "gymnasium" in sys.modules:
         env_id = foreign_id(env_id)

@@ -13,12 +13,11 @@ from rlox.collectors.base import Collector
 from rlox.collectors.exploration import ActionNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
-from rlox.compiled import NativeActor
 from rlox.config import RemoteConfig
 from rlox.envs.protocols import step_arrays
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
-from rlox.nn.modes import acting
+from rlox.nn.acting import ActingPolicy, Inputs, acting_policy
 
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
@@ -58,14 +57,14 @@ class ReplayCollector(Collector):
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
         self.action_noise: ActionNoise | None = None  # added to the policy's actions, not to random ones
 
-    def step(self, policy: Actor | NativeActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, policy: Actor | ActingPolicy, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.
 
         The next observation of a transition is the one that its step led to, also at the end of an episode.
 
         Parameters
         ----------
-        policy : Actor or NativeActor
+        policy : Actor or ActingPolicy
             Acts with noise from this collector's generator, which is also used for `action_noise`.
         buffer : rlox.buffers.Buffer
             Memory to push the transitions to.
@@ -207,26 +206,18 @@ class ReplayCollector(Collector):
         if self.normalizer is not None:
             self.normalizer.update(obs)
 
-    def _explore(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
+    def _explore(self, policy: Actor | ActingPolicy, obs: np.ndarray) -> np.ndarray:
         actions = self._act(policy, obs)
         return actions if self.action_noise is None else actions + self.action_noise.draw(self.rng)
 
-    def _act(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
+    def _act(self, policy: Actor | ActingPolicy, obs: np.ndarray) -> np.ndarray:
         if self.normalizer is not None:
             obs = self.normalizer.normalize(obs)
+        actor = acting_policy(policy, self.device)
         if self._noise is None:
-            self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
-        policy.fill_noise(self.rng, self._noise)
-        if isinstance(policy, NativeActor):
-            return policy.act(obs, self._noise)
-        import torch
-
-        seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
-        with acting(policy):
-            if self.device == "cpu":
-                actions = policy.act(seen, noise).numpy()
-            else:
-                actions = policy.act(seen.to(self.device), noise.to(self.device)).cpu().numpy()
+            self._noise = np.empty(actor.noise_shape(self.n_envs), np.float32)
+        actor.fill_noise(self.rng, self._noise)
+        actions = actor.act(Inputs(obs), self._noise)[0]
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
         return actions

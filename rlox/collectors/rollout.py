@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,52 +17,55 @@ from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
+from rlox.nn.acting import Inputs, acting_policy
 from rlox.nn.batch import Rollout
 from rlox.processes.failures import failure_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.collectors.acting import ModuleRollout
 
+class _Sampler:
+    """A policy in one rollout of T steps, for which it draws the noise of all steps at once."""
 
-class NativeEvaluator:
-    """Counterpart of `acting.ModuleEvaluator` for native policies: log-probabilities and values of a rollout."""
-
-    def __init__(self, policy: NativePolicy):
-        self._net = policy.net
-
-    def __call__(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-        return seen, actions, *self._net.log_probs(seen, actions, after)
-
-    def place(self, column: np.ndarray) -> np.ndarray:
-        return column
-
-
-class _NativeRollout:
-    """Counterpart of `acting.ModuleRollout` for native policies."""
-
-    context = nullcontext
-
-    def __init__(self, policy: NativePolicy, rng: Rng, n_steps: int, n: int):
+    def __init__(self, policy: Any, rng: Rng, n_steps: int, n: int):
         self.policy = policy
-        self.noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
-        policy.fill_noise(rng, self.noise)
-        self.evaluate_actions = NativeEvaluator(policy)
-        self.place = self.evaluate_actions.place
+        noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
+        policy.fill_noise(rng, noise)
+        self.noise = policy.place(noise)
+        self._drawn: list[Any] = []  # log-probabilities (N,) of each step, if the policy draws its own noise
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
-        return self.policy.act(obs, self.noise[t])
+        """Return the actions (N, …) of step `t`."""
+        actions = self.policy.act(Inputs(obs), self.noise[t])[0]
+        if not self.noise.shape[-1]:
+            self._drawn.append(self.policy.drawn_log_probs.float())
+        return actions
+
+    def _drawn_log_probs(self) -> Any:
+        """Return the log-probabilities (T * N,) from acting, if it drew its own noise, else None."""
+        if not self._drawn:
+            return None
+        import torch
+
+        return torch.stack(self._drawn).reshape(-1).clone()
+
+    def evaluate_actions(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[Any, ...]:
+        """Return columns of the batch, and the values of the observations `after`, as the policy does."""
+        return self.policy.evaluate_actions(seen, actions, after, self._drawn_log_probs())
 
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        return self.policy.net.log_probs(seen, actions)[0]
+        """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
+        drawn = self._drawn_log_probs()
+        found = self.policy.log_probs(seen, actions) if drawn is None else drawn
+        return found if isinstance(found, np.ndarray) else found.cpu().numpy()
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
 class Steps:
     """T steps in N environments, and the policy that acted; with the observations and rewards to learn from."""
 
-    acting: ModuleRollout | _NativeRollout
+    sampler: _Sampler
     obs: np.ndarray  # (T + 1, N, *obs_shape); with `frames`, row t is t % 2
     frames: _FrameStore | None  # frames of stacked images, if they are stored by frame
     actions: np.ndarray  # (T, N, *action_shape), as sampled
@@ -178,14 +180,14 @@ class RolloutCollector(Collector):
         n, cut = self.n_envs, len(steps.limits) > 0
         after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
         seen = steps.seen(self.device)
-        seen, actions, log_probs, values, after_values = steps.acting.evaluate_actions(seen, steps.flat_actions, after)
+        seen, actions, log_probs, values, after_values = steps.sampler.evaluate_actions(seen, steps.flat_actions, after)
         next_values = None
         if cut:
             next_values = np.zeros((n_steps, n), np.float32)
             next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
         values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
         advantages, returns = self._advantages(steps, values_np.reshape(n_steps, n), after_values[:n], next_values)
-        place = steps.acting.place
+        place = steps.sampler.policy.place
         return Rollout(
             obs=seen,
             actions=actions,
@@ -227,7 +229,6 @@ class RolloutCollector(Collector):
         if n_steps < 1:
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
-        native = isinstance(policy, NativePolicy)
         stacked = spec.n_stacked > 1 and not whole
         # Stacked images are only kept whole for this step and the next one; row t is `t % kept`.
         kept = 2 if stacked else n_steps + 1
@@ -243,7 +244,9 @@ class RolloutCollector(Collector):
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
             ) from e
-        acting = _NativeRollout(policy, self.rng, n_steps, n) if native else self._by_module(policy, n_steps)
+        if not isinstance(policy, NativePolicy):
+            self._require_policy(policy)
+        sampler = _Sampler(acting_policy(policy, self.device), self.rng, n_steps, n)
 
         if self._raw is None:
             self._raw = self.env.reset_all()
@@ -255,9 +258,9 @@ class RolloutCollector(Collector):
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
         results = (rewards, terminated, truncated, episode_return, episode_length)
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
-        if isinstance(acting, _NativeRollout) and self.env.native and compiled and normalizer is None:
+        if isinstance(policy, NativePolicy) and self.env.native and compiled and normalizer is None:
             try:
-                net, noise = acting.policy.net, acting.noise
+                net, noise = policy.net, sampler.noise
                 limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results)
             except BaseException:
                 self._raw = self.env.observe()  # the environments have moved, even if the rollout stopped midway
@@ -268,7 +271,7 @@ class RolloutCollector(Collector):
                     self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
         else:
             try:
-                limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
+                limits, reached = self._step_by_step(sampler, obs, actions, frames, *results)
             except RuntimeError as e:
                 self._refuse_width(e, policy)
                 raise
@@ -279,7 +282,7 @@ class RolloutCollector(Collector):
         ended = terminated | truncated
         some = b"\1" in ended.tobytes()  # fast check: in most short rollouts no episode ends
         return Steps(
-            acting,
+            sampler,
             obs,
             frames,
             actions,
@@ -333,16 +336,14 @@ class RolloutCollector(Collector):
                 f"policy whose first layer takes {taken}"
             ) from e
 
-    def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:
-        from rlox.collectors.acting import ModuleRollout
+    def _require_policy(self, policy: nn.Module) -> None:
         from rlox.nn.policies import check_policy
 
         check_policy(policy, "RolloutCollector.collect")
-        return ModuleRollout(policy, self.device, self.rng, n_steps, self.n_envs)
 
     def _step_by_step(
         self,
-        acting: ModuleRollout | _NativeRollout,
+        sampler: _Sampler,
         obs: np.ndarray,
         actions: np.ndarray,
         frames: _FrameStore | None,
@@ -362,9 +363,9 @@ class RolloutCollector(Collector):
         limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
         t, action = 0, None
         try:
-            with acting.context():
+            with sampler.policy.context():
                 for t in range(len(actions)):
-                    action = acting.act(obs[t % kept], t)
+                    action = sampler.act(obs[t % kept], t)
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action)
                     actions[t] = action

@@ -91,17 +91,17 @@ class NativePart(NativeActor):
     def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
         (rng.normal if self.net.gaussian else rng.gumbel)(out=out)
 
-    def act(self, obs: np.ndarray, noise: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+    def act(  # type: ignore[override]
+        self, obs: np.ndarray, noise: np.ndarray, masks: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return sampled actions (B, …)."""
         return self.net.act(obs, noise, masks)
 
-    def mode(self, obs: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+    def mode(self, obs: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:  # type: ignore[override]
         """Return the most likely actions (B, …)."""
         return self.net.mode(obs, masks)
 
-    def sample(  # type: ignore[override]  # also takes masks
-        self, obs: np.ndarray, masks: np.ndarray | None = None, rng: Rng | None = None
-    ) -> np.ndarray:
+    def sample(self, obs: np.ndarray, masks: np.ndarray | None = None, rng: Rng | None = None) -> np.ndarray:
         """Return actions like `act`, with noise drawn from `rng`, or else from PyTorch's generator."""
         if rng is None:
             from rlox.nn.networks import rng_from_torch

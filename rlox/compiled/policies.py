@@ -28,6 +28,7 @@ from rlox.envs import EnvSpec
 from rlox.kernels.nn.dqn import NativeQ
 from rlox.kernels.nn.policy_gradient import NativeActorCritic
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import ActingPolicy, Inputs
 from rlox.nn.initial import mlp_weights
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from rlox.nn.policies import ActorCritic, BoundedPolicy, QPolicy
 
 
-class NativeActor:
-    """Base class of policies that act with a kernel, from NumPy arrays to NumPy arrays.
+class NativeActor(ActingPolicy):
+    """Base class of policies that act with a kernel.
 
     A pickle contains a copy that acts in the same way, without the state of learning, such as an optimiser's moments.
 
@@ -99,31 +100,13 @@ class NativeActor:
         """Load the result of `weights`. Raises ValueError, which names `what`, if it does not fit."""
         _fill(self.parameters, arrays, what)
 
-    def noise_shape(self, n: int) -> tuple[int, ...]:
-        """Return the shape of the noise that `act` takes for `n` observations."""
-        raise NotImplementedError
+    def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, None]:
+        return self.net.act(inputs.obs, self.mask_noise(noise, inputs.mask)), None
 
-    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
-        """Fill the f32 array `out` with the noise with which this policy samples."""
-        raise NotImplementedError
-
-    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Return sampled actions, a function of observation and noise only."""
-        return self.net.act(obs, noise)
-
-    def mode(self, obs: np.ndarray) -> np.ndarray:
-        """Return the most likely actions, or the best ones."""
-        return self.net.mode(obs)
-
-    def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
-        """Return sampled actions; without `rng`, the noise is drawn from a generator seeded from PyTorch's."""
-        if rng is None:
-            from rlox.nn.networks import rng_from_torch
-
-            rng = rng_from_torch()
-        noise = np.empty(self.noise_shape(len(obs)), np.float32)
-        self.fill_noise(rng, noise)
-        return self.act(obs, noise)
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
+        if inputs.mask is not None:
+            return self.act(inputs, np.zeros(self.noise_shape(len(inputs.obs)), np.float32))
+        return self.net.mode(inputs.obs), None
 
 
 class NativePolicy(NativeActor):
@@ -155,6 +138,7 @@ class NativePolicy(NativeActor):
         super().__init__(
             NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer), shapes
         )
+        self.adds_noise_to_logits = not gaussian
 
     def __reduce__(self):
         obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
@@ -207,6 +191,20 @@ class NativePolicy(NativeActor):
 
     def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
         (rng.normal if self.net.gaussian else rng.gumbel)(out=out)
+
+    def place(self, column: np.ndarray) -> np.ndarray:
+        """Return a column of a batch as the kernels read it."""
+        return column
+
+    def evaluate_actions(
+        self, obs: np.ndarray, actions: np.ndarray, after: np.ndarray, log_probs: Any = None
+    ) -> tuple[np.ndarray, ...]:
+        """Return the same as `rlox.nn.acting.ModulePolicy.evaluate_actions`, as arrays."""
+        return obs, actions, *self.net.log_probs(obs, actions, after)
+
+    def log_probs(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities (B,) f32 of B actions."""
+        return self.net.log_probs(obs, actions)[0]
 
 
 class NativeQPolicy(NativeActor):
@@ -300,9 +298,9 @@ class NativeQPolicy(NativeActor):
     def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
         rng.uniform(out=out)
 
-    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action."""
-        return self.net.act(obs, noise, self._epsilon)
+    def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, None]:
+        """Return actions (N,) int64: the first number of each row decides whether to explore, the second the action."""
+        return self.net.act(inputs.obs, self.mask_noise(noise, inputs.mask), self._epsilon), None
 
 
 def _acting_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> NativeQPolicy:
@@ -355,12 +353,14 @@ class NativeBoundedPolicy(NativeActor):
     def _to_env(self, unit: np.ndarray) -> np.ndarray:
         return self._module.centre.numpy() + unit * self._module.scale.numpy()
 
-    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        std = getattr(self._module, "noise_std", None)
-        return self._to_env(self.net.act(obs, noise) if std is None else self.net.act(obs, noise, std))
+    def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, None]:
+        std, noise = getattr(self._module, "noise_std", None), self.mask_noise(noise, inputs.mask)
+        return self._to_env(
+            self.net.act(inputs.obs, noise) if std is None else self.net.act(inputs.obs, noise, std)
+        ), None
 
-    def mode(self, obs: np.ndarray) -> np.ndarray:
-        return self._to_env(self.net.mode(obs))
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
+        return self._to_env(super().mode(inputs)[0]), None
 
 
 def _acting_bounded(

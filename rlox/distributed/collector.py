@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
-from rlox.collectors.rollout import NativeEvaluator
 from rlox.compiled import NativePolicy
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.pools import make_pool
@@ -19,12 +18,11 @@ from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajector
 from rlox.distributed.snapshots import snapshot
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
+from rlox.nn.acting import acting_policy
 from rlox.nn.batch import RolloutBatch
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from rlox.collectors.acting import ModuleEvaluator
 
 _LOOK_EVERY = 0.5  # seconds between two checks for late actors
 _RETRY_AFTER = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next attempts to restart an actor
@@ -336,9 +334,9 @@ class ActorCollector(Collector):
         limits, reached = _limits(rollouts)
         after = np.concatenate([obs[-1], reached]) if len(limits) else obs[-1]
         seen, taken = obs[:-1].reshape(-1, *obs.shape[2:]), actions.reshape(-1, *actions.shape[2:])
-        evaluator: Any = NativeEvaluator(policy) if isinstance(policy, NativePolicy) else self._module_evaluator(policy)
-        place = evaluator.place
-        seen, taken, log_probs, values, after_values = evaluator(seen, taken, after)
+        acting = acting_policy(policy, self.device)
+        place = acting.place
+        seen, taken, log_probs, values, after_values = acting.evaluate_actions(seen, taken, after)
         next_values = np.zeros((n_steps, n), np.float32)
         if len(limits):
             next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
@@ -374,11 +372,6 @@ class ActorCollector(Collector):
             dones=place((terminated | truncated).reshape(-1)),
             taken=sum(map(len, new)),
         )
-
-    def _module_evaluator(self, policy: nn.Module) -> ModuleEvaluator:
-        from rlox.collectors.acting import ModuleEvaluator
-
-        return ModuleEvaluator(policy, self.device)
 
     def _count(self, rollouts: Sequence[Trajectory], log_ratios: np.ndarray) -> None:
         """Compute the metrics of a batch."""

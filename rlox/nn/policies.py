@@ -35,6 +35,8 @@ _INSIDE = 1e-6  # smallest distance of an action from the bounds at which its de
 class Actor(nn.Module):
     """Base class of policies whose noise is an argument, so that rlox's generator determines the actions."""
 
+    adds_noise_to_logits: ClassVar[bool] = False  # whether an action is the argmax of logits plus noise
+
     def noise_shape(self, n: int) -> tuple[int, ...]:
         """Return the shape of the noise that `act` takes for `n` observations."""
         raise NotImplementedError
@@ -160,6 +162,8 @@ def _categorical(logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Ten
 class DiscretePolicy(ActorCritic):
     """Categorical policy over `n_actions` actions; further parameters as in `ActorCritic`."""
 
+    adds_noise_to_logits = True
+
     def __init__(
         self,
         obs_dim: int | Sequence[int],
@@ -191,6 +195,8 @@ class DiscretePolicy(ActorCritic):
 
 class MultiDiscretePolicy(ActorCritic):
     """K independent categorical choices, `n_choices[k]` each; further parameters as in `ActorCritic`."""
+
+    adds_noise_to_logits = True
 
     def __init__(
         self,
@@ -454,6 +460,8 @@ class TanhMeanPolicy(BoundedPolicy):
 
 class CategoricalPolicy(Actor):
     """Softmax of a perceptron's outputs, one output per action; parameters as in `BoundedPolicy`."""
+
+    adds_noise_to_logits = True
 
     def __init__(
         self,

@@ -15,12 +15,12 @@ import numpy as np
 
 from rlox.checkpoint import versions
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.recurrent import RecurrentActor, Remembering
 from rlox.config import MOST_AT_ONCE
 from rlox.envs import EnvSpec, env_name, make_vec_env
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
+from rlox.nn.acting import EpisodeActor, acting_policy
 from rlox.offline.agents import AgentEpisodes
 from rlox.offline.arrow import ArrowWriter, block_rows
 from rlox.offline.rows import COLUMNS, Block, Rows
@@ -33,7 +33,7 @@ class Behaviour:
 
     name: str
     share: float  # of the steps; shares are relative to each other
-    algorithm: Any = None  # acts with ``predict``, or as in training; None: uniformly random actions
+    algorithm: Any = None  # its `actor` acts; None: uniformly random actions
     info: dict[str, Any] = field(default_factory=dict)  # entries for the dataset's metadata
 
 
@@ -270,6 +270,23 @@ def _counts(shares: list[float], n: int) -> list[int]:
     return counts
 
 
+def _begin(algorithm: Any, n: int, seed: int, deterministic: bool, rng: Rng) -> EpisodeActor:
+    """Return the policy of an algorithm in `n` environments, which acts as in training unless `deterministic`."""
+    algorithm.backend.require_unchanged("collect")
+    policy, noise = acting_policy(algorithm.actor, algorithm.device), None
+    if deterministic:
+        policy.require_mode("collect")
+    else:
+        import torch
+
+        torch.manual_seed(seed)  # which policies without a memory draw from
+        if hasattr(algorithm, "explore"):
+            algorithm.explore()
+        noise = algorithm.make_noise(n) if hasattr(algorithm, "make_noise") else None
+    transform = None if algorithm.normalizer is None else algorithm.normalizer.normalize
+    return EpisodeActor(policy, n, rng if policy.state_dim else None, deterministic, transform, noise, rng)
+
+
 def _act(
     vec: Any,
     behaviour: Behaviour,
@@ -282,18 +299,8 @@ def _act(
     """Take `count` steps. Returns the returns of completed episodes."""
     spec, algorithm, rng = vec.spec, behaviour.algorithm, Rng(seed, Stream.ACTION)
     obs = np.array(vec.reset_all())
-    n, noise = len(obs), None
-    actor, remembering = getattr(algorithm, "actor", None), None
-    if isinstance(actor, RecurrentActor):
-        remembering = Remembering(actor, n, rng, deterministic)
-    if algorithm is not None and not deterministic:
-        import torch
-
-        torch.manual_seed(seed)  # `predict` draws from PyTorch's generator
-        if hasattr(algorithm, "explore"):
-            algorithm.explore()
-        if hasattr(algorithm, "make_noise"):
-            noise = algorithm.make_noise(n)
+    n = len(obs)
+    agent = None if algorithm is None else _begin(algorithm, n, seed, deterministic, rng)
     row_bytes = 2 * obs[0].nbytes + 4 * math.prod(spec.action_shape) + 6
     n_rows = min(-(-count // n), max(1, min(1024, block_rows(row_bytes) // n)))
     block = {
@@ -309,20 +316,12 @@ def _act(
     while taken < count:
         used = min(n_rows, -(-(count - taken) // n))
         for t in range(used):
-            if algorithm is None:
-                actions = spec.random_actions(rng, n)
-            elif remembering is not None:
-                actions = spec.clip(remembering(obs))
-            elif deterministic:
-                actions = algorithm._act_on(obs)
-            else:
-                actions = algorithm._act_in_training(obs, noise, rng)
+            actions = spec.random_actions(rng, n) if agent is None else spec.clip(agent.act(obs))
             block["obs"][t], block["actions"][t] = obs, actions
             step = vec.step_all(block["actions"][t])
             ended = step["terminated"] | step["truncated"]
-            for keeper in (noise, remembering):
-                if keeper is not None:
-                    keeper.end(ended)
+            if agent is not None:
+                agent.end(ended)
             block["next_obs"][t], block["rewards"][t] = step["final_obs"], step["rewards"]
             block["terminated"][t], block["truncated"][t] = step["terminated"], step["truncated"]
             kept = min(n, count - taken - t * n)  # the last step may give more rows than are needed

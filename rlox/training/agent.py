@@ -22,7 +22,6 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.evaluation import Evaluation, evaluate, outside_inference_mode, torch_threads
-from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
@@ -33,6 +32,7 @@ from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
+from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.nn.devices import generator_states
 from rlox.nn.modes import learning
 from rlox.nn.modules import load_weights_, weights_of
@@ -45,7 +45,6 @@ from rlox.training.backend import CUDA_PAYS_FROM, Backend, choose_device, device
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.collectors.exploration import ActionNoise
     from rlox.nn.optimizers import FlatOptimizer
     from rlox.offline.statistics import DatasetStatistics
 
@@ -291,7 +290,7 @@ class Agent(Algorithm):
 
     @property
     def actor(self) -> Any:
-        """The actor of collection and evaluation: a module, a `NativeActor` or a `RecurrentActor`."""
+        """The actor of collection and evaluation: a module or an `rlox.nn.acting.ActingPolicy`."""
         return self.policy if self.native is None else self.native
 
     def _learning(self) -> contextlib.AbstractContextManager[Any]:
@@ -342,24 +341,12 @@ class Agent(Algorithm):
     def _act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Return the policy's actions (B, …), clipped, for observations (B, …) as they are stored in a batch."""
         self.backend.require_unchanged("predict")
-        actor: Any = self.actor
-        if isinstance(actor, RecurrentActor):
-            actor = FirstStep(actor)
-        elif self.native is None:
-            from rlox.collectors.acting import ModuleActor, require_mode
-
-            actor = ModuleActor(self.policy, self.device)
-            if deterministic:
-                require_mode(self.policy, f"{type(self).__name__}.predict")
-        rows = rows if self.normalizer is None else self.normalizer.normalize(rows)
-        return self.spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
-
-    def _act_in_training(self, rows: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
-        """Return actions (B, …) for observations (B, …) as in training: sampled, with the next step's `noise` (drawn
-        from `rng`) added, and clipped."""
-        # Not `self._act_on`: a `predict` may leave out the policy's own noise, which its samples contain.
-        actions = Agent._act_on(self, rows, deterministic=False)
-        return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
+        actor = acting_policy(self.actor, self.device)
+        if deterministic:
+            actor.require_mode(f"{type(self).__name__}.predict")
+        inputs = Inputs(rows if self.normalizer is None else self.normalizer.normalize(rows))
+        actions = actor.mode(inputs)[0] if deterministic else actor.act(inputs, draw_noise(actor, len(rows)))[0]
+        return self.spec.clip(actions)
 
     def evaluate(
         self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from torch.nn import functional as F
 from rlox.config.world_models import DreamerConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import ActingPolicy, Inputs
+from rlox.nn.modules import copied
 from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 
 
@@ -114,8 +118,11 @@ class DreamerPolicy(nn.Module):
         return Latents(deter, drawn.to(carry.dtype)), actions
 
 
-class WorldModelActor:
-    """Acts in N environments with a `DreamerPolicy`; its memory of each environment is a row of an array.
+class WorldModelActor(ActingPolicy):
+    """Acts in N environments with a `DreamerPolicy`, whose memory of each environment is a row of the state.
+
+    It draws the latents of its state also when it takes the most likely actions: a model that was trained with drawn
+    latents acts much better with drawn latents.
 
     Parameters
     ----------
@@ -129,58 +136,61 @@ class WorldModelActor:
 
     def __init__(self, policy: DreamerPolicy, decoder: Decoder, device: str = "cpu"):
         self.policy, self.decoder, self.device = policy, decoder, device
+        self.state_dim, self.n_state_noise = policy.n_carried, policy.rssm.stoch
+
+    def __reduce__(self) -> Any:
+        # Copies: parameters may be views of one block, which a pickle would contain once per view.
+        return WorldModelActor, (copied(self.policy), copied(self.decoder), self.device)
 
     def initial(self, n: int) -> np.ndarray:
-        """Return the carry (N, S) f32 before an episode."""
-        return np.zeros((n, self.policy.n_carried), np.float32)
+        return np.zeros((n, self.state_dim), np.float32)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, self.n_state_noise + self.policy.actor.n_noise)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        n = self.n_state_noise
+        out[..., :n] = rng.uniform((*out.shape[:-1], n))
+        if out.shape[-1] > n:
+            out[..., n:] = self.policy.actor.fill_noise(rng, out.shape[:-1]).numpy()
+
+    def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        n = self.n_state_noise
+        return self._act(inputs, noise[:, :n], noise[:, n:])
+
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return self._act(inputs, noise, None)
 
     @torch.inference_mode()
-    def act(
-        self, carry: np.ndarray, obs: np.ndarray, is_first: np.ndarray, rng: Rng | None, deterministic: bool = False
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Choose an action in every environment.
+    def _act(
+        self, inputs: Inputs, state_noise: np.ndarray | None, noise: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return actions (N, …) and the next states (N, S), whose last numbers are these actions in the model's form.
 
-        Parameters
-        ----------
-        carry : array (N, S)
-            Carry that the last call returned.
-        obs : array (N, ...)
-            Observations in the environments' units.
-        is_first : array (N,) bool
-            Where an episode starts; that row of the carry counts as zero.
-        rng : Rng, optional
-            Draws latents and actions; without it, both are the most likely ones. A model that was trained with drawn
-            latents acts much better with drawn latents.
-        deterministic : bool
-            Choose the most likely action, with drawn latents.
-
-        Returns
-        -------
-        actions : array (N, ...)
-            For the environment.
-        taken : array (N, A) f32
-            The same actions in the model's form.
-        carry : array (N, S) f32
-            For the next step.
+        Without `state_noise` or `noise`, latents or actions are the most likely ones.
         """
-        policy, n = self.policy, len(obs)
+        policy = self.policy
         rssm = policy.rssm
-        held = torch.from_numpy(np.where(is_first[:, None], np.float32(0), carry)).to(self.device)
-        state, before = policy.unpacked(held)
-        tokens = policy.encoder(torch.from_numpy(np.ascontiguousarray(obs, policy.spec.obs_dtype)).to(self.device))
+        if inputs.mask is not None:
+            self._require_logits()
+        held = self.initial(len(inputs.obs)) if inputs.state is None else inputs.state
+        if inputs.is_first is not None:
+            held = np.where(inputs.is_first[:, None], np.float32(0), held)
+        state, before = policy.unpacked(torch.from_numpy(held).to(self.device))
+        obs = np.ascontiguousarray(inputs.obs, policy.spec.obs_dtype)
+        tokens = policy.encoder(torch.from_numpy(obs).to(self.device))
         deter = rssm.step(state, rssm.embed(before))
         logits = rssm.posterior(deter, F.linear(tokens, rssm.post_tokens))
-        if rng is None:
+        if state_noise is None:
             stoch = rssm.mode(logits)
         else:
-            stoch = rssm.draw(logits, torch.from_numpy(rng.uniform((n, rssm.stoch))).to(self.device))
+            stoch = rssm.draw(logits, torch.from_numpy(np.ascontiguousarray(state_noise)).to(self.device))
         state = Latents(deter, stoch)
-        if rng is None or deterministic:
+        if noise is None:
             taken = policy.actor.mode(state.feat)
         else:
-            taken = policy.actor.sample(state.feat, policy.actor.fill_noise(rng, (n,)).to(self.device))
-        model = taken.cpu().numpy()
-        return policy.spec.from_model(model), model, policy.packed(state, taken).cpu().numpy()
+            taken = policy.actor.sample(state.feat, torch.from_numpy(np.ascontiguousarray(noise)).to(self.device))
+        return policy.spec.from_model(taken.cpu().numpy()), policy.packed(state, taken).cpu().numpy()
 
     @torch.inference_mode()
     def open_loop(

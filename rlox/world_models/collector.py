@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rlox.collectors.recurrent import RecurrentActor
 from rlox.collectors.replay import ReplayCollector
 from rlox.kernels.stats import all_finite
+from rlox.nn.acting import ActingPolicy, Inputs, draw_noise
 
 _CARRY, _REWARDS, _FIRST = "agent_carry", "agent_rewards", "agent_first"  # names in the state of the environments
 
@@ -39,13 +39,13 @@ class SequenceCollector(ReplayCollector):
         self._rewards = np.zeros(n, np.float32)  # rewards that came with these observations
         self._first = np.ones(n, np.bool_)  # whether they start an episode
 
-    def step(self, agent: RecurrentActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, agent: ActingPolicy, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Step every environment once and push the rows.
 
         Parameters
         ----------
-        agent : RecurrentActor
-            Draws its actions from this collector's generator.
+        agent : ActingPolicy
+            Has a memory, whose states end with the last actions in the model's form.
         buffer : rlox.SequenceReplayBuffer
             Memory for the rows; its ``act_dim`` is the width of the model's actions, its ``state_dim`` that of the
             agent's state.
@@ -78,7 +78,8 @@ class SequenceCollector(ReplayCollector):
             taken, after = spec.to_model(actions), initial
             after[:, after.shape[1] - taken.shape[1] :] = taken
         else:
-            actions, taken, after = agent.act(carry, obs, first, self.rng)
+            actions, after = agent.act(Inputs(obs, None, carry, first), draw_noise(agent, n, self.rng))
+            taken = after[:, -spec.model_width :]
             if actions.shape != (n, *spec.action_shape):
                 self._refuse_action(actions)
             actions = spec.clip(actions)

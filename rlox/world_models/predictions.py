@@ -16,9 +16,9 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import evaluate
-from rlox.collectors.recurrent import RecurrentActor
 from rlox.config import integer
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import ActingPolicy, Inputs
 
 CONTEXT, HORIZON = 5, 15  # steps, as in the paper's figures
 _MOST_STEPS = 1000  # maximum length of an episode that is run for predictions
@@ -127,24 +127,35 @@ def _framed(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     return found
 
 
-class Recording:
+class Recording(ActingPolicy):
     """An agent that records its observations and actions."""
 
-    def __init__(self, actor: RecurrentActor):
-        self._actor = actor
+    def __init__(self, actor: ActingPolicy, model_width: int):
+        self._actor, self._model_width = actor, model_width
+        self.state_dim, self.n_state_noise = actor.state_dim, actor.n_state_noise
         # For each step the agent's states, observations, actions, and whether an episode starts.
         self.steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def initial(self, n: int) -> np.ndarray:
         return self._actor.initial(n)
 
-    def act(
-        self, carry: np.ndarray, obs: np.ndarray, is_first: np.ndarray, rng: Rng | None, deterministic: bool = False
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        before = np.where(is_first[:, None], np.float32(0), carry)
-        actions, taken, carry = self._actor.act(carry, obs, is_first, rng, deterministic)
-        self.steps.append((before, obs.copy(), taken.copy(), is_first.copy()))
-        return actions, taken, carry
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return self._actor.noise_shape(n)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        self._actor.fill_noise(rng, out)
+
+    def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._record(inputs, *self._actor.act(inputs, noise))
+
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return self._record(inputs, *self._actor.mode(inputs, noise))
+
+    def _record(self, inputs: Inputs, actions: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        before = np.where(inputs.is_first[:, None], np.float32(0), inputs.state)
+        taken = state[:, -self._model_width :]
+        self.steps.append((before, inputs.obs.copy(), taken.copy(), inputs.is_first.copy()))
+        return actions, state
 
     def episodes(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the states (L, S) before, observations (L, …) and actions (L, A) of each step, for every episode.
@@ -199,7 +210,7 @@ def open_loop(
         raise ValueError(
             f"{where}: the algorithm must have a model of the world, got {algorithm.name}; DreamerV3 has one"
         )
-    recording = Recording(actor)
+    recording = Recording(actor, algorithm.spec.model_width)
     arguments = {**algorithm._evaluation_arguments(n_episodes, seed, deterministic), "policy": recording}
     evaluate(**arguments, max_steps=min(max_steps or _MOST_STEPS, _MOST_STEPS))
     # All environments run until the last episode ends; the additional steps are used as well.
