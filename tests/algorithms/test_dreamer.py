@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rlox.algorithms import DreamerV3
+from rlox.nn.acting import Inputs
 from rlox.nn.batch import SequenceBatch
 from rlox.world_models.acting import DreamerPolicy
 
@@ -262,7 +263,7 @@ def test_value_is_one_over_one_minus_gamma_under_a_time_limit():
     algorithm = DreamerV3(lambda: probes.ConstantReward(5), **{**PROBE, "gamma": 0.8, "slow_coef": 0.0})
     algorithm.train(5000)
     actor = algorithm.actor
-    _, _, carry = actor.act(actor.initial(1), np.zeros((1, 1), np.float32), np.ones(1, bool), None)
+    _, carry = actor.mode(Inputs(np.zeros((1, 1), np.float32)))
     with torch.no_grad():
         state, _ = algorithm.policy.unpacked(torch.from_numpy(carry))
         value = float(algorithm.heads.critic.mean(algorithm.heads.critic(state.feat)))

@@ -8,7 +8,6 @@ from tiny_world import Tiny
 
 from rlox import DreamerV3, SequenceReplayBuffer
 from rlox.algorithms import DQN
-from rlox.collectors import RecurrentActor
 
 
 def same(a, b):
@@ -23,7 +22,7 @@ def test_updates_follow_the_replay_ratio():
     # 3 replayed steps per step, 8 per update: updates after steps 3, 6, 8, counted from learning_starts.
     assert tiny.updated[:6] == [20 + 3 - 1, 20 + 6 - 1, 20 + 8 - 1, 20 + 11 - 1, 20 + 14 - 1, 20 + 16 - 1]
     assert tiny.counters.updates == 81 * 3 // 8
-    assert isinstance(tiny.actor, RecurrentActor)
+    assert tiny.actor.state_dim > 0
     tiny = Tiny("CartPole-v1", n_envs=4, seed=0, replay_ratio=8.0, learning_starts=0)
     tiny.train(40)
     # Rounds of four steps and four updates, as soon as an environment has four steps.

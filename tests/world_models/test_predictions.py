@@ -13,6 +13,7 @@ import rlox
 from rlox.callbacks import PredictionsCallback
 from rlox.envs import make_vec_env
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import Inputs, draw_noise
 from rlox.world_models.pictures import require_kind, save
 from rlox.world_models.predictions import Predictions, open_loop
 
@@ -72,7 +73,7 @@ def test_predictions_start_from_the_agents_state():
             head.weight *= 1e5
     carry = start
     for t in range(2):
-        carry = actor.act(carry, obs[:, t], np.zeros(3, np.bool_), Rng(2))[2]
+        carry = actor.act(Inputs(obs[:, t], None, carry), draw_noise(actor, 3, Rng(2)))[1]
         carry[:, -2:] = actions[:, t]
     later = actor.open_loop(carry, obs[:, 2:], actions[:, 2:], 2, Rng(3))
     np.testing.assert_allclose(later, actor.open_loop(start, obs, actions, 4, Rng(4)), atol=1e-5)

@@ -10,6 +10,7 @@ from rlox.config import DreamerConfig
 from rlox.config.world_models import SIZES
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import Inputs, draw_noise
 from rlox.world_models import cells
 from rlox.world_models.acting import ActorHead, DreamerPolicy, WorldModelActor
 from rlox.world_models.laprop import LaProp
@@ -578,10 +579,10 @@ def test_acting_equals_observing_in_training():
     carry, carries, taken, draws = actor.initial(2), [], [], []
     for t in range(6):
         at = Rng(50 + t)
-        _, model, carry = actor.act(carry, obs[t], is_first[t], Rng(50 + t))
+        _, carry = actor.act(Inputs(obs[t], None, carry, is_first[t]), draw_noise(actor, 2, Rng(50 + t)))
         draws.append(torch.from_numpy(at.uniform((2, 3))))
         carries.append(carry)
-        taken.append(torch.from_numpy(model))
+        taken.append(torch.from_numpy(carry[:, -3:]))
     before = torch.stack([torch.zeros(2, 3), *taken[:-1]])
     with torch.no_grad():
         states, _ = policy.rssm.observe(
@@ -602,11 +603,12 @@ def test_acting_uses_current_weights_and_the_current_observation():
     policy = DreamerPolicy(DISCRETE, SMALL, Rng(0))
     actor, first = WorldModelActor(policy, Decoder(vector(5), policy.n_features, 12, Rng(0))), np.zeros(1, bool)
     carry, obs = np.ones((1, 22), np.float32), np.ones((1, 5), np.float32)
-    _, _, before = actor.act(carry, obs, first, None, deterministic=True)
+    _, before = actor.mode(Inputs(obs, None, carry, first))
     assert before.dtype == np.float32
     with torch.no_grad():
         policy.rssm.shared.weight.neg_()
-    _, _, after = actor.act(carry, obs, first, None, deterministic=True)
+    _, after = actor.mode(Inputs(obs, None, carry, first))
     assert not np.array_equal(before, after)
-    outputs = {tuple(actor.act(carry, 50 * x * obs, first, None, True)[2][0, 16:19]) for x in np.linspace(-1, 1, 21)}
+    states = [actor.mode(Inputs(np.float32(50 * x) * obs, None, carry, first))[1] for x in np.linspace(-1, 1, 21)]
+    outputs = {tuple(state[0, 16:19]) for state in states}
     assert len(outputs) > 1  # the latents depend on the observation of the same step
