@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _LOWEST = np.float32(-1e9)  # noise on the logit of an illegal action, which is then never the largest
 # Values and log-probabilities of a rollout are computed after it, in chunks of this many rows to bound memory.
-_CHUNK, _IMAGE_CHUNK = 8192, 512
+_CHUNK = 8192
+_IMAGE_CHUNK = 512
 
 
 @dataclass(slots=True)
