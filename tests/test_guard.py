@@ -115,7 +115,8 @@ def test_files_that_an_update_uses_are_listed(cls):
 
 # Members that the kernel's path calls too, or that an update does not call.
 BESIDE = {"explore", "update_native", "rounds", "policy", "actor", "target",
-          "buffer", "_own_state", "_restore", "keep", "use_kernel", "_require_outputs", "sample", "_configured_noise"}  # fmt: skip
+          "buffer", "_own_state", "_restore", "keep", "use_kernel", "_require_outputs", "sample",
+          "_configured_noise"}  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", [*ONLINE, BC, TD3BC, IQL, CQL])

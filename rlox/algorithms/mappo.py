@@ -17,19 +17,21 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.compiled import NativeOptimizer, NativePart, NativePlayers, obstacle
+from rlox.collectors import RolloutCollector
+from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import is_native
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollector, SingleAgentCollector
+from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollector
 from rlox.multi_agent.evaluation import evaluate_agents
-from rlox.multi_agent.players import Player, ValueNorm, ValueNorms
+from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import is_multi_agent
+from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.training.agent import read_observations, write_actions
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox.training.restoring import require_widths
@@ -45,7 +47,7 @@ class Learner:
     """One policy with its optimiser and value normalisation."""
 
     name: str
-    policy: Any  # nn.Module; with the native backend, the part that has the kernel
+    policy: Any  # nn.Module; with the native backend, the `NativePolicy`
     optimizer: Any
     norm: ValueNorm | None
 
@@ -70,6 +72,9 @@ class MAPPO(OnPolicyAlgorithm):
 
     name = "mappo"
     Config = MAPPOConfig
+
+    players: list[Player]  # one for each policy, with the agents that use it
+    agents: tuple[str, ...] = ()  # names of all agents; empty for a single-agent environment
 
     def __init__(
         self,
@@ -115,101 +120,83 @@ class MAPPO(OnPolicyAlgorithm):
             for name in ("self_play", "agent_id"):
                 if getattr(c, name):
                     raise ValueError(f"MAPPO: {name} must be false with one agent, got True")
-            return SingleAgentCollector(env, n_envs, seed, gamma=c.gamma, gae_lambda=c.gae_lambda, **arguments)
-        made = MultiAgentCollector(env, n_envs, seed, c, **arguments)
-        found = made.agents.n_agents
-        if self._n_agents not in (None, found):
-            made.close()
-            raise ValueError(f"MAPPO: n_agents must be {found}, the environment's number, got {self._n_agents}")
-        if c.self_play and len(made.players) < 2:
-            made.close()
+            collector = RolloutCollector(env, n_envs, seed, c.gamma, c.gae_lambda, **arguments)
+            self.players = [only_player(collector.spec)]
+            return collector
+        collector = MultiAgentCollector(env, n_envs, seed, c, **arguments)
+        try:
+            self._require_agents(collector)
+        except ValueError:
+            collector.close()
+            raise
+        self.players, self.agents = collector.players, collector.agents.agents
+        return collector
+
+    def _require_agents(self, collector: MultiAgentCollector) -> None:
+        """Raise ValueError unless the agents of an environment are those that the arguments and a checkpoint expect."""
+        c, players, n_agents = self.config, collector.players, collector.agents.n_agents
+        if self._n_agents not in (None, n_agents):
+            raise ValueError(f"MAPPO: n_agents must be {n_agents}, the environment's number, got {self._n_agents}")
+        if c.self_play and len(players) < 2:
             raise ValueError(
                 "MAPPO: self_play must be false where all agents share one policy, got true; share_parameters=false "
                 "gives each agent its own"
             )
         if self._saved_shapes is not None:
-            seen = {player.obs_dim for player in made.players} | {player.state_dim or 0 for player in made.players}
-            vectors = None if any(player.spec.image for player in made.players) else seen
+            seen = {player.obs_dim for player in players} | {player.state_dim or 0 for player in players}
+            vectors = None if any(player.spec.image for player in players) else seen
             require_widths("MAPPO", self._saved_shapes, c.hidden_sizes, vectors)
             self._saved_shapes = None  # checked
-        return made
-
-    @property
-    def players(self) -> list[Player]:
-        """The players, one per policy, with the agents that use it; empty for a single-agent environment."""
-        return self.collector.players if self.several else []
-
-    @property
-    def agents(self) -> tuple[str, ...]:
-        """The names of all agents; empty for a single-agent environment."""
-        return self.collector.agents.agents if self.several else ()
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
-        c = self.config
-        if not self.several:
-            return super()._kernel_obstacle(policy)
         for player in self.players:
-            reason = obstacle(player.network_spec, c, None)
+            reason = obstacle(player.network_spec, self.config, policy)
             if reason is not None:
-                return f"for {player.name}, {reason}"
+                return f"for {player.name}, {reason}" if self.several else reason
         return None
 
     def _policy_size(self) -> int:
-        if not self.several:
-            return super()._policy_size()
-        hidden = self.config.hidden_sizes
+        sizes = self.config.hidden_sizes
+        specs = [(one.network_spec, one.state_dim) for one in self.players if one.spec.n_choices is None]
         return sum(
-            n_parameters(one.obs_dim, one.spec.n_actions or one.spec.act_dim, hidden, False, one.state_dim)
-            for one in self.players
-            if one.spec.n_choices is None and not one.spec.image
+            n_parameters(spec.obs_dim, spec.n_actions or spec.act_dim, sizes, spec.continuous, state_dim)
+            for spec, state_dim in specs
+            if not spec.image
         )
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
-        if not self.several:
-            super().make_policy(rng, policy)
-            return
-        c, players = self.config, self.players
+        made = [self._make_one(player.network_spec, rng, policy, player.state_dim) for player in self.players]
+        # The weights of an only agent have the same names as PPO's.
         if self.backend == "native":
-            self.native = NativePlayers([NativePart.make(one.network_spec, one.state_dim, c, rng) for one in players])
-            return
-        from rlox.nn.players import PlayerPolicies
-        from rlox.nn.policies import make_policy
+            self.native = NativePlayers(made) if self.several else made[0]
+        else:
+            from rlox.nn.policies import PlayerPolicies
 
-        self.policy = PlayerPolicies([make_policy(one.network_spec, c, rng, one.state_dim) for one in players])
+            self.policy = PlayerPolicies(made) if self.several else made[0]
 
     def setup(self, rng: Rng) -> None:
         c = self.config
-        names = [player.name for player in self.players] or ["agent"]
+        names = [player.name for player in self.players]
         norms = self.keep("value_norm", ValueNorms(names)).by_name if c.value_norm else {}
         if not self.several:
             super().setup(rng)
-            self.collector.norm = norms.get("agent")
+            self.collector.value_norm = norms.get("agent")
             self.learners = [Learner("agent", self.native or self._policy, self.optimizer, norms.get("agent"))]
             return
         self.collector.norms = norms
         self.keep("returns", self.collector.returns)
-        if self.native is not None:
-            parts = self.native.parts
-            self.learners = []
-            for name, part in zip(names, parts, strict=True):
-                optimizer = NativeOptimizer(part.net, c.learning_rate)
-                optimizer.actor = part
-                self.learners.append(Learner(name, part, optimizer, norms.get(name)))
-        else:
-            from rlox.nn.optimizers import FlatOptimizer
-            from rlox.nn.players import ModulePart
-
-            parts, self.learners = [], []
-            for name, policy in zip(names, self._policy.players, strict=True):
-                optimizer = FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
-                self.learners.append(Learner(name, policy, optimizer, norms.get(name)))
-                parts.append(ModulePart(policy, self.device))
-                self._optimizers.append(optimizer)
-        self.optimizer = Optimizers([learner.optimizer for learner in self.learners])
-        self._actors = Actors(self.players, parts)
+        policies = self._policy.players if self.native is None else self.native.policies
+        self.learners = [
+            Learner(name, policy, self._make_optimizer(policy), norms.get(name))
+            for name, policy in zip(names, policies, strict=True)
+        ]
+        self._optimizers = [learner.optimizer for learner in self.learners]
+        self.optimizer = Optimizers(self._optimizers)
+        acting = [acting_policy(policy, self.device) for policy in policies]
+        self._actors = Actors(self.players, acting)
         if c.self_play:
-            slots, copies = [player.slots for player in self.players], [copy.deepcopy(part) for part in parts]
-            game = SelfPlay(names, slots, parts, copies, c.self_play_pool, c.self_play_every, self.seed)
+            slots, copies = [player.slots for player in self.players], [copy.deepcopy(policy) for policy in acting]
+            game = SelfPlay(names, slots, acting, copies, c.self_play_pool, c.self_play_every, self.seed)
             self.collector.self_play = self.keep("self_play", game)
 
     @property
@@ -312,22 +299,25 @@ class MAPPO(OnPolicyAlgorithm):
         ValueError, TypeError
             As `rlox.PPO.predict`; also for an agent that does not exist, or a mask if the environment has none.
         """
-        index = integer("MAPPO.predict", "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
-        if not self.several:
-            if mask is not None:
-                raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
-            return super().predict(obs, deterministic)
-        self.backend.require_unchanged("predict")
+        where = "MAPPO.predict"
+        index = integer(where, "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
         at = next(p for p, player in enumerate(self.players) if index in player.slots)
-        player, part = self.players[at], self._actors.parts[at]
+        player = self.players[at]
         if player.masked and isinstance(obs, Mapping) and MASK in obs:
             mask = obs[MASK] if mask is None else mask
             obs = {name: value for name, value in obs.items() if name != MASK}
-        acting = _OneAgent(player, part, player.slots.index(index), _checked_mask(player, mask))
-        require("MAPPO.predict", "deterministic", deterministic, bool)
-        rows, single = read_observations("MAPPO.predict", player.spec, obs)
-        actions = player.spec.clip(acting.mode(rows) if deterministic else acting.sample(rows))
-        return write_actions(player.spec, actions, single)
+        legal = _check_mask(player, mask)
+        if not self.several:
+            return super().predict(obs, deterministic)
+        self.backend.require_unchanged("predict")
+        require(where, "deterministic", deterministic, bool)
+        rows, single = read_observations(where, player.spec, obs)
+        policy, n = self._actors.policies[at], len(rows)
+        inputs = Inputs(player.identify(rows, np.full(n, player.slots.index(index))))
+        if legal is not None:
+            inputs.mask = np.array(np.broadcast_to(legal, (n, legal.shape[-1])))
+        actions, _ = policy.mode(inputs) if deterministic else policy.act(inputs, draw_noise(policy, n))
+        return write_actions(player.spec, player.spec.clip(actions), single)
 
     def predict_all(
         self,
@@ -356,10 +346,12 @@ class MAPPO(OnPolicyAlgorithm):
 
     def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
         """As `Algorithm._evaluation_arguments`; several agents are evaluated by `evaluate_agents`."""
-        found = super()._evaluation_arguments(n_episodes, seed, deterministic)
+        arguments = super()._evaluation_arguments(n_episodes, seed, deterministic)
         if self.several:
-            found = {k: v for k, v in found.items() if k not in ("device", "transform")} | {"by": evaluate_agents}
-        return found
+            for name in ("device", "transform"):
+                del arguments[name]
+            arguments["by"] = evaluate_agents
+        return arguments
 
 
 class Optimizers:
@@ -394,35 +386,18 @@ class Optimizers:
             one.set_state(own)
 
 
-class _OneAgent:
-    """One agent, which acts on rows of its observations."""
-
-    def __init__(self, player: Player, part: Any, member: int, mask: np.ndarray | None):
-        self._player, self._part, self._member, self._mask = player, part, member, mask
-
-    def _seen(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        mask = self._mask
-        legal = None if mask is None else np.array(np.broadcast_to(mask, (len(obs), mask.shape[-1])))
-        return self._player.observed(obs, np.full(len(obs), self._member)), legal
-
-    def mode(self, obs: np.ndarray) -> np.ndarray:
-        return self._part.mode(*self._seen(obs))
-
-    def sample(self, obs: np.ndarray) -> np.ndarray:
-        return self._part.sample(*self._seen(obs))
-
-
-def _checked_mask(player: Player, mask: Any) -> np.ndarray | None:
+def _check_mask(player: Player, mask: Any) -> np.ndarray | None:
+    """Return a mask of legal actions as bool after checking it."""
     if mask is None:
         return None
     if not player.masked:
         raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
-    found = np.asarray(mask)
-    if found.shape[-1:] != (player.spec.n_actions,) or not found.astype(bool).any(-1).all():
+    legal = np.asarray(mask)
+    if legal.shape[-1:] != (player.spec.n_actions,) or not legal.astype(bool).any(-1).all():
         raise ValueError(
             f"MAPPO.predict: mask must have shape (.., {player.spec.n_actions}) and allow an action, got {shown(mask)}"
         )
-    return found.astype(bool)
+    return legal.astype(bool)
 
 
 def _join_metrics(tables: dict[str, dict[str, Any]], mean: Callable[[list[Any]], Any]) -> dict[str, Any]:

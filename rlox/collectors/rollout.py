@@ -19,6 +19,7 @@ from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import Inputs, acting_policy
 from rlox.nn.batch import Rollout
+from rlox.nn.modules import to_array
 from rlox.processes.failures import failure_of
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class _Sampler:
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
         drawn = self._drawn_log_probs()
-        found = self.policy.log_probs(seen, actions) if drawn is None else drawn
-        return found if isinstance(found, np.ndarray) else found.cpu().numpy()
+        return to_array(self.policy.log_probs(seen, actions) if drawn is None else drawn)
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
@@ -131,6 +131,7 @@ class RolloutCollector(Collector):
 
     _where = "RolloutCollector.collect"
     noise_axis = 1  # the noise of a whole rollout is drawn at once
+    value_norm: Any = None  # `rlox.multi_agent.players.ValueNorm` that converts the critic's values to units of rewards
 
     def __init__(
         self,
@@ -185,8 +186,8 @@ class RolloutCollector(Collector):
         if cut:
             next_values = np.zeros((n_steps, n), np.float32)
             next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
-        values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
-        advantages, returns = self._advantages(steps, values_np.reshape(n_steps, n), after_values[:n], next_values)
+        estimates = to_array(values).reshape(n_steps, n)
+        advantages, returns = self._advantages(steps, estimates, after_values[:n], next_values)
         place = steps.sampler.policy.place
         return Rollout(
             obs=seen,
@@ -209,6 +210,9 @@ class RolloutCollector(Collector):
 
         `next_values` (T, N) has the values of the observations that truncated steps led to; None if there are none.
         """
+        if (norm := self.value_norm) is not None:
+            values, last_values = norm.denormalized(values), norm.denormalized(last_values)
+            next_values = None if next_values is None else norm.denormalized(next_values)
         return compute_gae_batched_f32(
             steps.rewards,
             values,

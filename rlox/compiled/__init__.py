@@ -10,7 +10,6 @@ _EXPORTS = {
     "q_obstacle": "rlox.compiled.obstacles",
     "NativeAdam": "rlox.compiled.optimizer",
     "NativeOptimizer": "rlox.compiled.optimizer",
-    "NativePart": "rlox.compiled.players",
     "NativePlayers": "rlox.compiled.players",
     "NativeActor": "rlox.compiled.policies",
     "NativeBoundedPolicy": "rlox.compiled.policies",

@@ -56,7 +56,6 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "a2c": (*_ON_POLICY, "rlox.algorithms.a2c"),
     "mappo": (
         *_ON_POLICY,
-        "rlox.nn.players",
         "rlox.multi_agent.players",
         "rlox.algorithms.mappo",
     ),
@@ -71,6 +70,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
 
 # The methods that a kernel replaces, or that create what it computes on. Any other method may be overridden.
 _UPDATE = (
+    *("_make_one", "_make_optimizer"),
     *("update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "_step_by_step", "_policy_arguments"),
     *("_move_target", "_move_target_when_due", "_weight", "_make_critics"),
 )

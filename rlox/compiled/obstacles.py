@@ -31,8 +31,11 @@ class Perceptron(NamedTuple):
         return found
 
 
-def _actor_critic(obs_dim: int, n_outputs: int, hidden: Sequence[int]) -> list[Perceptron]:
-    return [Perceptron("actor", [obs_dim, *hidden, n_outputs]), Perceptron("critic", [obs_dim, *hidden, 1])]
+def _actor_critic(
+    obs_dim: int, n_outputs: int, hidden: Sequence[int], state_dim: int | None = None
+) -> list[Perceptron]:
+    seen = obs_dim if state_dim is None else state_dim
+    return [Perceptron("actor", [obs_dim, *hidden, n_outputs]), Perceptron("critic", [seen, *hidden, 1])]
 
 
 def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
@@ -45,10 +48,15 @@ def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: boo
     return [Perceptron("q.trunk", trunk, True), *(Perceptron(name, [*widths[-2:], n]) for name, n in heads)]
 
 
-def layout(obs_dim: int, n_outputs: int, hidden: Sequence[int], gaussian: bool) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order."""
+def layout(
+    obs_dim: int, n_outputs: int, hidden: Sequence[int], gaussian: bool, state_dim: int | None = None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order.
+
+    With `state_dim`, the critic reads as many numbers of its own.
+    """
     log_std = [("log_std", (n_outputs,))] if gaussian else []
-    return [*log_std, *_shapes(_actor_critic(obs_dim, n_outputs, hidden))]
+    return [*log_std, *_shapes(_actor_critic(obs_dim, n_outputs, hidden, state_dim))]
 
 
 def _shapes(nets: list[Perceptron]) -> list[tuple[str, tuple[int, ...]]]:

@@ -120,7 +120,11 @@ class NativePolicy(NativeActor):
         As in `rlox.config.OnPolicyConfig`.
     block : array, optional
         The parameters (P,) f32, which are used without a copy; zeros by default.
+    state_dim : int, optional
+        Numbers that a central critic reads; None: the critic reads the observations.
     """
+
+    net: NativeActorCritic
 
     def __init__(
         self,
@@ -131,27 +135,29 @@ class NativePolicy(NativeActor):
         activation: str = "tanh",
         optimizer: str = "adam",
         block: np.ndarray | None = None,
+        state_dim: int | None = None,
     ):
-        self._sizes = (obs_dim, n_outputs, list(hidden), activation, gaussian)
-        shapes = layout(obs_dim, n_outputs, hidden, gaussian)
+        self._sizes = (obs_dim, n_outputs, list(hidden), gaussian, activation, state_dim)
+        shapes = layout(obs_dim, n_outputs, hidden, gaussian, state_dim)
         block = np.zeros(_size(shapes), np.float32) if block is None else block
-        super().__init__(
-            NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer), shapes
-        )
+        net = NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer, state_dim)
+        super().__init__(net, shapes)
         self.adds_noise_to_logits = not gaussian
 
     def __reduce__(self):
-        obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
-        block = np.array(self.net.parameters)
-        return NativePolicy, (obs_dim, n_outputs, hidden, gaussian, activation, "adam", block)
+        *sizes, state_dim = self._sizes
+        return NativePolicy, (*sizes, "adam", np.array(self.net.parameters), state_dim)
 
     @classmethod
-    def make(cls, spec: EnvSpec, config: OnPolicyConfig, rng: Rng) -> NativePolicy:
+    def make(cls, spec: EnvSpec, config: OnPolicyConfig, rng: Rng, state_dim: int | None = None) -> NativePolicy:
         """Create a policy with the same initial weights as `rlox.nn.policies.make_policy`."""
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         c = config
-        policy = cls(spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer)
-        for net, gain in zip(_actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes), (0.01, 1.0), strict=True):
+        policy = cls(
+            spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer, state_dim=state_dim
+        )
+        nets = _actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes, state_dim)
+        for net, gain in zip(nets, (0.01, 1.0), strict=True):
             policy._set_initial(net, gain, c.ortho_init, rng)
         if spec.continuous:
             policy.parameters["log_std"][:] = c.log_std_init
@@ -179,12 +185,13 @@ class NativePolicy(NativeActor):
         return policy
 
     def _make_module(self) -> ActorCritic:
-        from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
+        from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, give_critic
 
-        obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
+        obs_dim, n_outputs, hidden, gaussian, activation, state_dim = self._sizes
         kind = ContinuousPolicy if gaussian else DiscretePolicy
         # ortho_init=False, because these weights are replaced and orthogonal weights take longer.
-        return kind(obs_dim, n_outputs, hidden, activation, ortho_init=False, rng=Rng(0))
+        module = kind(obs_dim, n_outputs, hidden, activation, ortho_init=False, rng=Rng(0))
+        return module if state_dim is None else give_critic(module, state_dim, hidden, activation, False, Rng(0))
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, self.net.n_outputs)
@@ -192,15 +199,35 @@ class NativePolicy(NativeActor):
     def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
         (rng.normal if self.net.gaussian else rng.gumbel)(out=out)
 
-    def place(self, column: np.ndarray) -> np.ndarray:
+    def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, None]:
+        return self.net.act(inputs.obs, noise, inputs.mask), None
+
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
+        return self.net.mode(inputs.obs, inputs.mask), None
+
+    def place(self, column: np.ndarray | None) -> np.ndarray | None:
         """Return a column of a batch as the kernels read it."""
         return column
 
     def evaluate_actions(
-        self, obs: np.ndarray, actions: np.ndarray, after: np.ndarray, log_probs: Any = None
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        after: np.ndarray,
+        log_probs: Any = None,
+        states: np.ndarray | None = None,
+        masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
         """Return the same as `rlox.nn.acting.ModulePolicy.evaluate_actions`, as arrays."""
-        return obs, actions, *self.net.log_probs(obs, actions, after)
+        return obs, actions, *self.net.log_probs(obs, actions, after, states, masks)
+
+    def flat_weights(self) -> np.ndarray:
+        """Return a copy of all parameters, (P,) f32."""
+        return np.array(self.net.parameters)
+
+    def set_flat_weights(self, weights: np.ndarray) -> None:
+        """Load the result of `flat_weights`."""
+        self.net.parameters[:] = weights
 
     def log_probs(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return the log-probabilities (B,) f32 of B actions."""

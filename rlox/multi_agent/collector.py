@@ -1,4 +1,4 @@
-"""Rollouts of several agents, or of one agent, as the batches that MAPPO learns from."""
+"""Rollouts of several agents, with the rows of each player's living agents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.base import Collector
-from rlox.collectors.rollout import RolloutCollector, Steps
 from rlox.config import MAPPOConfig, RemoteConfig
 from rlox.envs import env_name
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
@@ -20,11 +19,10 @@ from rlox.multi_agent.players import AgentReturns, Player, ValueNorm, players_of
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 from rlox.multi_agent.vec_env import make_multi_agent_env
+from rlox.nn.acting import Inputs, draw_noise
 from rlox.nn.batch import Rollout
+from rlox.nn.modules import to_array
 from rlox.processes.failures import Diverged
-
-# Names of the inputs of the next actions in the state of the environments.
-_OBS, _ALIVE, _MASKS, _STATE = "step_obs", "step_alive", "step_masks", "step_state"
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,6 @@ class MultiAgentBatch:
         return sum(len(batch) for batch in self.players if batch is not None)
 
 
-class SingleAgentCollector(RolloutCollector):
-    """`rlox.collectors.RolloutCollector` for MAPPO, whose batch is that of one player."""
-
-    norm: ValueNorm | None = None
-
-    def collect(self, policy: Any, n_steps: int) -> MultiAgentBatch:  # type: ignore[override]  # the algorithm's own
-        """Collect a rollout; see `RolloutCollector.collect`."""
-        batch = super().collect(policy, n_steps)
-        return MultiAgentBatch([batch], len(batch), batch.episode_returns, batch.episode_lengths)
-
-    def _advantages(
-        self, steps: Steps, values: np.ndarray, last_values: np.ndarray, next_values: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if self.norm is not None:
-            values, last_values = self.norm.denormalized(values), self.norm.denormalized(last_values)
-            next_values = None if next_values is None else self.norm.denormalized(next_values)
-        return super()._advantages(steps, values, last_values, next_values)
-
-
 class Actors:
     """The policies of all players.
 
@@ -67,48 +46,40 @@ class Actors:
     ----------
     players : list of Player
         The agents of each policy.
-    parts : list
-        For each player a `rlox.nn.players.ModulePart` or `rlox.compiled.NativePart`.
+    policies : list of ActingPolicy
+        The policy of each player (see `rlox.nn.acting`).
     """
 
-    def __init__(self, players: Sequence[Player], parts: Sequence[Any]):
+    def __init__(self, players: Sequence[Player], policies: Sequence[Any]):
         self.players = list(players)
-        self.parts = list(parts)
+        self.policies = list(policies)
 
     def actions(
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
         """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
-        found: list[Any] = [None] * len(obs)
-        for player, part in zip(self.players, self.parts, strict=True):
-            n, a = len(obs[player.group]), len(player.members)
-            rows = flat(player.of_group(obs[player.group]))
-            seen = player.observed(rows, np.tile(np.arange(a), n))
-            mask = masks[player.group]
-            legal = None if mask is None else flat(player.of_group(mask))
-            taken = part.mode(seen, legal) if deterministic else part.sample(seen, legal, rng)
-            put(
-                found,
-                player,
-                player.spec.clip(taken).reshape(n, a, *player.spec.action_shape),
-                len(obs[player.group][0]),
-            )
-        return found
+
+        def choose(p: int, inputs: Inputs) -> np.ndarray:
+            policy = self.policies[p]
+            if deterministic:
+                return policy.mode(inputs)[0]
+            return policy.act(inputs, draw_noise(policy, len(inputs.obs), rng))[0]
+
+        return choose_actions(self.players, obs, masks, choose)
 
 
-def flat(rows: np.ndarray) -> np.ndarray:
-    """Reshape (N, A, …) to (N * A, …)."""
-    return rows.reshape(-1, *rows.shape[2:])
-
-
-def put(actions: list[Any], player: Player, taken: np.ndarray, n_group: int) -> None:
-    """Write a player's actions (N, A, …) into those of its group (N, `n_group`, …)."""
-    if taken.shape[1] == n_group:
-        actions[player.group] = taken
-        return
-    if actions[player.group] is None:
-        actions[player.group] = np.zeros((len(taken), n_group, *taken.shape[2:]), taken.dtype)
-    actions[player.group][:, player.members] = taken
+def choose_actions(
+    players: Sequence[Player],
+    obs: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray | None],
+    choose: Callable[[int, Inputs], np.ndarray],
+) -> list[np.ndarray]:
+    """Return clipped actions by group (N, A_g, …); `choose` returns those of a player's rows, by its index."""
+    actions: list[Any] = [None] * len(obs)
+    for p, player in enumerate(players):
+        chosen = choose(p, Inputs(player.identify(player.pick_rows(obs)), player.pick_rows(masks)))
+        player.put_rows(actions, player.spec.clip(chosen), obs[player.group].shape[1])
+    return actions
 
 
 class MultiAgentCollector(Collector):
@@ -188,24 +159,25 @@ class MultiAgentCollector(Collector):
             If the environment breaks PettingZoo's interface, or numbers are not finite. The message names the agent.
         """
         n, players = self.n_envs, self.players
-        parts, learning = (actors.parts, [True] * len(players)) if self.self_play is None else self.self_play.begin()
+        policies, learning = actors.policies, [True] * len(players)
+        if self.self_play is not None:
+            policies, learning = self.self_play.begin()
         noise = []
-        for player, part in zip(players, parts, strict=True):
-            drawn = np.empty((n_steps, *part.noise_shape(n * len(player.members))), np.float32)
-            part.fill_noise(self.rng, drawn)
+        for player, policy in zip(players, policies, strict=True):
+            drawn = np.empty((n_steps, *policy.noise_shape(n * len(player.members))), np.float32)
+            policy.fill_noise(self.rng, drawn)
             noise.append(drawn)
-        who = [np.tile(np.arange(len(player.members)), n) for player in players]
         acted: list[list[np.ndarray]] = [[] for _ in players]
         try:
-            steps = self._steps(parts, noise, who, acted)
+            steps = self._take_steps(policies, noise, acted)
         except BaseException:
             self._raw = None  # abandon the episodes, so that no checkpoint contains a rollout in progress
             raise
         self._raw = steps[-1]
         self.env_steps += n_steps * n
-        batches = [
-            self._batch(player, part, steps, acted[p], who[p]) if learning[p] else None
-            for p, (player, part) in enumerate(zip(players, parts, strict=True))
+        rollouts = [
+            self._make_rollout(player, policy, steps, np.stack(acted[p])) if learning[p] else None
+            for p, (player, policy) in enumerate(zip(players, policies, strict=True))
         ]
         ended = np.stack([step.ended for step in steps[1:]])
         returns = np.stack([step.episode_returns for step in steps[1:]])[ended]
@@ -213,77 +185,66 @@ class MultiAgentCollector(Collector):
         self.returns.extend(returns)
         if self.self_play is not None:
             self.self_play.end(returns)
-        return MultiAgentBatch(batches, n_steps * n, returns.sum(1), lengths)
+        return MultiAgentBatch(rollouts, n_steps * n, returns.sum(1), lengths)
 
-    def _steps(
-        self,
-        parts: Sequence[Any],
-        noise: Sequence[np.ndarray],
-        who: Sequence[np.ndarray],
-        acted: list[list[np.ndarray]],
+    def _take_steps(
+        self, policies: Sequence[Any], noise: Sequence[np.ndarray], acted: list[list[np.ndarray]]
     ) -> list[MultiAgentStep]:
         """Return the inputs of the first step and the results of T steps; append the sampled actions to `acted`."""
-        n = self.n_envs
         steps = [self.env.reset_all() if self._raw is None else self._raw]
-        for t in range(len(noise[0])):
+
+        def choose(p: int, inputs: Inputs) -> np.ndarray:
+            actions = policies[p].act(inputs, noise[p][len(steps) - 1])[0]
+            acted[p].append(actions)
+            spec = self.players[p].spec
+            if spec.continuous and not all_finite(spec.clip(actions)):
+                self._refuse_policies(self.players[p], actions)
+            return actions
+
+        for _ in range(len(noise[0])):
             now = steps[-1]
-            taken: list[Any] = [None] * len(now.obs)
-            for p, (player, part) in enumerate(zip(self.players, parts, strict=True)):
-                seen = player.observed(flat(player.of_group(now.obs[player.group])), who[p])
-                mask = now.masks[player.group]
-                legal = None if mask is None else flat(player.of_group(mask))
-                actions = part.act(seen, noise[p][t], legal)
-                acted[p].append(actions)
-                clipped = player.spec.clip(actions)
-                if player.spec.continuous and not all_finite(clipped):
-                    self._refuse_policies(player, actions)
-                shape = (n, len(player.members), *player.spec.action_shape)
-                put(taken, player, clipped.reshape(shape), now.obs[player.group].shape[1])
-            steps.append(self.env.step_all(taken))
+            steps.append(self.env.step_all(choose_actions(self.players, now.obs, now.masks, choose)))
         return steps
 
-    def _batch(
-        self, player: Player, part: Any, steps: Sequence[MultiAgentStep], acted: list[np.ndarray], who: np.ndarray
+    def _make_rollout(
+        self, player: Player, policy: Any, steps: Sequence[MultiAgentStep], acted: np.ndarray
     ) -> Rollout | None:
-        """Return one player's batch from T + 1 steps, of which the first is before any action."""
-        g, n_steps, m = player.group, len(acted), len(who)
+        """Return one player's rollout of T steps from T + 1 results, of which the first is before any action.
+
+        An index m of the M = N * A columns is an agent in an environment. Only the rows of living agents are kept;
+        None if there are none.
+        """
 
         def column(name: str, rows: Sequence[MultiAgentStep]) -> np.ndarray:
-            """Return the array (T, M, …) of this player's agents."""
-            found = np.stack([player.of_group(getattr(step, name)[g]) for step in rows])
-            return found.reshape(len(rows), m, *found.shape[3:])
+            return np.stack([player.pick_rows(getattr(step, name)) for step in rows])
 
-        before, results = steps[:-1], steps[1:]
+        before, results, last = steps[:-1], steps[1:], steps[-1]
         alive = column("alive", before)
-        live = np.flatnonzero(alive)
-        if not len(live):
+        t, m = np.nonzero(alive)
+        if not len(t):
             return None
-        t_of, m_of = np.divmod(live, m)
+        members = len(player.members)
         terminated, truncated = column("terminated", results), column("truncated", results)
         rewards = column("rewards", results).astype(np.float32)
-        here = who[m_of]
-
-        obs = player.observed(column("obs", before)[t_of, m_of], here)
-        actions = np.stack(acted)[t_of, m_of]
-        masks = None if not player.masked else column("masks", before)[t_of, m_of]
-        # Values are needed after the last step, for agents that continue, and where time limits cut.
-        goes_on = np.flatnonzero(column("alive", steps[-1:])[0])
+        obs = player.identify(column("obs", before)[t, m], m % members)
+        masks = column("masks", before)[t, m] if player.masked else None
+        # Values are also needed after the last step, for agents that continue, and where time limits cut.
+        goes_on = np.flatnonzero(player.pick_rows(last.alive))
         cut_t, cut_m = np.nonzero(truncated)
         states = None
         if player.state_dim is None:
-            reached = [column("obs", steps[-1:])[0][goes_on], column("final_obs", results)[cut_t, cut_m]]
-            after = player.observed(np.concatenate(reached), np.concatenate([who[goes_on], who[cut_m]]))
+            after = [player.pick_rows(last.obs)[goes_on], column("final_obs", results)[cut_t, cut_m]]
         else:
-            n_members = len(player.members)
-            seen = np.stack([step.state for step in before])
-            states = player.judged(seen[t_of, m_of // n_members], here)
+            states = player.identify(np.stack([step.state for step in before])[t, m // members], m % members)
             final = np.stack([step.final_state for step in results])
-            reached = [steps[-1].state[goes_on // n_members], final[cut_t, cut_m // n_members]]
-            after = player.judged(np.concatenate(reached), np.concatenate([who[goes_on], who[cut_m]]))
-        log_probs, seen_values, after_values = part.evaluate_actions(obs, states, masks, actions, after)
-        values, final_values = np.zeros((2, n_steps, m), np.float32)
-        last_values = np.zeros(m, np.float32)
-        values[t_of, m_of] = seen_values
+            after = [last.state[goes_on // members], final[cut_t, cut_m // members]]
+        reached = player.identify(np.concatenate(after), np.concatenate([goes_on, cut_m]) % members)
+        obs, actions, log_probs, seen_values, after_values = policy.evaluate_actions(
+            obs, acted[t, m], reached, states=states, masks=masks
+        )
+        values, final_values = np.zeros((2, *alive.shape), np.float32)
+        last_values = np.zeros(alive.shape[1], np.float32)
+        values[t, m] = to_array(seen_values)
         last_values[goes_on] = after_values[: len(goes_on)]
         final_values[cut_t, cut_m] = after_values[len(goes_on) :]
         if (norm := self.norms.get(player.name)) is not None:
@@ -293,22 +254,22 @@ class MultiAgentCollector(Collector):
             values,
             terminated | ~alive,  # no trace may pass the gap between two lives of an agent
             last_values,
-            n_steps,
+            len(alive),
             self.config.gamma,
             self.config.gae_lambda,
             truncated=truncated,
             next_values=final_values,
         )
-        place = part.place
+        place = policy.place
         return Rollout(
-            obs=place(obs),
-            actions=place(actions),
-            log_probs=place(log_probs),
-            values=place(seen_values),
-            advantages=place(advantages[t_of, m_of]),
-            returns=place(returns[t_of, m_of]),
-            rewards=place(rewards[t_of, m_of]),
-            dones=place((terminated | truncated)[t_of, m_of]),
+            obs=obs,
+            actions=actions,
+            log_probs=log_probs,
+            values=seen_values,
+            advantages=place(advantages[t, m]),
+            returns=place(returns[t, m]),
+            rewards=place(rewards[t, m]),
+            dones=place((terminated | truncated)[t, m]),
             states=place(states),
             masks=place(masks),
         )
@@ -324,19 +285,10 @@ class MultiAgentCollector(Collector):
 
     def state(self) -> dict[str, np.ndarray] | None:
         """Return an exact snapshot of the environments; None before they have started, or if not `restorable`."""
-        found = None if self._raw is None else self.env.get_state()
-        return None if found is None else {**found, **self._answered()}
-
-    def _answered(self) -> dict[str, np.ndarray]:
-        """Return the inputs of the next actions."""
-        now = self._raw
-        assert now is not None
-        found = {_STATE: now.state.copy()}
-        for g, (obs, alive, mask) in enumerate(zip(now.obs, now.alive, now.masks, strict=True)):
-            found |= {f"{_OBS}.{g}": obs.copy(), f"{_ALIVE}.{g}": alive.copy()}
-            if mask is not None:
-                found[f"{_MASKS}.{g}"] = mask.copy()
-        return found
+        saved = None if self._raw is None else self.env.get_state()
+        if saved is None:
+            return None
+        return saved | {name: array.copy() for name, array in _name_inputs(self._raw).items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from the result of `state`.
@@ -347,11 +299,7 @@ class MultiAgentCollector(Collector):
             If `state` is damaged, or does not fit the environments.
         """
         now = MultiAgentStep.empty(self.agents, self.n_envs)
-        targets = {_STATE: now.state}
-        for g, mask in enumerate(now.masks):
-            targets |= {f"{_OBS}.{g}": now.obs[g], f"{_ALIVE}.{g}": now.alive[g]}
-            if mask is not None:
-                targets[f"{_MASKS}.{g}"] = mask
+        targets = _name_inputs(now)
         for name, target in targets.items():
             array = state.get(name)
             if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (target.shape, target.dtype):
@@ -377,3 +325,13 @@ class MultiAgentCollector(Collector):
     def close(self) -> None:
         """Close the environments and their worker processes."""
         self.env.close()
+
+
+def _name_inputs(step: MultiAgentStep) -> dict[str, np.ndarray]:
+    """Return the inputs of the next actions, by their names in a checkpoint."""
+    named = {"step_state": step.state}
+    for g, (obs, alive, mask) in enumerate(zip(step.obs, step.alive, step.masks, strict=True)):
+        named |= {f"step_obs.{g}": obs, f"step_alive.{g}": alive}
+        if mask is not None:
+            named[f"step_masks.{g}"] = mask
+    return named

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,35 +43,43 @@ class Player:
         """`spec`, with the actor's input as the observation."""
         if not self.n_ids:
             return self.spec
-        s = self.spec
-        return EnvSpec(
-            (self.obs_dim,),
-            n_actions=s.n_actions,
-            n_choices=s.n_choices,
-            act_dim=s.act_dim,
-            act_low=s.act_low,
-            act_high=s.act_high,
-        )
+        return replace(self.spec, obs_shape=(self.obs_dim,), obs_dtype=np.float32)
 
-    def observed(self, obs: np.ndarray, who: np.ndarray) -> np.ndarray:
-        """Return the actor's input for observations (B, *obs_shape) of the agents `who` (B,), indices of members."""
-        return self._identified(obs, who)
+    def pick_rows(self, by_group: Sequence[Any]) -> Any:
+        """Return this player's rows (N * A, …) of arrays by group (N, A_g, …); None if the group has no array."""
+        array = by_group[self.group]
+        if array is None:
+            return None
+        own = array if len(self.members) == array.shape[1] else array[:, self.members]
+        return own.reshape(-1, *own.shape[2:])
 
-    def judged(self, states: np.ndarray, who: np.ndarray) -> np.ndarray:
-        """Return a central critic's input for states (B, S) and the agents `who` (B,)."""
-        return self._identified(states, who)
+    def put_rows(self, by_group: list[Any], rows: np.ndarray, n_group: int) -> None:
+        """Write this player's rows (N * A, …) into the array of its group, which has (N, `n_group`, …)."""
+        own = rows.reshape(-1, len(self.members), *rows.shape[1:])
+        if len(self.members) == n_group:
+            by_group[self.group] = own
+            return
+        if by_group[self.group] is None:
+            by_group[self.group] = np.zeros((len(own), n_group, *rows.shape[1:]), rows.dtype)
+        by_group[self.group][:, self.members] = own
 
-    def _identified(self, rows: np.ndarray, who: np.ndarray) -> np.ndarray:
+    def identify(self, rows: np.ndarray, who: np.ndarray | None = None) -> np.ndarray:
+        """Return the inputs of a network for observations or states (B, …): with `n_ids`, each followed by its agent.
+
+        The rows are of the agents `who` (B,), indices of members; None: of all of them in turn.
+        """
         if not self.n_ids:
             return np.ascontiguousarray(rows)
+        who = np.resize(np.arange(len(self.members)), len(rows)) if who is None else who
         out = np.zeros((len(rows), rows.shape[1] + self.n_ids), np.float32)
         out[:, : rows.shape[1]] = rows
         out[np.arange(len(rows)), rows.shape[1] + who] = 1.0
         return out
 
-    def of_group(self, array: np.ndarray) -> np.ndarray:
-        """Return this player's part (N, A, …) of a group's array (N, A_g, …)."""
-        return array if len(self.members) == array.shape[1] else array[:, self.members]
+
+def only_player(spec: EnvSpec) -> Player:
+    """Return the player of an environment with one agent."""
+    return Player("agent", 0, (0,), (0,), ("agent",), spec, 0, None, False)
 
 
 def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Player]:
@@ -81,7 +90,7 @@ def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Pl
     ValueError
         If agents see images, and the configuration has a central critic or agent ids, which need vectors.
     """
-    found = []
+    players = []
     for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
         for name, wrong in (("critic", config.critic == "central"), ("agent_id", config.agent_id)):
             if group.spec.image and wrong:
@@ -93,7 +102,7 @@ def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Pl
         parts = [(group.name, range(n))] if config.share_parameters else [(group.agents[i], [i]) for i in range(n)]
         for name, members in parts:
             n_ids = n if config.agent_id else 0
-            found.append(
+            players.append(
                 Player(
                     name,
                     g,
@@ -106,7 +115,7 @@ def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Pl
                     masked,
                 )
             )
-    return found
+    return players
 
 
 class ValueNorm:

@@ -81,7 +81,7 @@ class SelfPlay:
         self._rollouts += 1
         for p, copy in enumerate(self._copies):
             if p != self.learner:
-                copy.set_flat(self.pools[p][self._chosen[p]].weights)
+                copy.set_flat_weights(self.pools[p][self._chosen[p]].weights)
         learning = [p == self.learner for p in range(len(self.names))]
         return [
             own if learns else old for own, old, learns in zip(self._parts, self._copies, learning, strict=True)
@@ -90,7 +90,7 @@ class SelfPlay:
     def _keep(self, p: int) -> None:
         """Add the current policy of player `p` to its pool; drop the oldest if the pool is full."""
         pool = self.pools[p]
-        pool.append(EarlierPolicy(self._parts[p].flat(), float(self.ratings[p])))
+        pool.append(EarlierPolicy(self._parts[p].flat_weights(), float(self.ratings[p])))
         del pool[: -self._most]
 
     def end(self, returns: np.ndarray) -> None:
@@ -123,7 +123,7 @@ class SelfPlay:
             "chosen": self._chosen.copy(),
         }
         for p, pool in enumerate(self.pools):
-            size = len(self._parts[p].flat())
+            size = len(self._parts[p].flat_weights())
             found[f"weights.{p}"] = np.array([one.weights for one in pool], np.float32).reshape(-1, size)
             found[f"ratings.{p}"] = np.array([one.rating for one in pool])
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -281,8 +282,13 @@ class ModulePolicy(ActingPolicy):
         actions: np.ndarray,
         after: np.ndarray,
         log_probs: torch.Tensor | None = None,
+        states: np.ndarray | None = None,
+        masks: np.ndarray | None = None,
     ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
         """Compute the log-probabilities of B actions unless given, and values of B observations and of those `after`.
+
+        A critic that does not read the observations has the inputs `states` (B, S), and `after` (K, S). `masks`
+        (B, n_actions) bool are the legal actions.
 
         Returns
         -------
@@ -294,22 +300,40 @@ class ModulePolicy(ActingPolicy):
         import torch
 
         n, rows, taken, reached = len(obs), self.place(obs), self.place(actions), self.place(after)
+        judged = rows if states is None else self.place(states)
         # Vectors take one pass; images are not concatenated, which would copy them.
-        blocks = [rows, reached] if rows.dim() > 2 else [torch.cat([rows, reached])]
-        parts = (part for block in blocks for part in block.split(_chunk(rows)))
+        blocks = [judged, reached] if judged.dim() > 2 else [torch.cat([judged, reached])]
+        parts = (part for block in blocks for part in block.split(_chunk(judged)))
         with torch.no_grad(), evaluating(self.module):
             values = torch.cat([self.module.get_value(part).reshape(-1).float() for part in parts])
-        log_probs = self.log_probs(rows, taken) if log_probs is None else log_probs
+        log_probs = self.log_probs(rows, taken, masks) if log_probs is None else log_probs
         return rows, taken, log_probs, values[:n], values[n:].cpu().numpy()
 
-    def log_probs(self, obs: Any, actions: Any) -> torch.Tensor:
-        """Return the log-probabilities (B,) f32 of B actions."""
+    def log_probs(self, obs: Any, actions: Any, masks: np.ndarray | None = None) -> torch.Tensor:
+        """Return the log-probabilities (B,) f32 of B actions, of those that `masks` (B, n_actions) allow."""
         import torch
 
         rows, taken = self.place(obs), self.place(actions)
-        pairs = zip(rows.split(_chunk(rows)), taken.split(_chunk(rows)), strict=True)
+        legal = repeat(()) if masks is None else ((part,) for part in self.place(masks).split(_chunk(rows)))
+        pairs = zip(rows.split(_chunk(rows)), taken.split(_chunk(rows)), legal, strict=False)
         with torch.no_grad(), evaluating(self.module):
-            return torch.cat([self.module.get_logprob_and_entropy(o, a)[0].float() for o, a in pairs])
+            return torch.cat([self.module.get_logprob_and_entropy(o, a, *mask)[0].float() for o, a, mask in pairs])
+
+    def flat_weights(self) -> np.ndarray:
+        """Return a copy of all parameters, (P,) f32."""
+        import torch
+
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()]).cpu().numpy()
+
+    def set_flat_weights(self, weights: np.ndarray) -> None:
+        """Load the result of `flat_weights`."""
+        import torch
+
+        start = 0
+        with torch.no_grad():
+            for p in self.module.parameters():
+                p.copy_(torch.from_numpy(weights[start : start + p.numel()]).view_as(p))
+                start += p.numel()
 
 
 def _chunk(obs: torch.Tensor | FrameStacks) -> int:

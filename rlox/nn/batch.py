@@ -128,6 +128,11 @@ class Rollout(_Columns):
         """Environment steps taken for this batch: its length, without replayed rows."""
         return len(self) if self.taken is None else self.taken
 
+    @property
+    def players(self) -> list[Rollout | None]:
+        """The rollout by players, as with several agents: one agent is one player."""
+        return [self]
+
     def explained_variance(self) -> torch.Tensor:
         """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
         constant."""

@@ -26,8 +26,10 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: to_array(value) for name, value in module.state_dict().items()}
 
 
-def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's values, on the CPU; bfloat16, which NumPy lacks, as float32."""
+def to_array(tensor: torch.Tensor | np.ndarray) -> np.ndarray:
+    """Return a tensor's values, on the CPU; bfloat16, which NumPy lacks, as float32. Arrays are returned unchanged."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
     array = tensor.detach().cpu()
     return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
 

@@ -107,9 +107,14 @@ class ActorCritic(Actor):
         """Return values (B,), in units of discounted return."""
         return self.critic(self.features(obs)).squeeze(-1)
 
-    def get_logprob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities of `actions` and entropies of the distributions, both (B,), in nats."""
-        return self.distribution(self.actor(self.features(obs)), actions)
+    def get_logprob_and_entropy(
+        self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities of `actions` and entropies of the distributions, both (B,), in nats.
+
+        `masks` (B, n_outputs) bool are the legal actions; None: all.
+        """
+        return self.distribution(mask_outputs(self.actor(self.features(obs)), masks), actions)
 
     @torch.no_grad()
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
@@ -548,8 +553,7 @@ def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCr
         policy, c = make_policy(spec, replace(config, ortho_init=False), Rng(0)), config
         n_outputs = policy.actor[-1].out_features
         policy.actor = mlp([spec.obs_dim, *c.hidden_sizes, n_outputs], c.activation, 0.01, c.ortho_init, rng)
-        policy.critic = mlp([state_dim, *c.hidden_sizes, 1], c.activation, 1.0, c.ortho_init, rng)
-        return policy
+        return give_critic(policy, state_dim, c.hidden_sizes, c.activation, c.ortho_init, rng)
     obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
     common = {
         "hidden": config.hidden_sizes,
@@ -562,6 +566,22 @@ def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCr
     if spec.n_choices is not None:
         return MultiDiscretePolicy(obs, spec.n_choices, **common)
     return ContinuousPolicy(obs, spec.act_dim, log_std_init=config.log_std_init, **common)
+
+
+def give_critic(
+    policy: ActorCritic, state_dim: int, hidden: Sequence[int], activation: str, ortho_init: bool, rng: Rng
+) -> ActorCritic:
+    """Replace the critic by one that reads `state_dim` numbers of its own; return `policy`."""
+    policy.critic = mlp([state_dim, *hidden, 1], activation, 1.0, ortho_init, rng)
+    return policy
+
+
+class PlayerPolicies(nn.Module):
+    """The actor-critics of all players, in the order of the players, named from ``players.0`` on."""
+
+    def __init__(self, policies: Sequence[ActorCritic]):
+        super().__init__()
+        self.players = nn.ModuleList(policies)
 
 
 def check_policy(policy: nn.Module, where: str) -> None:

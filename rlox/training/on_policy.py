@@ -22,7 +22,9 @@ from rlox.training.agent import Agent
 if TYPE_CHECKING:
     from torch import nn
 
+    from rlox.envs import EnvSpec
     from rlox.nn.batch import RolloutBatch
+    from rlox.nn.optimizers import FlatOptimizer
 
 
 class OnPolicyAlgorithm(Agent):
@@ -167,24 +169,42 @@ class OnPolicyAlgorithm(Agent):
         return n_parameters(spec.obs_dim, n_outputs, self.config.hidden_sizes, spec.continuous)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        made = self._make_one(self.spec, rng, policy)
         if self.backend == "native":
-            c, spec = self.config, self.spec
-            given = policy is not None
-            self.native = NativePolicy.adopt(policy, spec, c) if given else NativePolicy.make(spec, c, rng)
-            return
+            self.native = made
+        else:
+            self.policy = made
+
+    def _make_one(self, spec: EnvSpec, rng: Rng, policy: nn.Module | None, state_dim: int | None = None) -> Any:
+        """Return a policy for the backend: a given module, or the default one for `spec`, with weights from `rng`.
+
+        With `state_dim`, its critic reads as many numbers of its own.
+        """
+        c = self.config
+        if self.backend == "native":
+            return NativePolicy.make(spec, c, rng, state_dim) if policy is None else NativePolicy.adopt(policy, spec, c)
         from rlox.nn.policies import check_policy, make_policy
 
-        self.policy = make_policy(self.spec, self.config, rng) if policy is None else policy
-        check_policy(self.policy, type(self).__name__)
+        made = make_policy(spec, c, rng, state_dim) if policy is None else policy
+        check_policy(made, type(self).__name__)
+        return made
+
+    def _make_optimizer(self, policy: Any) -> NativeOptimizer | FlatOptimizer:
+        """Return an optimiser for the result of `_make_one`."""
+        c = self.config
+        if self.backend == "native":
+            optimizer = NativeOptimizer(policy.net, c.learning_rate)
+            optimizer.actor = policy
+            return optimizer
+        from rlox.nn.optimizers import FlatOptimizer
+
+        return FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
 
     def setup(self, rng: Rng) -> None:
         c = self.config
+        self.optimizer = self._make_optimizer(self.native or self.policy)
         if self.native is not None:
-            self.optimizer = NativeOptimizer(self.native.net, c.learning_rate)
             return
-        from rlox.nn.optimizers import FlatOptimizer
-
-        self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
         if exact and find_difference("acting", self.collector) is None:
             self._acting = NativePolicy.sharing(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
