@@ -26,9 +26,9 @@ from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
+from rlox_cli.terminal.process import open_streams, use_utf8_paths
 from rlox_cli.terminal.shells import replace_scripts
 from rlox_cli.terminal.signals import end_on_signals
-from rlox_cli.terminal.streams import open_streams, use_utf8_paths
 
 app = typer.Typer(
     name="rlox",

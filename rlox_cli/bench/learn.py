@@ -36,7 +36,7 @@ from rlox_cli.bench.sb3 import find_python, recorded_curves, settings_of, traine
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs
 from rlox_cli.config.overrides import split_args
-from rlox_cli.config.sources import with_env
+from rlox_cli.config.schema import with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.runs import unit_of
 from rlox_cli.report.statistics import Interval

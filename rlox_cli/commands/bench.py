@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from rlox_cli.config.completion import complete
-from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import PASS_ON, Imports
+from rlox_cli.terminal.process import reported
 
 bench = typer.Typer(help="Measure rlox against its peers on this machine.", no_args_is_help=True)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.exits import reported
+from rlox_cli.terminal.process import reported
 
 
 def compare(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import Imports
+from rlox_cli.terminal.process import reported
 
 
 def ls(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import PASS_ON
+from rlox_cli.terminal.process import reported
 
 sweep = typer.Typer(help="Show and resume sweeps that `rlox train -m` started.", no_args_is_help=True)
 

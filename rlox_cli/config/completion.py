@@ -24,7 +24,7 @@ def complete(incomplete: str) -> list[str]:
         typed = incomplete.partition("=")[2]
         return sorted(f"resume={os.path.dirname(path)}" for path in glob(f"{typed}*/**/metrics.jsonl", recursive=True))
     if incomplete.startswith("dataset="):
-        from rlox_cli.config.sources import dataset_files
+        from rlox_cli.config.schema import dataset_files
 
         return [f"dataset={path}" for path in dataset_files(incomplete.partition("=")[2])]
     from hydra import initialize_config_module

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
-from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
+from hydra.core.utils import JobStatus, configure_log, run_job
 from hydra.errors import HydraException, OverrideParseException
-from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode, TaskFunction
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -68,23 +68,6 @@ class Job:
     tuned: str | None  # "ppo/CartPole-v1" if tuned settings apply
     cfg: DictConfig  # as composed, including Hydra's section; for the jobs of a sweep, that of the sweep
     subdir: str = ""  # its folder, relative to the sweep's
-
-
-def _take_config_dir(flags: list[str]) -> list[str]:
-    """Return `flags` without ``-cd DIR``; `SearchPath` serves that folder from now on."""
-    folder = flag_value(flags, "--config-dir", "-cd")
-    SearchPath.folder = None if folder is None else Path(folder).resolve()
-    if folder is None:
-        return flags
-    if not Path(folder).is_dir():
-        raise UsageError(f"--config-dir must be a folder of YAML, got {folder}; `rlox cp conf {folder}` creates one")
-    rest, words = [], iter(flags)
-    for word in words:
-        if word in ("--config-dir", "-cd"):
-            next(words)
-        elif not word.startswith(("--config-dir=", "-cd=")):
-            rest.append(word)
-    return rest
 
 
 def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
@@ -174,7 +157,7 @@ def named_by_time(job: Job) -> bool:
 def _composition(flags: list[str]) -> Iterator[str]:
     """Prepare Hydra to compose what `flags` choose; yields the name of the root configuration."""
     register()
-    _take_config_dir(flags)
+    _serve_config_dir(flags)
     config_path = flag_value(flags, "--config-path", "-cp")
     GlobalHydra.instance().clear()
     context = (
@@ -184,6 +167,14 @@ def _composition(flags: list[str]) -> Iterator[str]:
     )
     with context:
         yield flag_value(flags, "--config-name", "-cn") or CONFIG_NAME
+
+
+def _serve_config_dir(flags: list[str]) -> None:
+    """Let `SearchPath` serve the folder of ``-cd`` from now on, if there is one."""
+    folder = flag_value(flags, "--config-dir", "-cd")
+    SearchPath.folder = None if folder is None else Path(folder).resolve()
+    if folder is not None and not Path(folder).is_dir():
+        raise UsageError(f"--config-dir must be a folder of YAML, got {folder}; `rlox cp conf {folder}` creates one")
 
 
 def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[list[str]]]:
@@ -317,7 +308,11 @@ def _subdir(cfg: DictConfig, number: int) -> str:
 
 def _compose_one(cfg: DictConfig, overrides: list[str], where: str) -> Job:
     try:
-        return _validated(cfg, overrides)
+        choices, run = cfg.hydra.runtime.choices, to_run_config(cfg)
+        check_run(run, choices.algo, choices.get("buffer"))
+        resolved(run, choices.algo)  # before anything runs, since the run could not be read again
+        tuned = applied_settings(run, choices.algo, choices.get("tuned"), overrides)
+        return Job(overrides, run, choices.algo, tuned, cfg)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as e:
         raise UsageError(where + explain(e)) from e
 
@@ -339,14 +334,7 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
         raise UsageError(f"{where}{below.string}: the logger {below[1]} is not chosen; add logger={below[1]}") from e
 
 
-def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
-    choices, run = cfg.hydra.runtime.choices, to_run_config(cfg)
-    check_run(run, choices.algo, choices.get("buffer"))
-    resolved(run, choices.algo)  # before anything runs, since the run could not be read again
-    return Job(overrides, run, choices.algo, applied_settings(run, choices.algo, choices.get("tuned"), overrides), cfg)
-
-
-class HydraCallbacks(Callback):
+class HydraCallbacks:
     """The callbacks in ``hydra.callbacks`` of a configuration, for a `HydraContext`.
 
     They are called in order, and at the end of a run or a job in reverse order. If one raises, a warning is issued and
@@ -356,30 +344,17 @@ class HydraCallbacks(Callback):
     def __init__(self, config: DictConfig) -> None:
         self._each = [instantiate(one) for one in (config.hydra.callbacks or {}).values()]
 
-    def _call(self, hook: str, config: DictConfig, info: dict[str, Any]) -> None:
+    def __getattr__(self, hook: str) -> Callable[..., None]:
+        if not hook.startswith("on_"):
+            raise AttributeError(hook)
+        return partial(self._call, hook)
+
+    def _call(self, hook: str, config: DictConfig, **info: Any) -> None:
         for callback in reversed(self._each) if hook.endswith("_end") else self._each:
             try:
                 getattr(callback, hook)(config=config, **info)
             except Exception as e:
-                warnings.warn(f"{type(callback).__name__}.{hook} raised {type(e).__name__}: {e}", stacklevel=3)
-
-    def on_run_start(self, config: DictConfig, **info: Any) -> None:
-        self._call("on_run_start", config, info)
-
-    def on_run_end(self, config: DictConfig, **info: Any) -> None:
-        self._call("on_run_end", config, info)
-
-    def on_multirun_start(self, config: DictConfig, **info: Any) -> None:
-        self._call("on_multirun_start", config, info)
-
-    def on_multirun_end(self, config: DictConfig, **info: Any) -> None:
-        self._call("on_multirun_end", config, info)
-
-    def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **info: Any) -> None:
-        self._call("on_job_start", config, {"task_function": task_function, **info})
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **info: Any) -> None:
-        self._call("on_job_end", config, {"job_return": job_return, **info})
+                warnings.warn(f"{type(callback).__name__}.{hook} raised {type(e).__name__}: {e}", stacklevel=2)
 
 
 def run_composed(flags: list[str], job: Job, task: TaskFunction) -> Any:
@@ -407,10 +382,16 @@ def run_hydra(flags: list[str], overrides: list[str], task: TaskFunction) -> Non
     import hydra
 
     register()
-    flags = _take_config_dir(flags)
+    _serve_config_dir(flags)
+    rest, words = [], iter(flags)
+    for word in words:
+        if word in ("--config-dir", "-cd"):
+            next(words)
+        elif not word.startswith(("--config-dir=", "-cd=")):
+            rest.append(word)
     GlobalHydra.instance().clear()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlox train", *overrides, *flags]
+    sys.argv = ["rlox train", *overrides, *rest]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions reach `reported`, which prints them
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(task)()

@@ -40,6 +40,23 @@ _EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
 
+def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
+    """Separate every ``--import NAME`` or ``--import=NAME`` from the other words."""
+    modules, rest = [], []
+    words = iter(args)
+    for word in words:
+        if word == "--import":
+            name = next(words, None)
+            if name is None or name.startswith("-"):
+                raise UsageError(f"--import must be followed by a module's name, got {name or 'nothing'}")
+            modules.append(name)
+        elif word.startswith("--import="):
+            modules.append(word.removeprefix("--import="))
+        else:
+            rest.append(word)
+    return modules, rest
+
+
 def split_args(args: list[str]) -> tuple[list[str], list[str]]:
     """Split what was typed into Hydra's flags (with their values) and overrides, which Hydra takes separately.
 
@@ -93,7 +110,9 @@ def _as_setting(flag: str, value: str) -> str | None:
 def _as_integer(override: str) -> str:
     """Return `override` with 1e6, which Hydra reads as a float, as 1000000 if its key takes an integer."""
     key, _, value = override.partition("=")
-    if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _keys_with("int"):
+    if not re.search(_EXPONENT, value) or key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _keys_with(
+        "int"
+    ):
         return override
 
     def digits(found: re.Match[str]) -> str:

@@ -71,9 +71,13 @@ def applied_settings(run: RunConfig, algo: str, choice: str | None, overrides: l
     ValueError
         If typed settings do not exist, or if the settings are for another environment.
     """
-    pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
-    applied = choice if choice in pairs else None
     typed = next((o.split("=", 1)[1] for o in overrides if re.match(r"\+*tuned=", o)), None)
+    if typed == "off" and choice == "off":
+        return None
+    pairs = {f"{a}/{e}" for a, e in tuned_pairs()}
+    if SearchPath.folder is not None:
+        pairs |= _own_tuned_pairs(SearchPath.folder)
+    applied = choice if choice in pairs else None
     if typed is not None and typed not in (*pairs, "off"):
         raise ValueError(f"tuned={typed} does not exist; {nearest(typed, [*pairs, 'off'])}")
     if applied and typed is None and applied != f"{algo}/{run.env.id}":
@@ -142,7 +146,7 @@ def _check_ray(run: RunConfig) -> None:
 
 def tuned_steps(name: str) -> int | None:
     """Return the ``total_timesteps`` of the tuned settings ``<algo>/<env>``, in the folder of ``-cd`` or in rlox."""
-    if SearchPath.folder is not None and name in _own_tuned_pairs():
+    if SearchPath.folder is not None and name in _own_tuned_pairs(SearchPath.folder):
         settings = OmegaConf.load(SearchPath.folder / "tuned" / f"{name}.yaml")
         own = OmegaConf.to_container(settings).get("total_timesteps")
     else:
@@ -150,11 +154,9 @@ def tuned_steps(name: str) -> int | None:
     return own if isinstance(own, int) else None
 
 
-def _own_tuned_pairs() -> set[str]:
+def _own_tuned_pairs(folder: Path) -> set[str]:
     """Return ``<algo>/<env>`` for all tuned settings in the folder of ``-cd``."""
-    if SearchPath.folder is None:
-        return set()
-    root = SearchPath.folder / "tuned"
+    root = folder / "tuned"
     return {path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/**/*.yaml")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs.registry import is_native_multi_agent
 from rlox.multi_agent import make_multi_agent_env
-from rlox_cli.families.environment import Environment, OnPolicy, counted, describe_observations, short_training
+from rlox_cli.families.environment import Environment, OnPolicy, counted, describe_observations
 from rlox_cli.families.offline import Offline
 
 
@@ -47,10 +48,7 @@ class _SeveralAgents(Environment):
 class Agents(_SeveralAgents, OnPolicy):
     """Algorithms that train several agents of one environment together."""
 
-    def round_warnings(self, config: RunConfig, steps: int) -> Iterator[str]:
-        # A rollout holds a transition for each agent, so a batch may be larger than its number of steps.
-        if config.total_timesteps < steps:
-            yield short_training(config, "rollout of env.n_envs x algo.n_steps", steps)
+    several_transitions = True  # one for each agent
 
     def describe_spaces(self, algorithm: Any) -> list[tuple[str, str]]:
         """Return a line for each policy."""
@@ -72,8 +70,8 @@ class Agents(_SeveralAgents, OnPolicy):
 class OfflineAgents(_SeveralAgents, Offline):
     """Algorithms that learn from a dataset, for an environment with several agents."""
 
-    def data_warnings(self, algorithm: Any, config: RunConfig) -> Iterator[str]:
-        yield from super().data_warnings(algorithm, config)
+    def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
+        yield from super().warnings(algorithm, config, folder)
         policy = algorithm._evaluation_arguments(1, 0)["policy"]
         if policy.others:
             played = ", ".join(agent for group in policy.groups for agent in group.agents)

@@ -132,33 +132,11 @@ class Environment(Family):
         return arguments
 
     def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
-        n_steps = config.total_timesteps - algorithm.counters.steps
-        memory = self.replay_footprint(algorithm, config, n_steps)
-        yield from self.plan_warnings(config)
-        yield from (line for _, line in plan_advice(algorithm))
-        yield from self.data_warnings(algorithm, config)
-        yield from limits.memory_warnings(config, memory, self.rollout_bytes(config, algorithm.spec))
-        if memory is not None:
-            yield from limits.disk_warnings(config, memory, folder, n_steps)
-
-    def time_limit_warnings(self, algorithm: Any, config: RunConfig) -> Iterator[str]:
-        if config.eval.max_steps is None and config.env.backend != "envpool" and self.time_limit(algorithm) is None:
-            yield (
-                f"env={config.env.id} has no time limit: evaluations cut off an episode that does not end by itself "
-                f"after {self.longest_episode}; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a "
-                "limit, eval.max_steps sets one for evaluations only"
-            )
-
-    def plan_warnings(self, config: RunConfig) -> Iterator[str]:
         """Yield warnings about numbers that do not fit together."""
         c, total = config.algo, config.total_timesteps
-        yield from self.round_warnings(config, self.round_steps(config))
         # The default number is meant for longer runs, and the user has not chosen it.
         if (calls := self.callback_calls(config)) < config.eval.n_points != EvalConfig.n_points:
-            yield (
-                f"eval.n_points={config.eval.n_points:,} is more than the training can evaluate: only "
-                f"{calls:,} evaluations are made"
-            )
+            yield few_evaluations(config, calls)
         end = config.schedule_timesteps
         if end is not None and end < total:
             falls = stays = ""
@@ -176,14 +154,15 @@ class Environment(Family):
                 f"algo.target_update_freq={c.target_update_freq:,} is not below total_timesteps={total:,}: the target "
                 "network is never updated"
             )
+        yield from (line for _, line in plan_advice(algorithm))
 
-    def round_warnings(self, config: RunConfig, steps: int) -> Iterator[str]:
-        """Yield warnings about the `steps` from one update to the next."""
-        yield from ()
-
-    def data_warnings(self, algorithm: Any, config: RunConfig) -> Iterator[str]:
-        """Yield warnings about recorded data that fits the environment, but not the plan."""
-        yield from ()
+    def time_limit_warnings(self, algorithm: Any, config: RunConfig) -> Iterator[str]:
+        if config.eval.max_steps is None and config.env.backend != "envpool" and self.time_limit(algorithm) is None:
+            yield (
+                f"env={config.env.id} has no time limit: evaluations cut off an episode that does not end by itself "
+                f"after {self.longest_episode}; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a "
+                "limit, eval.max_steps sets one for evaluations only"
+            )
 
     def time_limit(self, algorithm: Any) -> int | None:
         """Return the number of steps after which each episode ends; None if no limit is known."""
@@ -290,20 +269,25 @@ class Environment(Family):
 class OnPolicy(Environment):
     """Algorithms that learn from rollouts."""
 
+    several_transitions = False  # whether a rollout has several for each of its steps
+
     def round_steps(self, config: RunConfig) -> int:
         return config.env.n_envs * config.algo.n_steps
 
     def callback_calls(self, config: RunConfig) -> int:
         return -(-config.total_timesteps // self.round_steps(config))
 
-    def round_warnings(self, config: RunConfig, steps: int) -> Iterator[str]:
+    def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
+        steps, batch = self.round_steps(config), getattr(config.algo, "batch_size", 0)
         if config.total_timesteps < steps:
             yield short_training(config, "rollout of env.n_envs x algo.n_steps", steps)
-        if (batch := getattr(config.algo, "batch_size", 0)) > steps:
+        if batch > steps and not self.several_transitions:
             yield (
                 f"algo.batch_size={batch:,} is more than a rollout has, {steps:,} transitions: each epoch is one step "
                 "on all of them"
             )
+        yield from super().warnings(algorithm, config, folder)
+        yield from limits.memory_warnings(config, None, self.rollout_bytes(config, algorithm.spec))
 
     def rollout_bytes(self, config: RunConfig, spec: Any) -> int:
         obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
@@ -354,8 +338,8 @@ class OffPolicy(Environment):
         n = config.env.n_envs
         return -(-getattr(config.algo, "train_freq", 1) // n) * n
 
-    def round_warnings(self, config: RunConfig, steps: int) -> Iterator[str]:
-        total, starts = config.total_timesteps, config.algo.learning_starts
+    def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
+        total, starts, steps = config.total_timesteps, config.algo.learning_starts, self.round_steps(config)
         if total < steps:
             yield short_training(config, "round of train_freq", steps)
         if starts > total / 2:
@@ -363,6 +347,12 @@ class OffPolicy(Environment):
                 f"algo.learning_starts={starts:,} leaves {1 - starts / total:.0%} of total_timesteps={total:,} for "
                 "learning; all actions before that are random"
             )
+        yield from super().warnings(algorithm, config, folder)
+        n_steps = total - algorithm.counters.steps
+        memory = self.replay_footprint(algorithm, config, n_steps)
+        yield from limits.memory_warnings(config, memory, 0)
+        if memory is not None:
+            yield from limits.disk_warnings(config, memory, folder, n_steps)
 
     def replay_footprint(self, algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
         return footprint(
@@ -391,7 +381,7 @@ class Sequences(OffPolicy):
         return run.algo.seq_len * run.env.n_envs
 
     def replay_footprint(self, algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
-        recorded = 0 if algorithm.dataset is None else len(algorithm.dataset)
+        recorded = 0 if algorithm._dataset is None else len(algorithm._dataset)
         return super().replay_footprint(algorithm, config, n_steps + recorded)
 
     def training_costs(self, algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -503,6 +493,13 @@ def _declared_limits(algorithm: Any) -> Iterator[Any]:
     if spec is not None:
         yield algorithm.env_options.kwargs.get("max_episode_steps", spec.max_episode_steps)
         yield spec.kwargs.get("max_num_frames_per_episode", 0) // 4
+
+
+def few_evaluations(config: RunConfig, calls: int) -> str:
+    return (
+        f"eval.n_points={config.eval.n_points:,} is more than the training can evaluate: only {calls:,} evaluations "
+        "are made"
+    )
 
 
 def short_training(config: RunConfig, what: str, steps: int) -> str:

@@ -159,9 +159,6 @@ class Family(ABC):
     ) -> None:
         """Evaluate the checkpoint at `path` and print its score; `read_config` returns the run's configuration."""
 
-    def format_score(self, value: float | None) -> str:
-        return f"{value:.{self.digits}f}"
-
 
 _FAMILIES = {
     "on-policy": "rlox_cli.families.environment:OnPolicy",

@@ -19,23 +19,6 @@ from rlox_cli.terminal.errors import UsageError
 _OWN = "rlox.llm.toy"  # its functions need no --import
 
 
-def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
-    """Separate every ``--import NAME`` or ``--import=NAME`` from the other words."""
-    modules, rest = [], []
-    words = iter(args)
-    for word in words:
-        if word == "--import":
-            name = next(words, None)
-            if name is None or name.startswith("-"):
-                raise UsageError(f"--import must be followed by a module's name, got {name or 'nothing'}")
-            modules.append(name)
-        elif word.startswith("--import="):
-            modules.append(word.removeprefix("--import="))
-        else:
-            rest.append(word)
-    return modules, rest
-
-
 def import_modules(names: Iterable[str]) -> None:
     """Import each module, looking in the working directory first and then in the environment, as ``python -m`` does.
 

@@ -20,7 +20,7 @@ from rlox.config import EvalConfig, RunConfig, nearest
 from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
 from rlox_cli.families import limits
-from rlox_cli.families.environment import counted
+from rlox_cli.families.environment import counted, few_evaluations
 from rlox_cli.families.evaluation import print_reproduction
 from rlox_cli.families.family import NO_SAMPLER, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, is_function, load_function
@@ -114,10 +114,7 @@ class Language(Family):
     def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
         # The default number is meant for longer runs, and the user has not chosen it.
         if (calls := self.callback_calls(config)) < config.eval.n_points != EvalConfig.n_points:
-            yield (
-                f"eval.n_points={config.eval.n_points:,} is more than the training can evaluate: only "
-                f"{calls:,} evaluations are made"
-            )
+            yield few_evaluations(config, calls)
         c, rows, model = config.algo, algorithm.rows, algorithm.model
         if c.batch_size > len(rows):
             yield f"algo.batch_size={c.batch_size:,} is more than the dataset has, {len(rows):,} rows: some repeat"

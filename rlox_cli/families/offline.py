@@ -72,7 +72,8 @@ class Offline(Environment):
     def round_steps(self, config: RunConfig) -> int:
         return 1
 
-    def data_warnings(self, algorithm: Any, config: RunConfig) -> Iterator[str]:
+    def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
+        yield from super().warnings(algorithm, config, folder)
         c, dataset = config.algo, algorithm.dataset
         if c.batch_size > (n := len(dataset)):
             yield (

@@ -16,14 +16,12 @@ from rlox_cli.terminal.paths import shown
 
 def require_new(folder: Path) -> None:
     """Raise a UsageError if `folder` contains a run or a sweep; a ValueError as `require_own_files`."""
-    for name, what, go_on in (
-        (FILE, "run", resume_command(folder)),
-        ("sweep.jsonl", "sweep", f"rlox sweep resume {shlex.quote(shown(folder))}"),
-    ):
+    for name, what in ((FILE, "run"), ("sweep.jsonl", "sweep")):
         if os.path.lexists(folder / name):
+            resume = f"rlox sweep resume {shlex.quote(shown(folder))}" if what == "sweep" else resume_command(folder)
             raise UsageError(
                 f"output_dir={shown(folder)} must be a new folder, but contains a {what}; choose another, or resume "
-                f"it: {go_on}"
+                f"it: {resume}"
             )
     require_own_files(folder)
 

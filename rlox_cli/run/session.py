@@ -262,7 +262,7 @@ class Session:
         self.label = f"{algo} {config.env.id} seed {config.seed}"
         self.start, self.unit = algorithm.counters.steps, algorithm.counters.unit
         # With the backend that is really used, so that this file gives the same run on another machine.
-        self._plain = resolved(config, algo) | {"backend": algorithm.backend}
+        self._plain = resolved(config, algo) | {"backend": str(algorithm.backend)}
         self.stop = StopOnSignal(Signals(self._print_always, _STOPPING, stop_flag), stop_flag)
 
     def run(self) -> Outcome:
@@ -394,12 +394,12 @@ class Session:
             raise Stopped(self.stop.signal_number)
         if early:
             self.console.print(f"stopped early: {early}", soft_wrap=True)
-        score = self.family.format_score
+        digits = f".{self.family.digits}f"
         begun = "" if self.changed is None else f" (from {self.start:,})"
         self.console.print(
             f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
-            f"{score(final['mean_return'])} ± {score(final['std_return'])} over {final['n_episodes']} "
-            f"{self.family.counted}, best {score(best)}",
+            f"{final['mean_return']:{digits}} ± {final['std_return']:{digits}} over {final['n_episodes']} "
+            f"{self.family.counted}, best {best:{digits}}",
             soft_wrap=True,
         )
         self._print_files(True)

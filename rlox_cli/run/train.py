@@ -29,11 +29,10 @@ from rlox_cli.config.compose import (
     run_hydra,
     searches,
 )
-from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args
+from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args, take_imports
 from rlox_cli.config.rules import tuned_steps
-from rlox_cli.config.schema import to_run_config
-from rlox_cli.config.sources import with_env
-from rlox_cli.families.imports import import_modules, take_imports
+from rlox_cli.config.schema import to_run_config, with_env
+from rlox_cli.families.imports import import_modules
 from rlox_cli.records.folders import require_new
 from rlox_cli.run.mirrors import finish_mirrors, require_trackers
 from rlox_cli.run.session import Outcome, resume, run
@@ -53,11 +52,7 @@ class Typed:
     console: Console
     sweep: DictConfig | None  # the configuration of a sweep of its own jobs; None: Hydra runs the jobs
     jobs: list[Job]
-    multirun: bool
-
-    @property
-    def searches(self) -> bool:
-        return self.sweep is not None and searches(self.sweep)
+    searches: bool  # whether Optuna chooses the jobs
 
 
 def main(args: list[str]) -> Typed | None:
@@ -96,12 +91,12 @@ def main(args: list[str]) -> Typed | None:
         sweep, jobs = compose_sweep(flags, overrides, lambda line: console.print(line, soft_wrap=True))
     else:
         sweep, jobs = None, compose_jobs(flags, overrides)
-    plan = Typed(flags, overrides, modules, console, sweep, jobs, multirun)
+    searching = sweep is not None and searches(sweep)
     configs = [job.config for job in jobs]
     if not checks:
         _require_ranks(configs, multirun, typed)
     require_trackers(configs)
-    announce(jobs[:1] if plan.searches else jobs, console)
+    announce(jobs[:1] if searching else jobs, console)
     if checks:
         from rlox_cli.run.check import check
 
@@ -115,8 +110,8 @@ def main(args: list[str]) -> Typed | None:
         from rlox_cli.run.check import require_buildable
 
         require_buildable(jobs)
-        if plan.searches or expands(sweep):
-            return plan
+        if searching or expands(sweep):
+            return Typed(flags, overrides, modules, console, sweep, jobs, searching)
     if not multirun and only_select_config(flags):
         _finish(run_composed(flags, jobs[0], _train), console)
     else:
@@ -127,7 +122,8 @@ def main(args: list[str]) -> Typed | None:
 def _train(cfg: DictConfig) -> Outcome:
     """Train one composed job. Launchers call this in other processes, too, by its name."""
     hydra = HydraConfig.get()
-    import_modules(cfg.imports)  # a launcher's process has imported nothing yet
+    if cfg.imports:
+        import_modules(cfg.imports)  # a launcher's process has imported nothing yet
     return run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), make_console())
 
 

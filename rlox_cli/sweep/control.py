@@ -17,11 +17,11 @@ from rich.console import Console
 from rlox import __version__
 from rlox.config.saved import resolved
 from rlox_cli.config.compose import Job, compose_launcher
-from rlox_cli.config.overrides import split_args
+from rlox_cli.config.overrides import split_args, take_imports
 from rlox_cli.config.ranges import is_search
 from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import SweeperConfig
-from rlox_cli.families.imports import needed_modules, take_imports
+from rlox_cli.families.imports import needed_modules
 from rlox_cli.records.ledger import FILE, Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors

@@ -1,4 +1,7 @@
-"""Standard streams that outlive their reader, and replace characters that their encoding lacks by plain ones."""
+"""What a command does to its process: its streams at the start, what is printed on stderr and its exit code at the end.
+
+The streams outlive their reader, and replace characters that their encoding lacks by plain ones.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,17 @@ import codecs
 import errno
 import io
 import os
+import signal
 import sys
-from typing import Any, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import typer
+
+from rlox_cli.terminal.errors import Stopped
+from rlox_cli.terminal.signals import Signals
 
 # Replacements for characters that the output's encoding lacks.
 _PLAIN = {
@@ -72,14 +84,6 @@ class _Output(io.FileIO):
         return super().write(data)
 
 
-def _encoding(stream: TextIO | None) -> str:
-    """Return the stream's encoding, or ASCII if LC_ALL is C or POSIX, although Python writes UTF-8 then."""
-    asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
-    if not asked and os.environ.get("LC_ALL") in ("C", "POSIX"):
-        return "ascii"
-    return getattr(stream, "encoding", None) or "utf-8"
-
-
 def use_utf8_paths() -> None:
     """Start Python again in UTF-8 mode if it would read the names of files as ASCII; its output stays ASCII.
 
@@ -106,7 +110,42 @@ def open_streams() -> None:
         before = getattr(sys, name)
         if before is not None:
             before.flush()
+        # If LC_ALL is C or POSIX, Python writes UTF-8 nevertheless.
+        asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
+        plain = not asked and os.environ.get("LC_ALL") in ("C", "POSIX")
+        encoding = "ascii" if plain else getattr(before, "encoding", None) or "utf-8"
         buffered = io.BufferedWriter(_Output(number, "w", closefd=False))
         interactive = number == 2 or os.isatty(number)
-        stream = io.TextIOWrapper(buffered, _encoding(before), "rlox.plain", line_buffering=interactive)
+        stream = io.TextIOWrapper(buffered, encoding, "rlox.plain", line_buffering=interactive)
         setattr(sys, name, stream)
+
+
+@contextmanager
+def reported(verb: str) -> Iterator[None]:
+    """Print an exception as `account` formats it, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
+
+    The first Ctrl-C or SIGTERM stops the command, except in parts that handle signals themselves, such as a training.
+    """
+    try:
+        with Signals():
+            yield
+    except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException):
+        raise
+    except Stopped as e:
+        raise typer.Exit(e.exit_code) from None
+    except KeyboardInterrupt as e:
+        print(f"rlox {verb}: interrupted", file=sys.stderr)
+        raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
+    except BaseException as e:
+        from rlox_cli.terminal.account import account, exit_code, is_of_user  # imports NumPy, which --help does without
+        from rlox_cli.terminal.console import print_text
+
+        # Hydra and its plugins may end the process themselves; an environment must not.
+        if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
+            raise
+        rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        lost = type(e).__name__ == "RankLost"
+        # A rank that only lost another rank has nothing to add to what rank 0 prints, unless rank 0 was killed.
+        if not rank or not lost or getattr(e, "unreported", False):
+            print_text(f"rlox {verb}: {f'rank {rank}: ' if rank and not lost else ''}{account(e)}", stderr=True)
+        raise typer.Exit(exit_code(e)) from None
