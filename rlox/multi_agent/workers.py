@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlox.envs.workers import Share, WorkerGroup, read_seeds, write_seeds
-from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, ZooCopies, zoo_seeds
+from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, zoo_seeds
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_arrays, step_arrays
+from rlox.multi_agent.zoo_copies import ZooCopies
 from rlox.processes.memory import Layout
 
 _NAME = "ParallelPettingZooVecEnv"
@@ -23,7 +24,7 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
     Parameters
     ----------
     env : str or callable
-        See `rlox.multi_agent.pettingzoo.make_zoo_env`; cloudpickle must be able to pickle a callable.
+        See `rlox.multi_agent.zoo_make.make_zoo_env`; cloudpickle must be able to pickle a callable.
     n_envs : int
         Number of copies N.
     seed : int

@@ -186,11 +186,11 @@ def test_a_restored_state_continues_exactly():
     assert one.get_state() is None  # before there is an episode
     one.reset_all()
     step_of(one, 0, 17)
-    state, seen = one.get_state(), one.native.observe()
+    state, seen = one.get_state(), one.kernel.observe()
     assert other.fits(state)
     expected = step_of(one, 1)
     other.set_state(state)
-    np.testing.assert_array_equal(other.native.observe(), seen)
+    np.testing.assert_array_equal(other.kernel.observe(), seen)
     for x, y in zip(expected, step_of(other, 1), strict=True):
         same(x, y)
     assert not make_multi_agent_env(ID, 3, 0).fits(state)
@@ -215,7 +215,7 @@ def test_arrays_are_new_unless_given():
 def test_the_state_may_be_the_observations():
     env = make_multi_agent_env(ID, 3, 0, {"max_cycles": 5}, state="observations")
     assert (env.spec.state_dim, env.spec.state_source) == (24, "observations")
-    np.testing.assert_array_equal(env.reset_all().state, env.native.observe().reshape(3, -1))
+    np.testing.assert_array_equal(env.reset_all().state, env.kernel.observe().reshape(3, -1))
     for step in step_of(env, 0, 6):
         np.testing.assert_array_equal(step.state, step.obs[0].reshape(3, -1))
         np.testing.assert_array_equal(step.final_state, step.final_obs[0].reshape(3, -1))
@@ -239,7 +239,7 @@ def test_a_kernel_collects_with_agents_as_rows(n):
     rewards, returns = np.empty((steps, rows)), np.empty((steps, rows))
     terminated, truncated = np.empty((steps, rows), np.bool_), np.empty((steps, rows), np.bool_)
     limits, reached = learner.rollout(
-        env.native.stepper(), steps, noise.astype(np.float32), obs, actions, rewards, terminated, truncated, returns,
+        env.kernel.stepper(), steps, noise.astype(np.float32), obs, actions, rewards, terminated, truncated, returns,
         lengths,
     )  # fmt: skip
     cut = 0
@@ -334,7 +334,7 @@ def test_the_picture_shows_the_positions():
         frame = env.render()
         assert frame.shape == (241, 241, 3)
         assert frame.dtype == np.uint8
-        places = np.rint(env.native.central()[0].reshape(-1, 2) * 5).astype(int)
+        places = np.rint(env.kernel.central()[0].reshape(-1, 2) * 5).astype(int)
         red = np.argwhere((frame == (214, 69, 65)).all(-1)).mean(0)
         if not (places[:-1] == places[-1]).all(1).any():
             assert (np.floor(red / 40) == places[-1]).all()
@@ -402,7 +402,7 @@ def test_single_agent_classes_reject_it():
 def test_actions_are_checked():
     env = make_multi_agent_env(ID, 2, 0)
     env.reset_all()
-    before = env.native.observe()
+    before = env.kernel.observe()
     with pytest.raises(ValueError, match=r"actions must be in \[0, 5\), got -1 of agent 2 in environment 1"):
         env.step_all([np.array([[0, 0, 0], [0, 0, -1]])])
     with pytest.raises(ValueError, match=r"actions of agents must have shape \(2, 3\), got \(2, 2\)"):
@@ -411,7 +411,7 @@ def test_actions_are_checked():
         env.step_all([np.zeros((2, 3))])
     with pytest.raises(ValueError, match="actions must be 1 arrays, one for each of agents, got 2"):
         env.step_all([np.zeros((2, 3), int)] * 2)
-    np.testing.assert_array_equal(env.native.observe(), before)  # nothing has moved
+    np.testing.assert_array_equal(env.kernel.observe(), before)  # nothing has moved
     env.step_all([[[0, 1, 2], [3, 4, 0]]])  # a list serves too
     fresh = AgentVecEnv(1, 0)
     for method in ("observe", "central", "stepper"):
