@@ -67,7 +67,7 @@ _EXPORTS = {
     "DreamerV3": "rlox.algorithms.dreamer",
     "EarlyStoppingCallback": "rlox.callbacks",
     "EvalCallback": "rlox.callbacks",
-    "evaluate": "rlox.collectors.evaluation",
+    "evaluate": "rlox.evaluation.episodes",
     "ExperienceTable": "rlox.kernels.buffers.table",
     "get_include": "rlox.envs.registry",
     "GridWorld": "rlox.kernels.envs.env",

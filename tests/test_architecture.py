@@ -33,6 +33,7 @@ ROWS = (
     ("rlox.buffers",),
     ("rlox.collectors",),
     ("rlox.distributed", "rlox.llm", "rlox.multi_agent", "rlox.tracking", "rlox.world_models"),
+    ("rlox.evaluation",),
     ("rlox.offline",),
     ("rlox.callbacks",),
     ("rlox.algorithms.table",),

@@ -33,8 +33,8 @@ from rlox.callbacks import (
 )
 from rlox.callbacks.loggers import LoggerCallback, tracker_name
 from rlox.checkpoint import load_checkpoint
-from rlox.collectors.evaluation import evaluate
-from rlox.collectors.video import VideoWriter
+from rlox.evaluation.episodes import evaluate
+from rlox.evaluation.video import VideoWriter
 
 
 class Spy(Callback):

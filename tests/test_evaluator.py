@@ -19,9 +19,9 @@ from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, DiscretePolicy, OfflineDatasetB
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
-from rlox.collectors.evaluation import evaluate, step_limit
-from rlox.collectors.evaluator import cores
 from rlox.config import RunConfig
+from rlox.evaluation.episodes import evaluate, step_limit
+from rlox.evaluation.evaluator import cores
 from rlox.nn.modules import copied
 from rlox.nn.optimizers import flatten_
 from rlox.tracking import durable_rows

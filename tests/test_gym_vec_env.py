@@ -18,10 +18,10 @@ from rlox import PPO
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors import reward_name
-from rlox.collectors.evaluation import evaluate
 from rlox.envs import EnvSpec, make_vec_env
 from rlox.envs.gym_make import ATARI_WRAPPERS, make_gym_env, whole_games
 from rlox.envs.gym_vec_env import GymVecEnv
+from rlox.evaluation.episodes import evaluate
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.terminal.errors import UsageError

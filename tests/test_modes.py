@@ -9,8 +9,8 @@ from torch import nn
 
 from rlox.algorithms import A2C, APPO, DQN, IMPALA, PPO, SAC, TD3
 from rlox.collectors import RolloutCollector
-from rlox.collectors.evaluation import evaluate
-from rlox.collectors.evaluator import make_job, play
+from rlox.evaluation.episodes import evaluate
+from rlox.evaluation.evaluator import make_job, play
 from rlox.nn.modes import evaluating, learning
 
 

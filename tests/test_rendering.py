@@ -10,7 +10,7 @@ import pytest
 
 from rlox import PPO
 from rlox.callbacks import EvalCallback, VideoCallback
-from rlox.collectors.video import VideoWriter
+from rlox.evaluation.video import VideoWriter
 
 RGB = np.random.default_rng(0).integers(0, 256, (8, 10, 3), dtype=np.uint8)
 GREY = RGB[:, :, 0]

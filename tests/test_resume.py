@@ -185,7 +185,7 @@ def evaluators_of(folder):
         found = []
         for path in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                named = b"rlox.collectors.evaluator" in (path / "cmdline").read_bytes()
+                named = b"rlox.evaluation.evaluator" in (path / "cmdline").read_bytes()
                 if named and str(folder) in os.readlink(path / "cwd"):
                     found.append(int(path.name))
         if not found:

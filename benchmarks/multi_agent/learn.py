@@ -24,9 +24,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import rlox
+from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.collector import Actors
-from rlox.multi_agent.evaluation import evaluate_agents
 from rlox_cli.report.statistics import interval, iqm
 
 SPREAD, PURSUIT = "pettingzoo:mpe2.simple_spread_v3", "GridPursuit-v0"

@@ -14,7 +14,6 @@ from torch import nn
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.collectors.evaluation import torch_threads
 from rlox.config import GRPOConfig, integer, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.conversations import Conversations, TextEnvironment, converse
@@ -33,6 +32,7 @@ from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import Scored, completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
+from rlox.nn.modes import torch_threads
 from rlox.training.post_training import LLMAlgorithm
 
 

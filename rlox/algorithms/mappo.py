@@ -23,10 +23,10 @@ from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import is_native
+from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollector
-from rlox.multi_agent.evaluation import evaluate_agents
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK

@@ -13,13 +13,13 @@ from torch import nn
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.collectors.evaluation import torch_threads
 from rlox.config import OnlineDPOConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.rewards.preferences import Preferences
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.tokens import Sequences, in_parts
+from rlox.nn.modes import torch_threads
 from rlox.training.post_training import LLMAlgorithm
 
 _METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # means over the pairs, in addition to the loss

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlox.collectors.evaluation import torch_threads
 from rlox.config import RewardModelConfig
 from rlox.kernels.rng import Rng
 from rlox.llm.encoded import Encoded, encoded
@@ -18,6 +17,7 @@ from rlox.llm.models.heads import RewardHead
 from rlox.llm.pairs import Pairs, pairs_of
 from rlox.llm.rewards.functions import pair_excerpt
 from rlox.llm.tokens import Sequences, in_parts, unique_rows
+from rlox.nn.modes import torch_threads
 from rlox.training.post_training import LLMAlgorithm
 
 

@@ -13,7 +13,7 @@ from rlox.config.sb3 import missing_attribute, refuse_policy_name
 
 if TYPE_CHECKING:
     from rlox.callbacks import History
-    from rlox.collectors.evaluation import Evaluation
+    from rlox.evaluation.episodes import Evaluation
 
 # Sizes that the constructor of an offline algorithm needs; by default the environment provides them.
 _SIZES = ("obs_dim", "act_dim")

@@ -16,9 +16,9 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint, save_checkpoint, versions
 from rlox.checkpoint.counters import Counters
-from rlox.collectors.evaluation import Evaluation, evaluate
 from rlox.config import shown
 from rlox.envs import env_name
+from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.processes.failures import note_cause, require_exception
 
 _Answer = TypeVar("_Answer")
@@ -85,7 +85,7 @@ class Callback:
 
     @_hook
     def on_evaluation(self, **info: Any) -> None:
-        """Called after each evaluation. info: step, evaluation (`rlox.collectors.evaluation.Evaluation`), algorithm.
+        """Called after each evaluation. info: step, evaluation (`rlox.evaluation.episodes.Evaluation`), algorithm.
 
         If it ran in parallel to training, the algorithm may be a few updates ahead of `step`.
         """

@@ -16,10 +16,10 @@ import numpy as np
 
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.checkpoint import is_count, one_line
-from rlox.collectors.evaluation import Evaluation, warn_of_cut
-from rlox.collectors.evaluator import EvaluationWorker, cores, make_job, play
 from rlox.config import integer
 from rlox.envs import is_native
+from rlox.evaluation.episodes import Evaluation, warn_of_cut
+from rlox.evaluation.evaluator import EvaluationWorker, cores, make_job, play
 from rlox.processes.parent import ChildDied
 
 _KEPT_EPISODES = 20_000  # evaluation episodes stored in a checkpoint
@@ -83,7 +83,7 @@ class EvalCallback(Callback):
         Processes that evaluate in parallel to training. 0 evaluates in this process. -1 uses as many as there are free
         cores, at most 4, if evaluations take long, and 0 if they must run here, as on native environments.
     max_steps : int, optional
-        Steps after which an episode is truncated (see `rlox.collectors.evaluation.evaluate`).
+        Steps after which an episode is truncated (see `rlox.evaluation.episodes.evaluate`).
     imports : sequence of str
         Modules that the processes import first.
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
-from rlox.world_models.pictures import save_in
-from rlox.world_models.predictions import EpisodesTooShort, open_loop
+from rlox.evaluation.pictures import save_in
+from rlox.evaluation.predictions import EpisodesTooShort, open_loop
 
 
 class PredictionsCallback(Callback):
@@ -24,7 +24,7 @@ class PredictionsCallback(Callback):
         Folder of the picture.
     log : callable, optional
         Called as ``log(step, metrics)`` with ``model/open_loop_mse``, and so on for each name of
-        `rlox.world_models.predictions.Predictions.summary`.
+        `rlox.evaluation.predictions.Predictions.summary`.
     written : callable, optional
         Called as ``written(step, file)`` after the picture was replaced.
     n_episodes : int

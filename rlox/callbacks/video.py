@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
-from rlox.collectors.video import VideoWriter, render_fps
+from rlox.evaluation.video import VideoWriter, render_fps
 
 
 class VideoCallback(Callback):

@@ -1,12 +1,10 @@
-"""Policies in environments: collection of rollouts and transitions, evaluation, and videos."""
+"""Policies in environments: collection of rollouts and transitions."""
 
 from rlox import lazy
 
 _EXPORTS = {
     "all_finite": "rlox.kernels.stats",
     "CandleCollector": "rlox.collectors.candle",
-    "Evaluation": "rlox.collectors.evaluation",
-    "evaluate": "rlox.collectors.evaluation",
     "ReplayCollector": "rlox.collectors.replay",
     "REWARDS": "rlox.collectors.rewards",
     "RewardFn": "rlox.collectors.rewards",

@@ -1,10 +1,13 @@
-"""Training and evaluation mode of modules, which matters for dropout, batch normalisation and custom layers."""
+"""Contexts to compute in: training and evaluation mode of modules, which matters for dropout, batch normalisation and
+custom layers; PyTorch's threads, inference mode, and checks of distributions.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,3 +75,54 @@ def learning(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         _restore(modes)
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """Run with `n` PyTorch CPU threads (0: unchanged) and restore the user's number afterwards.
+
+    The default for training is one: small networks gain nothing from a second thread, and become several times slower
+    when the other core is busy.
+    """
+    torch: Any = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else n
+    if n in (0, before):
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Create tensors that can be learned from, also if the caller is inside ``torch.inference_mode``."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.is_inference_mode_enabled():
+        yield
+        return
+    # Leaving the mode also switches gradients on, which the caller's environments do not expect.
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
+
+    A custom policy creates a distribution at every step, and the checks take a third of its time. NaN, which they would
+    find, is found by the training loop in the losses.
+    """
+    distributions = sys.modules.get("torch.distributions")
+    if distributions is None:
+        yield
+        return
+    kind = distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)

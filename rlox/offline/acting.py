@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.envs import EnvSpec
+from rlox.evaluation.agents import AgentsEvaluation, evaluate_agents
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.evaluation import AgentsEvaluation, evaluate_agents
 from rlox.multi_agent.spec import Group, MultiAgentSpec
 from rlox.nn.modules import copied
 
@@ -164,7 +164,7 @@ def shared_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPol
 
 
 def evaluate_shared(policy: SharedPolicy, **arguments: Any) -> AgentsEvaluation:
-    """Run `rlox.multi_agent.evaluation.evaluate_agents`; `returns` are sums over the agents of the policy."""
+    """Run `rlox.evaluation.agents.evaluate_agents`; `returns` are sums over the agents of the policy."""
     found = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
     return replace(found, returns=found.agent_returns[:, policy.slots].sum(1))
 

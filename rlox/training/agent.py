@@ -21,7 +21,6 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, reward_name
-from rlox.collectors.evaluation import Evaluation, evaluate, outside_inference_mode, torch_threads
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
@@ -30,11 +29,12 @@ from rlox.config.sb3 import refuse_policy_name
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
+from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.nn.devices import generator_states
-from rlox.nn.modes import learning
+from rlox.nn.modes import learning, outside_inference_mode, torch_threads
 from rlox.nn.modules import load_weights_, weights_of
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
@@ -354,7 +354,7 @@ class Agent(Algorithm):
         """Run whole episodes in a new environment, without affecting training; normalisation statistics are frozen.
 
         With ``deterministic=False`` the agent acts as in training, with exploration noise. `seed` defaults to 10_000 +
-        the algorithm's own; `options` are passed to `rlox.collectors.evaluation.evaluate`. With several agents,
+        the algorithm's own; `options` are passed to `rlox.evaluation.episodes.evaluate`. With several agents,
         `returns` are sums over the agents and `agent_returns` the returns of each agent.
 
         Raises
@@ -371,7 +371,7 @@ class Agent(Algorithm):
             return by(**arguments, **options)
 
     def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """Return the arguments of `rlox.collectors.evaluation.evaluate`, without its options.
+        """Return the arguments of `rlox.evaluation.episodes.evaluate`, without its options.
 
         If the result contains ``by``, they are the arguments of that function instead.
         """

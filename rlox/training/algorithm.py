@@ -20,13 +20,13 @@ from rlox.callbacks.history import HistoryCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoint, versions
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.evaluation import outside_inference_mode, torch_threads, unchecked_distributions
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.config.sb3 import Hinting, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
 from rlox.nn.devices import set_generator_states
+from rlox.nn.modes import outside_inference_mode, torch_threads, unchecked_distributions
 from rlox.nn.modules import is_module, load_weights_, state_of
 from rlox.training.backend import Backend
 from rlox.training.schedules import schedule_values

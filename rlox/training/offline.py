@@ -313,7 +313,7 @@ class OfflineAlgorithm(SeparateNetworks):
     # ---- acting
 
     def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """Return the arguments of `rlox.collectors.evaluation.evaluate` or, with ``by``, of that function."""
+        """Return the arguments of `rlox.evaluation.episodes.evaluate` or, with ``by``, of that function."""
         found = super()._evaluation_arguments(n_episodes, seed, deterministic)
         if not is_multi_agent(self.env_id):
             return found

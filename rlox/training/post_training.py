@@ -17,8 +17,8 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.evaluation import Evaluation, torch_threads
 from rlox.config import LLMConfig, integer
+from rlox.evaluation.episodes import Evaluation
 from rlox.kernels.rng import Rng
 from rlox.llm import backends
 from rlox.llm.backends import Served
@@ -33,6 +33,7 @@ from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.devices import generator_states
+from rlox.nn.modes import torch_threads
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.training import loops

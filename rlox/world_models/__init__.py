@@ -1,1 +1,1 @@
-"""World models: DreamerV3's model, the collector of its replay memory, acting, and predictions."""
+"""World models: DreamerV3's model, the collector of its replay memory, and acting."""

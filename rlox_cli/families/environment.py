@@ -17,10 +17,10 @@ from rlox.buffers import Footprint, buffer_config_class, buffer_names, footprint
 from rlox.callbacks import Callback, plan_advice
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line
-from rlox.collectors.evaluation import LEAST_STEPS, TIMES_LONGEST
 from rlox.config import BufferConfig, DatasetConfig, EvalConfig, MmapBufferConfig, RunConfig
 from rlox.envs import is_native, make_vec_env
 from rlox.envs.registry import ZOO, imported_module
+from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
 from rlox.multi_agent import is_multi_agent
 from rlox_cli.families import limits
 from rlox_cli.families.family import (

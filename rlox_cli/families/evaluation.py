@@ -9,13 +9,13 @@ from typing import Any
 
 from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line, trained_for
-from rlox.collectors.evaluation import Evaluation
-from rlox.collectors.video import VideoWriter, render_fps
 from rlox.envs.registry import imported_module
+from rlox.evaluation.episodes import Evaluation
+from rlox.evaluation.pictures import require_kind
+from rlox.evaluation.pictures import save as save_predictions
+from rlox.evaluation.predictions import open_loop
+from rlox.evaluation.video import VideoWriter, render_fps
 from rlox.offline.scores import normalized_score
-from rlox.world_models.pictures import require_kind
-from rlox.world_models.pictures import save as save_predictions
-from rlox.world_models.predictions import open_loop
 from rlox_cli.families.family import Evaluation as Typed
 from rlox_cli.families.imports import needed_modules, require_typed
 from rlox_cli.terminal.console import print_text

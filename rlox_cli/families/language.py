@@ -15,10 +15,10 @@ from rlox.algorithms import entry_of, resolve
 from rlox.callbacks import Callback, CompletionsCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, one_line, trained_for
-from rlox.collectors.evaluation import torch_threads
 from rlox.config import EvalConfig, RunConfig, nearest
 from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
+from rlox.nn.modes import torch_threads
 from rlox_cli.families import limits
 from rlox_cli.families.environment import counted, few_evaluations
 from rlox_cli.families.evaluation import print_reproduction

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlox.algorithms.trainers import offline_sizes
-from rlox.collectors.evaluation import MAX_STEPS
 from rlox.config import RunConfig
+from rlox.evaluation.episodes import MAX_STEPS
 from rlox.offline.dataset import check_source, open_dataset
 from rlox_cli.families import limits
 from rlox_cli.families.environment import Environment, counted, require_source

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import load_checkpoint, trained_for
-from rlox.collectors.evaluation import torch_threads
 from rlox.config import nearest
 from rlox.envs.registry import imported_module
 from rlox.multi_agent import is_multi_agent
+from rlox.nn.modes import torch_threads
 from rlox.offline.collect import Behaviour, collect, write_replay
 from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export

@@ -13,8 +13,8 @@ from typing import Any
 
 from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line
-from rlox.collectors.video import VideoWriter
 from rlox.config import RunConfig, shown
+from rlox.evaluation.video import VideoWriter
 from rlox.llm.templates import COLUMNS
 from rlox_cli.config.saved import configuration
 from rlox_cli.families.family import NO_SAMPLER, Evaluation, family_of_checkpoint

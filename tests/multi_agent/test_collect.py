@@ -16,7 +16,7 @@ from pettingzoo import ParallelEnv
 import rlox
 from rlox.algorithms import BC, MAPPO, PPO
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.evaluator import make_job, play
+from rlox.evaluation.evaluator import make_job, play
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import parallel_env
 from rlox.multi_agent.pettingzoo import zoo_seeds

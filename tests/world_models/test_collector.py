@@ -6,7 +6,7 @@ import pytest
 from counting_agent import Counting
 
 from rlox import SequenceReplayBuffer
-from rlox.collectors.evaluation import evaluate
+from rlox.evaluation.episodes import evaluate
 from rlox.world_models.collector import SequenceCollector
 
 

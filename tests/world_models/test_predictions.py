@@ -12,10 +12,10 @@ from PIL import Image
 import rlox
 from rlox.callbacks import PredictionsCallback
 from rlox.envs import make_vec_env
+from rlox.evaluation.pictures import require_kind, save
+from rlox.evaluation.predictions import Predictions, open_loop
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, draw_noise
-from rlox.world_models.pictures import require_kind, save
-from rlox.world_models.predictions import Predictions, open_loop
 
 
 def algorithm(env, agent=Foreseeing):

@@ -11,9 +11,9 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlox.collectors.evaluation import evaluate
 from rlox.envs import make_vec_env
 from rlox.envs.registry import TASKS
+from rlox.evaluation.episodes import evaluate
 from rlox.world_models.tasks import DrawnCatch, KeepNumbers
 
 

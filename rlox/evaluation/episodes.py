@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,57 +57,6 @@ class Evaluation:
             "mean_length": float(self.lengths.mean()),
             "n_episodes": len(self.returns),
         }
-
-
-@contextmanager
-def torch_threads(n: int) -> Iterator[None]:
-    """Run with `n` PyTorch CPU threads (0: unchanged) and restore the user's number afterwards.
-
-    The default for training is one: small networks gain nothing from a second thread, and become several times slower
-    when the other core is busy.
-    """
-    torch: Any = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else n
-    if n in (0, before):
-        yield
-        return
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def outside_inference_mode() -> Iterator[None]:
-    """Create tensors that can be learned from, also if the caller is inside ``torch.inference_mode``."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.is_inference_mode_enabled():
-        yield
-        return
-    # Leaving the mode also switches gradients on, which the caller's environments do not expect.
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-@contextmanager
-def unchecked_distributions() -> Iterator[None]:
-    """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
-
-    A custom policy creates a distribution at every step, and the checks take a third of its time. NaN, which they would
-    find, is found by the training loop in the losses.
-    """
-    distributions = sys.modules.get("torch.distributions")
-    if distributions is None:
-        yield
-        return
-    kind = distributions.Distribution
-    before = kind._validate_args
-    kind.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        kind.set_default_validate_args(before)
 
 
 def evaluate(

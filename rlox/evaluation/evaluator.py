@@ -19,10 +19,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.envs import foreign_id
 from rlox.envs.workers import sendable, unpacked
+from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.nn.acting import acting_policy
+from rlox.nn.modes import torch_threads, unchecked_distributions
 from rlox.processes.channel import CREATE, FAILED
 from rlox.processes.failures import raise_packed
 from rlox.processes.memory import open_nameless, read_all, write_all

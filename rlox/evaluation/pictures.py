@@ -8,8 +8,8 @@ from typing import BinaryIO
 import numpy as np
 
 from rlox.checkpoint import run_files
-from rlox.collectors.video import KINDS, VideoWriter
-from rlox.world_models.predictions import Predictions
+from rlox.evaluation.predictions import Predictions
+from rlox.evaluation.video import KINDS, VideoWriter
 
 NAME = "predictions"  # name of the picture in a run's folder, without its suffix
 PLOTS = (".png", ".svg", ".pdf")

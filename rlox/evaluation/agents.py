@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.evaluation import Evaluation, step_limit, warn_of_cut
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name
 from rlox.envs.rendering import rgb_frame
+from rlox.evaluation.episodes import Evaluation, step_limit, warn_of_cut
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.multi_agent.collector import Actors
@@ -65,7 +65,7 @@ def evaluate_agents(
     max_steps : int, optional
         Number of steps after which an episode is cut, with a RuntimeWarning; None: 108,000.
     longest : int, optional
-        Length of the longest episode in training; as in `rlox.collectors.evaluation.evaluate`.
+        Length of the longest episode in training; as in `rlox.evaluation.episodes.evaluate`.
 
     Raises
     ------

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
-from rlox.collectors.evaluation import evaluate
 from rlox.config import integer
+from rlox.evaluation.episodes import evaluate
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
 
