@@ -47,19 +47,16 @@ def find_replaced(module: ModuleType) -> list[str]:
     now, replaced = _namespaces(module), []
     for owner, before in noted.items():
         after = now.get(owner, {})
-        if not _are_equal(before, after):
+        try:
+            same = bool(before == after)  # the same objects are equal without a call of their `__eq__`
+        except Exception:  # of an object that was put in place of another
+            same = False
+        if not same:
             names = [name for name in before if name not in after or after[name] is not before[name]]
             # Python adds entries such as `__warningregistry__`, which are not functions.
             names += [name for name, value in after.items() if name not in before and callable(value)]
             replaced += [f"{owner}.{name}" if owner else name for name in names]
     return replaced
-
-
-def _are_equal(before: dict[str, Any], after: Any) -> bool:
-    try:
-        return bool(before == after)  # the same objects are equal without a call of their `__eq__`
-    except Exception:  # of an object that was put in place of another
-        return False
 
 
 def _namespaces(module: ModuleType) -> dict[str, Any]:
