@@ -23,13 +23,6 @@ class Perceptron(NamedTuple):
     widths: list[int]  # widths of its input, its hidden layers and its output
     activated: bool = False  # whether an activation also follows the last layer
 
-    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return names and shapes of its parameters in their order."""
-        found: list[tuple[str, tuple[int, ...]]] = []
-        for i, (n_in, n_out) in enumerate(pairwise(self.widths)):
-            found += [(f"{self.name}.{2 * i}.weight", (n_out, n_in)), (f"{self.name}.{2 * i}.bias", (n_out,))]
-        return found
-
 
 def _actor_critic(
     obs_dim: int, n_outputs: int, hidden: Sequence[int], state_dim: int | None = None
@@ -60,86 +53,77 @@ def layout(
 
 
 def _shapes(nets: list[Perceptron]) -> list[tuple[str, tuple[int, ...]]]:
-    return [shape for net in nets for shape in net.shapes()]
+    """Return names and shapes of the parameters of perceptrons in their order."""
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for net in nets:
+        for i, (n_in, n_out) in enumerate(pairwise(net.widths)):
+            shapes += [(f"{net.name}.{2 * i}.weight", (n_out, n_in)), (f"{net.name}.{2 * i}.bias", (n_out,))]
+    return shapes
 
 
 def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) -> str | None:
     """Return why the kernel cannot compute this policy exactly; None if it can."""
     if not (spec.discrete or spec.continuous):
         return f"the actions are {spec.action_kind}"
-    return _obstacle(spec, config.hidden_sizes, policy, _foreign)
-
-
-def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> str | None:
-    """Return why the kernel cannot compute this value network exactly; None if it can."""
-    return _obstacle(spec, config.hidden_sizes, policy, _foreign_q)
-
-
-def _obstacle(spec: EnvSpec, hidden: Sequence[int], module: nn.Module | None, foreign: Any) -> str | None:
-    if len(spec.obs_shape) != 1:
-        return "images go through a convolutional network"
-    if module is not None:
-        other, hidden = foreign(spec, module)
-        if other is not None:
-            return other
-    if len(hidden) > MAX_HIDDEN:
-        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(hidden)}"
-    return None
-
-
-def _foreign(spec: EnvSpec, policy: ActorCritic) -> tuple[str | None, list[int]]:
-    """Return why a custom module is unknown to the kernel, or None, and its hidden widths."""
+    if len(spec.obs_shape) != 1 or policy is None:
+        return _size_obstacle(spec, config.hidden_sizes)
     from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
     if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
-        return f"the policy is a custom module ({type(policy).__name__})", []
+        return f"the policy is a custom module ({type(policy).__name__})"
     hidden = _hidden(policy.actor)
-    n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-    nets = _actor_critic(spec.obs_dim, n_outputs, hidden)
-    return _altered(policy, nets, layout(spec.obs_dim, n_outputs, hidden, spec.continuous)), hidden
+    sizes = (spec.obs_dim, spec.n_actions if spec.discrete else spec.act_dim, hidden)
+    change = _find_change(policy, _actor_critic(*sizes), layout(*sizes, spec.continuous))
+    return change or _size_obstacle(spec, hidden)
 
 
-def _foreign_q(spec: EnvSpec, policy: nn.Module) -> tuple[str | None, list[int]]:
-    """Counterpart of `_foreign` for a `DiscreteQNetwork` or the `QPolicy` around one."""
+def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> str | None:
+    """Return why the kernel cannot compute this value network exactly; None if it can.
+
+    `policy` is a `DiscreteQNetwork`, or the `QPolicy` around one.
+    """
+    if len(spec.obs_shape) != 1 or policy is None:
+        return _size_obstacle(spec, config.hidden_sizes)
     from rlox.nn.networks import DiscreteQNetwork
     from rlox.nn.policies import QPolicy
 
     q = policy.q if type(policy) is QPolicy else policy
     if type(q) is not DiscreteQNetwork:
-        return f"the policy is a custom module ({type(q).__name__})", []
-    policy = policy if q is not policy else QPolicy(q, spec.n_actions)
+        return f"the policy is a custom module ({type(q).__name__})"
     hidden = _hidden(q.trunk, q.head)
     nets = _q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
-    return _altered(policy, nets, _shapes(nets)), hidden
+    change = _find_change(policy if q is not policy else QPolicy(q, spec.n_actions), nets, _shapes(nets))
+    return change or _size_obstacle(spec, hidden)
 
 
-def _layers(net: nn.Module) -> list[nn.Module]:
-    from torch import nn
-
-    return list(net) if type(net) is nn.Sequential else [net]
+def _size_obstacle(spec: EnvSpec, hidden: Sequence[int]) -> str | None:
+    if len(spec.obs_shape) != 1:
+        return "images go through a convolutional network"
+    if len(hidden) > MAX_HIDDEN:
+        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(hidden)}"
+    return None
 
 
 def _hidden(*nets: nn.Module) -> list[int]:
     """Return the widths of the hidden layers of consecutive perceptrons."""
     from torch import nn
 
-    return [layer.out_features for net in nets for layer in _layers(net) if type(layer) is nn.Linear][:-1]
+    return [layer.out_features for net in nets for layer in net.modules() if type(layer) is nn.Linear][:-1]
 
 
-def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, tuple[int, ...]]]) -> str | None:
+def _find_change(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, tuple[int, ...]]]) -> str | None:
     """Return how a module of the right class differs from the perceptrons it was created with; None if it does not."""
     import torch
     from torch import nn
 
-    kinds = [[type(layer) for layer in _layers(module.get_submodule(net.name))] for net in nets]
+    parts = [module.get_submodule(net.name) for net in nets]
+    kinds = [[type(layer) for layer in (part if type(part) is nn.Sequential else [part])] for part in parts]
     activation = next((kind for each in kinds for kind in each if kind is not nn.Linear), nn.Tanh)
-    for net, found in zip(nets, kinds, strict=True):
-        expected = [nn.Linear, activation] * (len(net.widths) - 1)
-        if found != (expected if net.activated else expected[:-1]):
-            return "the policy's networks are not those it was created with for this environment"
+    expected = [[nn.Linear, activation] * (len(net.widths) - 1) for net in nets]
     parameters = list(module.named_parameters())
     if (
-        activation not in (nn.Tanh, nn.ReLU)
+        kinds != [each if net.activated else each[:-1] for net, each in zip(nets, expected, strict=True)]
+        or activation not in (nn.Tanh, nn.ReLU)
         or [(name, tuple(p.shape)) for name, p in parameters] != shapes
         or list(module.buffers())
     ):
@@ -154,7 +138,7 @@ def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, 
 def _activation(*nets: nn.Module) -> str:
     from torch import nn
 
-    return "relu" if any(type(layer) is nn.ReLU for net in nets for layer in _layers(net)) else "tanh"
+    return "relu" if any(type(layer) is nn.ReLU for net in nets for layer in net.modules()) else "tanh"
 
 
 def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:
