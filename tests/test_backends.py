@@ -375,7 +375,7 @@ def test_fused_rounds_equal_single_steps(env, case):
     rows, listener = (Rows(), Rows()), Listener()
     fused = DQN(env, callbacks=[rows[0]], **settings)
     stepped = DQN(env, callbacks=[rows[1], listener], **settings)
-    assert (fused.fused(), stepped.fused()) == (True, False)
+    assert (fused._can_run_rounds(), stepped._can_run_rounds()) == (True, False)
     for total in (1_203, 150):
         a, b = fused.train(total), stepped.train(total)
         assert_equal(fused, stepped)
@@ -403,7 +403,7 @@ def test_fused_rounds_of_bounded_policies_equal_single_steps(kind, case, env):
     rows, listener = (Rows(), Rows()), Listener()
     fused = kind(env, callbacks=[rows[0]], **settings)
     stepped = kind(env, callbacks=[rows[1], listener], **settings)
-    assert (fused.fused(), stepped.fused()) == (True, False)
+    assert (fused._can_run_rounds(), stepped._can_run_rounds()) == (True, False)
     for total in (303, 150):
         fused.train(total), stepped.train(total)
     assert rows[0].rows == rows[1].rows
@@ -458,7 +458,7 @@ STEP_BY_STEP = {
 def test_features_in_python_go_step_by_step(case):
     kind, env, options, reason = STEP_BY_STEP[case]
     dqn = kind(env, **options, **Q_SMALL)
-    assert (dqn.backend, dqn.fused()) == ("native", False)
+    assert (dqn.backend, dqn._can_run_rounds()) == ("native", False)
     assert dqn.backend_reason.endswith(f"; step by step, since {reason}")
     dqn.train(100)
     assert dqn.counters.updates == 71
@@ -467,9 +467,9 @@ def test_features_in_python_go_step_by_step(case):
 
 def test_callbacks_do_not_prevent_fused_rounds():
     watched = DQN("CartPole-v1", callbacks=[Callback(), EvalCallback(2, 2)], **Q_SMALL)
-    assert watched.fused()
+    assert watched._can_run_rounds()
     watched.callbacks.extend([Listener()])
-    assert not watched.fused()
+    assert not watched._can_run_rounds()
 
 
 def test_transitions_become_tensors_on_demand():

@@ -112,7 +112,7 @@ def test_native_environments_in_fused_rounds():
     """In fused rounds the kernel pushes: restoring a state of the environments adds a seam there too."""
     dqn = DQN("CartPole-v1", buffer=MEMORIES["uniform"], **SMALL)
     dqn.train(40)
-    assert dqn.fused()
+    assert dqn._can_run_rounds()
     before = dqn.collector.state()
     dqn.train(20)
     dqn.collector.set_state(before)
