@@ -1,4 +1,4 @@
-"""Data parallelism: the ranks of a training, and what they exchange. Sharding is in `rlox.distributed.sharded`.
+"""Data parallelism: what a rank of a training does, by itself or beside others (`rlox.distributed.group`).
 
 Each process that ``torchrun`` starts is a rank. It steps its own share of the environments, or reads its own share of a
 batch's rows, and differentiates a loss that is a mean over them; gradients are averaged, so that all ranks take the
@@ -10,13 +10,9 @@ PyTorch is imported only when ranks join, since a single process may not need it
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +22,6 @@ import numpy as np
 from rlox.checkpoint import Checkpoint, run_files
 from rlox.config import choice
 from rlox.kernels.rng import Rng
-from rlox.nn.devices import own_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -40,11 +35,9 @@ _T = TypeVar("_T")
 
 # Environment variables that torchrun sets for each process.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Evaluating and saving may take rank 0 a long time; if it dies, the others notice the closed connection.
-_PATIENT = timedelta(days=30)
 # The class of a rank, by the value of `distributed`.
-_KINDS = {"ddp": "rlox.distributed.ranks:Group", "fsdp": "rlox.distributed.sharded:ShardedGroup"}
-_SHARED = 1 << 32  # first stream of the ranks' own generators
+_KINDS = {"ddp": "rlox.distributed.group:Group", "fsdp": "rlox.distributed.sharded:ShardedGroup"}
+SHARED = 1 << 32  # first stream of the ranks' own generators
 # Sections of a checkpoint that each rank has separately.
 OWN = ("environment", "generators", "reference_log_probs", "memory")
 
@@ -154,7 +147,7 @@ class Ranks:
         Needed are the files that `header`, of a checkpoint on disk, or the last gathered checkpoint names.
         """
         with self._gathering:
-            named = _named(header, folder) | self._named
+            named = named_files(header, folder) | self._named
             run_files.check(*run_files.locate(folder / "x"))  # nothing is removed through a link
             for path in set(folder.glob("rank*/*.safetensors")) - named:
                 run_files.check(folder, str(path.relative_to(folder)))
@@ -188,7 +181,7 @@ class Ranks:
         header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
         header.pop("memory", None)
         # Each segment of the run must draw different random numbers.
-        mixed = Rng(Rng(seed, _SHARED - 1).key, header["counters"]["updates"]).key
+        mixed = Rng(Rng(seed, SHARED - 1).key, header["counters"]["updates"]).key
         header["generators"] = {
             name: state if name in ("action", "prompts") else self.rng(mixed, number).get_state()
             for number, (name, state) in enumerate(sorted(header["generators"].items()))
@@ -264,14 +257,34 @@ def saved_ranks(header: dict[str, Any]) -> int:
     return 1 + len(saved) if isinstance(saved, list) else 1
 
 
+def memory_folder(folder: Path, rank: int = 0) -> Path:
+    """Return the folder of a rank's replay memory, next to a checkpoint in `folder`."""
+    memory = folder / "memory"
+    return memory / f"rank{rank}" if rank else memory
+
+
+def named_files(header: dict[str, Any], folder: Path) -> set[Path]:
+    """Return the files of the other ranks' memories below `folder` that a header names."""
+    return {
+        folder / f"rank{number}" / file["name"]
+        for number, one in enumerate(header.get("ranks", []), 1)
+        for file in one.get("memory", {"files": ()})["files"]
+    }
+
+
 ALONE = Ranks()
 _current: Ranks = ALONE
-_groups = itertools.count()  # numbers of the groups that this process joins
 
 
 def current() -> Ranks:
     """Return the rank that `join` created in this process, or `ALONE`."""
     return _current
+
+
+def become(ranks: Ranks) -> None:
+    """Let `current` return `ranks`."""
+    global _current
+    _current = ranks
 
 
 def started() -> bool:
@@ -282,15 +295,15 @@ def started() -> bool:
 @contextmanager
 def in_one_process() -> Iterator[None]:
     """Context in which new algorithms belong only to this process, for example a reward model that only scores."""
-    global _current
-    before, _current = _current, ALONE
+    before = _current
+    become(ALONE)
     try:
         yield
     finally:
-        _current = before
+        become(before)
 
 
-def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
+def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Any:
     """Make this process a rank; algorithms that are created afterwards are trained by all ranks together.
 
     Parameters
@@ -301,6 +314,10 @@ def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
         ``ddp``: each rank has all parameters; ``fsdp``: language models are sharded, see
         `rlox.distributed.sharded`.
 
+    Returns
+    -------
+    rlox.distributed.group.Group
+
     Raises
     ------
     RuntimeError
@@ -308,7 +325,6 @@ def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
     ValueError
         If `distributed` has any other value.
     """
-    global _current
     choice("ranks.join", "distributed", distributed, _KINDS)
     if not started():
         raise RuntimeError(
@@ -317,386 +333,6 @@ def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
             "try: torchrun --standalone --nproc-per-node=2 …"
         )
     module, _, name = _KINDS[distributed].partition(":")
-    _current = group = getattr(import_module(module), name)(timeout_s)
+    group = getattr(import_module(module), name)(timeout_s)
+    become(group)
     return group
-
-
-class Group(Ranks):
-    """One of several ranks, created by `join`.
-
-    Attributes
-    ----------
-    attempt : int
-        How many times ``torchrun`` has restarted the ranks.
-    """
-
-    joined = True
-
-    def __init__(self, timeout_s: float):
-        import torch
-        import torch.distributed as dist
-
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        timeout = timedelta(seconds=timeout_s)
-        # The agent's store outlives an attempt, and so do the addresses of its ranks. Each group of each attempt
-        # therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
-        kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        try:
-            self._store = dist.TCPStore(host, port, self.size, self.rank == 0 and not kept, timeout)
-            mine = dist.PrefixStore(f"rlox{self.attempt}.{next(_groups)}", self._store)
-            gpu = own_gpu(mine, self.rank, self.size, int(os.environ["LOCAL_RANK"]))
-            backend = "gloo"
-            if gpu is not None and dist.is_nccl_available():
-                torch.cuda.set_device(gpu)
-                backend = "cpu:gloo,cuda:nccl"
-            # Gloo, unlike NCCL, also works with a GPU that ranks share.
-            self._has_gpu = gpu is not None or (torch.cuda.is_available() and not dist.is_nccl_available())
-            dist.init_process_group(backend, store=mine, rank=self.rank, world_size=self.size, timeout=timeout)
-            self._patient = dist.new_group(backend="gloo", timeout=_PATIENT)
-        except RuntimeError as e:
-            raise RuntimeError(
-                f"ranks.join: all {self.size} ranks must meet at {host}:{port} within {timeout_s:g} s, but rank "
-                f"{self.rank} could not: {e}"
-            ) from e
-        self._failures = dist.PrefixStore("failures", mine)
-        self._dist, self._torch = dist, torch
-        self._leads = False  # whether the others wait for orders of this rank
-        self._merged: dict[str, np.ndarray] = {}  # statistics after the last merge
-        self._gathering = threading.Lock()
-        self._named = set()
-        self.total = self._sum
-
-    # ---- shares
-
-    def has_gpu(self) -> bool:
-        return self._has_gpu
-
-    def rng(self, seed: int, stream: int) -> Rng:
-        return Rng(Rng(seed, stream).key, _SHARED + self.rank) if self.rank else Rng(seed, stream)
-
-    def share_envs(self, collector: Any) -> None:
-        n, first = collector.n_envs, self.rank * collector.n_envs
-        if collector.env.native:
-            state = collector.env.get_state()
-            state["keys"][:] = [Rng(collector.env.seed, first + i).key for i in range(n)]
-            collector.env.set_state(state)
-        else:
-            collector.env.first, collector.env.n_joint = first, n * self.size
-        collector.rng = SharedRng(collector.rng, first, n * self.size, collector.noise_axis)
-
-    # ---- agreement
-
-    @contextmanager
-    def _collective(self) -> Iterator[None]:
-        """Context of collective operations: raises a `RankLost` with the reason if a rank is gone."""
-        try:
-            yield
-        except RuntimeError as e:
-            reason = self._failure()
-            lost = reason or (
-                "another rank ended without an error message (it was killed, or its machine is gone), or did not "
-                "answer in time"
-            )
-            error = RankLost(f"rank {self.rank} cannot continue: {lost}")
-            error.unreported = reason is None and self.rank > 0 and self.first_to_notice()
-            raise error from (None if reason else e)
-
-    def _failure(self) -> str | None:
-        """Return the report of the rank that failed first, if any."""
-        with suppress(RuntimeError):
-            if self._failures.check(["first"]):
-                return self._failures.get("first").decode()
-        return None
-
-    def first_to_notice(self) -> bool:
-        """Return whether this rank is the first to ask, among those that may have lost another rank."""
-        with suppress(RuntimeError):  # the store may have ended with rank 0
-            return self._failures.compare_set("noticed", "", str(self.rank)) == str(self.rank).encode()
-        return True
-
-    def report(self, error: BaseException) -> None:
-        """Report to the other ranks why this rank ends."""
-        if isinstance(error, RankLost):
-            return
-        text = " ".join(str(error).split()) or type(error).__name__
-        with suppress(RuntimeError):
-            self._failures.compare_set("first", "", f"rank {self.rank} failed with {type(error).__name__}: {text}")
-
-    def _sum(self, value: torch.Tensor) -> torch.Tensor:
-        found = value.detach().clone()
-        with self._collective():
-            self._dist.all_reduce(found)
-        return found
-
-    def mean(self, value: torch.Tensor) -> torch.Tensor:
-        return self._sum(value) / self.size
-
-    def reduce(self, grad: torch.Tensor) -> None:
-        """Replace a gradient with its mean over the ranks."""
-        with self._collective():
-            self._dist.all_reduce(grad)
-        grad /= self.size
-
-    def any(self, value: bool) -> bool:
-        return bool(self._sum(self._torch.tensor(int(value), device="cpu")) > 0)
-
-    def _gather(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return `values` of every rank; they must have the same shape on each."""
-        mine = self._torch.from_numpy(np.ascontiguousarray(values))
-        found = [self._torch.empty_like(mine) for _ in range(self.size)]
-        with self._collective():
-            self._dist.all_gather(found, mine)
-        return [one.numpy() for one in found]
-
-    def all_objects(self, thing: _T) -> list[_T]:
-        """Return `thing` of every rank."""
-        found: list[Any] = [None] * self.size
-        with self._collective():
-            self._dist.all_gather_object(found, thing)
-        return found
-
-    def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        found = self.all_objects(values)
-        names = dict.fromkeys(name for one in found for name in one)
-        columns = {name: [one[name] for one in found if name in one] for name in names}
-        return {name: sum(column) / len(column) for name, column in columns.items()}
-
-    def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        counts = [int(one[0]) for one in self._gather(np.array([len(returns)], np.int64))]
-        most = max(counts)
-        if not most:
-            return returns, lengths
-        mine = np.zeros((2, most))
-        mine[0, : len(returns)], mine[1, : len(lengths)] = returns, lengths
-        parts = [one[:, :n] for one, n in zip(self._gather(mine), counts, strict=True)]
-        joint = np.concatenate(parts, axis=1)
-        return joint[0], joint[1].astype(np.int64)
-
-    def all_rows(self, values: np.ndarray) -> np.ndarray:
-        return np.concatenate(self._gather(values))
-
-    def merge(self, normalizer: VecNormalize | Any) -> None:
-        if normalizer is None:
-            return
-        news = normalizer.since(self._merged)
-        rows = self._gather(np.concatenate([np.ravel(part) for part in news.values()]))
-        ends = np.cumsum([np.size(part) for part in news.values()])[:-1]
-        # Start from the common statistics, and merge in the same order on each rank, so that results are bit-identical.
-        normalizer.set_state(self._merged, returns=False)
-        for row in rows:
-            parts = zip(news.items(), np.split(row, ends), strict=True)
-            normalizer.merge({name: part.reshape(np.shape(like)) for (name, like), part in parts})
-        self._merged = normalizer.state()
-
-    # ---- orders
-
-    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
-        """Call the hook on rank 0; the others call their own callbacks' hook, and then follow orders of rank 0."""
-        if self.rank:
-            getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
-            while True:
-                order, given = self._order(None)
-                if order == "end":
-                    return given
-                self._send(self._part(algorithm, given))
-        self._leads = True
-        try:
-            answer = getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
-        finally:
-            self._leads = False
-        self._order(("end", answer))
-        return answer
-
-    def _order(self, order: tuple[str, Any] | None) -> tuple[str, Any]:
-        """Return the order of rank 0."""
-        return self.from_first(lambda: order)
-
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """Return the result of `make` on rank 0; the others wait for it."""
-        box = [make() if self.rank == 0 else None]
-        with self._collective():
-            self._dist.broadcast_object_list(box, src=0, group=self._patient)
-        return box[0]
-
-    def _send(self, part: Any) -> list[Any]:
-        """Return the parts of all ranks on rank 0, and a list of None on the others."""
-        found: list[Any] = [None] * self.size
-        with self._collective():
-            self._dist.gather_object(part, found if self.rank == 0 else None, dst=0, group=self._patient)
-        return found
-
-    # ---- checkpoints
-
-    @staticmethod
-    def _part(algorithm: Any, folder: Path | None) -> Checkpoint:
-        """Return this rank's own part of a checkpoint."""
-        header: dict[str, Any] = {"generators": algorithm._generators()}
-        tensors = algorithm._state_of_rank()
-        if folder is not None:
-            header["memory"], tensors["memory"] = algorithm._write_memory(folder)
-        return Checkpoint(header, tensors)
-
-    def with_all_ranks(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
-        header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
-        if not self._leads:
-            # The other ranks do not take part, so training from this file starts fresh episodes.
-            return Checkpoint(header, {**tensors, "environment": {}})
-        with self._gathering:
-            self._order(("state", folder))
-            parts: list[Checkpoint] = self._send(None)[1:]
-            header["ranks"] = [part.header for part in parts]
-            if folder is not None:
-                self._named = _named(header, memory_folder(folder))
-        for number, part in enumerate(parts, 1):
-            tensors[f"rank{number}"] = {
-                f"{section}/{name}": array
-                for section in OWN
-                for name, array in part.tensors.get(section, {}).items()
-                if not (section == "environment" and "keys" in part.tensors[section])
-            }
-        environment = checkpoint.tensors.get("environment", {})
-        if "keys" in environment:
-            every = [environment, *(part.tensors["environment"] for part in parts)]
-            tensors["environment"] = {name: np.concatenate([one[name] for one in every], -1) for name in environment}
-        if noise := checkpoint.tensors.get("action_noise"):
-            every = [noise, *(part.tensors["action_noise"] for part in parts)]
-            tensors["action_noise"] = {name: np.concatenate([one[name] for one in every]) for name in noise}
-        normalization = checkpoint.tensors["normalization"]
-        if "returns" in normalization:
-            returns = [normalization["returns"], *(part.tensors["normalization"]["returns"] for part in parts)]
-            tensors["normalization"] = {**normalization, "returns": np.concatenate(returns)}
-        return Checkpoint(header, tensors)
-
-    # ---- a training
-
-    def average(self, algorithm: Any) -> None:
-        from rlox.nn.optimizers import FlatOptimizer
-
-        for optimizer in vars(algorithm).values():
-            if isinstance(optimizer, FlatOptimizer):
-                optimizer.reduce = self.reduce
-
-    @contextmanager
-    def training(self, algorithm: Any) -> Iterator[None]:
-        if getattr(algorithm, "normalizer", None) is not None:
-            self._merged = algorithm.normalizer.state()
-        try:
-            self._require_alike(algorithm, "start")
-            yield
-            self._require_alike(algorithm, "end")
-        except Exception as e:
-            self.report(e)
-            raise
-
-    def _require_alike(self, algorithm: Any, when: str) -> None:
-        """Raise a RuntimeError unless all ranks have the same weights."""
-        digest = hashlib.sha256()
-        for name, array in sorted(algorithm._weights().items()):
-            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        box: list[Any] = [None] * self.size
-        with self._collective():
-            self._dist.all_gather_object(box, digest.hexdigest(), group=self._patient)
-        if len(set(box)) > 1:
-            raise RuntimeError(
-                f"{type(algorithm).__name__}.train: all ranks must {when} with the same weights, got "
-                f"{len(set(box))} different ones; give all ranks the same seed, and use a model that does not draw its "
-                "weights from an unseeded generator"
-            )
-
-    def shared_text(self, name: str, make: Callable[[], str]) -> tuple[str, bool]:
-        """Return a text that rank 0 creates once for all attempts, and whether an earlier attempt created it."""
-
-        def first() -> tuple[str, bool]:
-            key = f"rlox/{name}"
-            if self.attempt and self._store.check([key]):
-                return self._store.get(key).decode(), True
-            text = make()
-            self._store.set(key, text)
-            return text, False
-
-        return self.from_first(first)
-
-    @contextmanager
-    def reporting_errors(self) -> Iterator[None]:
-        """Context that reports exceptions of this rank to the others."""
-        try:
-            yield
-        except Exception as e:
-            self.report(e)
-            raise
-
-    def leave(self) -> None:
-        """Leave the group when all ranks are done."""
-        global _current
-        _current = ALONE
-        with self._collective():
-            self._dist.barrier(group=self._patient)
-        self._dist.destroy_process_group()
-
-
-def memory_folder(folder: Path, rank: int = 0) -> Path:
-    """Return the folder of a rank's replay memory, next to a checkpoint in `folder`."""
-    memory = folder / "memory"
-    return memory / f"rank{rank}" if rank else memory
-
-
-def _named(header: dict[str, Any], folder: Path) -> set[Path]:
-    """Return the files of the other ranks' memories below `folder` that a header names."""
-    return {
-        folder / f"rank{number}" / file["name"]
-        for number, one in enumerate(header.get("ranks", []), 1)
-        for file in one.get("memory", {"files": ()})["files"]
-    }
-
-
-class SharedRng:
-    """A generator that all ranks share: each rank draws all numbers, and uses those of its environments.
-
-    The random numbers of an environment's actions therefore do not depend on the number of ranks.
-
-    Parameters
-    ----------
-    rng : Rng
-        Generator in the same state on all ranks.
-    first, n_joint : int
-        This rank's first environment, and the number of environments of all ranks.
-    axis : int
-        The axis of drawn arrays that corresponds to environments.
-    """
-
-    def __init__(self, rng: Rng, first: int, n_joint: int, axis: int):
-        self._rng, self._first, self._n, self._axis = rng, first, n_joint, axis
-
-    @property
-    def key(self) -> int:
-        return self._rng.key
-
-    def get_state(self) -> dict[str, int]:
-        return self._rng.get_state()
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self._rng.set_state(state)
-
-    def _share(self, draw: Callable[..., np.ndarray], size: Any, out: np.ndarray | None) -> np.ndarray:
-        shape = [*(out.shape if out is not None else (size,) if isinstance(size, int) else size)]
-        n, shape[self._axis] = shape[self._axis], self._n
-        joint = draw(tuple(shape))
-        mine = joint.take(range(self._first, self._first + n), self._axis)
-        if out is None:
-            return mine
-        out[...] = mine
-        return out
-
-    def uniform(self, size: Any = None, out: np.ndarray | None = None, dtype: Any = np.float32) -> np.ndarray:
-        return self._share(lambda shape: self._rng.uniform(shape, dtype=dtype), size, out)
-
-    def normal(self, size: Any = None, out: np.ndarray | None = None, dtype: Any = np.float32) -> np.ndarray:
-        return self._share(lambda shape: self._rng.normal(shape, dtype=dtype), size, out)
-
-    def gumbel(self, size: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        return self._share(lambda shape: self._rng.gumbel(shape), size, out)
-
-    def integers(self, high: int, size: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        return self._share(lambda shape: self._rng.integers(high, shape), size, out)

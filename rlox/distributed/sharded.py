@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from rlox.distributed.ranks import Group, RankLost
+from rlox.distributed.group import Group
+from rlox.distributed.ranks import RankLost
 
 if TYPE_CHECKING:
     import torch

@@ -79,9 +79,9 @@ _ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
 
 # rlox's environments that are written in Python: entry point and step limit of each.
 TASKS: dict[str, tuple[str, int | None]] = {
-    "rlox/CartPoleHidden-v1": ("rlox.world_models.tasks:cart_pole_hidden", 500),
-    "rlox/DrawnCatch-v0": ("rlox.world_models.tasks:DrawnCatch", None),
-    "rlox/PendulumHidden-v1": ("rlox.world_models.tasks:pendulum_hidden", 200),
+    "rlox/CartPoleHidden-v1": ("rlox.envs.memory_tasks:cart_pole_hidden", 500),
+    "rlox/DrawnCatch-v0": ("rlox.envs.memory_tasks:DrawnCatch", None),
+    "rlox/PendulumHidden-v1": ("rlox.envs.memory_tasks:pendulum_hidden", 200),
 }
 
 # Module that registered each external id, for processes that must import it.

@@ -34,6 +34,7 @@ import numpy as np
 from rlox.envs.registry import env_name
 
 _JSON, _DATA = "env_json", "env_data"
+_FORMER = {"rlox.envs.memory_tasks": "rlox.world_models.tasks"}  # modules that checkpoints know by another name
 _DTYPES = {np.dtype(t).name: np.dtype(t) for t in (*"bhilqBHILQefd", np.bool_)}
 _MPE_CLASS = re.compile(r"mpe2\.\w+\.\w+\.raw_env")
 _MUJOCO_CLASS = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v[45]\.\w+")
@@ -252,7 +253,8 @@ def _inside(layer: Any) -> Any:
 
 
 def _path(layer: Any) -> str:
-    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+    module = type(layer).__module__
+    return f"{_FORMER.get(module, module)}.{type(layer).__qualname__}"
 
 
 def _takes(function: Any, n: int) -> bool:

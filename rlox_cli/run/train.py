@@ -17,7 +17,8 @@ from rich.console import Console
 
 from rlox.config import RunConfig
 from rlox.config.run import DISTRIBUTED
-from rlox.distributed.ranks import Group, join, started
+from rlox.distributed.group import Group
+from rlox.distributed.ranks import join, started
 from rlox.tracking.store import read_config
 from rlox_cli.config.compose import (
     Job,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlox.envs import make_vec_env
+from rlox.envs.memory_tasks import DrawnCatch, KeepNumbers
 from rlox.envs.registry import TASKS
 from rlox.evaluation.episodes import evaluate
-from rlox.world_models.tasks import DrawnCatch, KeepNumbers
 
 
 def where(image):
