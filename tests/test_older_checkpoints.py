@@ -1,6 +1,10 @@
-"""Checkpoints and a run folder of rlox 0.6.0 (written by checkpoints_0_6_0/make.py) load, act as before and resume."""
+"""Checkpoints and a run folder of rlox 0.6.0, and checkpoints of 0.12.0, load, act as before and resume.
+
+The scripts make.py in their folders wrote them.
+"""
 
 import json
+import runpy
 import shutil
 from pathlib import Path
 
@@ -57,3 +61,36 @@ def test_a_run_of_0_6_0_resumes(tmp_path, command):
     assert header["counters"]["env_steps"] == 600
     assert header["versions"]["rlox"] == rlox.__version__
     assert "fresh" not in out + err  # environments and the memory are restored
+
+
+NEWER = FOLDER.with_name("checkpoints_0_12_0")
+EXPECTED_OF_NEWER = json.loads((NEWER / "expected.json").read_text())
+# These learn otherwise since 0.12.0: see CHANGELOG.
+CHANGED = {"grpo", "appo"}
+
+
+def test_every_algorithm_of_0_12_0_has_a_checkpoint():
+    assert {expected["algorithm"] for expected in EXPECTED_OF_NEWER.values()} == set(ALGORITHMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED_OF_NEWER)
+def test_a_checkpoint_of_0_12_0_loads_acts_and_resumes(name):
+    make, path, expected = runpy.run_path(str(NEWER / "make.py")), NEWER / f"{name}.safetensors", EXPECTED_OF_NEWER[name]
+    assert load_checkpoint(path).header["versions"]["rlox"] == "0.12.0"
+    algorithm = make["load"](expected["algorithm"], path)
+    if expected["backend"]:
+        assert algorithm.backend == expected["backend"], algorithm.backend_reason
+    same(make["describe"](algorithm), expected["saved"], rtol=1e-6)
+    make["train_on"](algorithm)
+    if expected["algorithm"] not in CHANGED:
+        # Rounding errors of other CPUs grow while it learns.
+        same(make["describe"](algorithm), expected["trained"], rtol=1e-3)
+    assert algorithm.counters.updates == expected["trained"]["updates"]
+
+
+def same(one, other, rtol):
+    for what in ("updates", "steps"):
+        assert one[what] == other[what]
+    np.testing.assert_allclose(one["weights"], other["weights"], rtol=rtol)
+    np.testing.assert_allclose(one["answer"], other["answer"], rtol=10 * rtol, atol=rtol)

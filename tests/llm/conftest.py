@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Lets any test `import toy`, whatever the import mode.
+# Lets any test `import families`, whatever the import mode.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
