@@ -196,7 +196,7 @@ class GRPO(LLMAlgorithm):
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
         rows = self._evaluated()
         numbers = np.arange(min(n_rows, len(rows)))
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             found = self._draw(rows, numbers, n, 0, self.settings(), seed)
         texts = completions_of(rows, np.repeat(numbers, n), found.ids, self.model)
         return Scored(texts_of(rows, numbers, self.model), found.ids, texts, found.rewards)
@@ -222,7 +222,7 @@ class GRPO(LLMAlgorithm):
         """
         n_samples = integer("GRPO.evaluate", "n_samples", n_samples, 1)
         rows, chosen = self._evaluated() if prompts is None else self._encoded(prompts), self.settings(**settings)
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             found = self._draw(rows, np.arange(len(rows)), n_samples, 0, chosen, 10_000 + self.seed)
         return float(found.rewards.mean())
 

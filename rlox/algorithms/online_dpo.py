@@ -97,7 +97,7 @@ class OnlineDPO(LLMAlgorithm):
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
         rows = self._evaluated()
         numbers = np.arange(min(n_rows, len(rows)))
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
             earned = self.preferences.scored(rows, np.repeat(numbers, n), drawn, self.model)
         texts = completions_of(rows, np.repeat(numbers, n), drawn.ids, self.model)

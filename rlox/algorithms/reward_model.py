@@ -134,7 +134,7 @@ class RewardModel(LLMAlgorithm):
         rows = encoded(texts, "texts", self.model, "RewardModel.score_batch", ended=ended)
         first, index = unique_rows(np.concatenate(pair) for pair in zip(rows.prompts, rows.completions, strict=True))
         found = []
-        with torch_threads(self.threads):
+        with torch_threads(self._threads):
             for part in np.array_split(first, -(-len(first) // self.config.batch_size)):
                 batch = Sequences([rows.prompts[i] for i in part], [rows.completions[i] for i in part])
                 found.append(self.rewards(batch).cpu().numpy())
