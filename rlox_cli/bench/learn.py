@@ -62,7 +62,7 @@ def measure(
         if isinstance(run, Run):
             last = run.curve[-1]
             text = f"{run.score:.1f} after {last['step']:,} {unit_of(vars(job.config))}, {last['cpu_s']:.1f} s CPU"
-        console.print(f"{label} seed {seed}: {text} ({done} of {len(chosen)})", soft_wrap=True, markup=False)
+        console.print(f"{label} seed {seed}: {text} ({done} of {len(chosen)})")
 
     name = re.sub(r"[^\w.-]+", "_", label)
     runs, diverged = seeds.train(job.config, job.algo, chosen, lambda seed: folder / f"{name}-s{seed}", jobs, report)
@@ -92,10 +92,10 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
     """Print the result of `judge`."""
 
     def line(name: str, text: str) -> None:
-        console.print(f"  {name:<17} {text}", soft_wrap=True, markup=False)
+        console.print(f"  {name:<17} {text}")
 
     n, steps = len(cell["final"]), f"{cell['settings']['total_timesteps']:,}"
-    console.print(f"{label}: {n} seed{'s' if n != 1 else ''} of {steps} {_unit(cell)}", soft_wrap=True, markup=False)
+    console.print(f"{label}: {n} seed{'s' if n != 1 else ''} of {steps} {_unit(cell)}")
     for seed, text in cell["diverged"].items():
         line("diverged", f"seed {seed}: {text}")
     key = next((key.removeprefix("iqm_") for key in cell if key in ("iqm_sb3", "iqm_before")), None)
@@ -314,9 +314,9 @@ def main(
         score_only,
         split_args(chosen)[0],
     )
-    progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} continues", soft_wrap=True)
+    progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} continues")
     for name in dict.fromkeys(job.tuned for job in cells.values() if job.tuned):
-        progress.print(f"tuned settings: {name}", soft_wrap=True)
+        progress.print(f"tuned settings: {name}")
     options = [f"--seeds {n_seeds}", f"--first-seed {first_seed}"] + (["--against sb3"] if against == "sb3" else [])
     command = " ".join(["rlox bench learn", *map(shlex.quote, words), *options])
     judged = {label: measure(label, job, seeds_of_each, runs, jobs, question, progress) for label, job in cells.items()}

@@ -25,7 +25,7 @@ class Parts(Progress):
         self.update(self._part, completed=self.begun, description=what)
         self.begun += 1
         if self.disable:
-            self.console.print(f"{what} ({self.begun} of {self.total})", soft_wrap=True, markup=False)
+            self.console.print(f"{what} ({self.begun} of {self.total})")
 
     def describe(self, what: str) -> None:
         """Show what the part is doing now, only on a terminal."""

@@ -128,9 +128,7 @@ def trained_curves(
             path.write_text(json.dumps({"cell": label, "seed": seed, "settings": settings, **made}) + "\n")
         curves[seed], version = _read(path, job.config)
         last = curves[seed][-1]
-        console.print(
-            f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU", markup=False
-        )
+        console.print(f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU")
     return f"Stable-Baselines3 {version}", curves
 
 

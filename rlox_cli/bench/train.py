@@ -321,9 +321,7 @@ def print_results(console, rows: list[dict[str, Any]]) -> None:
     """Print one line per case and system."""
     columns = ("system", "CPU s", "ratio", "wall s", "evaluation", "")
     for row in rows:
-        console.print(
-            Text.assemble((row["title"], "bold"), f", {_length(row)}, rounds: {_rounds(row)}"), soft_wrap=True
-        )
+        console.print(Text.assemble((row["title"], "bold"), f", {_length(row)}, rounds: {_rounds(row)}"))
         table = make_table(*columns)
         for system, median in row["median"].items():
             wall = row["wall"][system] if "wall" in row else {"wall_s": median["wall_s"], "threads": 1}

@@ -61,5 +61,5 @@ def copy(name: str, dest: Path, force: bool) -> None:
     choose = f" {group}={choice}" if choice and group != "tuned" else ""
     if group == "tuned" and choice.count("/"):
         choose = " algo={} env={}".format(*choice.split("/", 1))
-    console.print(f"copied {what}", soft_wrap=True)
-    console.print(f"  {'use it with':<12} rlox train -cd {dest}{choose}", soft_wrap=True)
+    console.print(f"copied {what}")
+    console.print(f"  {'use it with':<12} rlox train -cd {dest}{choose}")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from rlox.callbacks import AdviceCallback, Callback, EvalCallback, TimingCallback
 from rlox.callbacks.loggers import RecordLogger
@@ -27,6 +26,7 @@ from rlox.tracking.record import Record
 from rlox_cli.families import limits
 from rlox_cli.families.family import Estimate, Start
 from rlox_cli.families.probe import Seen
+from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.progress import ProgressCallback
 
 # About how many CPU seconds the parts of a probe may take. A single update or episode is always completed.
@@ -56,7 +56,7 @@ def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: 
     total = -(-config.total_timesteps // rollout) * rollout
     with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an environment's warnings have been printed
-        quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
+        quiet = ProgressCallback(TextConsole(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
         algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
         once, each, each_random = family.training_costs(algorithm, config)
         making, each_played, side_by_side = family.evaluation_costs(algorithm, config)

@@ -59,7 +59,7 @@ def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json:
     else:
         console = make_console()
         for name, path, runs in zip("AB", (a, b), sides, strict=True):
-            console.print(f"{name}  {path}: {_count(len(runs))}", soft_wrap=True, markup=False)
+            console.print(f"{name}  {path}: {_count(len(runs))}")
         _print(found, console)
 
 
@@ -277,7 +277,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
             lines.append(f"permutation test of the final scores: p = {result['verdict']['p_value']:.2g}")
         lines.append(f"verdict: {result['verdict']['sentence']}")
         for line in lines:
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line)
     if "improvement" in found and found["improvement"]["low"] is not None:
         over = _between(found["improvement"])
         console.print(f"\nover the {len(found['environments'])} environments: probability of improvement {over}")

@@ -55,7 +55,7 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
     if known.get("file") not in (None, known.get("source")):
         lines.append(("mapped from", known["file"]))
     for name, value in lines:
-        console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
+        console.print(f"  {name:<12} {value}")
 
 
 def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
@@ -82,7 +82,7 @@ def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
 def print_written(out: str) -> None:
     """Print what was written to the file, or under the id, `out`, and how to train on it."""
     console, dataset = make_console(), open_dataset(out)
-    console.print(f"written: {out}", soft_wrap=True, markup=False)
+    console.print(f"written: {out}")
     print_dataset(dataset, console)
     algo, env = "td3_bc" if dataset.n_actions is None else "bc", dataset.metadata.get("env", {})
     words = [f"rlox train algo={algo} dataset={out}"]
@@ -92,4 +92,4 @@ def print_written(out: str) -> None:
         if env.get("kwargs"):
             kwargs = yaml.safe_dump(env["kwargs"], default_flow_style=True, width=10_000).strip()
             words.append(f"'env.kwargs={kwargs}'")
-    console.print(f"  {'train':<12} {' '.join(words)}", soft_wrap=True, markup=False)
+    console.print(f"  {'train':<12} {' '.join(words)}")

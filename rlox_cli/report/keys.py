@@ -128,7 +128,7 @@ def show_keys(topics: list[str]) -> None:
             console.print(f"{topic}: {inspect.getdoc(RayLauncherConfig)}")
             print_table(console, _table(RayLauncherConfig, f"{topic}."))
         elif topic.startswith("dataset="):
-            console.print(topic, markup=False)
+            console.print(topic)
             print_dataset(open_dataset(topic[8:]), console)
         elif topic in _SECTIONS:
             sections.append(topic)

@@ -74,7 +74,7 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
         table.add_row(group.label, group.env, *cells(picture.summaries[group]))
     print_table(console, table)
     for path in out:
-        console.print(f"  {path.suffix[1:]:<5} {shown(path)}", soft_wrap=True, markup=False)
+        console.print(f"  {path.suffix[1:]:<5} {shown(path)}")
 
 
 def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:

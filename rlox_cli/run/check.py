@@ -69,9 +69,9 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
                 raise
             failures.append(_of_job(e, job, numbers[0] if multirun else None))
     for report, n in reports:
-        console.print(f"{report.title}{f', {n} jobs' if n > 1 else ''}", markup=False)
+        console.print(f"{report.title}{f', {n} jobs' if n > 1 else ''}")
         for name, text in report.lines:
-            console.print(f"  {name:<12} {text}", soft_wrap=True, markup=False)
+            console.print(f"  {name:<12} {text}")
     if failures:
         *others, last = failures
         for other in others:
@@ -137,10 +137,10 @@ def check_resume(found: Resumption, console: Console) -> None:
     try:
         plan(algorithm, config, console, found.changed)
         for warning in training_warnings(algorithm, config, folder):
-            console.print(f"  {'warning':<12} {warning}", soft_wrap=True, markup=False)
+            console.print(f"  {'warning':<12} {warning}")
     finally:
         algorithm.close()
-    console.print(f"  {'backend':<12} {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True, markup=False)
+    console.print(f"  {'backend':<12} {algorithm.backend} ({algorithm.backend_reason})")
     console.print("the run can be resumed; nothing was trained or written, leave out --check to resume it")
 
 

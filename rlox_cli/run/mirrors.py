@@ -53,12 +53,12 @@ def sync(runs: list[Path]) -> None:
         with console.status(f"syncing {shown(run)}"):
             reports = tracking.sync(run)
         if not reports:
-            console.print(f"{shown(run)}: no tracker configured", soft_wrap=True)
+            console.print(f"{shown(run)}: no tracker configured")
         for name, report in reports.items():
             state = report.error or (
                 "complete" if report.complete else "up to the last checkpoint; the run has not ended"
             )
-            console.print(f"{shown(run)}: {name} {state}", soft_wrap=True)
+            console.print(f"{shown(run)}: {name} {state}")
             failed += report.error is not None
     if failed:
         raise ValueError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")
@@ -80,13 +80,13 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
                 print_text(f"{name}: {reason}", stderr=True)
             elif report.url and len(folders) == 1:
                 url = shown(Path(report.url)) if report.url.startswith("/") else report.url
-                console.print(f"  {name:<12} {url}", soft_wrap=True)
+                console.print(f"  {name:<12} {url}")
                 if name == "wandb" and report.url.startswith("/"):
-                    console.print(f"  {'upload':<12} wandb sync {url}", soft_wrap=True)
+                    console.print(f"  {'upload':<12} wandb sync {url}")
     if any("mlflow" in mirrors for mirrors in reports.values()):
         console.print(f"  {'view':<12} rlox ui")
     if any("tensorboard" in mirrors for mirrors in reports.values()):
         common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
         outputs = Path("outputs").absolute()
         logdir = outputs if common.is_relative_to(outputs) else common
-        console.print(f"  {'view':<12} tensorboard --logdir {shlex.quote(shown(logdir))}", soft_wrap=True)
+        console.print(f"  {'view':<12} tensorboard --logdir {shlex.quote(shown(logdir))}")

@@ -113,33 +113,26 @@ def prepare(
         )
     if path.stem == "last" and (ended := _finished(folder, checkpoint, config, changed)):
         further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
-        console.print(
-            f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}",
-            soft_wrap=True,
-        )
+        console.print(f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}")
         return None
-    console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}", soft_wrap=True)
+    console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}")
     for key, (old, new) in changed.items():
-        console.print(f"changed: {key} {old} -> {new}", soft_wrap=True, markup=False)
+        console.print(f"changed: {key} {old} -> {new}")
     now = versions()
     others = [f"{name} {was} -> {now.get(name)}" for name, was in _versions(checkpoint) if now.get(name) != was]
     if others:
-        console.print(
-            f"saved with other versions, so results may differ in the last bits: {', '.join(others)}", soft_wrap=True
-        )
+        console.print(f"saved with other versions, so results may differ in the last bits: {', '.join(others)}")
     if (n_saved := saved_ranks(checkpoint.header)) != (ranks := current().size):
         who = f"{n_saved} ranks" if n_saved > 1 else "1 rank"
         console.print(
             f"saved by {who}, resumed by {ranks}: weights, optimisers, statistics, counters and native environments "
-            "continue; random numbers from now on differ",
-            soft_wrap=True,
+            "continue; random numbers from now on differ"
         )
     if config.buffer is not None and ("memory" not in checkpoint.header or n_saved != ranks):
         lacks = "holds no replay memory" if n_saved == ranks else "holds the replay memory of other ranks"
         console.print(
             f"{path.name} {lacks}: the memory starts empty, and the restored policy fills it with "
-            f"{config.algo.learning_starts:,} steps before the first update",
-            soft_wrap=True,
+            f"{config.algo.learning_starts:,} steps before the first update"
         )
     # A user who types the number of environments, or their modules, has checked what the files request.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)

@@ -175,9 +175,7 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
             steps, unit = trained_for(header)
             console.print(
                 f"init_from: {family.taken_over} of {header['algorithm']} at {unit[:-1]} {steps:,} are taken over, as "
-                f"far as both have them; optimisers, counters and {family.starts_fresh}",
-                soft_wrap=True,
-                markup=False,
+                f"far as both have them; optimisers, counters and {family.starts_fresh}"
             )
     except BaseException:
         algorithm.close()
@@ -191,7 +189,7 @@ def restore(found: Resumption, console: Console) -> Any:
     with _printing_notes("from_checkpoint:", console):
         algorithm = family.restore(resolve(entry_of(found.algo).cls), config, found.checkpoint, found.trusted)
     if (note := family.note_on_restoring(algorithm)) is not None:
-        console.print(note, soft_wrap=True, markup=False)
+        console.print(note)
     return algorithm
 
 
@@ -269,7 +267,7 @@ class Session:
         """Train, evaluate, record and save. On a rank other than 0, only train."""
         if self.algorithm.ranks.rank:
             return self._follow()
-        self.console.print(f"backend: {self.algorithm.backend} ({self.algorithm.backend_reason})", soft_wrap=True)
+        self.console.print(f"backend: {self.algorithm.backend} ({self.algorithm.backend_reason})")
         try:
             best_before = -math.inf if self.changed is None else _best_score(self.folder)
             plan(self.algorithm, self.config, self.console, self.changed)
@@ -387,25 +385,23 @@ class Session:
         if self.stop.signal_number:
             self.console.print(
                 f"stopped at {self.unit[:-1]} {steps:,}; everything up to it is saved. Resume with: "
-                f"{_resume_command(self.folder)}",
-                soft_wrap=True,
+                f"{_resume_command(self.folder)}"
             )
             self._print_files(best is not None)
             raise Stopped(self.stop.signal_number)
         if early:
-            self.console.print(f"stopped early: {early}", soft_wrap=True)
+            self.console.print(f"stopped early: {early}")
         digits = f".{self.family.digits}f"
         begun = "" if self.changed is None else f" (from {self.start:,})"
         self.console.print(
             f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
             f"{final['mean_return']:{digits}} ± {final['std_return']:{digits}} over {final['n_episodes']} "
-            f"{self.family.counted}, best {best:{digits}}",
-            soft_wrap=True,
+            f"{self.family.counted}, best {best:{digits}}"
         )
         self._print_files(True)
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.timing.summary().items() if name != "total_s")
         played = f"; in parallel, {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
-        self.console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
+        self.console.print(f"  {'time':<12} {shares}{played}")
         return Outcome(self.folder, steps, seconds, final, best)
 
     def _print_files(self, has_best: bool) -> None:
@@ -419,7 +415,7 @@ class Session:
             ("metrics", shown(folder / "metrics.jsonl")),
             ("evaluate", f"rlox eval {shlex.quote(shown(folder))}{imports}"),
         ):
-            self.console.print(f"  {name:<12} {value}", soft_wrap=True)
+            self.console.print(f"  {name:<12} {value}")
 
     def _follow(self) -> Outcome:
         """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
@@ -448,7 +444,7 @@ class Session:
         return Outcome(self.folder, algorithm.counters.steps, time.perf_counter() - started, {}, None)
 
     def _print(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(text)
 
     def _print_always(self, text: str) -> None:
         """Print `text` even if the console is quiet: a user who presses Ctrl-C waits for an answer."""
@@ -491,7 +487,7 @@ def _printing_notes(beginning: str, console: Console | None) -> Iterator[None]:
         if console is None:
             print_text(str(warning.message), stderr=True)
         else:
-            console.print(str(warning.message), soft_wrap=True, markup=False)
+            console.print(str(warning.message))
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

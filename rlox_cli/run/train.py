@@ -89,7 +89,7 @@ def main(args: list[str]) -> Typed | None:
         return None
     multirun = is_multirun(flags, overrides)
     if multirun:
-        sweep, jobs = compose_sweep(flags, overrides, lambda line: console.print(line, soft_wrap=True))
+        sweep, jobs = compose_sweep(flags, overrides, lambda line: console.print(line))
     else:
         sweep, jobs = None, compose_jobs(flags, overrides)
     searching = sweep is not None and searches(sweep)
@@ -203,11 +203,10 @@ def announce(jobs: list[Job], console: Console) -> None:
     for name in dict.fromkeys(item.tuned for item in jobs if item.tuned):
         console.print(
             f"tuned settings: {name} (`rlox show algo={name.split('/', 1)[0]} env={name.split('/', 1)[1]}`; "
-            "tuned=off for the defaults)",
-            soft_wrap=True,
+            "tuned=off for the defaults)"
         )
         if short := _short_budget(name, [item.config for item in jobs if item.tuned == name]):
-            console.print(f"  {short}", soft_wrap=True)
+            console.print(f"  {short}")
 
 
 def _short_budget(name: str, runs: list[RunConfig]) -> str | None:

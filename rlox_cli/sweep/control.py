@@ -56,7 +56,7 @@ def start(
     )
     sweep = Sweep.create(Path(master.hydra.sweep.dir), head, todo)
     try:
-        console.print(f"sweep: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        console.print(f"sweep: {shown(sweep.folder)}")
         _run(sweep, master, head.imports, console, trusted=True)
     finally:
         sweep.release()
@@ -104,8 +104,7 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         if sweep.head.version != __version__:
             console.print(
                 f"planned by rlox {sweep.head.version}, but this is {__version__}: results from now on may differ in "
-                "the last bits, or more",
-                soft_wrap=True,
+                "the last bits, or more"
             )
         searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
         master = compose_launcher(flags, [*_replayed(sweep, typed), *searched, *typed])
@@ -124,7 +123,7 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
             if progress.state != "finished":
                 # As for a new sweep, every job is checked before the first one starts.
                 configuration(copy.deepcopy(sweep.jobs[key].config), modules, sweep.folder / FILE)
-        console.print(sweep.summary(), soft_wrap=True)
+        console.print(sweep.summary())
         _run(sweep, master, modules, console, retry_failed=retry_failed)
     finally:
         sweep.release()
@@ -168,7 +167,7 @@ def _run(
             launch.run(list(sweep.jobs.values()), retry_failed)
     except BaseException:
         sweep.scan()
-        console.print(f"{sweep.summary()}. Resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        console.print(f"{sweep.summary()}. Resume with: {resume_command(sweep)}")
         raise
     finish(sweep, sweep.head.plot, console)
 
@@ -182,7 +181,7 @@ def finish(sweep: Sweep, plot: bool, console: Console) -> None:
         If not all of its jobs are finished.
     """
     print_jobs(sweep, console, _MOST_ROWS)
-    console.print(sweep.summary(), soft_wrap=True)
+    console.print(sweep.summary())
     if plot:
         _plot(sweep)
     finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
@@ -223,14 +222,14 @@ def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
         for job in sweep.jobs.values():
             progress = sweep.progress[job.id]
             if note := resume_hint(job, progress):
-                console.print(f"{job.folder}: {progress.state}, {note}", soft_wrap=True, markup=False)
+                console.print(f"{job.folder}: {progress.state}, {note}")
     else:
         print_jobs(sweep, console)
-    console.print(sweep.summary(), soft_wrap=True)
+    console.print(sweep.summary())
     if sweep.is_held:
         console.print("the sweep is running now")
     elif unfinished:
-        console.print(f"resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        console.print(f"resume with: {resume_command(sweep)}")
 
 
 def _plain(sweep: Sweep, job: SweepJob, progress: Progress) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from rlox_cli.run.resume import main as resume
 from rlox_cli.run.session import may_pass, run, without_eval_workers
 from rlox_cli.sweep.tables import label, resume_hint
 from rlox_cli.terminal.account import summary
+from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
 
@@ -94,7 +95,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     run_files.make_folder(work.sweep, work.job.folder)
     with run_files.open_file(folder, OUT, "a") as out:
         try:
-            _train(work, folder, stop_flag, Console(file=out, highlight=False, width=400))
+            _train(work, folder, stop_flag, TextConsole(file=out, width=400))
         except Stopped:
             if _is_parent:
                 ask_to_stop(stop_flag)
@@ -213,7 +214,7 @@ class Launch:
 
     def _ask_to_stop(self, line: str) -> None:
         ask_to_stop(self.sweep.stop_flag)
-        self.console.print(line, soft_wrap=True)
+        self.console.print(line)
 
     @property
     def stopped(self) -> bool:
@@ -344,7 +345,7 @@ class _Watch:
             if now != before and not (progress.state == "running" and time.time() - progress.started < 2 * _POLL_S):
                 self._last[job.id] = now
                 if progress.state in self._states:
-                    self._console.print(_line(self._sweep, job, progress), soft_wrap=True, markup=False)
+                    self._console.print(_line(self._sweep, job, progress))
         return progress
 
 

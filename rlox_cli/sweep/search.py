@@ -157,9 +157,7 @@ class Trials:
             for trial, jobs in zip(trials, runs, strict=True):
                 progress = [sweep.progress[job.id].scan() for job in jobs]
                 if self.finish(trial, progress, launch.stopped):
-                    console.print(
-                        describe(self.study, trial.number, self.settings.n_trials), soft_wrap=True, markup=False
-                    )
+                    console.print(describe(self.study, trial.number, self.settings.n_trials))
                     errors.append(next((run.message for run in progress if run.state == "failed" and run.may_pass), ""))
                 else:
                     open_.append(trial.number)
@@ -203,9 +201,9 @@ def start(
         search.write(folder, config)
     sweep = Sweep.create(folder, head, [])
     try:
-        console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        console.print(f"search: {shown(sweep.folder)}")
         for space in search.spaces:
-            console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)
+            console.print(f"  {space.key} in {space.text}")
         run_to_end(sweep, search, config, Launch(sweep, master, modules, True, console, _PRINTED), console)
     finally:
         sweep.release()
@@ -257,12 +255,12 @@ def run_to_end(sweep: Sweep, search: Search, config: dict[str, Any], launch: Lau
     """
     trials = Trials(search, sweep.folder, config["eval"]["n_points"])
     if known := len(trials.study.trials):
-        console.print(f"the study has {known} of {search.settings.n_trials} trials", soft_wrap=True)
+        console.print(f"the study has {known} of {search.settings.n_trials} trials")
     try:
         with launch.installed(), storage_errors(trials.file):
             open_ = trials.run_trials(sweep, config, launch, console)
     except BaseException:
-        console.print(f"resume with: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        console.print(f"resume with: {resume_command(sweep)}")
         raise
 
     found = report(trials.study, search, sweep.folder, console)

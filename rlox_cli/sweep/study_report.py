@@ -57,7 +57,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
     print_table(console, trials_table(study))
     best = best_trial(study)
     if best is None:
-        console.print("no trial has a value, so there is no best one", soft_wrap=True)
+        console.print("no trial has a value, so there is no best one")
         return False
     overrides = search.overrides(best.params)
     with run_files.replacing(folder, str(PRESET)) as file:
@@ -76,7 +76,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
         ("picture", shown(folder / PICTURE)),
     ):
         if value:
-            console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
+            console.print(f"  {name:<12} {value}")
     return True
 
 

@@ -24,25 +24,29 @@ _LABEL = re.compile(r" *(?:\S+(?: \S+)* {2,}|\[ *\d+/\d+\] )?")  # before the te
 class TextConsole(Console):
     """A console for plain text. On a terminal, it breaks lines between words only.
 
-    Words and commands that are wider than the terminal are printed whole.
+    Words and commands that are wider than the terminal are printed whole. Neither brackets nor colons in a path or a
+    message are markup.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
     def print(self, *objects: Any, **options: Any) -> None:
-        if self.is_terminal and len(objects) == 1 and isinstance(text := objects[0], (str, Text)):
+        if len(objects) != 1 or not isinstance(text := objects[0], (str, Text)):
+            super().print(*objects, **options)
+        elif self.is_terminal:
             lines = Text(text).split("\n") if isinstance(text, str) else text.split("\n")
             for line in lines or [Text()]:
                 for part in _wrap(line, self.width):
                     super().print(part, **{**options, "soft_wrap": True})
         else:
-            super().print(*objects, **options)
+            super().print(text, **{**options, "soft_wrap": True})
 
 
 def make_console(stderr: bool = False) -> TextConsole:
-    """Return a Rich console that does not break lines in files and pipes."""
-    # Neither brackets nor colons in a path or a message are markup.
-    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False, "stderr": stderr}
-    console = TextConsole(**plain)
-    return console if console.is_terminal else TextConsole(**plain, width=_UNBROKEN)
+    """Return a console that does not break lines in files and pipes."""
+    console = TextConsole(stderr=stderr)
+    return console if console.is_terminal else TextConsole(stderr=stderr, width=_UNBROKEN)
 
 
 class PlainTable(Table):

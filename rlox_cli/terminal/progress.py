@@ -95,7 +95,7 @@ class ProgressCallback(Callback):
             self._actors = _actor_lines(algorithm)
             if self._live is None:
                 parts = [f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}", *self._parts, self._left(now)]
-                self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
+                self.console.print("  ".join(filter(None, parts)))
         return True
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
@@ -107,7 +107,7 @@ class ProgressCallback(Callback):
                 f"{self._evaluation} over {s['n_episodes']} {self.counted}",
                 self._speed(),
             ]
-            self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
+            self.console.print("  ".join(filter(None, parts)))
 
     def _measure(self, step: int, metrics: dict[str, float], algorithm, now: float) -> None:
         """Add a row to the measured speed, unless learning has not begun."""
