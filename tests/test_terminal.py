@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rlox.algorithms import PPO, SAC
 from rlox.callbacks import EvalCallback
-from rlox_cli.run import progress
+from rlox_cli.terminal import progress
 from rlox_cli.terminal.console import make_table, print_table
 from rlox_cli.terminal.progress import ProgressCallback
 
