@@ -17,7 +17,7 @@ from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.nn.acting import Inputs, acting_policy
+from rlox.nn.acting import ActingPolicy, Inputs, acting_policy
 from rlox.nn.batch import Rollout
 from rlox.nn.modules import to_array
 from rlox.processes.failures import failure_of
@@ -248,7 +248,7 @@ class RolloutCollector(Collector):
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
             ) from e
-        if not isinstance(policy, NativePolicy):
+        if not isinstance(policy, ActingPolicy):
             self._require_policy(policy)
         sampler = _Sampler(acting_policy(policy, self.device), self.rng, n_steps, n)
 
@@ -331,7 +331,8 @@ class RolloutCollector(Collector):
         """
         from torch import nn
 
-        layers = policy.modules() if isinstance(policy, nn.Module) and not failure_of(e).what else ()
+        module = getattr(policy, "module", policy)
+        layers = module.modules() if isinstance(module, nn.Module) and not failure_of(e).what else ()
         first = next((one for one in layers if not [*one.children()] and [*one.parameters()]), None)
         taken = first.in_features if isinstance(first, nn.Linear) else self.spec.obs_dim
         if taken != self.spec.obs_dim:

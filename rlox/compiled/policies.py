@@ -92,6 +92,11 @@ class NativeActor(ActingPolicy):
         """Return why the kernel can no longer replace the returned modules; None if it can."""
         return next((found for module in self._watched if (found := module.altered()) is not None), None)
 
+    def copy(self) -> NativeActor:
+        """Return a policy that acts in the same way, without the state of learning."""
+        reduced: Any = self.__reduce__()
+        return reduced[0](*reduced[1])
+
     def weights(self) -> dict[str, np.ndarray]:
         """Return copies of all parameters by their ``state_dict`` names."""
         return {name: array.copy() for name, array in self.parameters.items()}

@@ -8,9 +8,7 @@ import numpy as np
 
 from rlox.collectors import RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
-from rlox.compiled import NativePolicy
 from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
-from rlox.nn.modules import load_weights_
 
 _RNG, _SUMS = "rng", "discounted_sums"  # in an actor's state
 
@@ -62,10 +60,7 @@ class Actor:
             See `rlox.collectors.RolloutCollector.collect`.
         """
         began = time.perf_counter()
-        if isinstance(self.policy, NativePolicy):
-            self.policy.load(weights.policy, "Actor.rollout: the policy")
-        else:
-            load_weights_(self.policy, weights.policy, "Actor.rollout: the policy")
+        self.policy.load(weights.policy, "Actor.rollout: the policy")
         normalizer = self.collector.normalizer
         before = {}
         if normalizer is not None:

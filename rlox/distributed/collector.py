@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
-from rlox.compiled import NativePolicy
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
-from rlox.distributed.snapshots import snapshot
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
-from rlox.nn.acting import acting_policy
+from rlox.nn.acting import ActingPolicy, acting_policy
 from rlox.nn.batch import RolloutBatch
 
 if TYPE_CHECKING:
@@ -134,7 +132,7 @@ class ActorCollector(Collector):
         self._failure: Exception | None = None  # of an environment, found while a checkpoint was created
         self._numbers: dict[str, float] = {}
 
-    def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
+    def collect(self, policy: nn.Module | ActingPolicy, n_steps: int) -> RolloutBatch:
         """Return a batch of the next ``rollouts_per_update`` rollouts of T = `n_steps` steps, and of old rollouts.
 
         The configuration determines the number of old rollouts.
@@ -189,7 +187,7 @@ class ActorCollector(Collector):
 
     # ---- actors
 
-    def _start(self, policy: nn.Module | NativePolicy, n_steps: int) -> ActorPool:
+    def _start(self, policy: nn.Module | ActingPolicy, n_steps: int) -> ActorPool:
         plan = ActorPlan(policy=policy, n_steps=n_steps, config=self._config, start=self.env_steps, **self._arguments)
         pool = self._pool = make_pool(plan, self._config, self.spec, self._ray)
         if self._saved is not None:
@@ -197,14 +195,14 @@ class ActorCollector(Collector):
             self._continue(pool, saved)
         return pool
 
-    def _request(self, pool: ActorPool, policy: nn.Module | NativePolicy) -> None:
+    def _request(self, pool: ActorPool, policy: nn.Module | ActingPolicy) -> None:
         """Request from every actor as many rollouts as it may owe, after retrying the restart of lost actors."""
         self._retry(pool)
         weights, now = None, time.monotonic()
         for actor, record in enumerate(self._records):
             while record.down_since is None and record.asked < self._config.rollouts_ahead:
                 if weights is None:
-                    weights = Weights(self._version, snapshot(policy), self._statistics())
+                    weights = Weights(self._version, acting_policy(policy).weights(), self._statistics())
                 if record.asked == len(self._answered[actor]):
                     record.since = now
                 record.asked += 1
@@ -215,7 +213,7 @@ class ActorCollector(Collector):
             return {}
         return {name: array for name, array in self.normalizer.state().items() if name != "returns"}
 
-    def _take(self, pool: ActorPool, policy: nn.Module | NativePolicy) -> Trajectory:
+    def _take(self, pool: ActorPool, policy: nn.Module | ActingPolicy) -> Trajectory:
         """Return the next rollout, from the actor whose turn it is, or from the first to answer."""
         c = self._config
         while True:
@@ -315,7 +313,7 @@ class ActorCollector(Collector):
 
         Parameters
         ----------
-        policy : NativePolicy or nn.Module
+        policy : ActingPolicy or nn.Module
             The learner's policy.
         new, old : sequence of Trajectory
             Rollouts of T steps each; environment steps and episodes of `old` rollouts are not counted.

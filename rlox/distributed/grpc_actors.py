@@ -32,6 +32,7 @@ from rlox.envs.remote.session import EnvSessions
 from rlox.envs.remote.spaces import describe, read_spec, require_array
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
+from rlox.nn.acting import ModulePolicy
 
 _MOST_WEIGHTS = LARGEST_MESSAGE // 4  # maximum number of weights of a policy that a worker creates
 _GLANCE = 0.2  # seconds that the learner waits for a reconnection, each time it checks
@@ -284,9 +285,9 @@ def _require_no_code(plan: ActorPlan, spec: EnvSpec) -> None:
     from rlox.nn import policies
 
     known = (policies.DiscretePolicy, policies.MultiDiscretePolicy, policies.ContinuousPolicy)
-    if not isinstance(plan.policy, NativePolicy) and type(plan.policy) not in known:
+    if isinstance(plan.policy, ModulePolicy) and type(plan.policy.module) not in known:
         raise TypeError(
-            f"{where}: policy must be one of rlox's own, got {type(plan.policy).__name__}, which would have to be sent "
+            f"{where}: policy must be one of rlox's own, got {plan.policy}, which would have to be sent "
             "as code; use the workers' environments with remote.addresses"
         )
 

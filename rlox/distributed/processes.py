@@ -17,7 +17,6 @@ import numpy as np
 
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
-from rlox.distributed.snapshots import own_policy, sendable_plan, snapshot
 from rlox.envs import EnvSpec
 from rlox.envs.workers import unpacked
 from rlox.processes.channel import CREATE, FAILED
@@ -95,11 +94,11 @@ class ProcessActors:
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, ahead: int = 1):
         self.n_actors = n_actors
-        plan = own_policy(plan)
+        plan = plan.copy_policy()
         moments = {"obs": np.zeros((3, *spec.obs_shape)), "return": np.zeros(3)}
-        size = len(pickle.dumps(Weights(0, snapshot(plan.policy), moments), protocol=5)) + _SLACK
+        size = len(pickle.dumps(Weights(0, plan.policy.weights(), moments), protocol=5)) + _SLACK
         self._layout, self._n_slots = _layout(spec, plan.n_steps, plan.n_envs, size, ahead), ahead
-        self._sent = sendable_plan("ProcessActors", plan, self._layout)
+        self._sent = plan.pickle("ProcessActors", self._layout)
         self._starts = [0] * n_actors
         self._children: list[_ActorProcess] = []
         self._arrived: list[int] = []  # actors that have answered or died, in order of arrival

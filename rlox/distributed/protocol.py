@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
+from rlox.envs import env_name
+from rlox.envs.workers import sendable
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import acting_policy
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rlox.collectors import RewardFn
-    from rlox.compiled import NativePolicy
     from rlox.config import OnPolicyConfig, RemoteConfig
 
 _MOST_ACTORS = 1 << 20
@@ -94,7 +94,7 @@ class ActorPlan:
     n_envs: int  # of each actor
     n_steps: int  # of each rollout
     seed: int
-    policy: NativePolicy | nn.Module  # a copy, used only by the actors
+    policy: Any  # an `rlox.nn.acting.ActingPolicy` or a module
     config: OnPolicyConfig
     reward_fn: RewardFn | None = None
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -103,6 +103,29 @@ class ActorPlan:
     env_backend: str = "auto"
     remote: RemoteConfig | None = None  # the workers that run the actors or their environments
     start: int = 0  # added to each actor's `start` for `seed_of`, so that a continued run uses new seeds
+
+    def __post_init__(self) -> None:
+        self.policy = acting_policy(self.policy)
+
+    def copy_policy(self) -> ActorPlan:
+        """Return the same plan with its own copy of the policy, on the CPU."""
+        return replace(self, policy=self.policy.copy())
+
+    def pickle(self, where: str, *more: Any) -> bytes:
+        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpacked`).
+
+        Raises
+        ------
+        TypeError
+            If cloudpickle cannot send it.
+        """
+        try:
+            return sendable((self, *more), self.env_id)
+        except Exception as e:
+            raise TypeError(
+                f"{where}: {env_name(self.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle can "
+                f"send them to another process: {e}; pass an id, or use actors=threads"
+            ) from e
 
     def seed_of(self, actor: int, start: int) -> int:
         """Return the seed of an actor's environments and actions, which differs for each of its starts."""

@@ -24,7 +24,6 @@ import numpy as np
 from rlox.config import RayConfig, RayResources
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
-from rlox.distributed.snapshots import own_policy, sendable_plan
 from rlox.envs.workers import unpacked
 from rlox.processes.failures import pack_exception, raise_packed
 
@@ -114,7 +113,7 @@ class RayActors:
     def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):
         self.n_actors = n_actors
         self._settings = settings or RayConfig()
-        order = sendable_plan("RayActors", own_policy(plan))
+        order = plan.copy_policy().pickle("RayActors")
         started = connect(self._settings, "RayActors: ray.address", math.ceil(n_actors * self._settings.num_cpus))
         import ray
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
-from rlox.distributed.snapshots import own_policy
 
 _JOIN_WITHIN = 2.0  # seconds that a thread has to end its rollout when the pool is closed
 
@@ -97,7 +96,7 @@ class ThreadActors:
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int):
-        self._begin([partial(Actor, own_policy(plan), i) for i in range(n_actors)])
+        self._begin([partial(Actor, plan.copy_policy(), i) for i in range(n_actors)])
 
     def _begin(self, makers: Sequence[Callable[[], DrivenActor]]) -> None:
         """Create all actors, then start their threads."""

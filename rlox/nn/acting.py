@@ -16,7 +16,7 @@ import numpy as np
 
 from rlox.kernels.rng import Rng
 from rlox.nn.modes import acting, evaluating
-from rlox.nn.modules import copied, is_module, to_array
+from rlox.nn.modules import copied, is_module, load_weights_, to_array, weights_of
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -214,6 +214,18 @@ class ModulePolicy(ActingPolicy):
 
     def __repr__(self) -> str:
         return type(self.module).__name__
+
+    def copy(self) -> ModulePolicy:
+        """Return a policy with a copy of the module, on the CPU, that computes the same bits."""
+        return ModulePolicy(copied(self.module).to("cpu"))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return copies of all weights by their ``state_dict`` names."""
+        return {name: np.array(array) for name, array in weights_of(self.module).items()}
+
+    def load(self, arrays: dict[str, np.ndarray], what: str) -> None:
+        """Load the result of `weights`. Raises ValueError, which names `what`, if it does not fit."""
+        load_weights_(self.module, arrays, what)
 
     def place(self, column: Any) -> Any:
         """Return an array as a tensor on the device; tensors and None unchanged."""

@@ -12,12 +12,10 @@ from rlox.envs import EnvSpec
 from rlox.evaluation.agents import AgentsEvaluation, evaluate_agents
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.spec import Group, MultiAgentSpec
-from rlox.nn.modules import copied
+from rlox.nn.acting import Inputs, acting_policy, draw_noise
 
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
-
-_LOWEST = -1e9  # added to the logit of an illegal action, so that it is never taken
 
 
 def random_actions(spec: EnvSpec, obs: np.ndarray, mask: np.ndarray | None, rng: Rng) -> np.ndarray:
@@ -108,12 +106,7 @@ class SharedPolicy:
         for group in spec.groups:
             if group not in self.groups:
                 _require_bounds(group, where)
-        self._made_of = (policy, own, spec, device, transform, where)
-
-    def __reduce__(self) -> Any:
-        # Copy the policy: its parameters may be views of one block, which a pickle would contain once per view.
-        policy, *others = self._made_of
-        return type(self), (copied(policy), *others)
+        self._policy, self._own, self._spec, self._transform = acting_policy(policy, device), own, spec, transform
 
     @property
     def slots(self) -> list[int]:
@@ -123,13 +116,13 @@ class SharedPolicy:
     @property
     def others(self) -> list[str]:
         """The agents that act at random."""
-        return [agent for group in self._made_of[2].groups if group not in self.groups for agent in group.agents]
+        return [agent for group in self._spec.groups if group not in self.groups for agent in group.agents]
 
     def actions(
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
         """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
-        groups = self._made_of[2].groups
+        groups = self._spec.groups
         return [
             self._play(rows, mask, deterministic, rng)
             if group in self.groups
@@ -138,24 +131,15 @@ class SharedPolicy:
         ]
 
     def _play(self, rows: np.ndarray, mask: np.ndarray | None, deterministic: bool, rng: Rng) -> np.ndarray:
-        import torch
-
-        policy, own, _, device, transform, _ = self._made_of
         n, n_agents = rows.shape[:2]
         flat = rows.reshape(n * n_agents, -1)
-        seen = np.ascontiguousarray(flat if transform is None else transform(flat), np.float32)
-        noise = np.zeros(policy.noise_shape(len(seen)), np.float32)
-        if not deterministic:
-            policy.fill_noise(rng, noise)
-        if mask is not None:  # the noise of a policy with discrete actions is added to its logits
-            noise[~mask.reshape(len(seen), -1)] = _LOWEST
-        with torch.inference_mode():
-            inputs = torch.from_numpy(seen).to(device)
-            if deterministic and mask is None:
-                taken = policy.mode(inputs)
-            else:
-                taken = policy.act(inputs, torch.from_numpy(noise).to(device))
-        return own.clip(taken.cpu().numpy()).reshape(n, n_agents, *own.action_shape)
+        seen = np.ascontiguousarray(flat if self._transform is None else self._transform(flat), np.float32)
+        inputs = Inputs(seen, None if mask is None else mask.reshape(len(seen), -1))
+        if deterministic:
+            taken = self._policy.mode(inputs)[0]
+        else:
+            taken = self._policy.act(inputs, draw_noise(self._policy, len(seen), rng))[0]
+        return self._own.clip(taken).reshape(n, n_agents, *self._own.action_shape)
 
 
 def shared_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:

@@ -14,7 +14,7 @@ import pytest
 import rlox
 from rlox.config import IMPALAConfig, RayConfig
 from rlox.distributed import ActorPlan, RayActors, Weights
-from rlox.distributed.snapshots import snapshot
+from rlox.nn.acting import acting_policy
 from rlox.policies import DiscretePolicy
 
 SMALL = {"n_actors": 2, "n_envs": 4, "seed": 1, "hidden_sizes": [8]}
@@ -81,7 +81,7 @@ def main():
     # An actor continues from its state, also with a PyTorch policy.
     policy = DiscretePolicy(4, 2)
     pool = RayActors(ActorPlan("CartPole-v1", 4, 16, 1, policy, IMPALAConfig()), 1, ray_config)
-    weights = Weights(0, snapshot(policy))
+    weights = Weights(0, acting_policy(policy).weights())
     first, saved = rollout(pool, weights), pool.state(0)
     second = rollout(pool, weights)
     pool.set_state(0, saved)

@@ -24,11 +24,11 @@ from rlox.config import IMPALAConfig
 from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.grpc_actors import ActorSessions, _checked
 from rlox.distributed.pools import make_pool
-from rlox.distributed.snapshots import snapshot
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
 from rlox.kernels.rng import Rng
+from rlox.nn.acting import acting_policy
 
 # Processes cannot import a test module by its name; a user's main module is sent by value anyway.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,7 +129,7 @@ def rollouts_of(learner, config):
         behaviour = NativePolicy(3, 2, [16], False)
         behaviour.net.parameters[:] = learner.net.parameters + 0.1 * Rng(i + 1).normal(len(learner.net.parameters))
         actor = Actor(ActorPlan(Ends, 5, 40, i, NativePolicy(3, 2, [16], False), config), 0)
-        rollouts.append(actor.rollout(Weights(0, snapshot(behaviour))))
+        rollouts.append(actor.rollout(Weights(0, acting_policy(behaviour).weights())))
     return rollouts
 
 
@@ -380,7 +380,7 @@ def test_actors_are_ready_in_the_order_of_their_answers(kind):
     pool = make_pool(ActorPlan("CartPole-v1", 2, 5, 0, policy, config), config, spec)
     try:
         for actor in (2, 0, 1):
-            pool.request(actor, Weights(0, snapshot(policy)))
+            pool.request(actor, Weights(0, acting_policy(policy).weights()))
             assert pool.ready([actor], 60.0) == [actor]
         assert pool.ready(range(3), 0.0) == [2, 0, 1]
         pool.result(0)
@@ -549,7 +549,9 @@ def test_a_worker_limits_the_size_of_networks():
 
 def answer():
     actor = Actor(ActorPlan("CartPole-v1", 2, 5, 0, NativePolicy(4, 2, [8], False), IMPALAConfig(hidden_sizes=[8])), 0)
-    return actor.rollout(Weights(7, snapshot(NativePolicy(4, 2, [8], False)))).arrays(), actor.collector.spec
+    return actor.rollout(
+        Weights(7, acting_policy(NativePolicy(4, 2, [8], False)).weights())
+    ).arrays(), actor.collector.spec
 
 
 @pytest.mark.parametrize(
