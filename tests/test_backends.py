@@ -431,9 +431,9 @@ def test_rounds_may_be_split_anywhere():
     one, other = (DQN("CartPole-v1", seed=2, n_envs=2, train_freq=4, **Q_SMALL) for _ in range(2))
     for dqn in (one, other):
         dqn.counters.horizon_steps = dqn.counters.schedule_steps = 1_000
-    assert len(one.rounds(400)) == 400
+    assert len(one._rounds(400)) == 400
     for _ in range(100):
-        other.rounds(1)
+        other._rounds(1)
     assert_equal(one, other)
 
 

@@ -97,7 +97,7 @@ def test_n_step_returns_and_priorities_are_only_for_the_memory(backend):
         def update_priorities(self, indices, priorities):
             reported[len(reported)] = (indices, priorities)
 
-    alone._buffer = Listener()
+    alone._memory._buffer = Listener()
     update = alone.update_native if backend == "native" else alone.update
     batch = seen[0][0]
     ours = batch.array("rewards") != MARK

@@ -176,7 +176,7 @@ def test_prioritised_replay_receives_errors_and_weights_samples():
             reported.append((indices, priorities))
             update_priorities(indices, priorities)
 
-    dqn._buffer = Recorder()
+    dqn._memory._buffer = Recorder()
     with torch.no_grad():
         ahead = dqn.target(batch.next_obs).gather(-1, dqn.policy(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
         values = dqn.policy(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)
@@ -268,7 +268,7 @@ def test_beta_rises_to_one_at_the_horizon():
             betas.append(beta)
             self.inner.set_beta(beta)
 
-    dqn._buffer = Spy(dqn.buffer)
+    dqn._memory._buffer = Spy(dqn.buffer)
     dqn.train(100)
     np.testing.assert_allclose(betas, [0.5 + 0.5 * step / 100 for step in range(10, 100, 10)])
 

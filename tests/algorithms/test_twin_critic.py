@@ -144,7 +144,7 @@ def test_the_memory_gets_both_critics_errors(kind, monkeypatch):
         found.append((critics(obs, actions) - targets).detach())
         return twin_q_loss(critics, obs, actions, targets, weights)
 
-    algorithm._buffer = Memory()
+    algorithm._memory._buffer = Memory()
     monkeypatch.setattr(sys.modules[kind.__module__], "twin_q_loss", loss)
     metrics = algorithm.update(batch)
     ((indices, priorities),), (errors,) = updated, found
