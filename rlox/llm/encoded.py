@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rlox.config import shown
+from rlox.kernels.rng import Rng
 from rlox.llm.data import (
     Rows,
     encode,
@@ -47,6 +48,35 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+
+class RowOrder:
+    """The rows of a dataset in the order in which updates learn from them: each pass over the rows has a new one.
+
+    Parameters
+    ----------
+    n_rows : int
+        Number of rows.
+    rng : Rng
+        Its key determines the orders, together with the number of the pass.
+    first_update : int
+        Number of the first update on these rows.
+    """
+
+    def __init__(self, n_rows: int, rng: Rng, first_update: int) -> None:
+        self.n_rows, self.first_update, self._rng = n_rows, first_update, rng
+        self._pass: tuple[int, np.ndarray] | None = None  # the last pass that was read, and its order
+
+    def numbers(self, update: int, n: int) -> np.ndarray:
+        """Return the `n` rows (n,) int64 from which the update with this number learns."""
+        places = np.arange(n) + (update - self.first_update) * n
+        rows = np.empty(n, np.int64)
+        for number in np.unique(places // self.n_rows):
+            here = places // self.n_rows == number
+            if self._pass is None or self._pass[0] != number:
+                self._pass = int(number), Rng(self._rng.key, int(number)).permutation(self.n_rows)
+            rows[here] = self._pass[1][places[here] % self.n_rows]
+        return rows
 
 
 def _column_digest(name: str, column: list[Any]) -> bytes:

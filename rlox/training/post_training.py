@@ -22,7 +22,7 @@ from rlox.evaluation.episodes import Evaluation
 from rlox.kernels.rng import Rng
 from rlox.llm import backends
 from rlox.llm.backends import Served
-from rlox.llm.encoded import Encoded, encoded
+from rlox.llm.encoded import Encoded, RowOrder, encoded
 from rlox.llm.models.adapters import fingerprint, with_adapters
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.models.language import LanguageModel, Scores
@@ -178,10 +178,9 @@ class LLMAlgorithm(Algorithm):
             for one in (self.model, None if self.reference is None else self.reference.separate):
                 if one is not None:
                     require_packing(one, self.cast)
-        self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
-        self._rows_from = 0  # number of updates before the first update on these rows
         self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not passed again
         self.rows: Encoded | None = None
+        self._order: RowOrder | None = None
         self.eval_rows: Encoded | None = None
         if dataset is not None:
             self.use(dataset)
@@ -236,9 +235,9 @@ class LLMAlgorithm(Algorithm):
         # The caller may be inside a no_grad block.
         with torch.set_grad_enabled(learn):
             with self.cast(), self.model.learning() if learn else nullcontext():
-                found = read()
+                output = read()
             if learn:
-                (found.float().sum() * 0.0).backward()
+                (output.float().sum() * 0.0).backward()
 
     # ---- rows
 
@@ -251,7 +250,8 @@ class LLMAlgorithm(Algorithm):
             If rows lack columns that the algorithm reads, have text but there is no tokenizer, or are longer than the
             model's context.
         """
-        self.rows, self._order, self._rows_from = self._encoded(dataset), None, self.counters.updates
+        self.rows = self._encoded(dataset)
+        self._order = RowOrder(len(self.rows), self.rng, self.counters.updates)
 
     def _encoded(self, dataset: Any) -> Encoded:
         return encoded(dataset, self.task, self.model, type(self).__name__, self._longest())
@@ -262,16 +262,8 @@ class LLMAlgorithm(Algorithm):
 
     def numbers(self, update: int) -> np.ndarray:
         """Return the rows (B,) int64 from which the update with this number learns."""
-        assert self.rows is not None
-        n, size = len(self.rows), self.config.batch_size
-        places = np.arange(size) + (update - self._rows_from) * size
-        found = np.empty(size, np.int64)
-        for one in np.unique(places // n):
-            mine = places // n == one
-            if self._order is None or self._order[0] != one:
-                self._order = int(one), Rng(self.rng.key, int(one)).permutation(n)
-            found[mine] = self._order[1][places[mine] % n]
-        return found
+        assert self._order is not None
+        return self._order.numbers(update, self.config.batch_size)
 
     def sample(self) -> Any:
         """Return the batch of the next update."""
@@ -494,12 +486,7 @@ class LLMAlgorithm(Algorithm):
                 "dataset=… to the constructor"
             )
         self._require_reference()
-        self._require_sampler()
-
-    def _require_sampler(self) -> None:
-        """Check that the `sampler`, if there is one, is available and suitable for training."""
         if self._served is not None:
-            assert self.rows is not None
             self._served.require_training()
             self._served.start(max(map(len, self.rows.prompts)) + self._longest())
 
@@ -563,13 +550,7 @@ class LLMAlgorithm(Algorithm):
         return False
 
     def _evaluated(self) -> Encoded:
-        """Return the rows for evaluation.
-
-        Raises
-        ------
-        ValueError
-            If there are none.
-        """
+        """Return the rows for evaluation; raise ValueError if there are none."""
         rows = self.rows if self.eval_rows is None else self.eval_rows
         if rows is None:
             raise ValueError(
@@ -632,8 +613,9 @@ class LLMAlgorithm(Algorithm):
         header, tensors = super()._own_state()
         rewards = isinstance(self.policy, RewardHead)
         info: dict[str, Any] = {"model": description(self.model, self._base, self.source, rewards)}
-        if self.rows is not None:
-            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": self._rows_from}
+        if self.rows is not None and self._order is not None:
+            first = self._order.first_update
+            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": first}
         if self.reference is not None:
             info["reference"] = "kept" if "reference" in self._parts else self.reference.kind
         return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}

@@ -79,6 +79,6 @@ def with_model(
         if out_of_memory(e):
             raise
         raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
-    if isinstance(saved, Mapping):
-        algorithm._rows_from = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
+    if isinstance(saved, Mapping) and algorithm._order is not None:
+        algorithm._order.first_update = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
     return algorithm
