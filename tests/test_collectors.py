@@ -253,6 +253,18 @@ def test_every_column_is_a_tensor_and_in_every_minibatch(shuffle, policy):
     assert next(RolloutBatch(*(getattr(batch, name) for name in columns[:7])).sample_minibatches(8)).dones is None
 
 
+def test_a_collector_may_receive_its_environments():
+    policy = DiscretePolicy(4, 2)
+    for backend in ("auto", "gymnasium"):
+        made = RolloutCollector(make_vec_env("CartPole-v1", 3, 5, backend=backend), seed=5)
+        known = RolloutCollector("CartPole-v1", 3, 5, env_backend=backend)
+        assert made.n_envs == 3
+        for _ in range(2):
+            one, other = made.collect(policy, 16), known.collect(policy, 16)
+            assert torch.equal(one.obs, other.obs)
+            assert torch.equal(one.advantages, other.advantages)
+
+
 def test_sequences_are_the_steps_of_whole_environments():
     policy = DiscretePolicy(4, 2)
     rollout = RolloutCollector("CartPole-v1", n_envs=5).collect(policy, 12)

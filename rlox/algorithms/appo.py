@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors import RewardFn
 from rlox.config import APPOConfig, RayConfig
 from rlox.config.actor_learner import actor_settings
 from rlox.distributed import ActorCollector
@@ -50,8 +51,11 @@ class APPO(OnPolicyAlgorithm):
         arguments = {**actor_settings(n_actors, worker_addresses), **arguments}
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> Any:
-        return ActorCollector(*args, config=self.config, ray=self.ray, weighted=False, **kwargs)
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ActorCollector:
+        return ActorCollector(
+            self.env_id, n, self.seed, config=self.config, reward_fn=reward_fn, ray=self.ray, weighted=False,
+            **self.env_options.for_actors(),
+        )  # fmt: skip
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Run `n_epochs` passes over the batch in minibatches. Returns means over minibatches as scalar tensors."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.collectors import RolloutCollector
+from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
@@ -30,7 +30,7 @@ from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollec
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
-from rlox.multi_agent.vec_env import is_multi_agent
+from rlox.multi_agent.vec_env import is_multi_agent, make_multi_agent_env
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.training.agent import read_observations, write_actions
 from rlox.training.on_policy import OnPolicyAlgorithm
@@ -114,20 +114,32 @@ class MAPPO(OnPolicyAlgorithm):
 
     # ---- construction
 
-    def _make_collector(self, env: Any, n_envs: int, seed: int, **arguments: Any) -> Any:
-        c = self.config
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector | MultiAgentCollector:
+        c, options = self.config, self.env_options
         if not self.several:
             for name in ("self_play", "agent_id"):
                 if getattr(c, name):
                     raise ValueError(f"MAPPO: {name} must be false with one agent, got True")
-            collector = RolloutCollector(env, n_envs, seed, c.gamma, c.gae_lambda, **arguments)
-            self.players = [only_player(collector.spec)]
-            return collector
-        collector = MultiAgentCollector(env, n_envs, seed, c, **arguments)
+            single = super()._make_collector(n, reward_fn)
+            self.players = [only_player(single.spec)]
+            return single
+        remote = options.remote
+        for name, given, meant in (
+            ("env_wrappers", options.wrappers, "empty"),
+            ("env_backend", options.backend != "auto" and options.backend, "auto"),
+            ("reward_fn", reward_fn is not None and reward_fn, "None"),
+            ("remote", remote is not None and remote.addresses, "left out"),
+            ("normalize_obs", c.normalize_obs, "false"),
+            ("normalize_rewards", c.normalize_rewards, "false (value_norm=true normalises critics' values)"),
+        ):
+            if given:
+                raise ValueError(f"MAPPO: {name} must be {meant} with several agents, got {given}")
+        env = make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
         try:
+            collector = MultiAgentCollector(env, self.seed, c)
             self._require_agents(collector)
         except ValueError:
-            collector.close()
+            env.close()
             raise
         self.players, self.agents = collector.players, collector.agents.agents
         return collector

@@ -12,6 +12,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.config import RemoteConfig
 from rlox.envs import env_name, make_vec_env
+from rlox.envs.protocols import VecEnv
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.batch import FrameStacks
@@ -73,10 +74,13 @@ def _warn(text: str) -> None:
 
 
 class Collector:
-    """Base of all collectors, with their environments.
+    """Base of all collectors, with their environments: those of `env_id` if it is a `rlox.envs.protocols.VecEnv`, or
+    new ones.
 
     Attributes
     ----------
+    name : str
+        The environment's name in messages.
     notify : callable
         Called with a sentence when an actor or worker is lost or back; by default it issues a `RuntimeWarning`.
     """
@@ -86,7 +90,7 @@ class Collector:
 
     def __init__(
         self,
-        env_id: str | Callable[[], Any],
+        env_id: str | Callable[[], Any] | VecEnv,
         n_envs: int,
         seed: int,
         reward_fn: RewardFn | None,
@@ -97,13 +101,18 @@ class Collector:
         env_backend: str,
         remote: RemoteConfig | None = None,
     ):
-        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend, remote)
+        made = hasattr(env_id, "step_all")
+        self.env: Any = (
+            env_id
+            if made
+            else make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend, remote)
+        )
         self.spec = self.env.spec
-        self.n_envs = n_envs
+        self.n_envs = self.env.n_envs
         self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
         self.device = device
         self.rng = Rng(seed, Stream.ACTION)
-        self._name = env_name(env_id)
+        self.name = env_name(env_id)
         # (N, *obs_shape): unnormalised observations from which the next step starts; None before the first step.
         self._raw: Any = None
         self._lost: str | None = None  # why a checkpoint's episodes did not continue, although they are restorable
@@ -120,8 +129,8 @@ class Collector:
         try:
             shaped = np.asarray(reward_fn(obs, actions, raw))
         except BaseException as e:
-            require_exception(e, f"{self._where}: reward_fn", f"reward_fn {reward_name(reward_fn)} on {self._name}")
-            note_cause(e, f"reward_fn {reward_name(reward_fn)} on {self._name}")
+            require_exception(e, f"{self._where}: reward_fn", f"reward_fn {reward_name(reward_fn)} on {self.name}")
+            note_cause(e, f"reward_fn {reward_name(reward_fn)} on {self.name}")
             raise
         if shaped.dtype.kind not in "fiub":
             raise TypeError(f"{self._where}: reward_fn must return numbers, got an array of dtype {shaped.dtype}")
@@ -141,7 +150,7 @@ class Collector:
             what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "fix that function"
         self._raw = None
         raise FloatingPointError(
-            f"{self._where}: {self._name}: {what} must be finite{suffix}, got {numbers[bad]}{at} from environment "
+            f"{self._where}: {self.name}: {what} must be finite{suffix}, got {numbers[bad]}{at} from environment "
             f"{bad[0]} at step {step:,}; fix the environment, or {remedy}"
         )
 
@@ -149,14 +158,14 @@ class Collector:
         """Raise `Diverged` from `e` if the environments raised it because `actions` are not finite."""
         if actions is not None and not all_finite(actions):
             raise Diverged(
-                f"{self._where}: the policy's actions on {self._name} became {actions[~np.isfinite(actions)][0]} near "
+                f"{self._where}: the policy's actions on {self.name} became {actions[~np.isfinite(actions)][0]} near "
                 f"step {self.env_steps:,}, although observations were finite: its weights have diverged. Try a lower "
                 "learning_rate or max_grad_norm"
             ) from e
 
     def _refuse_action(self, action: np.ndarray) -> None:
         raise ValueError(
-            f"{self._where}: the policy must act with shape {(self.n_envs, *self.spec.action_shape)} on {self._name} "
+            f"{self._where}: the policy must act with shape {(self.n_envs, *self.spec.action_shape)} on {self.name} "
             f"({self.spec.describe_actions()}), got {tuple(action.shape)}"
         )
 
@@ -216,7 +225,7 @@ class Collector:
         if reason is None:
             return None
         episodes = "a fresh episode" if self.n_envs == 1 else "fresh episodes"
-        return f"{self._name} cannot be restored ({reason}): it starts with {episodes}, everything else is exact"
+        return f"{self.name} cannot be restored ({reason}): it starts with {episodes}, everything else is exact"
 
     def lines(self) -> list[str]:
         """Return lines for a live view, one for each actor that collects independently."""

@@ -14,7 +14,7 @@ from rlox.collectors.exploration import ActionNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.config import RemoteConfig
-from rlox.envs.protocols import step_arrays
+from rlox.envs.protocols import VecEnv, step_arrays
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ActingPolicy, Inputs, acting_policy
@@ -36,7 +36,7 @@ class ReplayCollector(Collector):
 
     def __init__(
         self,
-        env_id: str | Callable[[], Any],
+        env_id: str | Callable[[], Any] | VecEnv,
         n_envs: int = 1,
         seed: int = 0,
         reward_fn: RewardFn | None = None,

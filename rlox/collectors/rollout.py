@@ -13,6 +13,7 @@ from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativePolicy
 from rlox.config import RemoteConfig
+from rlox.envs.protocols import VecEnv
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
@@ -103,9 +104,10 @@ class RolloutCollector(Collector):
 
     Parameters
     ----------
-    env_id : str, callable or gymnasium.Env
+    env_id : str, callable, gymnasium.Env or VecEnv
         A native id, any gymnasium id, a callable that returns a ``gymnasium.Env``, or (with one environment) an
-        environment object.
+        environment object. Or the N environments themselves, from `rlox.envs.make_vec_env`; `n_envs` and the arguments
+        with which they are created have no effect then.
     n_envs : int
         Number of environments N.
     seed : int
@@ -135,7 +137,7 @@ class RolloutCollector(Collector):
 
     def __init__(
         self,
-        env_id: str | Callable[[], Any],
+        env_id: str | Callable[[], Any] | VecEnv,
         n_envs: int = 8,
         seed: int = 0,
         gamma: float = 0.99,
@@ -337,7 +339,7 @@ class RolloutCollector(Collector):
         taken = first.in_features if isinstance(first, nn.Linear) else self.spec.obs_dim
         if taken != self.spec.obs_dim:
             raise ValueError(
-                f"{self._where}: the policy must take the {self.spec.obs_dim} observations of {self._name}, got a "
+                f"{self._where}: the policy must take the {self.spec.obs_dim} observations of {self.name}, got a "
                 f"policy whose first layer takes {taken}"
             ) from e
 

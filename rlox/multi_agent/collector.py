@@ -10,7 +10,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.base import Collector
-from rlox.config import MAPPOConfig, RemoteConfig
+from rlox.config import MAPPOConfig
 from rlox.envs import env_name
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
@@ -18,7 +18,7 @@ from rlox.kernels.stats import all_finite
 from rlox.multi_agent.players import AgentReturns, Player, ValueNorm, players_of
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
-from rlox.multi_agent.vec_env import make_multi_agent_env
+from rlox.multi_agent.vec_env import MultiAgentVecEnv
 from rlox.nn.acting import Inputs, draw_noise
 from rlox.nn.batch import Rollout
 from rlox.nn.modules import to_array
@@ -90,51 +90,29 @@ class MultiAgentCollector(Collector):
 
     Parameters
     ----------
-    env_id : str or callable
-        See `rlox.multi_agent.make_multi_agent_env`, also for `env_kwargs` and `env_workers`.
-    n_envs, seed : int
-        Number of environments N, and the seed of environments and actions.
+    env : MultiAgentVecEnv
+        The environments, from `rlox.multi_agent.make_multi_agent_env`.
+    seed : int
+        Seed of the actions.
     config : MAPPOConfig
         Determines which agents share a policy, and the inputs of critics.
+
+    Raises
+    ------
+    ValueError
+        As `rlox.multi_agent.players.players_of`.
     """
 
     _where = "MultiAgentCollector.collect"
     noise_axis = 1
 
-    def __init__(
-        self,
-        env_id: str | Callable[[], Any],
-        n_envs: int,
-        seed: int,
-        config: MAPPOConfig,
-        env_kwargs: dict[str, Any] | None = None,
-        env_workers: int = 0,
-        env_wrappers: Sequence[Any] = (),
-        env_backend: str = "auto",
-        reward_fn: Any = None,
-        remote: RemoteConfig | None = None,
-    ):
-        where = "MAPPO"
-        for name, given, meant in (
-            ("env_wrappers", bool(env_wrappers) and list(env_wrappers), "empty"),
-            ("env_backend", env_backend != "auto" and env_backend, "auto"),
-            ("reward_fn", reward_fn is not None and reward_fn, "None"),
-            ("remote", remote is not None and remote.addresses, "left out"),
-            ("normalize_obs", config.normalize_obs, "false"),
-            ("normalize_rewards", config.normalize_rewards, "false (value_norm=true normalises critics' values)"),
-        ):
-            if given:
-                raise ValueError(f"{where}: {name} must be {meant} with several agents, got {given}")
-        self.env = make_multi_agent_env(env_id, n_envs, seed, env_kwargs, env_workers)
-        self.agents: MultiAgentSpec = self.env.spec
-        try:
-            self.players = players_of(self.agents, config, where)
-        except ValueError:
-            self.env.close()
-            raise
+    def __init__(self, env: MultiAgentVecEnv, seed: int, config: MAPPOConfig):
+        self.env = env
+        self.agents: MultiAgentSpec = env.spec
+        self.players = players_of(self.agents, config, "MAPPO")
         self.spec = self.agents.groups[0].spec
         self.config = config
-        self.n_envs = n_envs
+        self.n_envs = env.n_envs
         self.reward_fn = None
         self.normalizer = None
         self.device = "cpu"
@@ -142,7 +120,7 @@ class MultiAgentCollector(Collector):
         self.norms: dict[str, ValueNorm] = {}
         self.returns = AgentReturns(self.agents)
         self.self_play: SelfPlay | None = None
-        self._name = env_name(env_id)
+        self.name = env_name(env)
         self._raw: MultiAgentStep | None = None
         self._lost: str | None = None
         self.notify = lambda text: None
@@ -276,7 +254,7 @@ class MultiAgentCollector(Collector):
 
     def _refuse_policies(self, player: Player, actions: np.ndarray) -> None:
         raise Diverged(
-            f"{self._where}: the actions of {player.name} on {self._name} became {actions[~np.isfinite(actions)][0]} "
+            f"{self._where}: the actions of {player.name} on {self.name} became {actions[~np.isfinite(actions)][0]} "
             f"about step {self.env_steps:,}, though observations were finite: the policy's weights have diverged. Try "
             "a lower learning_rate or max_grad_norm"
         )

@@ -26,9 +26,10 @@ from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
 from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, require, shown, usual_settings
 from rlox.config.sb3 import refuse_policy_name
-from rlox.envs import EnvSpec, env_name
+from rlox.envs import EnvSpec, env_name, make_vec_env
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
+from rlox.envs.protocols import VecEnv
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import is_multi_agent
@@ -57,6 +58,7 @@ class EnvOptions:
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order
     workers: int = 0  # processes that step foreign environments
     backend: str = "auto"
+    remote: RemoteConfig | None = None  # workers on other machines that run them
     eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
 
     @classmethod
@@ -73,6 +75,11 @@ class EnvOptions:
                 )
         given = dict(kwargs or {})
         return cls(given, list(wrappers), eval_kwargs=given)
+
+    def for_actors(self) -> dict[str, Any]:
+        """Return these options as arguments of a collector whose actors create their environments themselves."""
+        names = {"kwargs": "env_kwargs", "wrappers": "env_wrappers", "workers": "env_workers", "backend": "env_backend"}
+        return {named: getattr(self, name) for name, named in names.items()} | {"remote": self.remote}
 
 
 class Agent(Algorithm):
@@ -156,17 +163,9 @@ class Agent(Algorithm):
         if self.ranks.joined and env_backend == "envpool":
             raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
         self.env_options = options
-        self.collector = self._make_collector(
-            env_id,
-            self.ranks.share(where, "n_envs", self.n_envs),
-            self.seed,
-            reward_fn=reward_fn,
-            env_kwargs=options.kwargs,
-            env_wrappers=options.wrappers,
-            env_workers=-(-options.workers // self.ranks.size),
-            env_backend=env_backend,
-            **({} if remote is None else {"remote": remote}),
-        )
+        options.remote = remote
+        self.collector = self._make_collector(self.ranks.share(where, "n_envs", self.n_envs), reward_fn)
+        self.collector.name = env_name(env_id)
         self.ranks.share_envs(self.collector)
         self.spec = self.collector.spec
         if env_backend == "envpool":
@@ -176,8 +175,14 @@ class Agent(Algorithm):
 
         self._create_networks(policy, backend, device, compile)
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> Any:
-        """Create the object that collects experience, from the arguments common to all collectors."""
+    def _make_envs(self, n: int) -> VecEnv:
+        """Create the `n` environments of this rank."""
+        o = self.env_options
+        workers = -(-o.workers // self.ranks.size)
+        return make_vec_env(self.env_id, n, self.seed, o.kwargs, o.wrappers, workers, o.backend, o.remote)
+
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> Any:
+        """Create `n` environments and the object that collects experience in them."""
         raise NotImplementedError
 
     def _require_fitting_spec(self, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rlox.checkpoint import Checkpoint, one_line
-from rlox.collectors import ReplayCollector
+from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeBoundedPolicy, bounded_obstacle
 from rlox.compiled.guard import find_difference
@@ -80,8 +80,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     _outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages
     _usual_memory = "uniform"
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> ReplayCollector:
-        return ReplayCollector(*args, **kwargs)
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
+        return ReplayCollector(self._make_envs(n), n, self.seed, reward_fn=reward_fn)
 
     # ---- networks
 

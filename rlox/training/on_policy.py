@@ -142,8 +142,10 @@ class OnPolicyAlgorithm(Agent):
             **hyper_parameters,
         )
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector:
-        return RolloutCollector(*args, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **kwargs)
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
+        return RolloutCollector(
+            self._make_envs(n), n, self.seed, self.config.gamma, self.config.gae_lambda, reward_fn=reward_fn
+        )
 
     @property
     def actor(self) -> nn.Module | NativePolicy:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
+from rlox.collectors import RewardFn
 from rlox.nn.batch import SequenceBatch
 from rlox.training.replay import ReplayAgent
 from rlox.world_models.collector import SequenceCollector
@@ -27,8 +28,8 @@ class SequenceAlgorithm(ReplayAgent):
 
     collector: SequenceCollector
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> SequenceCollector:
-        return SequenceCollector(*args, **kwargs)
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> SequenceCollector:
+        return SequenceCollector(self._make_envs(n), n, self.seed, reward_fn=reward_fn)
 
     def sample(self) -> SequenceBatch:
         """Return ``batch_size`` sequences of ``seq_len`` steps for the next update.
