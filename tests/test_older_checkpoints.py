@@ -76,7 +76,11 @@ def test_every_algorithm_of_0_12_0_has_a_checkpoint():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED_OF_NEWER)
 def test_a_checkpoint_of_0_12_0_loads_acts_and_resumes(name):
-    make, path, expected = runpy.run_path(str(NEWER / "make.py")), NEWER / f"{name}.safetensors", EXPECTED_OF_NEWER[name]
+    make, path, expected = (
+        runpy.run_path(str(NEWER / "make.py")),
+        NEWER / f"{name}.safetensors",
+        EXPECTED_OF_NEWER[name],
+    )
     assert load_checkpoint(path).header["versions"]["rlox"] == "0.12.0"
     algorithm = make["load"](expected["algorithm"], path)
     if expected["backend"]:
