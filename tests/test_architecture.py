@@ -315,8 +315,7 @@ def test_algorithms_inherit_from_a_family_and_write_out_their_update():
     allowed = {"cast", "compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
     for name, entry in algorithms.ALGORITHMS.items():
         cls = algorithms.resolve(entry.cls)
-        assert cls.__bases__[0] in families, name
-        assert len(cls.__bases__) == 1, name
+        assert cls.__bases__ in [(family,) for family in families], name
         assert issubclass(cls, training.Algorithm), name
         assert all(hasattr(cls, member) for member in ("name", "Config", "update")), name
         assert "update" in vars(cls), name

@@ -128,8 +128,8 @@ def test_the_default_hot_size_is_limited_by_size(tmp_path):
     assert (again.buffer_config.size, again.buffer_config.hot_size) == (4000, None)
     # Checkpoints of rlox 0.6.0 contain the number instead of None.
     saved = {**again._own_state()[0]["buffer"], "hot_size": 4000}
-    assert again._same_buffer(saved)
-    assert not again._same_buffer({**saved, "hot_size": 3000})
+    assert again._memory._is_same(saved)
+    assert not again._memory._is_same({**saved, "hot_size": 3000})
 
 
 def test_the_short_forms_of_the_library():

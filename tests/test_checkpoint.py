@@ -315,7 +315,7 @@ def test_env_kwargs_are_restored(tmp_path):
     ppo.train(16)
     ppo.save(tmp_path / "a.safetensors")
     again = PPO.from_checkpoint(tmp_path / "a.safetensors")
-    assert again.env_kwargs == kwargs
+    assert again.env_options.kwargs == kwargs
     played = again.evaluate(1)
     assert played.returns[0] == -1.0  # -1 when the pole falls, and 0 before
 
@@ -332,7 +332,7 @@ def test_wrappers_with_arguments_are_restored(tmp_path):
     ppo.train(16)
     ppo.save(tmp_path / "a.safetensors")
     again = PPO.from_checkpoint(tmp_path / "a.safetensors")
-    assert again.env_wrappers == wrappers
+    assert again.env_options.wrappers == wrappers
     assert again.evaluate(1).lengths[0] == 7
 
 
@@ -444,7 +444,7 @@ def test_an_argument_that_no_file_can_contain_must_be_passed_again(tmp_path):
     with pytest.raises(TypeError, match="env_kwargs must be the checkpoint's, got size=4"):
         PPO.from_checkpoint(path, env_id=Adjustable, env_kwargs={"reward": len, "size": 4})
     ppo = PPO.from_checkpoint(path, env_id=Adjustable, env_kwargs={"reward": len})
-    assert Adjustable.received[-1] == ppo.env_kwargs == {"reward": len, "size": 3}
+    assert Adjustable.received[-1] == ppo.env_options.kwargs == {"reward": len, "size": 3}
 
 
 @pytest.mark.parametrize(

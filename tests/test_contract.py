@@ -438,7 +438,7 @@ def test_an_offline_update_moves_every_trainable_parameter_and_no_frozen_one(nam
     algorithm = learner(name, kind, **({"policy_delay": 1} if name == "td3_bc" else {}))
     modules = {
         "policy": algorithm.policy,
-        **{k: x for k, x in algorithm.parts.items() if isinstance(x, torch.nn.Module)},
+        **{k: x for k, x in algorithm._parts.items() if isinstance(x, torch.nn.Module)},
     }
     targets = {id(p) for key, x in modules.items() if key.startswith("target") for p in x.parameters()}
     before = {key: {n: p.clone() for n, p in x.named_parameters()} for key, x in modules.items()}

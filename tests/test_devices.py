@@ -18,7 +18,7 @@ from rlox.nn.compiling import CompiledLoss
 from rlox.nn.devices import computes_bfloat16, generator_states, own_gpu, set_generator_states
 from rlox.nn.modules import load_weights_
 from rlox.nn.optimizers import FlatOptimizer
-from rlox.training.parts import choose_device, device_for
+from rlox.training.backend import choose_device, device_for
 
 ON = {"n_envs": 2, "n_steps": 16, "seed": 1, "hidden_sizes": [8]}
 OFF = {"n_envs": 2, "learning_starts": 24, "batch_size": 8, "seed": 1, "hidden_sizes": [8]}

@@ -115,7 +115,7 @@ def test_evaluation_names_values_that_are_not_finite():
         ("reward", "in episode 1"),
     ):
         algorithm = made(rlox.PPO, broken)
-        algorithm.env_kwargs["after"] = 12
+        algorithm.env_options.kwargs["after"] = 12
         with pytest.raises(FloatingPointError, match=f"evaluate: NanAt-v0: .* must be finite, .*{re.escape(says)}"):
             algorithm.evaluate(3)
 

@@ -156,7 +156,7 @@ def test_a_checkpoint_knows_its_dataset(kind, tmp_path):
     with pytest.raises(ValueError, match=r"trained with a dataset .*; pass it to from_checkpoint\(dataset=\.\.\.\)"):
         acting.train(10)
     acting.save(tmp_path / "c")  # saving must not lose anything
-    assert kind.from_checkpoint(tmp_path / "c", dataset=recorded()).dataset is not None
+    assert kind.from_checkpoint(tmp_path / "c", dataset=recorded())._dataset is not None
 
 
 @functools.cache
@@ -200,7 +200,7 @@ def test_the_initial_policy_equals_the_offline_one(offline, online, backend, tmp
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     for p, q in zip(start.critics.parameters(), learner.critics.parameters(), strict=True):
         assert torch.equal(p, q)
-    assert torch.equal(start.target_block, start.critic_optimizer.flat)
+    assert torch.equal(start._target_block, start.critic_optimizer.flat)
     if online is TD3:
         for p, q in zip(start.target_policy.parameters(), start.policy.parameters(), strict=True):
             assert torch.equal(p, q)

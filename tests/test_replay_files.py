@@ -144,7 +144,7 @@ def test_missing_or_damaged_files_are_named(tmp_path):
     with pytest.warns(RuntimeWarning, match=f"starts empty, because there is no .*{file.name}"):
         again = DQN.from_checkpoint(path)
     assert len(again.buffer) == 0
-    assert again.memory_start == 100
+    assert again._memory.start == 100
 
 
 @pytest.mark.slow

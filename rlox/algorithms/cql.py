@@ -63,7 +63,7 @@ class CQL(OfflineAlgorithm):
         self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, "auto_entropy")
         self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, "auto_alpha")
         if self.backend == "native":
-            self.use_kernel(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
+            self._use_kernel(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
                             critics=self.critic_optimizer.flat, target=self._target_block,
                             log_alpha=self.log_alpha.data.view(1),
                             log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip

@@ -58,7 +58,7 @@ class IQL(OfflineAlgorithm):
         parameters = [*self.critics.parameters(), *self.value.parameters()]
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", parameters))
         if self.backend == "native":
-            self.use_kernel(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+            self._use_kernel(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block)  # fmt: skip
 
     def schedule_values(self, progress: float) -> dict[str, float]:

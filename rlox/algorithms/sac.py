@@ -67,7 +67,7 @@ class SAC(OffPolicyAlgorithm):
         if c.exploration_noise > 0:
             self.collector.action_noise = self._configured_noise(self.collector.n_envs)
         if self.native is not None:
-            self.use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+            self._use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:

@@ -63,7 +63,7 @@ class TD3(OffPolicyAlgorithm):
         else:
             self.policy.noise_std = c.exploration_noise
         if self.native is not None:
-            self.use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+            self._use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block,
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 

@@ -47,7 +47,7 @@ class TD3BC(OfflineAlgorithm):
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if self.backend == "native":
-            self.use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+            self._use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block,
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 

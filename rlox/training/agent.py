@@ -190,8 +190,8 @@ class Agent(Algorithm):
         spec, shapes = self.spec, self._saved_shapes
         if spec.action_kind not in self.actions:
             classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
-            kinds = {name: cls.actions for name, cls in classes.items() if cls.Config.uses_dataset != "must"}
-            able = [name.upper() for name, takes in kinds.items() if spec.action_kind in takes]
+            acting = {name: cls for name, cls in classes.items() if cls.Config.uses_dataset != "must"}
+            able = [name.upper() for name, cls in acting.items() if spec.action_kind in getattr(cls, "actions", ())]
             raise ValueError(
                 f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
                 f"{spec.describe_actions()}; {spec.action_kind} actions are for {', '.join(able)}"

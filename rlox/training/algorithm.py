@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
@@ -22,7 +23,7 @@ from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoi
 from rlox.checkpoint.streams import Stream
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
-from rlox.config.sb3 import Hinting, refuse
+from rlox.config.sb3 import Hinting, missing_attribute, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
 from rlox.nn.devices import set_generator_states
@@ -41,6 +42,26 @@ if TYPE_CHECKING:
     from rlox.callbacks.run_folder import RunFolder
 
 Batch = TypeVar("Batch", contravariant=True)
+
+# Names of attributes until 0.12, and where they are now.
+_RENAMED = {
+    "act_on": "_act_on",
+    "check_kernel": "backend.require_unchanged",
+    "compile": "backend.compiles",
+    "compiled": "backend.compiled",
+    "dataset": "_dataset",
+    "env_backend": "env_options.backend",
+    "env_kwargs": "env_options.kwargs",
+    "env_workers": "env_options.workers",
+    "env_wrappers": "env_options.wrappers",
+    "evaluation_arguments": "_evaluation_arguments",
+    "explored": "_act_in_training",
+    "parts": "_parts",
+    "requested_device": "_requested_device",
+    "target_entropy": "_target_entropy",
+    "threads": "_threads",
+    "use_kernel": "_use_kernel",
+}
 
 
 @runtime_checkable
@@ -512,6 +533,13 @@ class Algorithm(metaclass=Hinting):
         """Return what `repr` says about the networks."""
         policy = vars(self).get("_policy")
         return [] if policy is None else [f"{sum(p.numel() for p in policy.parameters()):,} parameters"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _RENAMED:
+            raise missing_attribute(type(self), name)
+        value = attrgetter(_RENAMED[name])(self)
+        warnings.warn(f"{name} of an algorithm is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return value
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # Networks and optimisers share memory, but a copy's would not.

@@ -39,7 +39,7 @@ class Backend(str):
     compiles: bool
     device: str
 
-    def __new__(cls, kind: str, reason: str, compiles: bool = False) -> Backend:
+    def __new__(cls, kind: str, reason: str = "", compiles: bool = False) -> Backend:
         self = super().__new__(cls, kind)
         self.reason, self.compiles, self.device = reason, compiles, "cpu"
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -40,7 +40,7 @@ class SeparateNetworks(Agent):
         self.optimizers.append(made)
         return made
 
-    def use_kernel(self, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
+    def _use_kernel(self, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
         """Let `kernel` compute updates, and actions if it acts, in the memory of the networks.
 
         `blocks` are the networks' flat parameters, by the argument names of the kernel's constructor.

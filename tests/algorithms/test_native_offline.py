@@ -25,7 +25,7 @@ def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
     for algorithm in made:
         generator = torch.Generator().manual_seed(seed)
         blocks = [optimizer.flat for optimizer in algorithm.optimizers]
-        for block in (*blocks, algorithm.target_block):
+        for block in (*blocks, algorithm._target_block):
             block.add_(0.1 * torch.randn(block.shape, generator=generator))
     return made
 
@@ -34,10 +34,10 @@ def doubled(algorithm):
     """A copy in double precision with PyTorch, which draws the same random numbers."""
     double = object.__new__(type(algorithm))
     vars(double).update(copy.deepcopy(vars(algorithm), {id(algorithm): double}))
-    for module in (double.policy, *double.parts.values()):
+    for module in (double.policy, *double._parts.values()):
         if isinstance(module, torch.nn.Module):
             module.double()
-    double.target_block = flatten_(list(double.target.parameters()))
+    double._target_block = flatten_(list(double.target.parameters()))
     for optimizer in double.optimizers:
         optimizer.__init__(optimizer.parameters, optimizer.learning_rate, eps=1e-8)
     return double
@@ -135,7 +135,7 @@ def test_twenty_updates_stay_together(cls, options, hidden, activation, n):
             algorithm.counters.updates += 1  # as in the training loop
     assert_metrics_equal(got, expected)
     blocks = zip(by_torch.optimizers, native.optimizers, strict=True)
-    pairs = [(by_torch.target_block, native.target_block), *((theirs.flat, ours.flat) for theirs, ours in blocks)]
+    pairs = [(by_torch._target_block, native._target_block), *((theirs.flat, ours.flat) for theirs, ours in blocks)]
     for expected, got in pairs:
         # Adam makes full steps of gradients that are 0 up to rounding.
         apart = np.abs(got.detach().numpy() - expected.detach().numpy())

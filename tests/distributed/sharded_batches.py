@@ -115,4 +115,4 @@ def main():
         given = {"model": toy.make_model(hidden=16, layers=2)[0]} if name == "lora" else {}
         loaded = type(alone).from_checkpoint(f"{name}.safetensors", dataset=PAIRS if name != "sft" else TEXTS, **given)
         assert all(np.array_equal(x, ours[key]) for key, x in state(loaded).items()), name
-        assert loaded.parts.keys() == alone.parts.keys()
+        assert loaded._parts.keys() == alone._parts.keys()

@@ -8,9 +8,7 @@ from torch import nn
 
 from rlox.config import Config
 from rlox.nn.optimizers import FlatOptimizer
-from rlox.training import OffPolicyAlgorithm
-from rlox.world_models.collector import SequenceCollector
-from rlox.world_models.replay import sample_sequences
+from rlox.training import SequenceAlgorithm
 
 
 @dataclass
@@ -37,10 +35,9 @@ class TinyConfig(Config):
         return ()
 
 
-class Tiny(OffPolicyAlgorithm):
+class Tiny(SequenceAlgorithm):
     name = "tiny"
     Config = TinyConfig
-    Collector = SequenceCollector
 
     def make_policy(self, rng, policy):
         self.policy = nn.Linear(self.spec.model_width, 1)
@@ -55,9 +52,6 @@ class Tiny(OffPolicyAlgorithm):
     @property
     def actor(self):
         return Counting(self.spec)
-
-    def sample(self):
-        return sample_sequences(self)
 
     def update(self, batch):
         self.updated.append(self.counters.env_steps)
