@@ -178,7 +178,7 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
         total_timesteps=max(1, c.end),
         schedule_timesteps=None if c.schedule_steps == c.horizon_steps else c.horizon_start + c.schedule_steps,
         device=algorithm._requested_device,
-        backend=algorithm.backend,
+        backend=str(algorithm.backend),
         threads=algorithm._threads,
         compile=algorithm.backend.compiles,
         model=(algorithm.source or type(algorithm.policy).__name__) if language else None,
