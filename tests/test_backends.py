@@ -438,7 +438,7 @@ def test_rounds_may_be_split_anywhere():
 
 
 class Calm(DQN):
-    def explore(self):
+    def _explore(self):
         self.actor.epsilon = 0.5
 
 

@@ -46,7 +46,7 @@ def test_each_built_in_buffer_exists_and_trains(name, tmp_path):
     dqn.save(tmp_path / "a.safetensors")
     dqn.save_buffer(tmp_path / "a.memory")
     again = DQN.from_checkpoint(tmp_path / "a.safetensors")
-    assert again.buffer_config == dqn.buffer_config
+    assert again._memory.config == dqn._memory.config
     again.load_buffer(tmp_path / "a.memory")
     ours, theirs = dqn.sample(), again.sample()
     assert np.array_equal(ours.obs, theirs.obs)
@@ -65,7 +65,7 @@ def test_the_file_of_a_mapped_memory_is_removed_with_it(tmp_path):
         dqn.save(tmp_path / "a.safetensors")
         dqn.close()
         assert not list(where.glob("replay-*.cold"))
-        assert DQN.from_checkpoint(tmp_path / "a.safetensors").buffer_config.folder is None
+        assert DQN.from_checkpoint(tmp_path / "a.safetensors")._memory.config.folder is None
     assert not where.exists()
 
 
@@ -125,7 +125,7 @@ def test_the_default_hot_size_is_limited_by_size(tmp_path):
     dqn.save(tmp_path / "a.safetensors")
     dqn.close()
     again = DQN.from_checkpoint(tmp_path / "a.safetensors")
-    assert (again.buffer_config.size, again.buffer_config.hot_size) == (4000, None)
+    assert (again._memory.config.size, again._memory.config.hot_size) == (4000, None)
     # Checkpoints of rlox 0.6.0 contain the number instead of None.
     saved = {**again._own_state()[0]["buffer"], "hot_size": 4000}
     assert again._memory._is_same(saved)
@@ -134,7 +134,7 @@ def test_the_default_hot_size_is_limited_by_size(tmp_path):
 
 def test_the_short_forms_of_the_library():
     dqn = DQN("CartPole-v1", buffer_size=500, n_step=3, prioritized=True)
-    assert dqn.buffer_config == PrioritizedBufferConfig(size=500, n_step=3)
+    assert dqn._memory.config == PrioritizedBufferConfig(size=500, n_step=3)
     with pytest.raises(ValueError, match="must not be given together with a buffer object"):
         DQN("CartPole-v1", buffer=NewestBuffer(500, 4, 1), n_step=3)
 
@@ -146,7 +146,7 @@ def test_a_registered_class_receives_the_fields_of_its_configuration(registered)
     assert dqn.buffer.given == {"obs_dim": 4, "act_dim": 1, "n_step": 2, "gamma": 0.99, "n_envs": 2}
     registered("free", "outside_buffer:NewestBuffer")
     free = DQN("CartPole-v1", buffer={"name": "free", "kwargs": {"window": 7, "mood": "good"}}, **SMALL)
-    assert isinstance(free.buffer_config, OutsideBufferConfig)
+    assert isinstance(free._memory.config, OutsideBufferConfig)
     assert (free.buffer.window, free.buffer.capacity) == (7, 1_000_000)
     assert free.buffer.given == {"obs_dim": 4, "act_dim": 1, "mood": "good"}
     metrics = free.train(60)

@@ -206,7 +206,7 @@ def test_a_memory_of_0_6_0_is_loaded(tmp_path):
         warnings.simplefilter("error")
         again = DQN.from_checkpoint(path)
     assert len(again.buffer) == 64
-    assert again.buffer_config == dqn.buffer_config
+    assert again._memory.config == dqn._memory.config
 
 
 def test_a_memory_that_is_not_registered_is_named(tmp_path):

@@ -22,7 +22,7 @@ class A2C(OnPolicyAlgorithm):
 
     name = "a2c"
     Config = A2CConfig
-    data_parallel = True
+    _data_parallel = True
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step on the whole rollout. Returns metrics as scalar tensors."""

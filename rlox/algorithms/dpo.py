@@ -34,7 +34,7 @@ class DPO(LLMAlgorithm):
 
     name = "dpo"
     Config = DPOConfig
-    data_parallel = True
+    _data_parallel = True
     task = "pairs"
     has_reference = True
     config: DPOConfig

@@ -38,7 +38,7 @@ class DQN(OffPolicyAlgorithm):
 
     name = "dqn"
     Config = DQNConfig
-    data_parallel = True
+    _data_parallel = True
     actions = ("discrete",)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
@@ -77,14 +77,14 @@ class DQN(OffPolicyAlgorithm):
             self._target = copy.deepcopy(self.policy).requires_grad_(False).eval()
             self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=1e-8)
         self._target_period = 0  # environment steps // target_update_freq when the target was last updated
-        self.explore()
+        self._explore()
 
     @property
     def target(self) -> QPolicy:
         """The target network. With the native backend it is built on first access; its parameters are views."""
         return self._target if self.native is None else self.native.target()
 
-    def explore(self) -> None:
+    def _explore(self) -> None:
         self.actor.epsilon = self._epsilon(self.counters.progress)
 
     def schedule_values(self, progress: float) -> dict[str, float]:
@@ -160,7 +160,7 @@ class DQN(OffPolicyAlgorithm):
         )
         # The exploration rate is the one from before the last step.
         counters.env_steps += taken - self.n_envs
-        self.explore()
+        self._explore()
         counters.env_steps += self.n_envs
         counters.in_round = self._round_steps()
         counters.updates += len(table)
@@ -180,7 +180,7 @@ class DQN(OffPolicyAlgorithm):
         else:
             load_weights_(self.target, arrays, what)
         self._target_period = self.counters.env_steps // self.config.target_update_freq
-        self.explore()
+        self._explore()
         return exact
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:

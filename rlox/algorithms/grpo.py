@@ -80,7 +80,7 @@ class GRPO(LLMAlgorithm):
 
     name = "grpo"
     Config = GRPOConfig
-    data_parallel = True
+    _data_parallel = True
     task = "prompts"
     has_reference = True
     config: GRPOConfig

@@ -68,7 +68,7 @@ class OnlineDPO(LLMAlgorithm):
 
     name = "online_dpo"
     Config = OnlineDPOConfig
-    data_parallel = True
+    _data_parallel = True
     task = "prompts"
     has_reference = True
     config: OnlineDPOConfig

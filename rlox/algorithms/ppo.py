@@ -23,7 +23,7 @@ class PPO(OnPolicyAlgorithm):
 
     name = "ppo"
     Config = PPOConfig
-    data_parallel = True
+    _data_parallel = True
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Run `n_epochs` passes over the rollout in minibatches. Returns means over minibatches as scalar tensors."""

@@ -37,7 +37,7 @@ class RewardModel(LLMAlgorithm):
 
     name = "reward_model"
     Config = RewardModelConfig
-    data_parallel = True
+    _data_parallel = True
     task = "pairs"
     config: RewardModelConfig
     policy: RewardHead

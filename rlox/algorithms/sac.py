@@ -44,7 +44,7 @@ class SAC(OffPolicyAlgorithm):
 
     name = "sac"
     Config = SACConfig
-    data_parallel = True
+    _data_parallel = True
     actions = ("continuous",)
     Policy = SquashedGaussianPolicy
     _outputs = "means and log standard deviations"

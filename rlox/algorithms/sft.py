@@ -26,7 +26,7 @@ class SFT(LLMAlgorithm):
 
     name = "sft"
     Config = SFTConfig
-    data_parallel = True
+    _data_parallel = True
     task = "texts"
     config: SFTConfig
 

@@ -45,7 +45,7 @@ class TD3(OffPolicyAlgorithm):
 
     name = "td3"
     Config = TD3Config
-    data_parallel = True
+    _data_parallel = True
     actions = ("continuous",)
     Policy = DeterministicPolicy
     _outputs = "one number for each component of an action"

@@ -69,7 +69,7 @@ _UPDATE = (
     "_make_optimizer", "_move_target", "_move_target_when_due", "_policy_arguments", "_step_by_step", "_weight",
 )  # fmt: skip
 _ROUND = (
-    "sample", "explore", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",
+    "sample", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",
     "_ended", "_epsilon", "_explore", "_rows", "_where",
 )  # fmt: skip
 # Files that contain much else: only functions of these names count as replaced there.

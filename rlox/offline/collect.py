@@ -280,9 +280,9 @@ def _begin(algorithm: Any, n: int, seed: int, deterministic: bool, rng: Rng) -> 
         import torch
 
         torch.manual_seed(seed)  # which policies without a memory draw from
-        if hasattr(algorithm, "explore"):
-            algorithm.explore()
-        noise = algorithm.make_noise(n) if hasattr(algorithm, "make_noise") else None
+        if hasattr(algorithm, "_explore"):
+            algorithm._explore()
+        noise = algorithm._make_noise(n) if hasattr(algorithm, "_make_noise") else None
     transform = None if algorithm.normalizer is None else algorithm.normalizer.normalize
     return EpisodeActor(policy, n, rng if policy.state_dim else None, deterministic, transform, noise, rng)
 

@@ -371,8 +371,8 @@ class Agent(Algorithm):
         with torch_threads(self._threads):
             arguments = self._evaluation_arguments(n_episodes, seed, deterministic)
             by = arguments.pop("by", evaluate)
-            if by is evaluate and not deterministic and hasattr(self, "make_noise"):
-                options["noise"] = self.make_noise
+            if by is evaluate and not deterministic and hasattr(self, "_make_noise"):
+                options["noise"] = self._make_noise
             return by(**arguments, **options)
 
     def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:

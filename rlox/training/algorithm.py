@@ -46,16 +46,20 @@ Batch = TypeVar("Batch", contravariant=True)
 # Names of attributes until 0.12, and where they are now.
 _RENAMED = {
     "act_on": "_act_on",
+    "buffer_config": "_memory.config",
     "check_kernel": "backend.require_unchanged",
     "compile": "backend.compiles",
     "compiled": "backend.compiled",
+    "data_parallel": "_data_parallel",
     "dataset": "_dataset",
     "env_backend": "env_options.backend",
     "env_kwargs": "env_options.kwargs",
     "env_workers": "env_options.workers",
     "env_wrappers": "env_options.wrappers",
     "evaluation_arguments": "_evaluation_arguments",
+    "explore": "_explore",
     "explored": "_act_in_training",
+    "make_noise": "_make_noise",
     "parts": "_parts",
     "requested_device": "_requested_device",
     "target_entropy": "_target_entropy",
@@ -98,7 +102,7 @@ class Algorithm(metaclass=Hinting):
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
-    data_parallel: ClassVar[bool] = False  # whether several ranks may train it together, see `rlox.distributed.ranks`
+    _data_parallel: ClassVar[bool] = False  # whether several ranks may train it together, see `rlox.distributed.ranks`
     _loop: ClassVar[Callable[..., dict[str, float]]]  # of `rlox.training.loops`
     _stream: ClassVar[Stream]  # the stream of `rng`
     _length: ClassVar[str] = "total_timesteps"  # name of `train`'s argument for the length of a training
@@ -127,7 +131,7 @@ class Algorithm(metaclass=Hinting):
         self._threads = integer(where, "threads", threads, 0, MOST_THREADS)
         self._requested_device = choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
-        self.ranks: Ranks = current() if type(self).data_parallel else ALONE
+        self.ranks: Ranks = current() if type(self)._data_parallel else ALONE
         if hasattr(self.config, "batch_size"):
             self.ranks.share(where, "batch_size", self.config.batch_size)
         # Only rank 0 has callbacks, so that evaluating, recording and saving happen once.

@@ -237,7 +237,7 @@ def off_policy(algorithm) -> dict[str, float]:
             lengths: list[int] = []
             try:
                 while c.env_steps - round_start < algorithm._round_steps():
-                    algorithm.explore()
+                    algorithm._explore()
                     random = c.env_steps < config.learning_starts
                     ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
                     c.env_steps += algorithm.n_envs

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 # Methods that the kernel's `rounds` replaces; if a subclass overrides one of them, it must be called.
-_AT_ONCE = ("explore", "sample", "update", "update_native")
+_AT_ONCE = ("_explore", "sample", "update", "update_native")
 
 
 class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
@@ -155,7 +155,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         return round(self.config.dataset_share * self._n_rows)
 
     def _require_room(self, where: str) -> None:
-        memory, batch_size, n_envs = self.buffer_config, self.config.batch_size, self.n_envs
+        memory, batch_size, n_envs = self._memory.config, self.config.batch_size, self.n_envs
         if memory is not None and memory.size < max(batch_size, n_envs):
             raise ValueError(
                 f"{where}: the buffer's size must be at least batch_size ({batch_size}) and n_envs ({n_envs}), got "
@@ -198,7 +198,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
     def _beta(self, progress: float) -> float | None:
         """Return the exponent of the importance weights; None if the memory has no importance weights."""
-        beta = getattr(self.buffer_config, "beta", None)
+        beta = getattr(self._memory.config, "beta", None)
         return None if beta is None else interpolated(beta, 1.0, progress, 1.0)
 
     def _updates_due(self, n_steps: int) -> int:
@@ -301,7 +301,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         c = self.config
         return ActionNoise(self.spec, n_envs, c.exploration_noise, c.noise_correlation)
 
-    def make_noise(self, n_envs: int) -> ActionNoise | None:
+    def _make_noise(self, n_envs: int) -> ActionNoise | None:
         """Return new action noise, as training adds it in `n_envs` environments; None if there is only the policy's."""
         return None if self.collector.action_noise is None else self._configured_noise(n_envs)
 

@@ -455,7 +455,7 @@ class OfflineAlgorithm(SeparateNetworks):
         tensors = checkpoint.tensors
         self.normalizer.set_state(tensors["normalization"])
         self._load_weights(tensors["policy"], where)
-        for name, part in self.parts.items():
+        for name, part in self._parts.items():
             if isinstance(part, nn.Module) and name in tensors:
                 load_part(part, tensors[name], f"{where}: {name}")
 

@@ -106,7 +106,7 @@ class ReplayAgent(Agent):
         """Return how many updates on a dataset precede the first step."""
         return 0
 
-    def explore(self) -> None:
+    def _explore(self) -> None:
         """Set the policy's exploration for the current step; called before each step of the environments."""
 
     def _can_run_rounds(self) -> bool:
@@ -125,11 +125,6 @@ class ReplayAgent(Agent):
             If the checkpoint was trained with a kind of memory that is unknown here.
         """
         return self._memory.buffer
-
-    @property
-    def buffer_config(self) -> BufferConfig | None:
-        """The configuration of the replay memory; None if the memory itself was passed."""
-        return self._memory.config
 
     def _require_complete(self) -> None:
         super()._require_complete()

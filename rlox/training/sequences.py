@@ -39,7 +39,7 @@ class SequenceAlgorithm(ReplayAgent):
         ValueError
             If the memory is empty, or no environment has ``seq_len`` steps in it.
         """
-        c, memory = self.config, self.buffer_config
+        c, memory = self.config, self._memory.config
         rows = self.buffer.sample(  # type: ignore[call-arg]  # a memory of sequences
             c.batch_size,
             c.seq_len,

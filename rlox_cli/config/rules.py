@@ -100,8 +100,8 @@ def _check_known(config: Any, at: str = "") -> None:
 
 
 def _check_distributed(run: RunConfig, algo: str, family: Family) -> None:
-    if not resolve(ALGORITHMS[algo].cls).data_parallel:
-        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.cls).data_parallel]
+    if not resolve(ALGORITHMS[algo].cls)._data_parallel:
+        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.cls)._data_parallel]
         raise ValueError(f"distributed must be null with algo={algo}, got {run.distributed}; try {', '.join(able)}")
     if run.distributed == "fsdp" and not family.shards:
         raise ValueError(

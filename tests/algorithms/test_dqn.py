@@ -164,7 +164,7 @@ def test_one_step_targets_bootstrap_from_the_final_observation():
 def test_prioritised_replay_receives_errors_and_weights_samples():
     dqn = DQN("CartPole-v1", seed=0, prioritized=True, **SMALL)
     dqn.train(200)
-    assert dqn.buffer_config.name == "prioritized"
+    assert dqn._memory.config.name == "prioritized"
     batch = dqn.sample()
     assert batch.weights.shape == batch.indices.shape == (16,)
     assert 0 < batch.weights.min() < 1 < batch.weights.max()  # weights correct the mean without reducing it
@@ -201,7 +201,7 @@ def test_a_transition_without_an_error_is_still_drawn(backend):
             p.zero_()
     dqn.train(500)
     leaves = dqn.buffer.get_state()["leaves"]
-    np.testing.assert_allclose(leaves.min(), dqn.buffer_config.eps**0.6, rtol=1e-6)
+    np.testing.assert_allclose(leaves.min(), dqn._memory.config.eps**0.6, rtol=1e-6)
     assert len(set(dqn.buffer.sample(5000, 1).indices.tolist())) == 64
 
 
@@ -367,7 +367,7 @@ def test_a_restored_run_fills_its_memory_before_it_learns(tmp_path):
     again.train(1)
     assert again.counters.updates == updates + 1
     changed = DQN.from_checkpoint(tmp_path / "a.safetensors", learning_rate=1e-2, buffer="prioritized")
-    assert (changed.config.learning_rate, changed.buffer_config.name) == (1e-2, "prioritized")
+    assert (changed.config.learning_rate, changed._memory.config.name) == (1e-2, "prioritized")
     assert changed.config.hidden_sizes == [16, 16]
 
 

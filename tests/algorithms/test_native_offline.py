@@ -71,7 +71,7 @@ def assert_gradients_equal(native, by_torch, metrics):
         gradients = [p.grad for p in theirs.parameters]
         # Gradients of learned weights are sums of terms of both signs over the components of an action.
         terms = 1 + native.spec.act_dim if ours.block.startswith("log_") else 1
-        assert_equal_gradients(native.net.gradients[ours.block], gradients, ours.block, apart * terms, share)
+        assert_equal_gradients(native._net.gradients[ours.block], gradients, ours.block, apart * terms, share)
 
 
 MANY = 140  # random actions per state: more than the rows that the kernel processes at a time
@@ -226,7 +226,7 @@ RIGHT = {
 )
 def test_wrong_arguments_are_named(cls, change, kind, message):
     options = {"n_random_actions": 2} if cls is CQL else {}
-    net = textbook.on_levers(cls, backend="native", **options).net
+    net = textbook.on_levers(cls, backend="native", **options)._net
     arguments = {**RIGHT[cls], "learning_rate": 1e-3, "tau": 0.01}
     net.update(**arguments)
     before = {name: block.copy() for name, block in net.parameters.items()}
@@ -237,10 +237,10 @@ def test_wrong_arguments_are_named(cls, change, kind, message):
 
 
 def test_errors_of_construction():
-    net = textbook.on_levers(IQL, backend="native").net
+    net = textbook.on_levers(IQL, backend="native")._net
     with pytest.raises(ValueError, match="target must have shape"):
         NativeIQL(*net.parameters.values(), net.parameters["critics"].copy(), 3, 2, [32, 32])
-    net = textbook.on_levers(CQL, backend="native").net
+    net = textbook.on_levers(CQL, backend="native")._net
     policy, critics, *logs = net.parameters.values()
     with pytest.raises(ValueError, match="n_random_actions must be >= 1"):
         NativeCQL(policy, critics, critics.copy(), *logs, 3, 2, [32, 32], n_random_actions=0)
@@ -253,11 +253,11 @@ def test_moments_can_be_saved_and_restored():
     for cls, names in ((IQL, ["policy", "critics"]), (CQL, ["policy", "critics", "log_alpha", "log_cql_alpha"])):
         first, second = (textbook.on_levers(cls, backend="native", batch_size=8) for _ in range(2))
         first.train(3)
-        state = first.net.get_state()
+        state = first._net.get_state()
         assert list(state) == names
-        second.net.set_state(state)
+        second._net.set_state(state)
         for name in names:
-            for key, array in second.net.get_state()[name].items():
+            for key, array in second._net.get_state()[name].items():
                 np.testing.assert_array_equal(array, state[name][key])
         with pytest.raises(ValueError, match="must hold policy, critics"):
-            first.net.set_state({"policy": state["policy"]})
+            first._net.set_state({"policy": state["policy"]})

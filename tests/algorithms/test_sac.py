@@ -157,7 +157,7 @@ def test_trainer_is_sac():
     trainer = SACTrainer(env="Pendulum-v1", seed=3, prioritized=True, **SMALL)
     assert np.isfinite(trainer.train(total_timesteps=200)["q_loss"])
     assert trainer.predict(np.zeros(3)).shape == (1,)
-    assert trainer.algorithm.buffer_config.name == "prioritized"
+    assert trainer.algorithm._memory.config.name == "prioritized"
 
 
 def test_target_entropy_is_one_nat_per_component_or_what_is_given():

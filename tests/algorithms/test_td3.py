@@ -130,4 +130,4 @@ def test_trainer_is_td3():
     trainer = TD3Trainer(env="Pendulum-v1", seed=3, prioritized=True, **SMALL)
     assert np.isfinite(trainer.train(total_timesteps=200)["q_loss"])
     assert trainer.predict(np.zeros(3)).shape == (1,)
-    assert trainer.algorithm.buffer_config.name == "prioritized"
+    assert trainer.algorithm._memory.config.name == "prioritized"

@@ -229,7 +229,7 @@ def test_noise_restarts_with_each_episode(kind):
 
 def test_noise_of_an_episode_that_began_while_actions_were_random_starts_anew():
     td3 = TD3("Pendulum-v1", exploration_noise=0.5, noise_correlation=0.9, **SMALL)
-    one, other = td3.make_noise(3), td3.make_noise(3)
+    one, other = td3._make_noise(3), td3._make_noise(3)
     for ended in ([True, False, False], [False] * 3):
         one.end(np.array(ended))
     np.testing.assert_array_equal(one.draw(Rng(0, 0)), other.draw(Rng(0, 0)))

@@ -60,7 +60,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, env, online):
     straight.save(path, memory=True)
     straight.train(150)
     resumed = Tiny.from_checkpoint(path)
-    assert resumed.buffer_config.online is online
+    assert resumed._memory.config.online is online
     resumed.train(150)
     same(straight.buffer.get_state(), resumed.buffer.get_state())
     same(straight.collector.state(), resumed.collector.state())
