@@ -17,8 +17,7 @@ def eval_(
         int | None, typer.Option(min=1, help="Number of episodes, or of rows; by default as in training.")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed of the environment; by default the evaluation seed of the training."),
+        int | None, typer.Option(min=0, help="Seed of the environment; by default the evaluation seed of the training.")
     ] = None,
     stochastic: Annotated[
         bool,

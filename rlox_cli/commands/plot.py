@@ -13,8 +13,7 @@ from rlox_cli.terminal.process import reported
 def plot(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Run folders, or folders that contain runs.")],
     metric: Annotated[
-        str | None,
-        typer.Option(help="Metric to plot: any name in metrics.jsonl; by default the evaluations' return."),
+        str | None, typer.Option(help="Metric to plot: any name in metrics.jsonl; by default the evaluations' return.")
     ] = None,
     x: Annotated[str, typer.Option(help="Horizontal axis: steps or time.")] = "steps",
     by: Annotated[

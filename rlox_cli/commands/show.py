@@ -11,10 +11,7 @@ from rlox_cli.terminal.process import reported
 
 
 def show(
-    topics: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TOPIC", help="What to explain."),
-    ] = None,
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="What to explain.")] = None,
     imports: Imports = None,
 ) -> None:
     """Explain the keys of a run: type, default, meaning, and the tuned value if algo= and env= are given.

@@ -13,8 +13,7 @@ from rlox_cli.terminal.process import reported
 def train(
     context: typer.Context,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings to change.", autocompletion=complete),
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.", autocompletion=complete)
     ] = None,
 ) -> None:
     """Train an agent; with -m, train one for each combination of comma-separated values.

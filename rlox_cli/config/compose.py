@@ -38,19 +38,12 @@ from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_blanks, refuse_forms, unquoted
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import applied_settings, check_run
-from rlox_cli.config.schema import (
-    CONFIG_MODULE,
-    CONFIG_NAME,
-    SearchPath,
-    ray_settings,
-    register,
-    to_run_config,
-)
+from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
 from rlox_cli.terminal.errors import UsageError
 
 # Top-level keys that are plain values. Sections could be groups to choose from.
 _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
-    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote"),
+    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote")
 }
 
 _MOST_JOBS = 100_000  # of one sweep: checking them takes half an hour, and running them weeks

@@ -14,12 +14,7 @@ from rlox.config.migration import answers
 from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
 from rlox_cli.families.family import OFF_POLICY_ONLY
 
-_KINDS = {
-    "Float": "a number",
-    "Integer": "an integer",
-    "Boolean": "true or false",
-    "String": "a text",
-}
+_KINDS = {"Float": "a number", "Integer": "an integer", "Boolean": "true or false", "String": "a text"}
 
 
 def _section(name: str) -> str:

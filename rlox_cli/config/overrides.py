@@ -30,10 +30,7 @@ _FLAGS = {
     *("--shell-completion", "-sc"),
 }
 _CHOOSING_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-_VALUE_FLAGS = {
-    *_CHOOSING_FLAGS,
-    *("--cfg", "-c", "--package", "-p", "--info", "-i"),
-}
+_VALUE_FLAGS = {*_CHOOSING_FLAGS, *("--cfg", "-c", "--package", "-p", "--info", "-i")}
 # Flags of which Hydra accepts one: what a command does with its configuration.
 _MODES = {"--run": 1, "-r": 1, "--multirun": 2, "-m": 2, "--cfg": 3, "-c": 3, "--info": 4, "-i": 4}
 _EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"

@@ -12,15 +12,7 @@ from omegaconf import OmegaConf
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
-from rlox.config import (
-    MmapBufferConfig,
-    RayConfig,
-    RemoteConfig,
-    RunConfig,
-    nearest,
-    tuned,
-    tuned_pairs,
-)
+from rlox.config import MmapBufferConfig, RayConfig, RemoteConfig, RunConfig, nearest, tuned, tuned_pairs
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox_cli.config.schema import SearchPath
 from rlox_cli.families.family import Family, family_of

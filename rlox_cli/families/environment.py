@@ -23,15 +23,7 @@ from rlox.envs.registry import ZOO, imported_module
 from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
 from rlox.multi_agent import is_multi_agent
 from rlox_cli.families import limits
-from rlox_cli.families.family import (
-    NO_SAMPLER,
-    OFF_POLICY_ONLY,
-    Estimate,
-    Evaluation,
-    Examination,
-    Family,
-    Start,
-)
+from rlox_cli.families.family import NO_SAMPLER, OFF_POLICY_ONLY, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, resolve_reward
 
 _FOR_LANGUAGE = dict.fromkeys(("model", "tokenizer", "reward", "reward_weights", "conversation")) | NO_SAMPLER

@@ -33,13 +33,7 @@ _UPDATES = 2  # number of timed updates, after a first one
 _SHOWN, _LONGEST = 5, 200  # completions in the table, and characters of each text
 _SAMPLES = 4  # completions of each prompt
 # What the evaluation of each algorithm measures for a row.
-_MEASURES = {
-    "sft": "log-prob",
-    "reward_model": "accuracy",
-    "dpo": "accuracy",
-    "grpo": "reward",
-    "online_dpo": "reward",
-}
+_MEASURES = {"sft": "log-prob", "reward_model": "accuracy", "dpo": "accuracy", "grpo": "reward", "online_dpo": "reward"}
 
 
 class Language(Family):
@@ -373,10 +367,7 @@ def _lines(algorithm: Any) -> Iterator[tuple[str, str]]:
     total = sum(p.numel() for p in algorithm.policy.parameters())
     context = "" if model.context is None else f", context of {model.context:,} tokens"
     vocabulary = "" if model.vocabulary is None else f", {model.vocabulary:,} tokens"
-    yield (
-        "model",
-        f"{model.kind}: {total:,} parameters, {trained:,} of them trained{vocabulary}{context}",
-    )
+    yield ("model", f"{model.kind}: {total:,} parameters, {trained:,} of them trained{vocabulary}{context}")
     lengths = np.array([len(ids) for ids in rows.prompts])
     behind = [len(ids) for group in (rows.completions, rows.chosen, rows.rejected) for ids in group]
     rest = f"; completions of {min(behind)} to {max(behind)}" if behind else ""

@@ -88,11 +88,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
             continue
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
-        row = [
-            prefix + item.name,
-            kind_name.replace("typing.", "").replace("None", "null"),
-            _plain(default),
-        ]
+        row = [prefix + item.name, kind_name.replace("typing.", "").replace("None", "null"), _plain(default)]
         if tuned_values is not None:
             row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
         if searched:
@@ -159,5 +155,5 @@ def show_keys(topics: list[str]) -> None:
         print_table(console, _table(cls, "algo.", values))
         if values is not None:
             console.print(
-                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()}",
+                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()}"
             )

@@ -108,13 +108,7 @@ def _list_runs(folder: Path, console: Console) -> None:
             print_text(f"rlox ls: {shown(run)} is left out: {paragraph(e)}", stderr=True)
             continue
         shown_best = "" if best is None else f"{best:.1f}"
-        table.add_row(
-            shown(run),
-            *what,
-            f"{steps:,}",
-            status,
-            shown_best,
-        )
+        table.add_row(shown(run), *what, f"{steps:,}", status, shown_best)
         unfinished |= status in ("killed", "interrupted", "failed")
     print_table(console, table)
     if unfinished:

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox_cli.records.runs import (
-    LANGUAGE,
-    RETURNS,
-    Group,
-    Run,
-    ended,
-    metric_name,
-    short,
-    units,
-)
+from rlox_cli.records.runs import LANGUAGE, RETURNS, Group, Run, ended, metric_name, short, units
 from rlox_cli.report.statistics import Interval, interval, iqm, profile
 from rlox_cli.report.ticks import spread, thousands, wrapped
 

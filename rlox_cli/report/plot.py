@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlox.checkpoint import run_files
-from rlox_cli.records.runs import (
-    PATH,
-    Group,
-    Run,
-    chosen_metric,
-    group_runs,
-    listed,
-    metric_name,
-    read_runs,
-    units,
-)
+from rlox_cli.records.runs import PATH, Group, Run, chosen_metric, group_runs, listed, metric_name, read_runs, units
 from rlox_cli.report.page import page
 from rlox_cli.report.picture import Picture, cells
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text

@@ -39,9 +39,7 @@ def iqm(scores: ArrayLike, axis: int = -1) -> np.ndarray:
 
 
 def interval(
-    tasks: Sequence[ArrayLike],
-    statistic: Callable[..., np.ndarray] = iqm,
-    confidence: float = 0.95,
+    tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray] = iqm, confidence: float = 0.95
 ) -> Interval:
     """Return `statistic` of all runs together, with its stratified bootstrap interval.
 

@@ -18,14 +18,7 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.algorithms import entry_of, resolve
-from rlox.callbacks import (
-    AdviceCallback,
-    Callback,
-    CheckpointCallback,
-    EvalCallback,
-    TimeLimitCallback,
-    TimingCallback,
-)
+from rlox.callbacks import AdviceCallback, Callback, CheckpointCallback, EvalCallback, TimeLimitCallback, TimingCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, run_files, trained_for, versions
 from rlox.config import RunConfig

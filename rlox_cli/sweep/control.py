@@ -37,12 +37,7 @@ _MOST_ROWS = 50  # of the table at the end
 
 
 def start(
-    flags: list[str],
-    overrides: list[str],
-    modules: list[str],
-    master: DictConfig,
-    jobs: list[Job],
-    console: Console,
+    flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, jobs: list[Job], console: Console
 ) -> None:
     """Write the ledger of a new sweep and run it; `master` and `jobs` are the results of `compose_sweep`."""
     settings = sweeper_settings(master)
