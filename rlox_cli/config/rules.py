@@ -37,8 +37,7 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
     family = family_of(run.algo, run.env.id)
     if run.distributed is not None:
         _check_distributed(run, algo, family)
-    _check_ray(run)
-    _check_remote(run)
+    _check_machines(run)
     family.check(run, algo, buffer)
     if run.init_from is not None:
         _check_init_from(run.init_from)
@@ -109,31 +108,26 @@ def _check_distributed(run: RunConfig, algo: str, family: Family) -> None:
             raise ValueError(f"{key} must be {meant} with distributed={run.distributed}, got {value}")
 
 
-def _check_remote(run: RunConfig) -> None:
-    if run.remote.addresses or getattr(run.algo, "worker_addresses", None):
-        if find_spec("grpc") is None:
-            raise ValueError(
-                'remote.addresses needs grpcio, which is not installed; try: pip install "rlox-cli[distributed]"'
-            )
-        return
-    for name, usual in vars(RemoteConfig()).items():
-        if (value := getattr(run.remote, name)) != usual:
-            raise ValueError(
-                f"remote.{name} must be left out if no worker is named, got {value}; try "
-                "remote.addresses=[host:port] (`rlox worker --env ID` starts one)"
-            )
-
-
-def _check_ray(run: RunConfig) -> None:
-    if getattr(run.algo, "actors", None) == "ray":
-        if find_spec("ray") is None:
-            raise ValueError('algo.actors=ray needs Ray, which is not installed; try: pip install "rlox-cli[ray]"')
-        return
-    for name, usual in vars(RayConfig()).items():
-        if (value := getattr(run.ray, name)) != usual:
-            raise ValueError(
-                f"ray.{name} must be left out unless actors run on Ray, got {value}; try algo=impala algo.actors=ray"
-            )
+def _check_machines(run: RunConfig) -> None:
+    """Check that the package for other machines is there, or that their settings are left out if none is used."""
+    remote = run.remote.addresses or getattr(run.algo, "worker_addresses", None)
+    if remote and find_spec("grpc") is None:
+        raise ValueError(
+            'remote.addresses needs grpcio, which is not installed; try: pip install "rlox-cli[distributed]"'
+        )
+    ray = getattr(run.algo, "actors", None) == "ray"
+    if ray and find_spec("ray") is None:
+        raise ValueError('algo.actors=ray needs Ray, which is not installed; try: pip install "rlox-cli[ray]"')
+    for used, key, section, usual, unless, remedy in (
+        (ray, "ray", run.ray, RayConfig(), "unless actors run on Ray", "algo=impala algo.actors=ray"),
+        (
+            *(remote, "remote", run.remote, RemoteConfig(), "if no worker is named"),
+            "remote.addresses=[host:port] (`rlox worker --env ID` starts one)",
+        ),
+    ):
+        for name, value in vars(usual).items():
+            if not used and (typed := getattr(section, name)) != value:
+                raise ValueError(f"{key}.{name} must be left out {unless}, got {typed}; try {remedy}")
 
 
 def tuned_steps(name: str) -> int | None:
