@@ -155,7 +155,7 @@ def test_masks_are_respected_or_refused(name):
     if name not in MASKED:
         mask = np.ones((N, 3), bool)
         for act in (lambda inputs: policy.act(inputs, noise), policy.mode):
-            with pytest.raises(ValueError, match="there must be no action mask|masks must be None"):
+            with pytest.raises(ValueError, match=r"there must be no action mask|masks must be None"):
                 act(Inputs(obs, mask))
         return
     rng = np.random.default_rng(0)
