@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
-from rlox.config import MOST_AT_ONCE, integer, require
-from rlox.envs import env_name
-from rlox.envs.rendering import rgb_frame
-from rlox.evaluation.episodes import Evaluation, step_limit, warn_of_cut
+from rlox.evaluation.episodes import Episodes, Evaluation
 from rlox.kernels.rng import Rng
-from rlox.kernels.stats import all_finite
 from rlox.multi_agent.collector import Actors
 from rlox.multi_agent.players import AgentReturns
 from rlox.multi_agent.spec import MultiAgentSpec
@@ -72,15 +68,10 @@ def evaluate_agents(
     ValueError
         If `n_episodes` or `max_steps` < 1, or the environment does not support the requested rendering.
     """
-    n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
-    max_steps = None if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
-    seed = integer("evaluate", "seed", seed, 0)
-    require("evaluate", "deterministic", deterministic, bool)
+    episodes = Episodes(env_id, n_episodes, seed, deterministic, frames, render, max_steps, longest)
+    n_episodes, seed, mode = episodes.n_episodes, episodes.seed, episodes.render_mode
     if wrappers:
         raise ValueError(f"evaluate: wrappers must be empty with several agents, got {list(wrappers)}")
-    if render and frames is not None:
-        raise ValueError("evaluate: render must be False if frames are given, since an environment has one render mode")
-    mode = "human" if render else None if frames is None else "rgb_array"
     kwargs = dict(env_kwargs or {}) if mode is None else {**(env_kwargs or {}), "render_mode": mode}
     backend = "auto" if mode is None else "pettingzoo"
     env: Any = make_multi_agent_env(env_id, 1, seed, kwargs, backend=backend)
@@ -96,22 +87,16 @@ def evaluate_agents(
                 env.close()
                 env = make_multi_agent_env(env_id, n, (seed + done) % 2**64, kwargs, backend=backend)
             # PettingZoo has no common name for a limit, which ends the episodes of training, too.
-            own = env.kernel.max_episode_steps if env.native else None
-            limit = step_limit(own, max_steps, longest)
-            cut = _play(env, policy, deterministic, rng, limit, returns[done : done + n], lengths[done : done + n],
-                           frames if done == 0 else None, env_id)  # fmt: skip
+            limit = episodes.step_limit(env.kernel.max_episode_steps if env.native else None)
+            rows = slice(done, done + n)
+            cut = _play(env, policy, rng, limit, returns[rows], lengths[rows], episodes, done == 0)
             if cut:
-                warn_of_cut(env_id, limit, max_steps is None and longest is not None)
+                episodes.warn_of_cut(limit)
             n_cut += cut
             done += n
     finally:
         env.close()
-    if not all_finite(returns):
-        bad = int(np.argwhere(~np.isfinite(returns))[0][0])
-        raise FloatingPointError(
-            f"evaluate: {env_name(env_id)}: rewards must be finite, got returns {returns[bad].tolist()} in episode "
-            f"{bad}; fix the environment"
-        )
+    episodes.require_finite(returns, lengths)
     return AgentsEvaluation(
         returns.sum(1), lengths, seed, deterministic, n_cut, returns, AgentReturns(spec).by_name(returns.mean(0))
     )
@@ -120,29 +105,27 @@ def evaluate_agents(
 def _play(
     env: Any,
     policy: Actors,
-    deterministic: bool,
     rng: Rng,
     limit: int,
     returns: np.ndarray,
     lengths: np.ndarray,
-    frames: Callable[[np.ndarray], None] | None,
-    env_id: Any,
+    episodes: Episodes,
+    first: bool,
 ) -> int:
-    """Run an episode in each environment, fill `returns` (N, A) and `lengths` (N,), and return how many were cut."""
+    """Run an episode in each environment, fill `returns` (N, A) and `lengths` (N,), and return how many were cut.
 
-    def show() -> None:
-        if frames is not None:
-            frames(rgb_frame(env.render(), f"evaluate: {env_name(env_id)}"))
-
+    The `first` episodes are shown, if pictures are wanted.
+    """
     step, running = env.reset_all(), np.ones(len(lengths), bool)
-    show()
+    if first:
+        episodes.show(env)
     while running.any():
-        step = env.step_all(policy.actions(step.obs, step.masks, deterministic, rng))
+        step = env.step_all(policy.actions(step.obs, step.masks, episodes.deterministic, rng))
         for group, rewards in zip(env.spec.groups, step.rewards, strict=True):
             returns[np.ix_(running, group.slots)] += rewards[running]
         lengths[running] += 1
-        if not step.ended[0]:  # otherwise its next episode has already started
-            show()
+        if first and not step.ended[0]:  # otherwise its next episode has already started
+            episodes.show(env)
         running &= ~step.ended
         if running.any() and lengths[running].max() >= limit:
             return int(running.sum())

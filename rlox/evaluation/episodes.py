@@ -59,6 +59,58 @@ class Evaluation:
         }
 
 
+@dataclass
+class Episodes:
+    """Which episodes an evaluation runs, and where they are cut; see `evaluate`. Wrong values raise its errors."""
+
+    env_id: Any
+    n_episodes: int
+    seed: int
+    deterministic: bool
+    frames: Callable[[np.ndarray], None] | None
+    render: bool
+    max_steps: int | None
+    longest: int | None
+
+    def __post_init__(self) -> None:
+        self.n_episodes = integer("evaluate", "n_episodes", self.n_episodes, 1, MOST_AT_ONCE)
+        if self.max_steps is not None:
+            self.max_steps = integer("evaluate", "max_steps", self.max_steps, 1)
+        self.seed = integer("evaluate", "seed", self.seed, 0)
+        require("evaluate", "deterministic", self.deterministic, bool)
+        if self.render and self.frames is not None:
+            raise ValueError(
+                "evaluate: render must be False if frames are given, since an environment has one render mode"
+            )
+
+    @property
+    def render_mode(self) -> str | None:
+        """The environment's render mode; None if nothing is drawn."""
+        return "human" if self.render else None if self.frames is None else "rgb_array"
+
+    def show(self, env: Any) -> None:
+        """Pass a picture of the environment on, if pictures are wanted."""
+        if self.frames is not None:
+            self.frames(rgb_frame(env.render(), f"evaluate: {env_name(self.env_id)}"))
+
+    def step_limit(self, own: int | None) -> int:
+        """Return the number of steps after which an episode is cut; `own` is the environment's limit, if it has one."""
+        return step_limit(own, self.max_steps, self.longest)
+
+    def warn_of_cut(self, limit: int) -> None:
+        """Warn that an episode was cut at `limit`."""
+        warn_of_cut(self.env_id, limit, self.max_steps is None and self.longest is not None)
+
+    def require_finite(self, returns: np.ndarray, lengths: np.ndarray) -> None:
+        """Raise FloatingPointError unless the returns (E,) or (E, A) are finite; `lengths` (E,) are in the message."""
+        if not all_finite(returns):
+            bad = int(np.argwhere(~np.isfinite(returns))[0][0])
+            raise FloatingPointError(
+                f"evaluate: {env_name(self.env_id)}: rewards must be finite, got a return of {returns[bad]} in episode "
+                f"{bad}, {lengths[bad]} steps long; fix the environment"
+            )
+
+
 def evaluate(
     policy: nn.Module | ActingPolicy,
     env_id: str | Callable[[], Any],
@@ -118,36 +170,22 @@ def evaluate(
     ValueError
         If `n_episodes` or `max_steps` < 1, the environment is unknown, or it cannot be rendered as requested.
     """
-    n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
-    max_steps = None if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
-    seed = integer("evaluate", "seed", seed, 0)
-    require("evaluate", "deterministic", deterministic, bool)
-    if render and frames is not None:
-        raise ValueError("evaluate: render must be False if frames are given, since an environment has one render mode")
+    episodes = Episodes(env_id, n_episodes, seed, deterministic, frames, render, max_steps, longest)
     actor = acting_policy(policy, device)
     if deterministic:
         actor.require_mode("evaluate")
-    rng = Rng(seed, Stream.EVALUATION)
+    rng = Rng(episodes.seed, Stream.EVALUATION)
 
     def begin(n: int) -> EpisodeActor:
         exploration = None if deterministic or noise is None else noise(n)
         return EpisodeActor(actor, n, rng, deterministic, transform, exploration)
 
-    native = is_native(env_id)
-    if native and not (env_kwargs or wrappers or render or frames is not None):
-        played = _play_native(begin, env_id, n_episodes, seed, max_steps, longest)
+    if is_native(env_id) and not (env_kwargs or wrappers) and episodes.render_mode is None:
+        returns, lengths, n_cut = _play_native(episodes, begin)
     else:
-        mode_name = "human" if render else None if frames is None else "rgb_array"
-        limits = max_steps, longest
-        played = _play_gym(begin, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, *limits)
-    returns, lengths, n_cut = played
-    if not all_finite(returns):
-        bad = int(np.argmin(np.isfinite(returns)))
-        raise FloatingPointError(
-            f"evaluate: {env_name(env_id)}: rewards must be finite, got a return of {returns[bad]} in episode {bad}, "
-            f"{lengths[bad]} steps long; fix the environment"
-        )
-    return Evaluation(returns, lengths, seed, deterministic, n_cut)
+        returns, lengths, n_cut = _play_gym(episodes, begin, env_kwargs, wrappers)
+    episodes.require_finite(returns, lengths)
+    return Evaluation(returns, lengths, episodes.seed, deterministic, n_cut)
 
 
 def step_limit(own: int | None, max_steps: int | None, longest: int | None) -> int:
@@ -172,11 +210,13 @@ def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:
     )
 
 
-def _play_native(begin, env_id, n_episodes, seed, max_steps, longest) -> tuple[np.ndarray, np.ndarray, int]:
+def _play_native(episodes: Episodes, begin: Callable[[int], EpisodeActor]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return returns and lengths of the episodes, which run side by side, and the number of those cut."""
+    n_episodes = episodes.n_episodes
     returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
-        env = make_vec_env(env_id, n, seed)
+        env = make_vec_env(episodes.env_id, n, episodes.seed)
         spec = env.spec
         obs = env.reset_all()
         # The rows become the episodes first, first + 1, … of the single environment with this seed.
@@ -186,16 +226,15 @@ def _play_native(begin, env_id, n_episodes, seed, max_steps, longest) -> tuple[n
         env.set_state(state)
         obs = env.reset_all()
         running, agent = np.ones(n, bool), begin(n)
-        limit, t = step_limit(env.max_episode_steps, max_steps, longest), 0
+        limit, t = episodes.step_limit(env.max_episode_steps), 0
         while running.any():
             t += 1
-            actions = agent.act(obs)
-            step = env.step_all(spec.clip(actions))
+            step = env.step_all(spec.clip(agent.act(obs)))
             over = step["terminated"] | step["truncated"]
             agent.end(over)
             ended = running & over
             if t == limit and not ended[running].all():
-                warn_of_cut(env_id, limit, max_steps is None and longest is not None)
+                episodes.warn_of_cut(limit)
                 n_cut += int((running & ~ended).sum())
                 ended = running
             at = first + np.flatnonzero(ended)
@@ -207,13 +246,15 @@ def _play_native(begin, env_id, n_episodes, seed, max_steps, longest) -> tuple[n
 
 
 def _play_gym(
-    begin, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps, longest
+    episodes: Episodes, begin: Callable[[int], EpisodeActor], kwargs: dict[str, Any] | None, wrappers: Sequence[Any]
 ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the same as `_play_native`; the episodes run one after another in one gymnasium environment."""
+    env_id, n_episodes, render_mode = episodes.env_id, episodes.n_episodes, episodes.render_mode
     if render_mode is not None:
         kwargs = {**(kwargs or {}), "render_mode": render_mode}
     env = make_fresh_gym_env(env_id, kwargs, wrappers)
     returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
-    limit = step_limit(getattr(env.spec, "max_episode_steps", None), max_steps, longest)
+    limit = episodes.step_limit(getattr(env.spec, "max_episode_steps", None))
     hook, answer, action = "reset", UNANSWERED, None
     try:
         if env.render_mode != render_mode and render_mode is not None:
@@ -223,16 +264,12 @@ def _play_gym(
             )
         adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
         spec, agent = adapter.spec, begin(1)
-
-        def show(episode: int) -> None:
-            if frames is not None and episode == 0:
-                frames(rgb_frame(env.render(), f"evaluate: {env_name(env_id)}"))
-
         for i in range(n_episodes):
             hook, answer = "reset", UNANSWERED
-            answer = env.reset(seed=seed % 2**31 if i == 0 else None)
+            answer = env.reset(seed=episodes.seed % 2**31 if i == 0 else None)
             raw, _ = answer
-            show(i)
+            if i == 0:
+                episodes.show(env)
             over = False
             while not over:
                 # A copy, which the policy may keep: an environment may reuse its array.
@@ -250,12 +287,13 @@ def _play_gym(
                 raw, reward, terminated, truncated, _ = answer
                 if not NO_ANSWERS.isdisjoint(map(type, answer[1:4])):
                     raise TypeError("step must return a number and two flags")
-                show(i)
+                if i == 0:
+                    episodes.show(env)
                 returns[i] += float(reward)
                 lengths[i] += 1
                 over = terminated or truncated
                 if not over and lengths[i] == limit:
-                    warn_of_cut(env_id, limit, max_steps is None and longest is not None)
+                    episodes.warn_of_cut(limit)
                     n_cut += 1
                     break
             agent.end(np.ones(1, bool))
