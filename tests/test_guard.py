@@ -572,6 +572,22 @@ def test_layout_comments_docstrings_and_annotations_are_ignored(copied):
     assert last == f"False {copied.root / 'rlox' / '__init__.py'}"
 
 
+def test_a_training_goes_on_while_its_files_are_edited(copied):
+    program = """
+import pathlib
+from rlox.algorithms import PPO
+made = PPO("CartPole-v1", n_envs=2, n_steps=8)
+made.train(16)
+with open("rlox/nn/losses.py", "a") as source:
+    print("NEW = 1", file=source)
+made.train(16)
+made.evaluate(1)
+print(made.backend, PPO("CartPole-v1").backend_reason.partition(";")[0])
+"""
+    (output,) = copied(program, ("rlox/nn/losses.py", "ppo_clip", "ppo_clip"))
+    assert output == "native rlox/nn/losses.py differs from what the kernel was compared with"
+
+
 def test_a_source_that_cannot_be_read_counts_as_changed(copied):
     source = copied.root / "rlox" / "nn" / "losses.py"
     program = "from rlox.algorithms import PPO; PPO('CartPole-v1', backend='native')"

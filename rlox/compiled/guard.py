@@ -80,7 +80,7 @@ _PARTLY = (
 )  # fmt: skip
 
 
-def find_difference(kernel: str, *objects: object) -> str | None:
+def find_difference(kernel: str, *objects: object, files: bool = True) -> str | None:
     """Return why `kernel` may not replace Python: the first thing that differs from what it was compared with; or None.
 
     Parameters
@@ -89,10 +89,12 @@ def find_difference(kernel: str, *objects: object) -> str | None:
         A key of `KERNELS`.
     *objects
         Objects whose methods the kernel replaces: neither they nor their classes may have methods of their own.
+    files : bool
+        Whether to look at the files, too. A training that goes on does not mind an edit, which it has not loaded.
     """
     modules, methods = KERNELS[kernel], _ROUND if kernel == "rounds" else _UPDATE
     for module in modules:
-        if not _is_compared(module):
+        if files and not _is_compared(module):
             return f"{module.replace('.', '/')}.py differs from what the kernel was compared with"
     for module in modules:
         for name in find_replaced(sys.modules[module]) if module in sys.modules else ():
@@ -101,10 +103,11 @@ def find_difference(kernel: str, *objects: object) -> str | None:
     return next((own for one in objects if (own := _find_override(one, modules, methods)) is not None), None)
 
 
-def find_update_difference(algorithm: object, *objects: object) -> str | None:
+def find_update_difference(algorithm: object, *objects: object, files: bool = True) -> str | None:
     """Return the difference of the kernel with which `algorithm` learns; None if the kernel is another package's."""
     definer: Any = next(cls for cls in type(algorithm).__mro__ if "update_native" in vars(cls))
-    return find_difference(definer.name, algorithm, *objects) if definer.__module__.startswith("rlox.") else None
+    ours = definer.__module__.startswith("rlox.")
+    return find_difference(definer.name, algorithm, *objects, files=files) if ours else None
 
 
 def _find_override(one: object, modules: tuple[str, ...], methods: tuple[str, ...]) -> str | None:

@@ -80,7 +80,7 @@ class Backend(str):
             return
         self._watch = Watch(agent, agent.native)
         objects = (agent, *(() if agent.collector is None else (agent.collector,)), agent.counters)
-        self._find_difference = partial(find_update_difference, *objects)
+        self._find_difference = partial(find_update_difference, *objects, files=False)
 
     def require_unchanged(self, where: str) -> None:
         """Raise ValueError if the kernel would no longer compute the same as the Python code, which was changed.

@@ -154,7 +154,7 @@ class OnPolicyAlgorithm(Agent):
         return acting if acting is not None and acting.altered() is None else super().actor
 
     def _learning(self) -> contextlib.AbstractContextManager[Any]:
-        if self._acting is not None and find_difference("acting", self.collector) is not None:
+        if self._acting is not None and find_difference("acting", self.collector, files=False) is not None:
             self._acting = None
         return super()._learning()
 
