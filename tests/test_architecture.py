@@ -191,7 +191,7 @@ def test_names_of_the_original_layout_can_be_imported(name):
         ("rlox.losses", "normalized", "rlox.nn.losses"),
         ("rlox.batch", "RolloutBatch", "rlox.nn.batch"),
         ("rlox.networks", "mlp", "rlox.nn.networks"),
-        ("rlox.networks", "DeterministicPolicy", "rlox.nn.policies"),
+        ("rlox.networks", "DeterministicPolicy", "rlox.nn.actors"),
     ],
 )
 def test_setting_an_attribute_of_an_alias_sets_it_on_its_module(alias, name, module, monkeypatch):

@@ -15,9 +15,10 @@ from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
 from rlox.compiled import NativePolicy, NativeQPolicy
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import QPolicy
 from rlox.nn.batch import RolloutBatch, TransitionBatch
 from rlox.nn.networks import DiscreteQNetwork
-from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, QPolicy
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 from rlox.training.off_policy import OffPolicyAlgorithm
 
 SMALL = {"n_envs": 4, "n_steps": 16, "hidden_sizes": [16]}

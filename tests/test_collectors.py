@@ -15,8 +15,9 @@ from rlox.compiled import NativePolicy
 from rlox.config import PPOConfig
 from rlox.envs import EnvSpec, make_vec_env
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import DeterministicPolicy
 from rlox.nn.batch import RolloutBatch
-from rlox.nn.policies import ContinuousPolicy, DeterministicPolicy, DiscretePolicy
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
 
 class Fixed(nn.Module):

@@ -156,8 +156,8 @@ PATCHES = {
     "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
     "a loss within a loss": ("rlox.nn.losses.ppo_clip", other, (PPO,)),
     "a loss replaced by another": ("rlox.nn.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
-    "a loss compiled": ("rlox.nn.losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
-    "a decorated function": ("rlox.nn.losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
+    "a loss compiled": ("rlox.nn.value_losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
+    "a decorated function": ("rlox.nn.value_losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
     "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
@@ -170,7 +170,7 @@ PATCHES = {
     "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
     "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
     "a constant": ("rlox.nn.policies._LOG_SQRT_2PI", 1.0, (PPO, A2C, SAC, IQL, CQL)),
-    "a constant of a class": ("rlox.nn.policies.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
+    "a constant of a class": ("rlox.nn.actors.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
     "a table": ("rlox.nn.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
     "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.nn.batch.Rollout.sample_minibatches", other, (PPO,)),
@@ -526,11 +526,11 @@ def test_an_edited_file_selects_pytorch(copied):
 
 
 EDITS = {
-    "nn.policies:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
+    "nn.actors:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
     "algorithms.sac:SAC.update": ("losses import soft_policy_loss", "losses import cloning_loss as soft_policy_loss"),
     "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
     "nn.networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
-    "nn.policies:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
+    "nn.actors:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
     "training.networks:SeparateNetworks.adam": ("eps=1e-8", "eps=1e-7"),
 }
 

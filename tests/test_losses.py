@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from rlox import losses
 from rlox.envs import EnvSpec
-from rlox.nn import losses
 from rlox.nn.batch import RolloutBatch, TransitionBatch
 
 RNG = np.random.default_rng(7)

@@ -15,19 +15,11 @@ import rlox
 from rlox import RolloutCollector
 from rlox.algorithms import PPO
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import DeterministicPolicy, QPolicy, SquashedGaussianPolicy, TanhMeanPolicy
 from rlox.nn.losses import PPOLoss, ppo_clip, value_loss
 from rlox.nn.networks import mlp
 from rlox.nn.optimizers import FlatOptimizer
-from rlox.nn.policies import (
-    ContinuousPolicy,
-    DeterministicPolicy,
-    DiscretePolicy,
-    MultiDiscretePolicy,
-    QPolicy,
-    SquashedGaussianPolicy,
-    TanhMeanPolicy,
-    policy_outputs,
-)
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy, policy_outputs
 
 
 def _scaled(policy, factor=50.0):

@@ -7,7 +7,7 @@ import torch
 from outside_buffer import NewestBuffer
 
 from rlox.collectors import ReplayCollector
-from rlox.nn.policies import QPolicy
+from rlox.nn.actors import QPolicy
 
 
 def pushed(collector, n, policy=None):

@@ -8,9 +8,9 @@ from torch import nn
 from rlox.config import BCConfig
 from rlox.kernels.nn.bc import NativeBC
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import CategoricalPolicy, DeterministicPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.losses import cloning_loss, label_loss
-from rlox.nn.policies import CategoricalPolicy, DeterministicPolicy
+from rlox.nn.value_losses import cloning_loss, label_loss
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 

@@ -5,7 +5,7 @@ As in the paper's reference implementation, the critics' targets have no entropy
 to the penalty without a factor 1/2. The soft maximum is estimated from 2 M actions in each state: M uniform actions and
 M actions of the policy (appendix F). The reference implementation adds M of the policy's actions at the next state,
 which is a third more work.
-Departures: the penalty is measured against uniform actions (`rlox.nn.losses.conservative_penalty`), so that
+Departures: the penalty is measured against uniform actions (`rlox.nn.value_losses.conservative_penalty`), so that
 ``cql_target_value`` has the same meaning for any number of actions; critics are updated before the policy, as in
 `rlox.algorithms.sac`.
 """
@@ -23,10 +23,10 @@ from torch import nn
 from rlox.config import CQLConfig
 from rlox.kernels.nn.cql import NativeCQL
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import SquashedGaussianPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.losses import conservative_q_loss, soft_policy_loss
 from rlox.nn.networks import TwinQNetwork
-from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.nn.value_losses import conservative_q_loss, soft_policy_loss
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.nn.policies import QPolicy
+    from rlox.nn.actors import QPolicy
 
 
 class DQN(OffPolicyAlgorithm):
@@ -55,8 +55,8 @@ class DQN(OffPolicyAlgorithm):
             return
         from torch import nn
 
+        from rlox.nn.actors import QPolicy
         from rlox.nn.networks import DiscreteQNetwork
-        from rlox.nn.policies import QPolicy
 
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
@@ -112,7 +112,7 @@ class DQN(OffPolicyAlgorithm):
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step. Returns metrics as scalar tensors."""
-        from rlox.nn.losses import q_loss
+        from rlox.nn.value_losses import q_loss
 
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)

@@ -16,9 +16,9 @@ from rlox.compiled import NativeBoundedPolicy
 from rlox.config import SACConfig
 from rlox.kernels.nn.sac import NativeSAC
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import SquashedGaussianPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.losses import soft_policy_loss, twin_q_loss
-from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.nn.value_losses import soft_policy_loss, twin_q_loss
 from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.schedules import follow_schedule

@@ -13,11 +13,11 @@ from torch import nn
 from rlox.config import TD3BCConfig
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import DeterministicPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
 from rlox.nn.networks import TwinQNetwork, polyak_update
 from rlox.nn.optimizers import flatten_
-from rlox.nn.policies import DeterministicPolicy
+from rlox.nn.value_losses import regularised_policy_loss, smoothed_targets, twin_q_loss
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 

@@ -24,16 +24,16 @@ from rlox.originals import find_replaced
 _NETWORKS = ("rlox.nn.networks", "rlox.nn.policies", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
 _LEARNER = (
     *_NETWORKS,
-    "rlox.nn.losses",
     "rlox.nn.optimizers",
     "rlox.training.schedules",
     "rlox.training.backend",
     "rlox.checkpoint.counters",
 )
-_ON_POLICY = (*_LEARNER, "rlox.training.on_policy", "rlox.collectors.rollout", "rlox.nn.batch")
-_OFF_POLICY = (*_LEARNER, "rlox.training.off_policy", "rlox.nn.batch")
+_ON_POLICY = (*_LEARNER, "rlox.nn.losses", "rlox.training.on_policy", "rlox.collectors.rollout", "rlox.nn.batch")
+_VALUES = ("rlox.nn.actors", "rlox.nn.value_losses")
+_OFF_POLICY = (*_LEARNER, *_VALUES, "rlox.training.off_policy", "rlox.nn.batch")
 _TWIN_CRITIC = (*_OFF_POLICY, "rlox.training.networks")
-_OFFLINE = (*_LEARNER, "rlox.training.offline", "rlox.training.networks")
+_OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline", "rlox.training.networks")
 
 # The source files by algorithm. ``acting``: those of a policy that PyTorch trains and a kernel lets act; ``rounds``:
 # those of whole off-policy rounds.

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from rlox.kernels.nn.sac import NativeSAC
     from rlox.kernels.nn.td3 import NativeTD3
-    from rlox.nn.policies import ActorCritic, BoundedPolicy, QPolicy
+    from rlox.nn.actors import BoundedPolicy, QPolicy
+    from rlox.nn.policies import ActorCritic
 
 
 class NativeActor(ActingPolicy):
@@ -280,7 +281,7 @@ class NativeQPolicy(NativeActor):
     @classmethod
     def adopt(cls, module: nn.Module, spec: EnvSpec) -> NativeQPolicy:
         """Create a policy from a module without `q_obstacle`, whose parameters become views of the block."""
-        from rlox.nn.policies import QPolicy
+        from rlox.nn.actors import QPolicy
 
         module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
         q = module.q
@@ -301,8 +302,8 @@ class NativeQPolicy(NativeActor):
             self._module.epsilon = value
 
     def _make_module(self) -> QPolicy:
+        from rlox.nn.actors import QPolicy
         from rlox.nn.networks import DiscreteQNetwork
-        from rlox.nn.policies import QPolicy
 
         obs_dim, n_actions, hidden, activation, dueling = self._sizes
         q = DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0))

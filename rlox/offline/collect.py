@@ -234,7 +234,7 @@ def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
         return {"deterministic": False}
     if getattr(algorithm, "several", False):
         return {"deterministic": deterministic}
-    from rlox.nn.policies import DeterministicPolicy
+    from rlox.nn.actors import DeterministicPolicy
 
     c: Any = getattr(algorithm, "config", None)
     noise = 0.0 if deterministic else getattr(c, "exploration_noise", 0.0)

@@ -30,7 +30,7 @@ from rlox.training.schedules import follow_schedule, interpolated
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.nn.policies import BoundedPolicy
+    from rlox.nn.actors import BoundedPolicy
 
 
 # Methods that the kernel's `rounds` replaces; if a subclass overrides one of them, it must be called.

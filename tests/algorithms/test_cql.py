@@ -11,7 +11,7 @@ from torch import nn
 
 from rlox.algorithms import CQL
 from rlox.kernels.rng import Rng
-from rlox.nn.losses import conservative_penalty
+from rlox.nn.value_losses import conservative_penalty
 
 
 def test_the_penalty_is_zero_if_all_actions_have_the_same_value():

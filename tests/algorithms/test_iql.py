@@ -10,7 +10,7 @@ import torch
 from scipy import integrate, optimize, stats
 
 from rlox.algorithms import IQL
-from rlox.nn.losses import expectile_loss
+from rlox.nn.value_losses import expectile_loss
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.9, 0.99])

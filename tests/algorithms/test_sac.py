@@ -10,7 +10,7 @@ from torch import nn
 from rlox.algorithms import SAC
 from rlox.algorithms.trainers import SACTrainer
 from rlox.kernels.rng import Rng
-from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.nn.actors import SquashedGaussianPolicy
 
 SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "learning_starts": 20}
 

@@ -10,8 +10,8 @@ import torch
 
 from rlox.algorithms import TD3
 from rlox.algorithms.trainers import TD3Trainer
-from rlox.nn.losses import twin_q_loss
-from rlox.nn.policies import DeterministicPolicy
+from rlox.nn.actors import DeterministicPolicy
+from rlox.nn.value_losses import twin_q_loss
 
 SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "learning_starts": 20}
 

@@ -6,7 +6,7 @@ import torch
 
 import rlox
 from rlox.algorithms import TD3BC
-from rlox.nn.losses import regularised_policy_loss
+from rlox.nn.value_losses import regularised_policy_loss
 
 
 class Paper(textbook.TwinDelayed):

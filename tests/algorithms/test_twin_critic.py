@@ -19,9 +19,9 @@ from torch import nn
 import rlox
 from rlox.algorithms import SAC, TD3
 from rlox.kernels.rng import Rng
-from rlox.nn.losses import twin_q_loss
+from rlox.nn.actors import DeterministicPolicy, SquashedGaussianPolicy
 from rlox.nn.networks import QNetwork, TwinQNetwork
-from rlox.nn.policies import DeterministicPolicy, SquashedGaussianPolicy
+from rlox.nn.value_losses import twin_q_loss
 from rlox.offline.collect import Behaviour, collect
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])

@@ -1,0 +1,281 @@
+"""Policies whose algorithms learn values elsewhere: actions within bounds, labels, and ε-greedy over Q-values.
+
+Letters and observations as in `rlox.nn.policies`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rlox.kernels.rng import Rng
+from rlox.nn.networks import NetworkSpec, rng_from_torch
+from rlox.nn.policies import _LOG_SQRT_2PI, Actor, _categorical
+
+LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
+_INSIDE = 1e-6  # smallest distance of an action from the bounds at which its density is computed
+
+
+class BoundedPolicy(Actor):
+    """Base class of policies of continuous actions that a tanh keeps within bounds.
+
+    The network and critics use actions in [-1, 1]; `act` and `mode` return the environment's units.
+
+    Parameters
+    ----------
+    obs_dim, act_dim : int
+        Sizes D and A of observations and actions.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves.
+    activation : str
+        ``tanh`` or ``relu``.
+    low, high : float or array (A,)
+        Bounds of the environment's actions.
+    rng : Rng, optional
+        Generator of the initial weights U(-1/sqrt(fan_in), 1/sqrt(fan_in)); by default seeded from PyTorch's.
+    net : nn.Module, optional
+        A custom module instead of the perceptron, ``(B, D) -> (B, n_outputs)``.
+    """
+
+    outputs_per_action: ClassVar[int]
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        low: float | np.ndarray = -1.0,
+        high: float | np.ndarray = 1.0,
+        rng: Rng | None = None,
+        net: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.act_dim = act_dim
+        self.n_outputs = self.outputs_per_action * act_dim
+        if net is None:
+            net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(self.n_outputs)
+        self.net = net
+        self.bound_(low, high)
+
+    def bound_(self, low: float | np.ndarray, high: float | np.ndarray) -> None:
+        """Set the bounds of actions to `low` and `high`."""
+        low, high = (np.broadcast_to(np.asarray(bound, np.float32), self.act_dim) for bound in (low, high))
+        # The bounds are the environment's and are not learned, so checkpoints do not contain them.
+        self.register_buffer("scale", torch.from_numpy((high - low) / 2), persistent=False)
+        self.register_buffer("centre", torch.from_numpy((high + low) / 2), persistent=False)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return the network's outputs, (B, n_outputs), as f32."""
+        return self.net(obs).float()
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, self.act_dim)
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.normal(out=out)
+
+    def to_unit(self, actions: torch.Tensor) -> torch.Tensor:
+        """Convert the environment's actions to numbers in [-1, 1]."""
+        return (actions - self.centre) / self.scale
+
+    def to_env(self, unit: torch.Tensor) -> torch.Tensor:
+        """Convert numbers in [-1, 1] to actions of the environment."""
+        return torch.addcmul(self.centre, unit, self.scale)
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return the most likely actions, (B, A) in [-1, 1]."""
+        raise NotImplementedError
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.to_env(self.unit_mode(obs))
+
+
+class SquashedGaussianPolicy(BoundedPolicy):
+    """tanh of a diagonal Gaussian whose mean and deviation depend on the observation (Haarnoja et al. 2018, app. C).
+
+    The network's outputs are A means, then A log standard deviations, clipped to [-20, 2]; parameters as in
+    `BoundedPolicy`.
+    """
+
+    outputs_per_action = 2
+
+    def _gaussian(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sample before the tanh, and the log standard deviations, both (B, A)."""
+        mean, log_std = self.forward(obs).chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        return torch.addcmul(mean, log_std.exp(), noise), log_std
+
+    def unit_sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return actions (B, A) in [-1, 1] and their log-densities (B,) in this space, in nats; differentiable.
+
+        `noise` (B, A) is standard normal.
+        """
+        x, log_std = self._gaussian(obs, noise)
+        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)) avoids cancellation, and is finite for every x.
+        terms = 2.0 * (x + F.softplus(-2.0 * x)) - log_std - 0.5 * noise.square()
+        return x.tanh(), terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
+
+    def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """Return log-densities (B,) of actions (B, A) in [-1, 1], nats; at the bounds, where the density is undefined,
+        those of actions just inside."""
+        mean, log_std = self.forward(obs).chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        x = unit.clamp(-1.0 + _INSIDE, 1.0 - _INSIDE).atanh()
+        z = (x - mean) * (-log_std).exp()
+        terms = 2.0 * (x + F.softplus(-2.0 * x)) - log_std - 0.5 * z.square()
+        return terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B, A) f32."""
+        return self.to_env(self._gaussian(obs, noise)[0].tanh())
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.forward(obs)[:, : self.act_dim].tanh()
+
+    def sample(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return sampled actions (B, A) and their log-densities (B,) as in `unit_sample`, both differentiable.
+
+        The noise is seeded by ``torch.manual_seed``.
+        """
+        noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32, device="cpu")
+        self.fill_noise(rng_from_torch(), noise.numpy())
+        unit, log_probs = self.unit_sample(obs, noise.to(obs.device))
+        return self.to_env(unit), log_probs
+
+
+class DeterministicPolicy(BoundedPolicy):
+    """tanh of the network's A outputs; parameters as in `BoundedPolicy`.
+
+    Attributes
+    ----------
+    noise_std : float
+        Standard deviation of the Gaussian noise that `act` adds to actions in [-1, 1], which are then clipped. It is
+        set by the training and not part of checkpoints.
+    """
+
+    outputs_per_action = 1
+    noise_std = 0.0
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B, A) f32."""
+        return self.to_env(torch.add(self.unit_mode(obs), noise, alpha=self.noise_std).clamp_(-1.0, 1.0))
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.forward(obs).tanh()
+
+
+class TanhMeanPolicy(BoundedPolicy):
+    """Gaussian around the tanh of the network's A outputs; its deviation does not depend on the observation.
+
+    The policy of IQL's reference implementation (Kostrikov et al. 2021, arXiv:2110.06169, appendix B). Unlike the
+    density of `SquashedGaussianPolicy`, its density is also defined at the bounds, where datasets have many actions.
+    Parameters as in `BoundedPolicy`.
+    """
+
+    outputs_per_action = 1
+    LOG_STD_RANGE = (-5.0, 2.0)
+
+    def __init__(self, obs_dim: int, act_dim: int, *args, **kwargs):
+        super().__init__(obs_dim, act_dim, *args, **kwargs)
+        self.log_std = nn.Parameter(torch.zeros(act_dim, dtype=torch.float32, device="cpu"))
+
+    def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """Return log-densities (B,) of actions (B, A) in [-1, 1], nats."""
+        log_std = self.log_std.clamp(*self.LOG_STD_RANGE)
+        z = (unit - self.unit_mode(obs)) * (-log_std).exp()
+        return -0.5 * z.square().sum(-1) - (log_std.sum() + self.act_dim * _LOG_SQRT_2PI)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B, A) f32, clipped to the bounds."""
+        std = self.log_std.clamp(*self.LOG_STD_RANGE).exp()
+        return self.to_env(torch.addcmul(self.unit_mode(obs), std, noise).clamp_(-1.0, 1.0))
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.forward(obs).tanh()
+
+
+class CategoricalPolicy(Actor):
+    """Softmax of a perceptron's outputs, one output per action; parameters as in `BoundedPolicy`."""
+
+    adds_noise_to_logits = True
+
+    def __init__(
+        self,
+        obs_dim: int,
+        n_actions: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        self.n_actions = n_actions
+        self.net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(n_actions)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, n_actions)."""
+        return self.net(obs)
+
+    def log_prob(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities (B,) of actions (B,) int64, nats."""
+        return _categorical(self.net(obs), actions)[0]
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, self.n_actions)
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.gumbel(out=out)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B,) int64."""
+        return (self.net(obs) + noise).argmax(-1)
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).argmax(-1)
+
+
+class QPolicy(Actor):
+    """ε-greedy over the values of a module ``(B, D) -> (B, n_actions)``.
+
+    Attributes
+    ----------
+    epsilon : float
+        Probability that `act` takes a random action. It is set by the training and not part of checkpoints.
+    """
+
+    def __init__(self, q: nn.Module, n_actions: int, epsilon: float = 0.0):
+        super().__init__()
+        self.q = q
+        self.n_actions = n_actions
+        self.epsilon = epsilon
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return values (B, n_actions)."""
+        return self.q(obs)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, 2)
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.uniform(out=out)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action."""
+        chance, which = noise.numpy(force=True).T  # NumPy is faster for a few numbers
+        explore = chance < self.epsilon
+        if not explore.any():
+            return self.mode(obs)
+        # The largest f32 below 1 times n rounds to a number below n.
+        random = torch.from_numpy((which * self.n_actions).astype(np.int64)).to(noise.device)
+        return (
+            random if explore.all() else torch.where(torch.from_numpy(explore).to(obs.device), random, self.mode(obs))
+        )
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.q(obs).argmax(-1)
