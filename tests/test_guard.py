@@ -22,7 +22,7 @@ from rlox.collectors import RolloutCollector
 from rlox.collectors.candle import CandleCollector
 from rlox.compiled import NativePolicy, guard
 from rlox.compiled.record import COMPARED
-from rlox.nn import losses, networks, optimizers
+from rlox.nn import losses, networks, optimizers, value_losses
 from rlox.nn.policies import DiscretePolicy
 
 ROOT = Path(__file__).parents[1]
@@ -130,14 +130,14 @@ def test_methods_called_by_an_update_are_listed(cls):
 
 # ---- code that was replaced at run time
 
-normalized, twin_q_loss, flat_copy = losses.normalized, losses.twin_q_loss, optimizers.flat_copy
+normalized, twin_q_loss, flat_copy = losses.normalized, value_losses.twin_q_loss, optimizers.flat_copy
 
 
 def doubled(advantages, total=None):
     return 2.0 * normalized(advantages)
 
 
-@functools.wraps(losses.soft_policy_loss)
+@functools.wraps(value_losses.soft_policy_loss)
 def wrapped(*arguments):
     return twin_q_loss(*arguments)
 
@@ -155,8 +155,8 @@ PATCHES = {
     "a loss": ("rlox.nn.losses.normalized", doubled, (PPO, A2C)),
     "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
     "a loss within a loss": ("rlox.nn.losses.ppo_clip", other, (PPO,)),
-    "a loss replaced by another": ("rlox.nn.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
-    "a loss compiled": ("rlox.nn.value_losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
+    "a loss replaced by another": ("rlox.nn.losses.value_loss", value_losses.expectile_loss, (PPO, A2C)),
+    "a loss compiled": ("rlox.nn.value_losses.q_loss", torch.no_grad()(value_losses.q_loss), (DQN,)),
     "a decorated function": ("rlox.nn.value_losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
     "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
@@ -174,7 +174,7 @@ PATCHES = {
     "a table": ("rlox.nn.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
     "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.nn.batch.Rollout.sample_minibatches", other, (PPO,)),
-    "a module replaced by another": ("rlox.nn.losses.F", nn, (DQN, BC, TD3BC)),
+    "a module replaced by another": ("rlox.nn.value_losses.F", nn, (DQN, BC, TD3BC)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
 
