@@ -81,6 +81,7 @@ _EXPORTS = {
     "IQL": "rlox.algorithms.iql",
     "IQLConfig": "rlox.config",
     "LLMAlgorithm": "rlox.training.post_training",
+    "load": "rlox.algorithms.table",
     "load_checkpoint": "rlox.checkpoint",
     "LoggerCallback": "rlox.callbacks.loggers",
     "MAPPO": "rlox.algorithms.mappo",

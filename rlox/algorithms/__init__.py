@@ -7,7 +7,8 @@ To add an algorithm, add a Config to `rlox.config`, a file here, a line to `rlox
 from rlox import lazy
 from rlox.algorithms.table import ALGORITHMS as ALGORITHMS
 
-_EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "algorithm_names", "entry_of", "resolve"), "rlox.algorithms.table")
+_TABLE = ("ALGORITHMS", "Entry", "algorithm_names", "class_of", "entry_of", "load", "resolve")
+_EXPORTS = dict.fromkeys(_TABLE, "rlox.algorithms.table")
 for _entry in ALGORITHMS.values():
     _EXPORTS |= {path.partition(":")[2]: path.partition(":")[0] for path in _entry}
 _EXPORTS["BestOfN"] = "rlox.algorithms.best_of_n"  # it only samples and does not learn

@@ -5,10 +5,13 @@ To add an algorithm, add a Config to `rlox.config`, a file to `rlox.algorithms`,
 ``name = "module:Class"``.
 """
 
+import os
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rlox.envs.registry import load, offers
+from rlox.config import nearest, shown
+from rlox.envs.registry import load as load_offer
+from rlox.envs.registry import offers
 
 ALGORITHM_GROUP = "rlox.algorithms"
 
@@ -43,7 +46,16 @@ ALGORITHMS: dict[str, Entry] = {
 
 _CLASSES = {path.split(":")[1]: path for entry in ALGORITHMS.values() for path in entry}
 
-__all__ = ["ALGORITHMS", "ALGORITHM_GROUP", "algorithm_names", "entry_of", "resolve", *sorted(_CLASSES)]
+__all__ = [
+    "ALGORITHMS",
+    "ALGORITHM_GROUP",
+    "algorithm_names",
+    "class_of",
+    "entry_of",
+    "load",
+    "resolve",
+    *sorted(_CLASSES),
+]
 
 
 def algorithm_names() -> list[str]:
@@ -63,7 +75,7 @@ def entry_of(name: str) -> Entry | None:
         If the package's object is not an algorithm class of this name.
     """
     if name not in ALGORITHMS and name in offers(ALGORITHM_GROUP):
-        cls, path = load(ALGORITHM_GROUP, name), offers(ALGORITHM_GROUP)[name].value
+        cls, path = load_offer(ALGORITHM_GROUP, name), offers(ALGORITHM_GROUP)[name].value
         if getattr(cls, "name", None) != name or not hasattr(cls, "Config") or not hasattr(cls, "update"):
             raise TypeError(
                 f"{ALGORITHM_GROUP}: {name} ({path}) must be a class with name = {name!r}, Config and update, "
@@ -71,6 +83,46 @@ def entry_of(name: str) -> Entry | None:
             )
         ALGORITHMS[name] = Entry(path, f"{cls.Config.__module__}:{cls.Config.__qualname__}")
     return ALGORITHMS.get(name)
+
+
+def class_of(name: str, where: str) -> Any:
+    """Return the class of the algorithm `name`. Raises ValueError, which begins with `where`, if it is unknown."""
+    entry = entry_of(name)
+    if entry is None:
+        raise ValueError(f"{where}, got {shown(name)}; {nearest(name, algorithm_names())}")
+    return resolve(entry.cls)
+
+
+def load(path: str | os.PathLike, **arguments: Any) -> Any:
+    """Return the agent, or the trainer of a language model, that a checkpoint contains.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint. It names its algorithm.
+    **arguments
+        As for the ``from_checkpoint`` of the algorithm's class, for example `env_id`, `policy`, `dataset` or `model`.
+
+    Returns
+    -------
+    Algorithm
+        An object of the algorithm's class, which acts as at the time of saving; `train` without arguments continues.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As ``from_checkpoint``; also for a checkpoint of an unknown algorithm.
+
+    Examples
+    --------
+    >>> import rlox
+    >>> rlox.PPO("CartPole-v1", n_envs=1).save("agent.safetensors")  # doctest: +SKIP
+    >>> rlox.load("agent.safetensors").evaluate(10)  # doctest: +SKIP
+    """
+    from rlox.checkpoint import load_checkpoint
+
+    name = load_checkpoint(path, mapped=True).header["algorithm"]
+    return class_of(name, f"load: {path} must contain a known algorithm").from_checkpoint(path, **arguments)
 
 
 def resolve(path: str):

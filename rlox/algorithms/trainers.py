@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.config import Config, DatasetConfig, nearest, shown
+from rlox.config import Config, DatasetConfig, shown
 from rlox.config.sb3 import missing_attribute, refuse_policy_name
 
 if TYPE_CHECKING:
@@ -96,11 +96,13 @@ class Trainer:
         FileNotFoundError, ValueError
             As the algorithm's ``from_checkpoint``; also for a checkpoint of an unknown algorithm.
         """
-        from rlox.checkpoint import load_checkpoint
+        from rlox.algorithms.table import load
 
-        kind = _class_of(load_checkpoint(path).header["algorithm"] if algorithm is None else algorithm)
+        arguments = {**({} if env is None else {"env_id": env}), **arguments}
         trainer = cls.__new__(cls)
-        trainer.algorithm = kind.from_checkpoint(path, **({} if env is None else {"env_id": env}), **arguments)
+        trainer.algorithm = (
+            load(path, **arguments) if algorithm is None else _class_of(algorithm).from_checkpoint(path, **arguments)
+        )
         return trainer
 
     load = from_checkpoint
@@ -159,17 +161,13 @@ def _require_no_module(env: Any) -> None:
 
 def _class_of(algorithm: str | type) -> type[Any]:
     """Return the class of the algorithm with this name, or the class itself."""
-    from rlox.algorithms.table import algorithm_names, entry_of, resolve
+    from rlox.algorithms.table import class_of
 
     if not isinstance(algorithm, str):
         if not hasattr(algorithm, "Config"):
             raise TypeError(f"Trainer: algorithm must be a name or an algorithm's class, got {algorithm!r}")
         return algorithm
-    name = algorithm.lower().replace("-", "_").replace("+", "_")
-    entry = entry_of(name)
-    if entry is None:
-        raise ValueError(f"Trainer: algorithm must be known, got {algorithm!r}; {nearest(name, algorithm_names())}")
-    return resolve(entry.cls)
+    return class_of(algorithm.lower().replace("-", "_").replace("+", "_"), "Trainer: algorithm must be known")
 
 
 def offline_sizes(

@@ -490,6 +490,11 @@ class LLMAlgorithm(Algorithm):
             self._served.require_training()
             self._served.start(max(map(len, self.rows.prompts)) + self._longest())
 
+    def _miss_reference(self) -> None:
+        """Remember that a checkpoint was trained with a ref_model that was not passed again."""
+        self._lost_reference = True
+        self._parts.pop("reference", None)
+
     def _require_reference(self) -> None:
         if self._lost_reference:
             raise ValueError(

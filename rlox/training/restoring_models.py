@@ -66,8 +66,7 @@ def with_model(
         )
     if ref_model is None and algorithm.reference is not None:
         if header.get("reference") == "given":
-            algorithm._lost_reference = True
-            algorithm._parts.pop("reference", None)
+            algorithm._miss_reference()
         elif header.get("reference") == "kept":
             algorithm._freeze_adapters()
         elif header.get("reference") == "switched":

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rlox.algorithms import entry_of, resolve
+from rlox.algorithms import load
 from rlox.checkpoint import one_line, trained_for
 from rlox.envs.registry import imported_module
 from rlox.evaluation.episodes import Evaluation
@@ -122,7 +122,7 @@ def restore_to_act(path: Path, header: dict[str, Any], imports: list[str]) -> An
     # Acting needs no replay memory.
     warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
     # Passing the environment and its wrappers lets gymnasium import their modules, which were typed.
-    return resolve(entry_of(header["algorithm"]).cls).from_checkpoint(
+    return load(
         path,
         env_id=env["id"] if any(map(imported_module, (env["id"], str(env["kwargs"].get("env_id"))))) else None,
         env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from rlox.algorithms import entry_of, resolve
+from rlox.algorithms import load
 from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.config import nearest
 from rlox.envs.registry import imported_module
@@ -200,7 +200,7 @@ def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # files that are missing
         try:
-            algorithm = resolve(entry_of(header["algorithm"]).cls).from_checkpoint(saved)
+            algorithm = load(saved)
         except RuntimeWarning as e:
             raise ValueError(f"--replay {run}: {e}") from e
     try:
