@@ -45,21 +45,18 @@ class _Sampler:
         return actions
 
     def _drawn_log_probs(self) -> Any:
-        """Return the log-probabilities (T * N,) from acting, if it drew its own noise, else None."""
-        if not self._drawn:
-            return None
+        """Return the log-probabilities (T * N,) from acting, where the policy drew its own noise."""
         import torch
 
         return torch.stack(self._drawn).reshape(-1).clone()
 
     def evaluate_actions(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[Any, ...]:
         """Return columns of the batch, and the values of the observations `after`, as the policy does."""
-        return self.policy.evaluate_actions(seen, actions, after, self._drawn_log_probs())
+        return self.policy.evaluate_actions(seen, actions, after, self._drawn_log_probs() if self._drawn else None)
 
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
-        drawn = self._drawn_log_probs()
-        return to_array(self.policy.log_probs(seen, actions) if drawn is None else drawn)
+        return to_array(self._drawn_log_probs() if self._drawn else self.policy.log_probs(seen, actions))
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
@@ -250,9 +247,8 @@ class RolloutCollector(Collector):
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
             ) from e
-        if not isinstance(policy, ActingPolicy):
-            self._require_policy(policy)
-        sampler = _Sampler(acting_policy(policy, self.device), self.rng, n_steps, n)
+        acting = policy if isinstance(policy, ActingPolicy) else self._adapt(policy)
+        sampler = _Sampler(acting, self.rng, n_steps, n)
 
         if self._raw is None:
             self._raw = self.env.reset_all()
@@ -343,10 +339,11 @@ class RolloutCollector(Collector):
                 f"policy whose first layer takes {taken}"
             ) from e
 
-    def _require_policy(self, policy: nn.Module) -> None:
+    def _adapt(self, policy: nn.Module) -> ActingPolicy:
         from rlox.nn.policies import check_policy
 
         check_policy(policy, "RolloutCollector.collect")
+        return acting_policy(policy, self.device)
 
     def _step_by_step(
         self,

@@ -233,15 +233,17 @@ def _play_native(episodes: Episodes, begin: Callable[[int], EpisodeActor]) -> tu
             over = step["terminated"] | step["truncated"]
             agent.end(over)
             ended = running & over
+            obs = step["obs"]
             if t == limit and not ended[running].all():
                 episodes.warn_of_cut(limit)
                 n_cut += int((running & ~ended).sum())
                 ended = running
+            elif b"\1" not in ended.tobytes():  # fast check: in most steps no episode ends
+                continue
             at = first + np.flatnonzero(ended)
             returns[at] = step["episode_return"][ended]
             lengths[at] = step["episode_length"][ended]
-            running &= ~ended
-            obs = step["obs"]
+            running = running & ~ended
     return returns, lengths, n_cut
 
 

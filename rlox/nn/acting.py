@@ -154,7 +154,8 @@ class EpisodeActor:
     ):
         self._policy, self._rng, self._deterministic, self._transform = policy, rng, deterministic, transform
         self._exploration, self._exploration_rng = exploration, exploration_rng or rng
-        self._state, self._is_first = policy.initial(n), np.ones(n, np.bool_)
+        self._state = policy.initial(n)
+        self._is_first = None if self._state is None else np.ones(n, np.bool_)
 
     def act(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Return actions (N, …), not clipped, for observations (N, …) and masks of legal actions (N, n_actions)."""
@@ -170,12 +171,14 @@ class EpisodeActor:
             actions, self._state = policy.act(inputs, draw_noise(policy, len(obs), self._rng))
             if self._exploration is not None:
                 actions = actions + self._exploration.draw(self._exploration_rng)
-        self._is_first = np.zeros(len(obs), np.bool_)
+        if self._is_first is not None:
+            self._is_first = np.zeros(len(obs), np.bool_)
         return actions
 
     def end(self, ended: np.ndarray) -> None:
         """Start anew in environments whose episodes `ended`, (N,) bool."""
-        self._is_first = ended.copy()
+        if self._is_first is not None:
+            self._is_first = ended.copy()
         if self._exploration is not None:
             self._exploration.end(ended)
 
