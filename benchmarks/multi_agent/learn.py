@@ -27,6 +27,7 @@ import rlox
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.collector import Actors
+from rlox.nn.acting import ActingPolicy, Inputs
 from rlox_cli.report.statistics import interval, iqm
 
 SPREAD, PURSUIT = "pettingzoo:mpe2.simple_spread_v3", "GridPursuit-v0"
@@ -57,21 +58,22 @@ CELLS: dict[str, tuple[str, dict[str, Any], int, int, dict[str, Any]]] = {
 EPISODES, EVAL_SEED = 100, 50_000
 
 
-class Fixed:
+class Fixed(ActingPolicy):
     """A player that does not learn: random actions, or action 0, with which MPE's agents stay where they are."""
 
     def __init__(self, n_actions: int, random: bool):
         self.n_actions, self.random = n_actions, random
         self.rng = Rng(0)
 
-    def mode(self, obs: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
-        return self.rng.integers(self.n_actions, len(obs)) if self.random else np.zeros(len(obs), np.int64)
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
+        n = len(inputs.obs)
+        return self.rng.integers(self.n_actions, n) if self.random else np.zeros(n, np.int64), None
 
 
 def opponents(algorithm: rlox.MAPPO, kwargs: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return each side's mean returns, trained and random, against random, motionless and trained opponents."""
     found: dict[str, dict[str, float]] = {}
-    trained, players = algorithm.actor.parts, algorithm.players
+    trained, players = algorithm.actor.policies, algorithm.players
     for p, player in enumerate(players):
         scores = {}
         for name in ("random", "still", "trained"):

@@ -101,14 +101,12 @@ class Collector:
         env_backend: str,
         remote: RemoteConfig | None = None,
     ):
-        made = hasattr(env_id, "step_all")
-        self.env: Any = (
-            env_id
-            if made
-            else make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend, remote)
-        )
-        self.spec = self.env.spec
-        self.n_envs = self.env.n_envs
+        env: Any = env_id
+        if not hasattr(env, "step_all"):
+            env = make_vec_env(env, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend, remote)
+        self.env = env
+        self.spec = env.spec
+        self.n_envs = env.n_envs
         self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
         self.device = device
         self.rng = Rng(seed, Stream.ACTION)

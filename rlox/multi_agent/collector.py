@@ -263,8 +263,7 @@ class MultiAgentCollector(Collector):
 
     def state(self) -> dict[str, np.ndarray] | None:
         """Return an exact snapshot of the environments; None before they have started, or if not `restorable`."""
-        saved = None if self._raw is None else self.env.get_state()
-        if saved is None:
+        if self._raw is None or (saved := self.env.get_state()) is None:
             return None
         return saved | {name: array.copy() for name, array in _name_inputs(self._raw).items()}
 
