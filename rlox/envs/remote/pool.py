@@ -17,6 +17,7 @@ from rlox.config import integer
 from rlox.config.remote import RemoteConfig
 from rlox.envs import state as env_state
 from rlox.envs.gym_vec_env import ForeignVecEnv
+from rlox.envs.protocols import step_layout
 from rlox.envs.remote.client import Connection, WorkerLost, WorkerRefused
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, read_spec, require_array
@@ -219,17 +220,12 @@ class RemoteEnvPool(ForeignVecEnv):
 
     def _read_step(self, share: _Share, message: Message) -> dict[str, np.ndarray]:
         n, spec = share.n, self.spec
-        found = {
-            "obs": require_array(message, "obs", (n, *spec.obs_shape), spec.obs_dtype),
-            "rewards": require_array(message, "rewards", (n,), np.float64),
-            "terminated": require_array(message, "terminated", (n,), np.bool_),
-            "truncated": require_array(message, "truncated", (n,), np.bool_),
-            "episode_return": require_array(message, "episode_return", (n,), np.float64),
-            "episode_length": require_array(message, "episode_length", (n,), np.int64),
-        }
-        ended = int(np.count_nonzero(found["terminated"] | found["truncated"]))
-        found["final_obs"] = require_array(message, "final_obs", (ended, *spec.obs_shape), spec.obs_dtype)
-        return found
+        layout = step_layout(spec, n)
+        del layout["final_obs"]  # only of the episodes that ended
+        step = {name: require_array(message, name, *like) for name, like in layout.items()}
+        ended = int(np.count_nonzero(step["terminated"] | step["truncated"]))
+        step["final_obs"] = require_array(message, "final_obs", (ended, *spec.obs_shape), spec.obs_dtype)
+        return step
 
     def _cut(self, share: _Share) -> dict[str, np.ndarray]:
         """Return the result of a step lost with its worker: all its episodes are truncated, and new ones start."""
