@@ -135,10 +135,10 @@ class Group(Ranks):
             self._failures.compare_set("first", "", f"rank {self.rank} failed with {type(error).__name__}: {text}")
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
-        found = value.detach().clone()
+        total = value.detach().clone()
         with self._collective():
-            self._dist.all_reduce(found)
-        return found
+            self._dist.all_reduce(total)
+        return total
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
         return self._sum(value) / self.size
@@ -155,22 +155,22 @@ class Group(Ranks):
     def _gather(self, values: np.ndarray) -> list[np.ndarray]:
         """Return `values` of every rank; they must have the same shape on each."""
         mine = self._torch.from_numpy(np.ascontiguousarray(values))
-        found = [self._torch.empty_like(mine) for _ in range(self.size)]
+        gathered = [self._torch.empty_like(mine) for _ in range(self.size)]
         with self._collective():
-            self._dist.all_gather(found, mine)
-        return [one.numpy() for one in found]
+            self._dist.all_gather(gathered, mine)
+        return [one.numpy() for one in gathered]
 
     def all_objects(self, thing: _T) -> list[_T]:
         """Return `thing` of every rank."""
-        found: list[Any] = [None] * self.size
+        things: list[Any] = [None] * self.size
         with self._collective():
-            self._dist.all_gather_object(found, thing)
-        return found
+            self._dist.all_gather_object(things, thing)
+        return things
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        found = self.all_objects(values)
-        names = dict.fromkeys(name for one in found for name in one)
-        columns = {name: [one[name] for one in found if name in one] for name in names}
+        all_values = self.all_objects(values)
+        names = dict.fromkeys(name for one in all_values for name in one)
+        columns = {name: [one[name] for one in all_values if name in one] for name in names}
         return {name: sum(column) / len(column) for name, column in columns.items()}
 
     def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -232,10 +232,10 @@ class Group(Ranks):
 
     def _send(self, part: Any) -> list[Any]:
         """Return the parts of all ranks on rank 0, and a list of None on the others."""
-        found: list[Any] = [None] * self.size
+        parts: list[Any] = [None] * self.size
         with self._collective():
-            self._dist.gather_object(part, found if self.rank == 0 else None, dst=0, group=self._patient)
-        return found
+            self._dist.gather_object(part, parts if self.rank == 0 else None, dst=0, group=self._patient)
+        return parts
 
     # ---- checkpoints
 

@@ -18,7 +18,7 @@ import numpy as np
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.envs import EnvSpec
-from rlox.envs.workers import unpacked
+from rlox.envs.workers import unpack_imports
 from rlox.processes.channel import CREATE, FAILED
 from rlox.processes.failures import raise_packed
 from rlox.processes.memory import Layout, map_arrays, open_nameless
@@ -229,7 +229,7 @@ class _ServedActor:
     """An actor in its process."""
 
     def __init__(self, memory_fd: int, sent: bytes, index: int, start: int):
-        plan, layout = unpacked(sent)
+        plan, layout = unpack_imports(sent)
         self._actor = Actor(plan, index, start)
         self._arrays = map_arrays(memory_fd, layout)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.envs import env_name
-from rlox.envs.workers import sendable
+from rlox.envs.workers import pack_with_imports
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import acting_policy
 
@@ -120,7 +120,7 @@ class ActorPlan:
             If cloudpickle cannot send it.
         """
         try:
-            return sendable((self, *more), self.env_id)
+            return pack_with_imports((self, *more), self.env_id)
         except Exception as e:
             raise TypeError(
                 f"{where}: {env_name(self.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle can "

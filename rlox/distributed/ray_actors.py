@@ -24,7 +24,7 @@ import numpy as np
 from rlox.config import RayConfig, RayResources
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
-from rlox.envs.workers import unpacked
+from rlox.envs.workers import unpack_imports
 from rlox.processes.failures import pack_exception, raise_packed
 
 _ANSWER_WITHIN = 120.0  # timeout in seconds of requests other than rollouts: to save or restore a state
@@ -66,7 +66,7 @@ class _Host:
 
     def _made(self) -> Actor:
         if self._actor is None:
-            (plan,) = unpacked(self._order)
+            (plan,) = unpack_imports(self._order)
             self._actor = Actor(plan, self._index, self._start)
         return self._actor
 

@@ -136,13 +136,13 @@ def _parts(space: Any) -> list[Any]:
     return [(key, _parts(part)) for key, part in spaces.items()] if isinstance(spaces, dict) else []
 
 
-def _sorted(space: Any) -> Any:
+def _sort_parts(space: Any) -> Any:
     """Return `space` with the parts of a Dict in the order that gymnasium uses in its own environments."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
         return space
-    return spaces.Dict({key: _sorted(part) for key, part in space.spaces.items()})
+    return spaces.Dict({key: _sort_parts(part) for key, part in space.spaces.items()})
 
 
 def _item(batch: Any, i: int) -> Any:
@@ -190,7 +190,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
         if not isinstance(threads, int) or threads < 0:
             # EnvPool would end the process on such a value.
             raise ValueError(f"EnvPoolVecEnv: num_threads must be an integer >= 0, got {threads!r}")
-        self._pool: Any = self._made(Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n_envs).tolist()[0])
+        self._pool: Any = self._make_pool(Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n_envs).tolist()[0])
         if self._pool.config["max_num_players"] > 1:
             raise ValueError(
                 f"EnvPoolVecEnv: env_id must be an environment for one player, got {env_id!r} for "
@@ -205,7 +205,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
         self._returns = np.zeros(n_envs)
         self._lengths = np.zeros(n_envs, np.int64)
 
-    def _made(self, seed: int) -> Any:
+    def _make_pool(self, seed: int) -> Any:
         n = self.n_envs
         try:
             # Copy i is seeded with `seed` + i, which must stay a 32-bit integer.
@@ -218,7 +218,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
         with warnings.catch_warnings():
             # gymnasium warns about the precision of EnvPool's bounds when the spaces are first created.
             warnings.simplefilter("ignore", UserWarning)
-            self.observation_space, self._act_space = _sorted(pool.observation_space), pool.action_space
+            self.observation_space, self._act_space = _sort_parts(pool.observation_space), pool.action_space
         return pool
 
     def _open(self) -> Any:
@@ -229,7 +229,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         self._open()
         if seeds[0] is not None and self._started:
-            self._pool = self._made(seeds[0])  # EnvPool is only seeded when it is created
+            self._pool = self._make_pool(seeds[0])  # EnvPool is only seeded when it is created
         first, _ = self._pool.reset()
         self._observe(first, obs, np.arange(self.n_envs))
         self._returns[:], self._lengths[:] = 0.0, 0

@@ -21,12 +21,14 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
     """Return what is wrong with the answer of ``env.reset`` or ``env.step``, and the remedy; None if it is correct."""
     if hook == "reset":
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            return f"reset must return (observation, info), got {described(answer)}; return {{}} if there is no info"
+            return (
+                f"reset must return (observation, info), got {describe_answer(answer)}; return {{}} if there is no info"
+            )
         return wrong_observation(env.observation_space, answer[0])
     if not (isinstance(answer, tuple) and len(answer) == 5):
         old = "; this is the form of old gym: split done into terminated (by the task) and truncated (by a time limit)"
         return (
-            f"step must return (observation, reward, terminated, truncated, info), got {described(answer)}"
+            f"step must return (observation, reward, terminated, truncated, info), got {describe_answer(answer)}"
             f"{old if isinstance(answer, tuple) and len(answer) == 4 else ''}"
         )
     obs, reward, *flags, _ = answer
@@ -39,10 +41,10 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
     except OverflowError:
         return f"the reward must fit a float, got an integer of {reward.bit_length():,} bits"
     except (TypeError, ValueError):
-        return f"the reward must be a number, got {described(reward)}"
+        return f"the reward must be a number, got {describe_answer(reward)}"
     for name, flag in zip(("terminated", "truncated"), flags, strict=True):
         if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
-            return f"{name} must be a bool, got {described(flag)}"
+            return f"{name} must be a bool, got {describe_answer(flag)}"
     return None
 
 
@@ -63,7 +65,7 @@ def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str |
         is_dict = isinstance(space, spaces.Dict)
         keys = list(space.spaces) if is_dict else list(range(len(space.spaces)))
         if not isinstance(obs, Mapping if is_dict else (tuple, list)):
-            return f"{name} must be a {'dict' if is_dict else 'tuple'} of {keys}, got {described(obs)}"
+            return f"{name} must be a {'dict' if is_dict else 'tuple'} of {keys}, got {describe_answer(obs)}"
         if missing := [key for key in keys if (key not in obs if is_dict else key >= len(obs))]:
             return f"{name} must have the part {missing[0]!r} of observation_space, got {list(obs) if is_dict else obs}"
         parts = (wrong_observation(space[key], obs[key], f"{name}[{key!r}]") for key in keys)
@@ -72,9 +74,9 @@ def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str |
         try:
             array = np.asarray(obs)
         except ValueError:
-            return f"{name} must be one array of shape {space.shape}, got {described(obs)}"
+            return f"{name} must be one array of shape {space.shape}, got {describe_answer(obs)}"
         if array.dtype.kind not in "fiub":
-            return f"{name} must be numbers, got {described(obs)} of dtype {array.dtype}"
+            return f"{name} must be numbers, got {describe_answer(obs)} of dtype {array.dtype}"
         if array.shape != space.shape:
             return f"{name} must have the shape of observation_space, {space.shape}, got {array.shape}"
         if space.dtype == np.uint8 and array.dtype.kind == "f":
@@ -83,7 +85,7 @@ def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str |
     return None if space.contains(obs) else f"{name} must be in observation_space, {space}, got {str(obs)[:80]}"
 
 
-def described(answer: Any) -> str:
+def describe_answer(answer: Any) -> str:
     """Describe the type, and the length or shape, of an answer."""
     if isinstance(answer, tuple):
         return f"a tuple of {len(answer)}"

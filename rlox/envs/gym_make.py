@@ -121,7 +121,7 @@ def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
         if env.startswith("ALE/"):
             register_atari()
             wrappers = wrappers or ATARI_WRAPPERS
-            if any(_parted(item)[0] == "AtariPreprocessing" for item in wrappers):
+            if any(_split_item(item)[0] == "AtariPreprocessing" for item in wrappers):
                 kwargs.setdefault("frameskip", 1)  # the wrapper skips frames itself
         made = _from_id(env, kwargs)
     elif callable(env):
@@ -133,18 +133,18 @@ def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
     else:
         raise TypeError(f"make_gym_env: env must be an id, a callable or a gymnasium.Env, got {env!r}")
     for item in wrappers:
-        made = _wrapped(made, item)
+        made = _wrap(made, item)
     return made
 
 
 def whole_games(wrappers: Sequence[Any]) -> list[Any]:
     """Return `wrappers` without the option that ends an episode at a lost life, since scores are of whole games."""
-    found = []
+    items = []
     for item in wrappers:
-        name, arguments = _parted(item)
+        name, arguments = _split_item(item)
         ends = name == "AtariPreprocessing" and arguments.pop("terminal_on_life_loss", False)
-        found.append({name: arguments} if ends else item)
-    return found
+        items.append({name: arguments} if ends else item)
+    return items
 
 
 def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
@@ -223,7 +223,7 @@ def nearest_id(env: str) -> str:
     return f"did you mean {newest[close]!r}?" if close is not None else "`rlox ls envs` lists the ids"
 
 
-def _parted(item: Any) -> tuple[str, dict[str, Any]]:
+def _split_item(item: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and arguments of one item of `wrappers`."""
     if isinstance(item, Mapping):
         arguments = next(iter(item.values()), None)
@@ -253,8 +253,8 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
             )
         return getattr(wrappers, name)
     try:
-        found: Any = importlib.import_module(module)
-        return functools.reduce(getattr, attribute.split("."), found)
+        target: Any = importlib.import_module(module)
+        return functools.reduce(getattr, attribute.split("."), target)
     except ImportError as e:
         raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}") from e
     except AttributeError as e:
@@ -264,7 +264,7 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
         ) from e
 
 
-def _typed(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def _convert_arguments(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of one of gymnasium's wrappers, with lists as arrays where it needs an array.
 
     Some wrappers check no types, and fail later, in a step.
@@ -278,7 +278,7 @@ def _typed(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]
         hints = typing.get_type_hints(wrapper.__init__)
     except (AttributeError, NameError, TypeError):
         return arguments
-    found = {}
+    converted = {}
     for key, value in arguments.items():
         hint = hints.get(key, Any)
         options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
@@ -290,8 +290,8 @@ def _typed(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]
                 kind = "a function" if function else re.sub(r"<class '(.*)'>", r"\1", str(hint))
                 remedy = "; write a wrapper of your own, and name it as my_package:Wrapper" if function else ""
                 raise ValueError(f"make_gym_env: {key} of the wrapper {name} must be {kind}, got {value!r}{remedy}")
-        found[key] = value
-    return found
+        converted[key] = value
+    return converted
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -308,13 +308,13 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, origin)
 
 
-def _wrapped(env, item: Any):
+def _wrap(env, item: Any):
     import gymnasium
 
-    name, arguments = _parted(item)
+    name, arguments = _split_item(item)
     wrapper = _wrapper_class(name)
     if wrapper.__module__.startswith("gymnasium."):
-        arguments = _typed(name, wrapper, arguments)
+        arguments = _convert_arguments(name, wrapper, arguments)
     try:
         made = wrapper(env, **arguments)
     except gymnasium.error.DependencyNotInstalled as e:

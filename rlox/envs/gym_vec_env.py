@@ -15,7 +15,7 @@ from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure, requ
 from rlox.envs.gym_make import make_gym_env, stepped
 from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import env_name
-from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
+from rlox.envs.spec import EnvSpec, SpaceAdapter, check_actions
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.envs.foreign import ForeignSteps
 from rlox.kernels.envs.native_env import Count
@@ -296,7 +296,7 @@ class ForeignVecEnv(ForeignEnvs):
         TypeError
             For discrete actions that are not integers.
         """
-        actions = checked_actions(self.spec, actions, self.n_envs, f"{type(self).__name__}.step_all")
+        actions = check_actions(self.spec, actions, self.n_envs, f"{type(self).__name__}.step_all")
         if not self._started:
             self.reset_all()
         if out is None:

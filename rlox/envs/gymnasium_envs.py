@@ -45,7 +45,9 @@ def native_spaces(env_id: str, spec: EnvSpec) -> tuple[spaces.Box, spaces.Space]
     return observed, spaces.Box(spec.act_low, spec.act_high, dtype=np.float32)
 
 
-def _made(env_id: str, n: int, module: str | None, max_episode_steps: int | None, render_mode: str | None, where: str):
+def _make_native(
+    env_id: str, n: int, module: str | None, max_episode_steps: int | None, render_mode: str | None, where: str
+):
     """Create `n` native environments with a seed from the operating system."""
     if module is not None and not is_native(env_id):
         import_module(module)
@@ -96,7 +98,7 @@ class NativeVectorEnv(VectorEnv):
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
     ):
-        self._env = _made(env_id, num_envs, module, max_episode_steps, render_mode, "NativeVectorEnv")
+        self._env = _make_native(env_id, num_envs, module, max_episode_steps, render_mode, "NativeVectorEnv")
         self._id = env_id
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = native_spaces(env_id, self._env.spec)
@@ -237,7 +239,7 @@ class NativeEnv(gymnasium.Env):
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
     ):
-        self._env = _made(env_id, 1, module, max_episode_steps, render_mode, "NativeEnv")
+        self._env = _make_native(env_id, 1, module, max_episode_steps, render_mode, "NativeEnv")
         self.observation_space, self.action_space = native_spaces(env_id, self._env.spec)
         self._running = False
         self._next: np.ndarray | None = None  # first observation of the episode that auto-reset started

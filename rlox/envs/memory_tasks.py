@@ -90,11 +90,11 @@ class DrawnCatch(gymnasium.Env):
 
     def set_state(self, state: np.ndarray) -> None:
         """Continue from the result of `get_state`; raise a ValueError for any other state."""
-        found = np.asarray(state)
+        numbers = np.asarray(state)
         low, high = [0, 0, -1, 1], [self.size - 1, self.size - 1, 1, self.size - 2]
-        if found.shape != (4,) or found.dtype.kind != "i" or (found < low).any() or (found > high).any():
-            raise ValueError(f"DrawnCatch.set_state: state must lie within {low} and {high}, got {found.tolist()}")
-        self._row, self._column, self._drift, self._paddle = (int(number) for number in found)
+        if numbers.shape != (4,) or numbers.dtype.kind != "i" or (numbers < low).any() or (numbers > high).any():
+            raise ValueError(f"DrawnCatch.set_state: state must lie within {low} and {high}, got {numbers.tolist()}")
+        self._row, self._column, self._drift, self._paddle = map(int, numbers)
 
 
 class KeepNumbers(gymnasium.ObservationWrapper):

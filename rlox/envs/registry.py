@@ -21,10 +21,10 @@ worker_imports: list[str] = []  # modules of ``--import``, which processes of `e
 @functools.cache
 def offers(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, sorted. If two packages offer a name, the first one found counts."""
-    found: dict[str, EntryPoint] = {}
+    entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
-        found.setdefault(entry.name, entry)
-    return dict(sorted(found.items()))
+        entries.setdefault(entry.name, entry)
+    return dict(sorted(entries.items()))
 
 
 def load(group: str, name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.failures import described, wrong_observation
+from rlox.envs.failures import describe_answer, wrong_observation
 from rlox.kernels.rng import Rng
 
 _ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
@@ -65,11 +65,11 @@ class EnvSpec:
     def described_parts(self) -> str:
         """Describe the parts for messages: ``camera (an image), speed (3 numbers)``."""
         starts = {start for start, *_ in self.images}
-        found, i = [], 0
+        texts, i = [], 0
         for key, size in self.parts:
-            found.append(f"{key} ({'an image' if i in starts else '1 number' if size == 1 else f'{size:,} numbers'})")
+            texts.append(f"{key} ({'an image' if i in starts else '1 number' if size == 1 else f'{size:,} numbers'})")
             i += size
-        return ", ".join(found)
+        return ", ".join(texts)
 
     @property
     def obs_dim(self) -> int:
@@ -155,8 +155,8 @@ class EnvSpec:
             low, high = self.act_low, self.act_high
             return (low + (np.clip(actions, -1, 1) + 1) / 2 * (high - low)).astype(np.float32)  # type: ignore[operator]
         edges = np.cumsum(self.choices)[:-1]
-        found = np.stack([block.argmax(1) for block in np.split(actions, edges, 1)], 1)
-        return found[:, 0] if self.discrete else found
+        choices = np.stack([block.argmax(1) for block in np.split(actions, edges, 1)], 1)
+        return choices[:, 0] if self.discrete else choices
 
     def random_actions(self, rng: Rng, n: int) -> np.ndarray:
         """Draw `n` uniformly random actions; continuous actions must be bounded."""
@@ -194,7 +194,7 @@ class SpaceAdapter:
     def __init__(self, obs_space, act_space, where: str = "SpaceAdapter"):
         self._where = where
         self._spaces = obs_space, act_space
-        obs_shape, obs_dtype, self.observe = _observer(obs_space, where)
+        obs_shape, obs_dtype, self.observe = _make_observer(obs_space, where)
         unscaled = _bytes_shape(obs_space)
         from gymnasium import spaces
 
@@ -257,7 +257,7 @@ class SpaceAdapter:
         space, flat = self._spaces[0], self.spec.obs_shape
         single, items = True, [obs]
         if isinstance(space, spaces.Dict if isinstance(obs, Mapping) else spaces.Tuple) and not _is_array(obs):
-            if wrong_observation(space, obs) is not None and (batch := _unbatched(space, obs)):
+            if wrong_observation(space, obs) is not None and (batch := _split_batch(space, obs)):
                 single, items = False, batch
         elif not (isinstance(space, (spaces.Text, spaces.OneOf)) and space.contains(obs)):
             array = np.asarray(obs)
@@ -293,7 +293,7 @@ class SpaceAdapter:
         if array.shape != spec.obs_shape or array.dtype.kind not in ("iub" if spec.image else "fiub"):
             raise ValueError(
                 f"{self._where}: observations must have shape {spec.obs_shape} and dtype {np.dtype(spec.obs_dtype)}, "
-                f"as the space says, got {described(obs)}"
+                f"as the space says, got {describe_answer(obs)}"
             )
         return obs
 
@@ -302,7 +302,7 @@ def _is_array(obs: Any) -> bool:
     return isinstance(obs, np.ndarray) or not isinstance(obs, (Mapping, tuple))
 
 
-def _unbatched(space, obs: Any) -> list[Any]:
+def _split_batch(space, obs: Any) -> list[Any]:
     """Return the observations in a batch of a Dict or Tuple `space`; [] if `obs` is no such batch."""
     from gymnasium.vector.utils import batch_space, iterate
 
@@ -359,27 +359,27 @@ def _images(space) -> Iterator[tuple[int, int, int, int]]:
     start = 0
     for _, part in _leaves(space):
         if _is_image(part):
-            channels, height, width = _image_observer(part.shape)[0]
+            channels, height, width = _make_image_observer(part.shape)[0]
             yield start, channels, height, width
         start += spaces.flatdim(part)
 
 
-def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
+def _make_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
     """Return shape, dtype and the function that converts an observation to such an array."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and len(space.spaces) == 1:
         ((key, part),) = _items(space)
-        shape, dtype, inner = _observer(part, where)
+        shape, dtype, inner = _make_observer(part, where)
         return shape, dtype, lambda obs: inner(obs[key])
     if _is_image(space):
-        return _image_observer(space.shape)
+        return _make_image_observer(space.shape)
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1:
             return space.shape, np.float32, lambda obs: obs
         return (math.prod(space.shape),), np.float32, lambda obs: np.asarray(obs).reshape(-1)
     if any(_is_image(part) for _, part in _leaves(space)):
-        return _joined_observer(space, where)
+        return _make_joined_observer(space, where)
     if not space.is_np_flattenable:
         raise ValueError(
             f"{where}: the observation space must be one that gymnasium.spaces.flatten can flatten, got {space}; "
@@ -403,7 +403,7 @@ def _bytes_shape(space) -> tuple[int, ...] | None:
     return space.shape if whole and space.high.max(initial=0) == 255 else None
 
 
-def _image_observer(shape: tuple[int, ...]) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
+def _make_image_observer(shape: tuple[int, ...]) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
     *stack, first, _, last = shape
     channels_last = last < first
     *_, c, h, w = (*stack, last, *shape[-3:-1]) if channels_last else shape
@@ -416,9 +416,9 @@ def _image_observer(shape: tuple[int, ...]) -> tuple[tuple[int, ...], type, Call
     return out, np.uint8, observe
 
 
-def _joined_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
+def _make_joined_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
     """Return the observer of a Dict or Tuple with images, which concatenates the numbers of all parts."""
-    parts = [(key, *_observer(part, where)) for key, part in _items(space)]
+    parts = [(key, *_make_observer(part, where)) for key, part in _items(space)]
 
     def observe(obs: Any) -> np.ndarray:
         return np.concatenate([np.asarray(inner(obs[key]), np.float32).ravel() for key, _, _, inner in parts])
@@ -426,7 +426,7 @@ def _joined_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable
     return (sum(math.prod(shape) for _, shape, _, _ in parts),), np.float32, observe
 
 
-def checked_actions(spec: EnvSpec, actions: Any, n: int, where: str) -> np.ndarray:
+def check_actions(spec: EnvSpec, actions: Any, n: int, where: str) -> np.ndarray:
     """Return `actions` of N environments as (N,) or (N, K) int64 or (N, A) f32.
 
     Raises

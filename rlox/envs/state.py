@@ -124,13 +124,13 @@ def _put_mujoco(env: Any, state: Any) -> None:
 
 def _mpe_objects(env: Any) -> dict[str, Any]:
     """Return all objects of an mpe2 scenario and its world, by name."""
-    found = {"scenario": env.scenario, "world": env.world}
+    parts = {"scenario": env.scenario, "world": env.world}
     for kind in ("agents", "landmarks"):
         for k, entity in enumerate(getattr(env.world, kind)):
-            found |= {f"{kind}.{k}": entity, f"{kind}.{k}.state": entity.state}
+            parts |= {f"{kind}.{k}": entity, f"{kind}.{k}.state": entity.state}
             if kind == "agents":
-                found[f"{kind}.{k}.action"] = entity.action
-    return found
+                parts[f"{kind}.{k}.action"] = entity.action
+    return parts
 
 
 def _get_mpe(env: Any) -> dict[str, Any]:
@@ -178,15 +178,15 @@ def _put_mpe(env: Any, state: Any) -> None:
             raise ValueError(f"{where} must have shape {now.shape}, got {value.shape}")
         return value
 
-    found = {}
+    restored = {}
     for key, thing in objects.items():
         fields, has = state["objects"][key], {k: v for k, v in vars(thing).items() if not callable(v)}
         if not isinstance(fields, dict) or set(fields) != set(has):
             raise ValueError(f"{name}, {key}, must contain {', '.join(has)}, got {repr(fields)[:80]}")
-        found[key] = {k: back(v, has[k], f"{name}, {key}.{k},") for k, v in fields.items()}
+        restored[key] = {k: back(v, has[k], f"{name}, {key}.{k},") for k, v in fields.items()}
     draws, steps = _generator(state["draws"]), count(state["steps"], f"steps in {name}")
     for key, thing in objects.items():
-        vars(thing).update(found[key])
+        vars(thing).update(restored[key])
     env.np_random, env.steps, env.original_cam_range = draws, steps, state["range"]
 
 
@@ -234,10 +234,10 @@ _KNOWN = {
 
 def _layers(env: Any) -> list[Any]:
     """Return the environment and everything that it wraps, from outside to inside."""
-    found = [env]
-    while (inner := _inside(found[-1])) is not None:
-        found.append(inner)
-    return found
+    layers = [env]
+    while (inner := _inside(layers[-1])) is not None:
+        layers.append(inner)
+    return layers
 
 
 def _inside(layer: Any) -> Any:
@@ -386,11 +386,11 @@ class _Reader:
         size = math.prod(dims) * kind.itemsize
         if size > left:
             raise ValueError(f"an array of {dtype} {dims} must have its {size} bytes in {_DATA}, got {left}")
-        found = self._data[self._at : self._at + size]
+        data = self._data[self._at : self._at + size]
         self._at += size
         # A copy. For bools, any byte becomes a valid bool.
-        found = found.astype(np.bool_) if kind == np.bool_ else found.copy().view(kind)
-        return found.reshape(dims)[()]
+        data = data.astype(np.bool_) if kind == np.bool_ else data.copy().view(kind)
+        return data.reshape(dims)[()]
 
     def decode(self, node: Any) -> Any:
         if isinstance(node, list):
@@ -441,11 +441,11 @@ def unpack(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> list[An
         raise ValueError(f"the state must be of {len(stacks)} environments, got {repr(content['envs'])[:80]}")
     reader = _Reader(_bytes(state, _DATA))
     try:
-        found = reader.decode(content["envs"])
+        states = reader.decode(content["envs"])
     except RecursionError as e:
         raise ValueError(f"{_JSON} must not be nested so deeply") from e
     reader.finish()
-    return found
+    return states
 
 
 def _bytes(state: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -34,7 +34,7 @@ class Share:
     memory_fd : int
         Descriptor of the shared memory.
     sent : bytes
-        What the environments are made of, see `sendable`.
+        What the environments are made of, see `pack_with_imports`.
     rows : slice
         Their numbers among all copies.
     index : int
@@ -43,7 +43,7 @@ class Share:
 
     def __init__(self, memory_fd: int, sent: bytes, rows: slice, index: int):
         self._memory_fd, self.rows = memory_fd, rows
-        self.group = self.make(unpacked(sent), f"worker {index}, pid {os.getpid()}")
+        self.group = self.make(unpack_imports(sent), f"worker {index}, pid {os.getpid()}")
 
     @staticmethod
     def layout(spec: Any, n: int) -> Layout:
@@ -127,7 +127,7 @@ class WorkerGroup:
         if not isinstance(env, str) and not callable(env):
             raise TypeError(f"{where}: env_id must be an id or a callable, which every worker calls, got {env!r}")
         try:
-            sent = sendable(value, env)
+            sent = pack_with_imports(value, env)
         except Exception as e:
             raise TypeError(
                 f"{where}: env_id {env_name(env)} and its kwargs must be picklable by cloudpickle, to be sent "
@@ -248,8 +248,8 @@ class WorkerGroup:
             stop_children(self.children, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
 
 
-def sendable(value: Any, env_id: Any, imports: Iterable[str] = worker_imports) -> bytes:
-    """Pickle `value` for `unpacked` in another process.
+def pack_with_imports(value: Any, env_id: Any, imports: Iterable[str] = worker_imports) -> bytes:
+    """Pickle `value` for `unpack_imports` in another process.
 
     The modules that it must import and the entry of `env_id` in gymnasium's registry are included.
     """
@@ -261,8 +261,8 @@ def sendable(value: Any, env_id: Any, imports: Iterable[str] = worker_imports) -
     return dumps((list(imports), dumps((value, registered))))
 
 
-def unpacked(data: bytes) -> Any:
-    """Return the value that was given to `sendable`."""
+def unpack_imports(data: bytes) -> Any:
+    """Return the value that was given to `pack_with_imports`."""
     imports, made = pickle.loads(data)
     for name in imports:
         import_module(name)

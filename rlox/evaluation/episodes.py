@@ -15,7 +15,7 @@ from rlox.envs import env_name, is_native, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
 from rlox.envs.rendering import rgb_frame
-from rlox.envs.spec import SpaceAdapter, checked_actions
+from rlox.envs.spec import SpaceAdapter, check_actions
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ActingPolicy, EpisodeActor, acting_policy
@@ -283,7 +283,7 @@ def _play_gym(
                         f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; fix the "
                         "environment, or replace such values in a wrapper"
                     )
-                actions = checked_actions(spec, spec.clip(agent.act(obs)), 1, "evaluate")
+                actions = check_actions(spec, spec.clip(agent.act(obs)), 1, "evaluate")
                 hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])
                 answer = env.step(action)
                 raw, reward, terminated, truncated, _ = answer

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.envs import foreign_id
-from rlox.envs.workers import sendable, unpacked
+from rlox.envs.workers import pack_with_imports, unpack_imports
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.nn.acting import acting_policy
 from rlox.nn.modes import torch_threads, unchecked_distributions
@@ -67,13 +67,13 @@ def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = (
     env_id = arguments["env_id"]
     if isinstance(env_id, str) and "gymnasium" in sys.modules:
         env_id = foreign_id(env_id)
-    return pickle.dumps((threads, sendable(arguments, env_id, imports)))
+    return pickle.dumps((threads, pack_with_imports(arguments, env_id, imports)))
 
 
 def play(job: bytes) -> Evaluation:
     """Run a job of `make_job` in this process."""
     threads, sent = pickle.loads(job)
-    arguments = unpacked(sent)
+    arguments = unpack_imports(sent)
     by = arguments.pop("by", evaluate)  # for several agents, another function
     with torch_threads(threads), unchecked_distributions():
         return by(**arguments)

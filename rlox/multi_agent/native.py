@@ -10,7 +10,7 @@ import numpy as np
 from rlox.envs.native import native_spec
 from rlox.envs.registry import is_native_multi_agent
 from rlox.kernels.envs.multi_agent import AgentVecEnv
-from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions, group_agents
 
 # Names of the agents of rlox's own environments; agents of other environments are agent_0, agent_1, …
 _NAMES = {"GridPursuit-v0": "pursuer"}
@@ -27,7 +27,7 @@ def agents_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
     central = env.central_dim and state != "observations"
     return MultiAgentSpec(
         agents,
-        grouped(agents, [0] * len(agents), [one] * len(agents)),
+        group_agents(agents, [0] * len(agents), [one] * len(agents)),
         env.central_dim if central else env.n_agents * env.obs_dim,
         "environment" if central else "observations",
         (False,),
@@ -127,7 +127,7 @@ class NativeMultiAgentVecEnv:
         shape = (self.n_envs, self.spec.n_agents, *group.action_shape)
         # The kernel checks the numbers; other types and shapes are converted here.
         if not isinstance(taken, np.ndarray) or taken.dtype != group.action_dtype or taken.shape != shape:
-            (taken,) = checked_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
+            (taken,) = check_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
         if out is None:
             out = self._fresh()
         unused, has = self._unused, self._has_central
@@ -183,13 +183,13 @@ class NativeMultiAgentVecEnv:
         """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         if not self._draws or self.kernel.env_id != "GridPursuit-v0":
             return None
-        return drawn_pursuit(self.kernel.central()[0], self.kernel.params["size"])
+        return draw_pursuit(self.kernel.central()[0], self.kernel.params["size"])
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the object."""
 
 
-def drawn_pursuit(state: np.ndarray, size: int) -> np.ndarray:
+def draw_pursuit(state: np.ndarray, size: int) -> np.ndarray:
     """Draw GridPursuit-v0 as (H, W, 3) uint8: the prey is a red disc, the pursuers are squares of other colours.
 
     Parameters

@@ -10,7 +10,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.envs.state import ForeignEnvs
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions
 from rlox.multi_agent.zoo_copies import ZooCopies
 
 
@@ -50,7 +50,7 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
 
     def step_all(self, actions: Sequence[Any], out: MultiAgentStep | None = None) -> MultiAgentStep:
         """Step every copy once; see `MultiAgentVecEnv.step_all`."""
-        actions = checked_group_actions(self.spec, actions, self.n_envs, self._alive, f"{type(self).__name__}.step_all")
+        actions = check_group_actions(self.spec, actions, self.n_envs, self._alive, f"{type(self).__name__}.step_all")
         if not self._started:
             self.reset_all()
         if out is None:

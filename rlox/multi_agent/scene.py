@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlox.envs.registry import is_native_multi_agent
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.kernels.envs.native_env import native_multi_agent_ids
-from rlox.multi_agent.native import agents_spec, drawn_pursuit
+from rlox.multi_agent.native import agents_spec, draw_pursuit
 
 try:
     from pettingzoo import ParallelEnv
@@ -161,7 +161,7 @@ class NativeParallelEnv(ParallelEnv):
 
     def render(self) -> np.ndarray | None:
         """Return a picture (H, W, 3) uint8 with ``render_mode="rgb_array"``, else None."""
-        return None if self.render_mode is None else drawn_pursuit(self._state, self._native.params["size"])
+        return None if self.render_mode is None else draw_pursuit(self._state, self._native.params["size"])
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the object."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.spec import EnvSpec, checked_actions
+from rlox.envs.spec import EnvSpec, check_actions
 
 MASK = "action_mask"  # of PettingZoo: the name of a mask of legal actions in observations and infos
 
@@ -70,13 +70,13 @@ class MultiAgentStep:
     @classmethod
     def empty(cls, spec: MultiAgentSpec, n: int) -> MultiAgentStep:
         """Return new arrays for `n` environments: zeros, all masks True, returns nan."""
-        made = cls.over({key: np.zeros(*like) for key, like in step_arrays(spec, n).items()})
+        made = cls.over({key: np.zeros(*like) for key, like in step_layout(spec, n).items()})
         made.clear()
         return made
 
     @classmethod
     def over(cls, arrays: Mapping[str, np.ndarray]) -> MultiAgentStep:
-        """Return a step that uses the arrays with the names of `step_arrays`."""
+        """Return a step that uses the arrays with the names of `step_layout`."""
         n_groups = sum(key.startswith("obs.") for key in arrays)
         made: dict[str, Any] = {key: array for key, array in arrays.items() if "." not in key}
         for name in _BY_GROUP:
@@ -110,7 +110,7 @@ class MultiAgentStep:
             yield from [array for array in value if array is not None] if isinstance(value, list) else [value]
 
 
-def step_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+def step_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Return shape and dtype of every array of a `MultiAgentStep` of `n` environments, by name.
 
     Names of a group's arrays end in its number.
@@ -132,7 +132,7 @@ def step_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...]
     }
 
 
-def action_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+def action_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Return shape and dtype of the actions of `n` environments, by group."""
     return {
         f"actions.{g}": ((n, len(group.agents), *group.spec.action_shape), group.spec.action_dtype)
@@ -140,7 +140,7 @@ def action_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ..
     }
 
 
-def grouped(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[EnvSpec]) -> tuple[Group, ...]:
+def group_agents(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[EnvSpec]) -> tuple[Group, ...]:
     """Group `agents` of the same kind, in order of their first agents.
 
     Parameters
@@ -171,7 +171,7 @@ def _beginning(names: Sequence[str]) -> str:
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def checked_group_actions(
+def check_group_actions(
     spec: MultiAgentSpec, actions: Sequence[Any], n: int, alive: Sequence[np.ndarray] | None, where: str
 ) -> list[np.ndarray]:
     """Check `actions` of N environments by group, and return them as (N, A_g, …) int64 or f32.
@@ -191,7 +191,7 @@ def checked_group_actions(
         raise ValueError(
             f"{where}: actions must be {len(spec.groups)} arrays, one for each of {names}, got {len(actions)}"
         )
-    found = []
+    checked = []
     for g, group in enumerate(spec.groups):
         n_agents, one = len(group.agents), group.spec
         given = np.asarray(actions[g])
@@ -202,5 +202,5 @@ def checked_group_actions(
         if alive is not None and not alive[g].all():
             given = given.copy()
             given[~alive[g]] = 0
-        found.append(checked_actions(one, given, n * n_agents, f"{where}: {group.name}").reshape(shape))
-    return found
+        checked.append(check_actions(one, given, n * n_agents, f"{where}: {group.name}").reshape(shape))
+    return checked

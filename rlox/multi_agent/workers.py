@@ -9,7 +9,7 @@ import numpy as np
 
 from rlox.envs.workers import Share, WorkerGroup, read_seeds, write_seeds
 from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, zoo_seeds
-from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_arrays, step_arrays
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_layout, step_layout
 from rlox.multi_agent.zoo_copies import ZooCopies
 from rlox.processes.memory import Layout
 
@@ -85,7 +85,7 @@ class ZooShare(Share):
 
     @staticmethod
     def layout(spec: MultiAgentSpec, n: int) -> Layout:
-        return {"seeds": ((n,), np.int64), **action_arrays(spec, n), **step_arrays(spec, n)}
+        return {"seeds": ((n,), np.int64), **action_layout(spec, n), **step_layout(spec, n)}
 
     def make(self, value: Any, process: str) -> ZooCopies:
         env, kwargs, seeds, state = value

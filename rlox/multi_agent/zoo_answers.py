@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.failures import NO_ANSWERS, described, wrong_observation
+from rlox.envs.failures import NO_ANSWERS, describe_answer, wrong_observation
 
 
 def wrong_answer(env: Any, hook: str, answer: Any, live: Sequence[Any], spaces: Mapping[Any, Any]) -> str | None:
@@ -19,11 +19,11 @@ def wrong_answer(env: Any, hook: str, answer: Any, live: Sequence[Any], spaces: 
         hook, ("observations", "rewards", "terminations", "truncations", "infos")
     )
     if not isinstance(answer, tuple) or len(answer) != len(parts):
-        return f"{hook} must return ({', '.join(parts)}), got {described(answer)}"
+        return f"{hook} must return ({', '.join(parts)}), got {describe_answer(answer)}"
     given = dict(zip(parts, answer, strict=True))
     for part, value in given.items():
         if not isinstance(value, Mapping):
-            return f"{hook} must return {part} as a dict by agent, got {described(value)}"
+            return f"{hook} must return {part} as a dict by agent, got {describe_answer(value)}"
     if not hasattr(env, "agents"):
         return "it must have agents, a list of those that act next, got none"
     names = list(env.agents)
@@ -57,9 +57,9 @@ def _wrong_numbers(given: Mapping[str, Any]) -> str | None:
                 raise TypeError("a text is not a number")
             float(reward)
         except (TypeError, ValueError, OverflowError):
-            return f"the reward of agent {name!r} must be a number, got {described(reward)}"
+            return f"the reward of agent {name!r} must be a number, got {describe_answer(reward)}"
     for part in ("terminations", "truncations"):
         for name, flag in given[part].items():
             if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
-                return f"{part} of agent {name!r} must be a bool, got {described(flag)}"
+                return f"{part} of agent {name!r} must be a bool, got {describe_answer(flag)}"
     return None

@@ -12,11 +12,11 @@ import numpy as np
 
 from rlox.config import shown
 from rlox.envs import state as env_state
-from rlox.envs.failures import NO_ANSWERS, UNANSWERED, described, require_separate
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, describe_answer, require_separate
 from rlox.envs.registry import env_name
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
-from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, grouped
+from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, group_agents
 from rlox.multi_agent.zoo_answers import wrong_answer
 from rlox.multi_agent.zoo_make import make_zoo_env
 from rlox.processes.failures import failure_of, frames_of, note_cause, require_exception
@@ -180,7 +180,7 @@ class ZooCopies:
             kinds.append(next((k for k, other in enumerate(seen) if other == kind), len(seen)))
             if kinds[-1] == len(seen):
                 seen.append(kind)
-        groups = grouped([str(name) for name in names], kinds, [space.adapter.spec for space in self._spaces])
+        groups = group_agents([str(name) for name in names], kinds, [space.adapter.spec for space in self._spaces])
         places = {slot: (g, a) for g, group in enumerate(groups) for a, slot in enumerate(group.slots)}
         self._agents = {
             name: _Agent(name, slot, *places[slot], space.adapter.row, space.adapter.to_env)
@@ -234,7 +234,7 @@ class ZooCopies:
         if state.dtype.kind not in "fiub":
             self._refuse(
                 i,
-                f"state() must return an array of numbers, got {described(answer)}; or use state=observations",
+                f"state() must return an array of numbers, got {describe_answer(answer)}; or use state=observations",
             )
         return state.reshape(-1)
 
@@ -392,7 +392,7 @@ class ZooCopies:
                 self._refuse(
                     i,
                     f"{MASK} of agent {name!r} must be {mask.shape[2]} flags, one for each action, got "
-                    f"{described(given)} of dtype {given.dtype}",
+                    f"{describe_answer(given)} of dtype {given.dtype}",
                 )
             mask[i, a] = given
             if not mask[i, a].any():
@@ -422,10 +422,10 @@ class ZooCopies:
     def _check_finite(self, out: MultiAgentStep, name: str, rows: Sequence[int]) -> None:
         """Raise a FloatingPointError if an observation or reward is not finite."""
         for g, group in enumerate(self.spec.groups):
-            found = [("observations", getattr(out, name)[g])] if group.spec.obs_dtype == np.float32 else []
+            checks = [("observations", getattr(out, name)[g])] if group.spec.obs_dtype == np.float32 else []
             if name == "final_obs":
-                found.append(("rewards", out.rewards[g]))
-            for what, array in found:
+                checks.append(("rewards", out.rewards[g]))
+            for what, array in checks:
                 if np.isfinite(array).all():
                     continue
                 i, a, *place = next(at for at in np.argwhere(~np.isfinite(array)).tolist() if at[0] in rows)
@@ -482,15 +482,15 @@ class ZooCopies:
 
     def _running(self, state: Any) -> tuple[list[int], list[int], np.ndarray]:
         """Return the agents that act next, the agents that are listed, and the returns so far."""
-        found = state if isinstance(state, dict) else {}
+        content = state if isinstance(state, dict) else {}
         for key in ("live", "listed"):
-            slots = found.get(key)
+            slots = content.get(key)
             if not isinstance(slots, list) or not set(map(repr, slots)) <= set(map(repr, range(len(self._agents)))):
                 raise ValueError(f"a state must contain the agents that are {key}, got {repr(slots)[:80]}")
-        returns = found.get("returns")
+        returns = content.get("returns")
         if not isinstance(returns, np.ndarray) or returns.shape != (len(self._agents),) or returns.dtype != float:
             raise ValueError(f"a state must contain the return of each agent so far, got {repr(returns)[:80]}")
-        return found["live"], found["listed"], returns
+        return content["live"], content["listed"], returns
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first copy, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""

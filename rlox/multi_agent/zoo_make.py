@@ -87,13 +87,13 @@ def _factory(env: str | Callable[..., Any]) -> Callable[..., Any]:
     except ModuleNotFoundError as e:
         raise ImportError(f"make_zoo_env: {env} cannot be imported: {e}; {_hint(path, e)}") from e
     names = [attribute] if attribute else ["parallel_env", "env"]
-    found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-    if not callable(found):
+    factory = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if not callable(factory):
         raise ValueError(
             f"make_zoo_env: {env} must name a module with a function {' or '.join(names)} that returns an environment, "
             f"got one without; name the function, like {ZOO}{path}:my_env"
         )
-    return found
+    return factory
 
 
 def _hint(path: str, e: ModuleNotFoundError) -> str:

@@ -53,18 +53,18 @@ class Failure:
 
 def failure_of(e: BaseException) -> Failure:
     """Return the `Failure` stored on `e`; it is created on demand."""
-    found = getattr(e, _NAME, None)
-    if found is None:
-        found = Failure()
-        setattr(e, _NAME, found)
-    return found
+    failure = getattr(e, _NAME, None)
+    if failure is None:
+        failure = Failure()
+        setattr(e, _NAME, failure)
+    return failure
 
 
 def note_cause(e: BaseException, what: str) -> None:
     """Store on `e`, also as a note, which call of the user's code raised it. Only the first call counts."""
-    found = failure_of(e)
-    if not found.what:
-        found.what = what
+    failure = failure_of(e)
+    if not failure.what:
+        failure.what = what
         add_note(e, f"rlox: {what} failed")
 
 

@@ -273,9 +273,9 @@ class Connection:
         """Return the exception of the worker's environment, with its frames at the worker."""
         e = WorkerFailed(f"worker {self.address}: {str(fields.get('message', ''))[:4000]}")
         frames, what = fields.get("frames"), fields.get("what")
-        found = failure_of(e)
+        failure = failure_of(e)
         with contextlib.suppress(TypeError, ValueError, IndexError):
-            found.frames = [Frame(str(f[0]), int(f[1]), str(f[2]), str(f[3]), str(f[4])) for f in (frames or [])[:20]]
+            failure.frames = [Frame(str(f[0]), int(f[1]), str(f[2]), str(f[3]), str(f[4])) for f in (frames or [])[:20]]
         if what:
             note_cause(e, f"{str(what)[:500]} at worker {self.address}")
         add_note(e, str(fields.get("trace", ""))[:4000])

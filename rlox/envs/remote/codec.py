@@ -147,19 +147,19 @@ def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:
         )
     text = bytes(data[_START.size : _START.size + length])
     kind_of, fields, layout = _kept_head(text) if length <= _LARGEST_KEPT else _head(text)
-    found: dict[str, np.ndarray] = {}
-    at = _padded(data, _START.size + length)
+    arrays: dict[str, np.ndarray] = {}
+    at = _pad(data, _START.size + length)
     for i, (name, kind, dims, size) in enumerate(layout):
         if size > len(data) - at:
             raise ProtocolError(f"{name} must have its {size:,} bytes in the message, got {len(data) - at:,}")
-        found[name] = _array(data, at, kind, dims, name)
-        at = at + size if i == len(layout) - 1 else _padded(data, at + size)
+        arrays[name] = _array(data, at, kind, dims, name)
+        at = at + size if i == len(layout) - 1 else _pad(data, at + size)
     if at != len(data):
         raise ProtocolError(f"a message must end with its last array, got {len(data) - at:,} more bytes")
-    return Message(kind_of, json.loads(fields), found)
+    return Message(kind_of, json.loads(fields), arrays)
 
 
-def _padded(data: bytes, at: int) -> int:
+def _pad(data: bytes, at: int) -> int:
     """Return the next multiple of 8. The bytes before it must be zeros, so that equal messages have equal bytes."""
     if at % 8:
         after = at + -at % 8

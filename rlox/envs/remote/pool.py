@@ -118,7 +118,7 @@ class RemoteEnvPool(ForeignVecEnv):
                     future.result().close()
             raise
         first = self._shares[0].line
-        self.spec = self._understood(first)
+        self.spec = self._read_spec(first)
         self._served = first.welcome.fields.get("env")
         if env_id is None:
             self.env_id = str(self._served.get("id") if isinstance(self._served, dict) else None)[:200]
@@ -137,7 +137,7 @@ class RemoteEnvPool(ForeignVecEnv):
     def _connect(self, address: str, n: int, remote: RemoteConfig) -> Connection:
         return Connection(address, remote, "env", {"n_envs": n, "env": self._asked})
 
-    def _understood(self, line: Connection) -> Any:
+    def _read_spec(self, line: Connection) -> Any:
         try:
             return read_spec(line.welcome)
         except ProtocolError as e:
@@ -169,7 +169,7 @@ class RemoteEnvPool(ForeignVecEnv):
             share.line.send("reset", {**fields, "first": self.first + share.rows.start}, {"seeds": given[share.rows]})
 
         for share, answer in zip(self._shares, self._all(ask, self._read_reset), strict=True):
-            obs[share.rows] = self._begun(share) if isinstance(answer, WorkerLost) else answer
+            obs[share.rows] = self._begin(share) if isinstance(answer, WorkerLost) else answer
         self._last[...] = obs
         self._returns[:], self._lengths[:] = 0.0, 0
 
@@ -180,16 +180,16 @@ class RemoteEnvPool(ForeignVecEnv):
         )
         for share, answer in zip(self._shares, answers, strict=True):
             rows = share.rows
-            found = self._cut(share) if isinstance(answer, WorkerLost) else answer
-            ended = found["terminated"] | found["truncated"]
-            for key in out.keys() & found.keys() - {"final_obs"}:
-                out[key][rows] = found[key]
+            step = self._truncate(share) if isinstance(answer, WorkerLost) else answer
+            ended = step["terminated"] | step["truncated"]
+            for key in out.keys() & step.keys() - {"final_obs"}:
+                out[key][rows] = step[key]
             if "final_obs" in out:
-                out["final_obs"][rows] = found["obs"]
-                out["final_obs"][rows][ended] = found["final_obs"]
-            self._last[rows] = found["obs"]
-            self._returns[rows] = np.where(ended, 0.0, found["episode_return"])
-            self._lengths[rows] = np.where(ended, 0, found["episode_length"])
+                out["final_obs"][rows] = step["obs"]
+                out["final_obs"][rows][ended] = step["final_obs"]
+            self._last[rows] = step["obs"]
+            self._returns[rows] = np.where(ended, 0.0, step["episode_return"])
+            self._lengths[rows] = np.where(ended, 0, step["episode_length"])
 
     def _all(self, ask: Callable[[_Share], None], read: Callable[[_Share, Message], _T]) -> list[_T | WorkerLost]:
         """Send to every worker, then read all answers. A `WorkerLost` stands for each missing answer."""
@@ -227,12 +227,12 @@ class RemoteEnvPool(ForeignVecEnv):
         step["final_obs"] = require_array(message, "final_obs", (ended, *spec.obs_shape), spec.obs_dtype)
         return step
 
-    def _cut(self, share: _Share) -> dict[str, np.ndarray]:
+    def _truncate(self, share: _Share) -> dict[str, np.ndarray]:
         """Return the result of a step lost with its worker: all its episodes are truncated, and new ones start."""
         rows, n = share.rows, share.n
         reached, returns, lengths = self._last[rows].copy(), self._returns[rows].copy(), self._lengths[rows] + 1
         return {
-            "obs": self._begun(share),
+            "obs": self._begin(share),
             "rewards": np.zeros(n),
             "terminated": np.zeros(n, np.bool_),
             "truncated": np.ones(n, np.bool_),
@@ -241,7 +241,7 @@ class RemoteEnvPool(ForeignVecEnv):
             "episode_length": lengths,
         }
 
-    def _begun(self, share: _Share) -> np.ndarray:
+    def _begin(self, share: _Share) -> np.ndarray:
         """Start new episodes, with new seeds, in a share whose worker was lost; return the observations."""
         while True:
             seed = int(Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**62, self._n_losses + 1)[-1])

@@ -252,7 +252,7 @@ class Server:
                 stream.why = stream.why or self._why_broken
                 return
             except (ValueError, TypeError, ImportError, MemoryError) as e:
-                self._refused(stream, str(e))
+                self._log_refusal(stream, str(e))
                 yield encode("refused", {"reason": str(e)[:_LONGEST_TEXT], "soon": isinstance(e, FullError)})
                 return
             stream.welcome, welcome = True, session.welcome
@@ -270,10 +270,10 @@ class Server:
                     stream.sending = False
                     if stream.broken:
                         return
-                found, last = self._next(stream, session, requests)
-                if found is None:
+                reply, last = self._next(stream, session, requests)
+                if reply is None:
                     return
-                answer = found
+                answer = reply
                 if last:
                     stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
                     yield answer
@@ -308,7 +308,7 @@ class Server:
         if stream.session:
             self._say(f"{stream.peer}: session ended{f' ({stream.why})' if stream.why else ''}")
         elif stream.why and not stream.welcome:
-            self._refused(stream, stream.why)
+            self._log_refusal(stream, stream.why)
 
     def _next(self, stream: _Stream, session: Session, requests: Iterator[bytes]) -> tuple[bytes | None, bool]:
         """Return the answer to the next request, None at the stream's end, and whether it is the last answer."""
@@ -330,8 +330,8 @@ class Server:
             return encode("draining"), True
         stream.expires = float("inf")
         try:
-            found = session.handle(message)
-            return encode(found.kind, found.fields, found.arrays), False
+            reply = session.handle(message)
+            return encode(reply.kind, reply.fields, reply.arrays), False
         except BaseException as e:  # from an environment's code, even SystemExit, or a message that does not fit
             stream.why = f"failed with {type(e).__name__}: {str(e)[:500]}"
             return encode("failed", _failure(e)), True
@@ -343,7 +343,7 @@ class Server:
         refusal = self._proofs.refusal(proof if isinstance(proof, str) else None)
         if refusal is not None:
             soon, why = refusal
-            self._refused(stream, why)
+            self._log_refusal(stream, why)
             context.abort(codes.UNAVAILABLE if soon else codes.UNAUTHENTICATED, why)
         if self._draining:
             context.abort(codes.UNAVAILABLE, "the worker is shutting down")
@@ -377,7 +377,7 @@ class Server:
         self._say(f"{stream.peer}: session {self.served} ({kind})")
         return session
 
-    def _refused(self, stream: _Stream, why: str) -> None:
+    def _log_refusal(self, stream: _Stream, why: str) -> None:
         """Log a refusal in one line, since the reason may contain text from the client."""
         self._refusals.add(f"{stream.peer}: refused: {' '.join(why.split())[:500]}")
 

@@ -63,7 +63,7 @@ def read_spec(message: Message) -> EnvSpec:
         for name in ("act_low", "act_high"):
             bound = message.arrays.get(name)
             if bound is None or bound.dtype != np.float32 or bound.shape != (actions["act_dim"],):
-                raise ProtocolError(f"{name} must be {actions['act_dim']} float32 numbers, got {_described(bound)}")
+                raise ProtocolError(f"{name} must be {actions['act_dim']} float32 numbers, got {_describe(bound)}")
             actions[name] = np.array(bound)
     parts = fields.get("parts")
     sound = isinstance(parts, list) and len(parts) <= _MOST_PARTS and all(_is_part(part) for part in parts)
@@ -119,7 +119,7 @@ def _sizes(fields: Mapping[str, Any], name: str, n: int, most: int = _MOST_NUMBE
     return tuple(value)  # type: ignore[arg-type]
 
 
-def _described(array: np.ndarray | None) -> str:
+def _describe(array: np.ndarray | None) -> str:
     return "nothing" if array is None else f"{array.dtype} {array.shape}"
 
 
@@ -133,7 +133,7 @@ def require_array(message: Message, name: str, shape: tuple[int, ...], dtype: An
     """
     array = message.arrays.get(name)
     if array is None or array.shape != shape or array.dtype != dtype:
-        raise ProtocolError(f"{message.kind}: {name} must be {np.dtype(dtype)} {shape}, got {_described(array)}")
+        raise ProtocolError(f"{message.kind}: {name} must be {np.dtype(dtype)} {shape}, got {_describe(array)}")
     return array
 
 
