@@ -19,7 +19,7 @@ COMPARED: dict[str, str] = {
     "rlox.checkpoint.counters": "ae6f30d460b4f18d 665460ccb762e252",
     "rlox.collectors.replay": "3e545b4e2244c89e ed24b8132b35cf4e",
     "rlox.collectors.rollout": "4775e720674c81c1 6c69bae8a7554bb9",
-    "rlox.envs.spec": "543e441ccc2cc859 465ca42605b5fc3e",
+    "rlox.envs.spec": "41c6eae7b4579221 ad5380680f9b86f1",
     "rlox.multi_agent.players": "44b9b9dd68ba4e3d 2583236ed6e7bcb8",
     "rlox.nn.acting": "a13ecb0bba0dbb96 7759c5ec0f39804d",
     "rlox.nn.actors": "650e75d8b744e41f bcf0a5eccc83b83f",
