@@ -80,7 +80,7 @@ class DQN(OffPolicyAlgorithm):
         self._explore()
 
     @property
-    def target(self) -> QPolicy:
+    def target(self) -> QPolicy:  # type: ignore[override]  # of the critics of others
         """The target network. With the native backend it is built on first access; its parameters are views."""
         return self._target if self.native is None else self.native.target()
 
@@ -172,7 +172,7 @@ class DQN(OffPolicyAlgorithm):
         target = weights_of(self.target) if self.native is None else self.native.target_weights()
         return info, {**tensors, "target": target}
 
-    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+    def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
         exact = super()._restore(checkpoint, same_env)
         arrays, what = checkpoint.tensors["target"], "DQN: from_checkpoint: the target network"
         if self.native is not None:

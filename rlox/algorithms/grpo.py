@@ -210,7 +210,7 @@ class GRPO(LLMAlgorithm):
         found = self._draw(rows, numbers, 1, 0, self.settings(temperature=0.0), seed)
         return found.rewards, found.sequences.n_scored
 
-    def evaluate(self, prompts: Any = None, n_samples: int = 1, **settings: Any) -> float:  # type: ignore[override]
+    def evaluate(self, prompts: Any = None, n_samples: int = 1, **settings: Any) -> float:
         """Return the mean reward over prompts, with `n_samples` sampled completions each. Training is not affected.
 
         Parameters

@@ -173,6 +173,7 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
     """Return the settings of `algorithm` in the form of the command line."""
     c, config = algorithm.counters, algorithm.config
     language, dataset = type(config).uses_dataset == "text", _rows_of(algorithm)
+    memory = getattr(algorithm, "_memory", None)
     return RunConfig(
         seed=algorithm.seed,
         total_timesteps=max(1, c.end),
@@ -183,16 +184,8 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
         compile=algorithm.backend.compiles,
         model=(algorithm.source or type(algorithm.policy).__name__) if language else None,
         algo=config,
-        env=EnvConfig(
-            id=_env_id(algorithm),
-            n_envs=algorithm.n_envs,
-            kwargs=algorithm.env_options.kwargs,
-            wrappers=algorithm.env_options.wrappers,
-            workers=algorithm.env_options.workers,
-            backend=algorithm.env_options.backend,
-            reward_fn=_reward(algorithm),
-        ),
-        buffer=getattr(algorithm, "buffer_config", None),
+        env=_env(algorithm),
+        buffer=None if memory is None else memory.config,
         dataset=None if dataset is None else _dataset(dataset),
         eval=_evaluation(algorithm),
         logger=LoggerConfig(**{name: TRACKERS[name]() for name in trackers}),
@@ -201,13 +194,30 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
 
 def _rows_of(algorithm: Any) -> Any:
     """Return the dataset, or the rows of text, from which `algorithm` learns; None if there are none."""
-    return getattr(algorithm, "rows" if type(algorithm.config).uses_dataset == "text" else "dataset", None)
+    names = ("rows",) if type(algorithm.config).uses_dataset == "text" else ("dataset", "_dataset")
+    return next((vars(algorithm)[name] for name in names if name in vars(algorithm)), None)
+
+
+def _env(algorithm: Any) -> EnvConfig:
+    """Return the settings of the environments; a language model has none, but the name of its dataset."""
+    options = getattr(algorithm, "env_options", None)
+    if options is None:
+        return EnvConfig(id=_env_id(algorithm), n_envs=1)
+    return EnvConfig(
+        id=_env_id(algorithm),
+        n_envs=algorithm.n_envs,
+        kwargs=options.kwargs,
+        wrappers=options.wrappers,
+        workers=options.workers,
+        backend=options.backend,
+        reward_fn=_reward(algorithm),
+    )
 
 
 def _env_id(algorithm: Any) -> str:
     """Return the environment's id; without an environment, the name of the dataset."""
-    if algorithm.env_id is not None:
-        return env_name(algorithm.env_id)
+    if (env_id := getattr(algorithm, "env_id", None)) is not None:
+        return env_name(env_id)
     known = getattr(_rows_of(algorithm), "metadata", None) or {}
     return str(known.get("env", {}).get("id") or Path(_dataset(_rows_of(algorithm)).source).stem)
 

@@ -100,6 +100,7 @@ class Agent(Algorithm):
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
     _mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
 
+    env_id: Any  # an id or a callable; None: there is no environment
     spec: EnvSpec
     n_envs: int = 1  # environments of all ranks together
     collector: Any = None

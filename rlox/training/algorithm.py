@@ -339,9 +339,7 @@ class Algorithm(metaclass=Hinting):
             unchecked_distributions(),
             outside_inference_mode(),
             self._learning(),
-            self._recording(),
-            self._showing(progress),
-            self._running(),
+            self._running(progress),
             self.ranks.training(self),
         ):
             return type(self)._loop(self)
@@ -350,37 +348,29 @@ class Algorithm(metaclass=Hinting):
         """Return a context that puts modules in training mode, where the family asks for it."""
         return contextlib.nullcontext()
 
-    def _recording(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that records a training in its run folder, if there is one."""
-        if self._run_folder is None or self.ranks.rank:
-            return contextlib.nullcontext()
-        return self._run_folder.recording(self)
-
     @contextlib.contextmanager
-    def _showing(self, asked: bool) -> Iterator[None]:
-        """Show the progress of one training on stderr, if `asked` and on the first rank."""
-        if not asked or self.ranks.rank:
-            yield
-            return
-        progress = ProgressCallback(live=None)
-        self.callbacks.extend([progress])
-        try:
-            yield
-        finally:
-            progress.close()
-            self.callbacks.callbacks.remove(progress)
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Mark the algorithm as training, so that no other training can start, and report exceptions to callbacks."""
-        self._trains = True
-        try:
-            yield
-        except Exception as e:
-            self.callbacks.on_training_error(algorithm=self, error=e)
-            raise
-        finally:
-            self._trains = False
+    def _running(self, shows_progress: bool) -> Iterator[None]:
+        """Mark the algorithm as training, so that no other training can start, record it in its run folder, if there is
+        one, show its progress on stderr, if asked for, and report exceptions to callbacks. Only rank 0 has callbacks.
+        """
+        leads = self.ranks.rank == 0
+        progress = [ProgressCallback(live=None)] if shows_progress and leads else []
+        recording = (
+            contextlib.nullcontext() if self._run_folder is None or not leads else self._run_folder.recording(self)
+        )
+        with recording:
+            self.callbacks.extend(progress)
+            self._trains = True
+            try:
+                yield
+            except Exception as e:
+                self.callbacks.on_training_error(algorithm=self, error=e)
+                raise
+            finally:
+                self._trains = False
+                for callback in progress:
+                    callback.close()
+                    self.callbacks.callbacks.remove(callback)
 
     def _require_complete(self) -> None:
         """Raise ValueError if a checkpoint was trained with an object that a file cannot store and that was not passed

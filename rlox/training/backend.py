@@ -38,12 +38,13 @@ class Backend(str):
     reason: str
     compiles: bool
     device: str
+    _compiled: dict[Callable[..., Any], Callable[..., Any]]
+    _watch: Watch | None
 
     def __new__(cls, kind: str, reason: str = "", compiles: bool = False) -> Backend:
         self = super().__new__(cls, kind)
         self.reason, self.compiles, self.device = reason, compiles, "cpu"
-        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._watch: Watch | None = None
+        self._compiled, self._watch = {}, None
         return self
 
     @classmethod

@@ -626,7 +626,7 @@ class LLMAlgorithm(Algorithm):
         return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}
 
     @classmethod
-    def from_checkpoint(  # type: ignore[override]  # takes a language model instead of an environment
+    def from_checkpoint(
         cls,
         path: str | os.PathLike,
         model: nn.Module | None = None,

@@ -40,11 +40,11 @@ class SequenceAlgorithm(ReplayAgent):
             If the memory is empty, or no environment has ``seq_len`` steps in it.
         """
         c, memory = self.config, self._memory.config
-        rows = self.buffer.sample(  # type: ignore[call-arg]  # a memory of sequences
+        rows = self.buffer.sample(
             c.batch_size,
             c.seq_len,
             self.rng.integers(2**63),
-            online=memory is None or memory.online,  # type: ignore[attr-defined]
+            online=memory is None or memory.online,
             with_indices=True,
         )
         return SequenceBatch.from_rows(rows, self.spec, self.device)
