@@ -286,12 +286,10 @@ class EvalCallback(Callback):
     def _free_cores(algorithm) -> int:
         """Return the number of cores that training leaves free."""
         torch = sys.modules.get("torch")
-        used = [
-            algorithm._threads or (torch.get_num_threads() if torch else 1),
-            getattr(getattr(algorithm, "env_options", None), "workers", 0),
-        ]
-        if getattr(algorithm, "env_backend", "auto") == "envpool":
-            used.append(algorithm.env_options.kwargs.get("num_threads") or algorithm.n_envs)
+        used, options = [algorithm._threads or (torch.get_num_threads() if torch else 1)], algorithm.env_options
+        used.append(options.workers)
+        if options.backend == "envpool":
+            used.append(options.kwargs.get("num_threads") or algorithm.n_envs)
         return cores() - max(used)
 
     def _plan_workers(self, algorithm) -> None:
