@@ -451,7 +451,7 @@ STEP_BY_STEP = {
     "files": (DQN, "CartPole-v1", {"buffer": {"name": "mmap", "hot_size": 200}}, "the replay memory is not uniform"),
     "noise for SAC": (SAC, "Pendulum-v1", {"exploration_noise": 0.3}, "Python adds the exploration noise"),
     "correlated noise": (TD3, "Pendulum-v1", {"noise_correlation": 0.9}, "Python adds the exploration noise"),
-    "a custom method": (Calm, "CartPole-v1", {}, "Calm changes explore"),
+    "a custom method": (Calm, "CartPole-v1", {}, "Calm changes _explore"),
 }
 
 
