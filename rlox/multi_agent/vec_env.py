@@ -9,13 +9,14 @@ import numpy as np
 
 from rlox.config import integer
 from rlox.config.base import choice
+from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 
 BACKENDS = ("auto", "native", "pettingzoo")
 
 
-class MultiAgentVecEnv(Protocol):
+class MultiAgentVecEnv(VecEnv, Protocol):
     """N environments with up to A agents each, with same-step auto-reset.
 
     An agent is alive before a step if it acts in it. After the step it continues, is terminated, or is truncated. An
@@ -25,8 +26,6 @@ class MultiAgentVecEnv(Protocol):
     """
 
     spec: MultiAgentSpec
-    n_envs: int
-    unrestorable_reason: str | None  # why the environments cannot be saved and restored exactly; None if they can
 
     @property
     def seed(self) -> int:
@@ -53,21 +52,6 @@ class MultiAgentVecEnv(Protocol):
         FloatingPointError
             If an observation, reward or state is not finite. The message names the agent.
         """
-
-    def get_state(self) -> dict[str, np.ndarray] | None:
-        """Return everything that the future of the running episodes depends on; None if they cannot be restored."""
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from the result of `get_state`; raise a ValueError if it does not fit the environments."""
-
-    def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Return whether `state` comes from environments like these, so that `set_state` may succeed."""
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
-
-    def close(self) -> None:
-        """Close the environments. May be called more than once."""
 
 
 def is_multi_agent(env: Any) -> bool:
