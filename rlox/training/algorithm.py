@@ -58,7 +58,6 @@ _RENAMED = {
     "env_wrappers": "env_options.wrappers",
     "evaluation_arguments": "_evaluation_arguments",
     "explore": "_explore",
-    "explored": "_act_in_training",
     "make_noise": "_make_noise",
     "parts": "_parts",
     "requested_device": "_requested_device",
