@@ -16,7 +16,7 @@ from rlox.multi_agent import make_multi_agent_env
 from rlox.multi_agent.spec import MultiAgentSpec
 from rlox.offline.acting import RandomPolicy, shared_policy
 from rlox.offline.arrow import block_rows
-from rlox.offline.rows import AGENT, Block
+from rlox.offline.rows import AGENT, Block, allocate_block
 
 _PATIENCE = 10_000  # steps without an action of any chosen agent after which an error is raised
 
@@ -93,14 +93,7 @@ class AgentEpisodes:
         n, m = env.n_envs, len(members)
         row_bytes = 2 * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (spec.act_dim or 2) + 16
         n_rows = max(1, min(1024, block_rows(row_bytes) // (n * m)))
-        block = {
-            "obs": np.empty((n_rows, n, m, *spec.obs_shape), spec.obs_dtype),
-            "next_obs": np.empty((n_rows, n, m, *spec.obs_shape), spec.obs_dtype),
-            "actions": np.empty((n_rows, n, m, *spec.action_shape), spec.action_dtype),
-            "rewards": np.empty((n_rows, n, m), np.float32),
-            "terminated": np.empty((n_rows, n, m), np.bool_),
-            "truncated": np.empty((n_rows, n, m), np.bool_),
-        }
+        block = allocate_block(spec, (n_rows, n, m))
         lived = np.empty((n_rows, n, m), np.bool_)
         running, returns = np.zeros((n, m)), []
         taken = idle = 0

@@ -23,7 +23,7 @@ from rlox.multi_agent import is_multi_agent
 from rlox.nn.acting import EpisodeActor, acting_policy
 from rlox.offline.agents import AgentEpisodes
 from rlox.offline.arrow import ArrowWriter, block_rows
-from rlox.offline.rows import COLUMNS, Block, Rows
+from rlox.offline.rows import COLUMNS, Block, Rows, allocate_block
 from rlox.offline.scores import reference_returns
 
 
@@ -303,14 +303,7 @@ def _act(
     agent = None if algorithm is None else _begin(algorithm, n, seed, deterministic, rng)
     row_bytes = 2 * obs[0].nbytes + 4 * math.prod(spec.action_shape) + 6
     n_rows = min(-(-count // n), max(1, min(1024, block_rows(row_bytes) // n)))
-    block = {
-        "obs": np.empty((n_rows, n, *spec.obs_shape), spec.obs_dtype),
-        "next_obs": np.empty((n_rows, n, *spec.obs_shape), spec.obs_dtype),
-        "actions": np.empty((n_rows, n, *spec.action_shape), spec.action_dtype),
-        "rewards": np.empty((n_rows, n), np.float32),
-        "terminated": np.empty((n_rows, n), np.bool_),
-        "truncated": np.empty((n_rows, n), np.bool_),
-    }
+    block = allocate_block(spec, (n_rows, n))
     returns: list[float] = []
     taken = 0
     while taken < count:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from rlox.envs import EnvSpec
 from rlox.kernels.stats import RunningStatsVec
 
 # In the order of OfflineDatasetBuffer's arguments.
@@ -35,6 +36,19 @@ STD_EPS = 1e-3
 _BOUND_SLACK = 1e-5
 
 Block = dict[str, np.ndarray]
+
+
+def allocate_block(spec: EnvSpec, shape: tuple[int, ...]) -> Block:
+    """Return new arrays for all columns of `shape` rows of an environment with this `spec`."""
+    dtypes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "obs": (spec.obs_shape, spec.obs_dtype),
+        "next_obs": (spec.obs_shape, spec.obs_dtype),
+        "actions": (spec.action_shape, spec.action_dtype),
+        "rewards": ((), np.float32),
+        "terminated": ((), np.bool_),
+        "truncated": ((), np.bool_),
+    }
+    return {name: np.empty((*shape, *own), dtype) for name, (own, dtype) in dtypes.items()}
 
 
 def names_of(found: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
