@@ -34,6 +34,7 @@ from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import shipped
+from rlox_cli.families.family import family_of
 from rlox_cli.families.imports import is_function
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import with_home
@@ -215,8 +216,7 @@ class AlgorithmSource(_Choices):
         found: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
         if not issubclass(kind, OnPolicyConfig):
             found["env"] = {"n_envs": 1}
-        if kind.replays != "nothing":
-            usual = "sequence" if kind.replays == "sequences" else "uniform"
+        if (usual := family_of(kind).usual_buffer) is not None:
             found["defaults"].insert(1, {"override /buffer": usual})
         return OmegaConf.create(found), "_global_"
 
@@ -228,7 +228,7 @@ class RowsSource(_Choices):
 
     def serves(self, name: str) -> bool:
         found = entry_of(name)
-        return found is not None and resolve(found.config).uses_dataset == "text"
+        return found is not None and family_of(resolve(found.config)).completes_prompts
 
     def names(self) -> list[str]:
         return [name for name in algorithm_names() if self.serves(name)]

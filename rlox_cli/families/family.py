@@ -81,6 +81,7 @@ class Family(ABC):
 
     counted = "episodes"  # what an evaluation consists of
     digits = 1  # of a score
+    usual_buffer: str | None = None  # the replay memory of an algorithm without a YAML file
     completes_prompts = False  # whether `rlox generate` can use it
     shards = False  # whether distributed=fsdp can divide a model among the ranks
     # What init_from takes over, and what starts fresh besides optimisers and counters.
