@@ -243,6 +243,8 @@ class EvalCallback(Callback):
         kind = type(algorithm)
         if isinstance(algorithm, _HandWritten):
             return "a hand-written loop passes no algorithm"
+        if hasattr(algorithm, "scored"):
+            return "a language model is scored by the process that trains it"
         if "evaluate" in vars(algorithm) or not kind.evaluate.__module__.startswith("rlox."):
             return f"{kind.__name__} has an evaluate of its own"
         if self.stop_at is not None or self.patience is not None:
@@ -387,8 +389,9 @@ class EvalCallback(Callback):
             return
         started = time.perf_counter()
         options = {} if self.max_steps is None else {"max_steps": self.max_steps}
+        # Language models have no episodes.
+        evaluate = algorithm.scored if hasattr(algorithm, "scored") else algorithm.evaluate
         # Pending evaluations run in the meantime, and are delivered first.
-        evaluate = getattr(algorithm, "scored", algorithm.evaluate)  # language models have no episodes
         evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started
         self._process_results(algorithm, wait=True)

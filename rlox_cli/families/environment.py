@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import ALGORITHMS, load, resolve
 from rlox.buffers import Footprint, buffer_config_class, buffer_names, footprint
 from rlox.callbacks import Callback, plan_advice
 from rlox.callbacks.loggers import RecordLogger
@@ -85,9 +85,9 @@ class Environment(Family):
         arguments = self.arguments(config, folder)
         return cls(env.id, n_envs=env.n_envs, seed=config.seed, env_kwargs=env.kwargs, **arguments)
 
-    def restore(self, cls: Any, config: RunConfig, checkpoint: Path, trusted: bool) -> Any:
+    def restore(self, config: RunConfig, checkpoint: Path, trusted: bool) -> Any:
         arguments = self.arguments(config, checkpoint.parent.parent)
-        return cls.from_checkpoint(checkpoint, env_id=config.env.id if trusted else None, **arguments)
+        return load(checkpoint, env_id=config.env.id if trusted else None, **arguments)
 
     def note_on_restoring(self, algorithm: Any) -> str | None:
         # Before the first step there is nothing to lose.

@@ -102,7 +102,7 @@ class Family(ABC):
         """Return an untrained algorithm of the class `cls`, whose files are in `folder`."""
 
     @abstractmethod
-    def restore(self, cls: Any, config: RunConfig, checkpoint: Path, trusted: bool) -> Any:
+    def restore(self, config: RunConfig, checkpoint: Path, trusted: bool) -> Any:
         """Return the algorithm in `checkpoint`, to train on.
 
         `trusted` says whether the environment may be the one in the files, whatever is imported.

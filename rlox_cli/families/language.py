@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.algorithms import entry_of, resolve
+from rlox.algorithms import load
 from rlox.callbacks import Callback, CompletionsCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, one_line, trained_for
@@ -93,14 +93,14 @@ class Language(Family):
         tokenizer = _tokenizer(config, tokenizer)
         return cls(model, tokenizer=tokenizer, source=source, seed=config.seed, **_arguments(config))
 
-    def restore(self, cls: Any, config: RunConfig, checkpoint: Path, trusted: bool, acts: bool = False) -> Any:
+    def restore(self, config: RunConfig, checkpoint: Path, trusted: bool, acts: bool = False) -> Any:
         """As `Family.restore`; without its rows and rewards if the model only `acts`."""
         arguments = {"device": config.device, "threads": config.threads} if acts else _arguments(config)
         saved = load_checkpoint(checkpoint, mapped=True).header.get("model")
         if isinstance(saved, dict) and (saved.get("adapters") or saved.get("config") is None):
             # It holds only the trained weights; the others are loaded from the original model.
             arguments["model"], _, _ = _model(config)
-        return cls.from_checkpoint(checkpoint, tokenizer=_tokenizer(config, None), **arguments)
+        return load(checkpoint, tokenizer=_tokenizer(config, None), **arguments)
 
     def recorded_task(self, header: dict[str, Any]) -> str | None:
         return None  # there is no environment
@@ -194,7 +194,7 @@ class Language(Family):
             if given:
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         config, pass_at = read_config(), 1.0 if typed.pass_at is None else typed.pass_at
-        algorithm = self.restore(resolve(entry_of(header["algorithm"]).cls), config, path, True)
+        algorithm = self.restore(config, path, True)
         found = header.get("evaluation")
         recorded: dict[str, Any] = found if isinstance(found, dict) else {}
         n_rows = typed.episodes or recorded.get("n_episodes") or config.eval.n_episodes

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line
 from rlox.config import RunConfig, shown
 from rlox.evaluation.video import VideoWriter
@@ -75,7 +74,7 @@ def generate(
         raise UsageError("PROMPT must be given, or lines on standard input")
     rows: list[Any] = [_chat(prompt, i) for i, prompt in enumerate(prompts)] if chat else prompts
     config = _read_config(path, header, imports)
-    algorithm = family.restore(resolve(entry_of(header["algorithm"]).cls), config, path, trusted=False, acts=True)
+    algorithm = family.restore(config, path, trusted=False, acts=True)
     completed = algorithm.generate(rows, n, seed=seed, **settings)
     for row, texts in zip(rows, completed, strict=True):
         prompt = row["prompt"] if chat else row

@@ -180,7 +180,7 @@ def restore(found: Resumption, console: Console) -> Any:
     """Return the algorithm of a run, to train on. Print what cannot be restored."""
     config, family = found.config, family_of(found.config.algo, found.config.env.id)
     with _printing_notes("from_checkpoint:", console):
-        algorithm = family.restore(resolve(entry_of(found.algo).cls), config, found.checkpoint, found.trusted)
+        algorithm = family.restore(config, found.checkpoint, found.trusted)
     if (note := family.note_on_restoring(algorithm)) is not None:
         console.print(note)
     return algorithm
