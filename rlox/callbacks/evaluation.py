@@ -288,10 +288,11 @@ class EvalCallback(Callback):
     def _free_cores(algorithm) -> int:
         """Return the number of cores that training leaves free."""
         torch = sys.modules.get("torch")
-        used, options = [algorithm._threads or (torch.get_num_threads() if torch else 1)], algorithm.env_options
-        used.append(options.workers)
-        if options.backend == "envpool":
-            used.append(options.kwargs.get("num_threads") or algorithm.n_envs)
+        used = [algorithm._threads or (torch.get_num_threads() if torch else 1)]
+        if (options := getattr(algorithm, "env_options", None)) is not None:  # a language model has no environment
+            used.append(options.workers)
+            if options.backend == "envpool":
+                used.append(options.kwargs.get("num_threads") or algorithm.n_envs)
         return cores() - max(used)
 
     def _plan_workers(self, algorithm) -> None:
