@@ -254,7 +254,7 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
     refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.01", dataset_share=0.01)
     refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.99", dataset_share=0.99)
     for share, rows in ((1 / 32, 31), (31 / 32, 1)):
-        assert kind("Pendulum-v1", dataset=recorded(), dataset_share=share, **SMALL).min_rows == rows
+        assert kind("Pendulum-v1", dataset=recorded(), dataset_share=share, **SMALL)._min_rows == rows
     for other, says in ((DQN, "dataset must be None, because dqn learns"), (PPO, "unknown hyper-parameter 'dataset'")):
         with pytest.raises(TypeError, match=f"{other.__name__}: {says}"):
             other("CartPole-v1", dataset=recorded())

@@ -59,6 +59,7 @@ _RENAMED = {
     "evaluation_arguments": "_evaluation_arguments",
     "explore": "_explore",
     "make_noise": "_make_noise",
+    "min_rows": "_min_rows",
     "parts": "_parts",
     "requested_device": "_requested_device",
     "target_entropy": "_target_entropy",
