@@ -228,6 +228,7 @@ class Agent(Algorithm):
         device = device_for(device, policy, where)
         self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
         self.make_policy(rng, policy)
+        self.device = "cpu"
         if self.backend == "torch":
             self.device = choose_device(device, self.policy, where, self.ranks, self._critics_size())
             self.policy.to(self.device)

@@ -86,14 +86,14 @@ def test_errors_of_the_kernel():
     obs, labels = np.zeros((5, 4), np.float32), np.arange(5) % 3
     settings = {"learning_rate": 1e-3}
     with pytest.raises(ValueError, match=r"actions must be in \[0, 3\), got 0 to 3"):
-        bc.net.update(obs, np.array([0, 1, 2, 3, 0]), **settings)
+        bc._net.update(obs, np.array([0, 1, 2, 3, 0]), **settings)
     with pytest.raises(TypeError, match="actions must have dtype int64"):
-        bc.net.update(obs, labels.astype(np.float32), **settings)
+        bc._net.update(obs, labels.astype(np.float32), **settings)
     with pytest.raises(ValueError, match=r"obs must have shape \(5, 4\)"):
-        bc.net.update(obs[:, :3], labels, **settings)
+        bc._net.update(obs[:, :3], labels, **settings)
     with pytest.raises(ValueError, match="at least one row"):
-        bc.net.update(obs[:0], labels[:0], **settings)
-    assert np.isnan(bc.net.update(np.full_like(obs, np.nan), labels, **settings)["policy_loss"])
+        bc._net.update(obs[:0], labels[:0], **settings)
+    assert np.isnan(bc._net.update(np.full_like(obs, np.nan), labels, **settings)["policy_loss"])
 
 
 def test_discrete_cloning_learns_the_probabilities_of_the_data():
