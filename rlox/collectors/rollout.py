@@ -13,7 +13,7 @@ from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativePolicy
 from rlox.config import RemoteConfig
-from rlox.envs.protocols import VecEnv
+from rlox.envs.protocols import VecEnv, step_layout
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
@@ -25,6 +25,9 @@ from rlox.processes.failures import failure_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_RESULTS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of a step, beside observations
 
 
 class _Sampler:
@@ -151,6 +154,8 @@ class RolloutCollector(Collector):
         super().__init__(
             env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
         )
+        layout = step_layout(self.spec, self.n_envs)
+        self._result_types = [(name, layout[name][1]) for name in _RESULTS]  # each has shape (N,) in a step
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.normalizer = normalizer
@@ -238,11 +243,8 @@ class RolloutCollector(Collector):
         try:
             obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
             actions = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
-            rewards = np.empty((n_steps, n))
-            terminated = np.empty((n_steps, n), np.bool_)
-            truncated = np.empty((n_steps, n), np.bool_)
-            episode_return = np.empty((n_steps, n))
-            episode_length = np.empty((n_steps, n), np.int64)
+            # (T, N) of every other array of a step, in the order in which the kernel takes them.
+            results: dict[str, Any] = {name: np.empty((n_steps, n), dtype) for name, dtype in self._result_types}
         except (MemoryError, ValueError, OverflowError) as e:  # the type depends on how much is requested
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
@@ -258,12 +260,12 @@ class RolloutCollector(Collector):
                 normalizer.update(self._raw)
         obs[0] = self._raw if normalizer is None or not normalizer.obs else normalizer.normalize(self._raw)
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
-        results = (rewards, terminated, truncated, episode_return, episode_length)
+        rewards, terminated, truncated, episode_return, episode_length = results.values()
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
         if isinstance(policy, NativePolicy) and self.env.native and compiled and normalizer is None:
             try:
                 net, noise = policy.net, sampler.noise
-                limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results)
+                limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results.values())
             except BaseException:
                 self._raw = self.env.observe()  # the environments have moved, even if the rollout stopped midway
                 raise
@@ -273,7 +275,7 @@ class RolloutCollector(Collector):
                     self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
         else:
             try:
-                limits, reached = self._step_by_step(sampler, obs, actions, frames, *results)
+                limits, reached = self._step_by_step(sampler, obs, actions, frames, results)
             except RuntimeError as e:
                 self._refuse_width(e, policy)
                 raise
@@ -351,17 +353,14 @@ class RolloutCollector(Collector):
         obs: np.ndarray,
         actions: np.ndarray,
         frames: _FrameStore | None,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        episode_return: np.ndarray,
-        episode_length: np.ndarray,
+        results: dict[str, np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Fill the arrays and return the same as the kernel's ``rollout``.
 
         That is the truncated steps and the observations that they led to.
         """
         spec, normalizer, kept = self.spec, self.normalizer, len(obs)
+        rewards, terminated, truncated = (results[name] for name in ("rewards", "terminated", "truncated"))
         normalize_obs = normalizer is not None and normalizer.obs
         final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
         limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
@@ -375,18 +374,8 @@ class RolloutCollector(Collector):
                     actions[t] = action
                     # The log-probability belongs to the sampled action; the executed action is clipped.
                     taken, after = spec.clip(actions[t]), obs[(t + 1) % kept]
-                    self.env.step_all(
-                        taken,
-                        {
-                            "obs": after,
-                            "rewards": rewards[t],
-                            "terminated": terminated[t],
-                            "truncated": truncated[t],
-                            "final_obs": final_obs,
-                            "episode_return": episode_return[t],
-                            "episode_length": episode_length[t],
-                        },
-                    )
+                    row = {name: array[t] for name, array in results.items()}
+                    self.env.step_all(taken, {"obs": after, "final_obs": final_obs, **row})
                     before, self._raw = self._raw, after.copy() if normalize_obs else after
                     if isinstance(self.reward_fn, NativeReward):
                         self.reward_fn.apply_(before, taken, rewards[t])

@@ -18,7 +18,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3_bc": "c68ab9c74788f574 982aafa7d483da0c",
     "rlox.checkpoint.counters": "ae6f30d460b4f18d 665460ccb762e252",
     "rlox.collectors.replay": "3e545b4e2244c89e ed24b8132b35cf4e",
-    "rlox.collectors.rollout": "4775e720674c81c1 6c69bae8a7554bb9",
+    "rlox.collectors.rollout": "2d552e2398d6db2d ab61df183d525a59",
     "rlox.envs.spec": "41c6eae7b4579221 ad5380680f9b86f1",
     "rlox.multi_agent.players": "44b9b9dd68ba4e3d 2583236ed6e7bcb8",
     "rlox.nn.acting": "a13ecb0bba0dbb96 7759c5ec0f39804d",
