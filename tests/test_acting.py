@@ -13,16 +13,14 @@ from rlox.config.world_models import DreamerConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import EpisodeActor, Inputs, ModulePolicy, acting_policy, draw_noise
-from rlox.nn.policies import (
+from rlox.nn.actors import (
     CategoricalPolicy,
-    ContinuousPolicy,
     DeterministicPolicy,
-    DiscretePolicy,
-    MultiDiscretePolicy,
     QPolicy,
     SquashedGaussianPolicy,
     TanhMeanPolicy,
 )
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
 from rlox.world_models.rssm import Decoder
 
@@ -70,7 +68,7 @@ def bounded(algorithm):
     made = algorithm("Pendulum-v1", hidden_sizes=[8], learning_starts=1)
     assert made.backend == "native"
     if algorithm is rlox.TD3:
-        made.explore()
+        made._explore()
     return made.actor
 
 
