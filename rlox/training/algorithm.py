@@ -520,7 +520,8 @@ class Algorithm(metaclass=Hinting):
         parts = self._described()
         if "counters" in known:
             parts.append(f"{self.counters.steps:,} {self.counters.unit} trained")
-        parts += [f"{name}={known[name]}" for name in ("backend", "device") if name in known]
+        if "backend" in known:
+            parts += [f"backend={self.backend}", f"device={self.device}"]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _described(self) -> list[str]:
