@@ -8,8 +8,6 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from rlox.originals import note_imports
-
 # In a checkout, `python -m …` puts ./rlox before the installed package, but only the installed one maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
@@ -218,6 +216,5 @@ for _name in _ALIASES:
     if _name.count(".") == 1:  # `import` finds deeper modules in sys.modules
         globals()[_name.partition(".")[2]] = sys.modules[_name]
 
-note_imports()
 if "gymnasium" in sys.modules:
     import_module("rlox.envs.gym")  # registers "rlox/CartPole-v1" and the other native ids

@@ -22,7 +22,6 @@ import rlox_cli
 ROOTS = {"rlox": Path(rlox.__file__).parent, "rlox_cli": Path(rlox_cli.__file__).parent}
 # The packages from the lowest to the highest; packages in the same row may not import each other.
 ROWS = (
-    ("rlox.originals",),  # what each module contained at its import
     ("rlox", "rlox.kernels"),
     ("rlox.config",),
     ("rlox.checkpoint",),

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections import ChainMap
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from rlox.collectors import RolloutCollector
 from rlox.collectors.candle import CandleCollector
 from rlox.compiled import NativePolicy, guard
 from rlox.compiled.record import COMPARED
-from rlox.nn import losses, networks, optimizers, value_losses
+from rlox.nn import losses, optimizers, value_losses
 from rlox.nn.policies import DiscretePolicy
 
 ROOT = Path(__file__).parents[1]
@@ -156,7 +158,6 @@ PATCHES = {
     "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
     "a loss within a loss": ("rlox.nn.losses.ppo_clip", other, (PPO,)),
     "a loss replaced by another": ("rlox.nn.losses.value_loss", value_losses.expectile_loss, (PPO, A2C)),
-    "a loss compiled": ("rlox.nn.value_losses.q_loss", torch.no_grad()(value_losses.q_loss), (DQN,)),
     "a decorated function": ("rlox.nn.value_losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
     "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
@@ -169,12 +170,8 @@ PATCHES = {
     "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
     "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
     "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
-    "a constant": ("rlox.nn.policies._LOG_SQRT_2PI", 1.0, (PPO, A2C, SAC, IQL, CQL)),
-    "a constant of a class": ("rlox.nn.actors.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
-    "a table": ("rlox.nn.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
     "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.nn.batch.Rollout.sample_minibatches", other, (PPO,)),
-    "a module replaced by another": ("rlox.nn.value_losses.F", nn, (DQN, BC, TD3BC)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
 
@@ -202,10 +199,15 @@ def test_unaffected_algorithms_stay_native(case, make, monkeypatch):
         assert make(kind).backend == "native"
 
 
-def test_a_changed_entry_of_a_table_counts_as_replaced(make, monkeypatch):
-    monkeypatch.setitem(networks._NONLINEARITIES, "tanh", nn.Sigmoid)
-    reason = "rlox.nn.networks._NONLINEARITIES.tanh differs from what the kernel was compared with"
-    assert make(PPO).backend_reason.startswith(reason)
+@pytest.mark.parametrize("module", sorted({module for modules in guard.KERNELS.values() for module in modules}))
+def test_nothing_counts_as_replaced_without_a_cause(module):
+    assert guard.find_replaced(import_module(module)) == []
+
+
+@pytest.mark.parametrize("value", [None, Mock(), partial(losses.value_loss)])
+def test_what_is_no_function_counts_as_replaced(value, monkeypatch):
+    monkeypatch.setattr(losses, "value_loss", value)
+    assert guard.find_replaced(losses) == ["value_loss"]
 
 
 def test_methods_beside_an_update_may_be_replaced(make, monkeypatch):

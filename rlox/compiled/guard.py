@@ -16,10 +16,11 @@ import hashlib
 import os
 import sys
 import threading
+from inspect import CO_OPTIMIZED
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from rlox.compiled.record import COMPARED
-from rlox.originals import find_replaced
 
 _NETWORKS = ("rlox.nn.networks", "rlox.nn.policies", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
 _LEARNER = (
@@ -122,6 +123,63 @@ def _find_override(one: object, modules: tuple[str, ...], methods: tuple[str, ..
         if definers[0].__module__ not in modules:
             return f"{definers[0].__name__} has {'an' if method[0] in 'aeiou' else 'a'} {method} of its own"
     return None
+
+
+# ---- functions and classes that were replaced
+
+_LIBRARIES = ("rlox", "torch", "numpy", *sys.stdlib_module_names)
+_DECORATING = ("contextlib", "torch.utils._contextlib")  # modules whose decorators keep what a function computes
+_definitions: dict[str, tuple[Any, dict[str, set[int]]]] = {}  # by module: its loaded version, and lines by name
+
+
+def find_replaced(module: ModuleType) -> list[str]:
+    """Return the functions, methods and classes in `module` that neither its file nor a library put there.
+
+    Methods are named ``Class.method``. Constants are not compared.
+    """
+    spec: Any = module.__spec__
+    known = _definitions.get(module.__name__)
+    if known is None or known[0] is not spec:
+        known = _definitions[module.__name__] = (spec, _find_definitions(spec.loader.get_code(spec.name), ""))
+    values = dict(vars(module))
+    for name, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            values.update((f"{name}.{member}", held) for member, held in vars(value).items())
+    return [name for name in {**known[1], **values} if not _is_own(module, name, values.get(name), known[1].get(name))]
+
+
+def _is_own(module: ModuleType, name: str, value: Any, lines: set[int] | None) -> bool:
+    """Return whether the file, which defines `name` at `lines` or not at all, or a library put `value` there."""
+    if lines is not None:
+        code = _get_code(value)
+        if code is not None:
+            return code.co_filename == module.__file__ and code.co_firstlineno in lines
+        return isinstance(value, type) and value.__module__ == module.__name__ and value.__qualname__ == name
+    if not isinstance(value, (FunctionType, type)):
+        return True
+    origin = str(value.__module__)
+    if not origin.startswith("rlox.") or origin == module.__name__ or "." in name:
+        return origin.partition(".")[0] in _LIBRARIES
+    return vars(sys.modules[origin]).get(name) is value
+
+
+def _find_definitions(code: CodeType, prefix: str) -> dict[str, set[int]]:
+    """Return the first lines of the functions and classes in the code of a module or class, by their names."""
+    lines: dict[str, set[int]] = {}
+    for one in code.co_consts:
+        if isinstance(one, CodeType) and not one.co_name.startswith("<"):
+            lines.setdefault(prefix + one.co_name, set()).add(one.co_firstlineno)
+            if not one.co_flags & CO_OPTIMIZED:  # the body of a class
+                lines.update(_find_definitions(one, f"{prefix}{one.co_name}."))
+    return lines
+
+
+def _get_code(value: Any) -> CodeType | None:
+    """Return the code of a function, also in a property and the like, and behind ``torch.no_grad`` and similar."""
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    if not isinstance(value, FunctionType) or value.__globals__.get("__name__") in _DECORATING:  # or `functools.cache`
+        value = getattr(value, "__wrapped__", value)
+    return value.__code__ if isinstance(value, FunctionType) else None
 
 
 # ---- hashes of files
