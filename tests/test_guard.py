@@ -212,6 +212,7 @@ def test_what_is_no_function_counts_as_replaced(value, monkeypatch):
 
 def test_methods_beside_an_update_may_be_replaced(make, monkeypatch):
     monkeypatch.setattr("rlox.training.algorithm.Algorithm.save", other)
+    monkeypatch.setattr(PPO, "update_native", other)
     assert make(PPO).backend == "native"
 
 
