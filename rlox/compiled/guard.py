@@ -101,7 +101,7 @@ def find_difference(kernel: str, *objects: object, files: bool = True) -> str | 
     for module in modules:
         for name in find_replaced(sys.modules[module]) if module in sys.modules else ():
             last = name.rpartition(".")[2]
-            if last in methods or module not in _PARTLY and last not in _BY_KERNEL:
+            if last in methods or (module not in _PARTLY and last not in _BY_KERNEL):
                 return f"{module}.{name} differs from what the kernel was compared with"
     return next((own for one in objects if (own := _find_override(one, modules, methods)) is not None), None)
 
