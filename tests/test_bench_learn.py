@@ -13,8 +13,8 @@ import pytest
 
 from rlox.tracking import durable_rows
 from rlox_cli.bench import fingerprint
-from rlox_cli.bench.curves import aligned
-from rlox_cli.bench.judge import MORE, PASS, area, first_reach, judge_others, judge_reference, tuned_task_changes
+from rlox_cli.bench.curves import align_curves
+from rlox_cli.bench.judge import MORE, PASS, area, first_reach, judge_others, judge_reference, list_task_changes
 from rlox_cli.bench.learn import compose_cells
 from rlox_cli.bench.sb3 import settings_of
 from rlox_cli.bench.seeds import changes, settings
@@ -214,7 +214,7 @@ def test_a_reference_does_not_judge_another_task(before):
 )
 def test_changes_that_make_it_another_task(words, changes):
     (job,) = compose_cells(["algo=ppo", "env=CartPole-v1", *words]).values()
-    found = tuned_task_changes(job, ())
+    found = list_task_changes(job, ())
     assert found == changes if changes is not None else len(found) == 1
 
 
@@ -239,7 +239,7 @@ def test_recorded_curves_of_another_task_are_refused(tmp_path):
 
 def test_curves_of_different_lengths_are_drawn_whole():
     whole = [{"step": step, "mean": step / 10} for step in (10, 20, 30, 40)]
-    steps, heights = aligned([whole, whole[:2], [{"step": 20, "mean": 0.0}, {"step": 40, "mean": 8.0}]])
+    steps, heights = align_curves([whole, whole[:2], [{"step": 20, "mean": 0.0}, {"step": 40, "mean": 8.0}]])
     assert steps.tolist() == [20, 30, 40]
     assert heights.tolist() == [[2.0, 2.0, 0.0], [3.0, 2.0, 4.0], [4.0, 2.0, 8.0]]
 

@@ -22,7 +22,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
 from rlox.evaluation.episodes import evaluate, step_limit
 from rlox.evaluation.evaluator import cores
-from rlox.nn.modules import copied
+from rlox.nn.modules import copy_module
 from rlox.nn.optimizers import flatten_
 from rlox.tracking import durable_rows
 
@@ -450,7 +450,7 @@ def test_a_copied_policy_has_the_alignment_of_the_original():
     flatten_(list(policy.parameters()))
     original = [p.data_ptr() % 64 for p in policy.parameters()]
     assert len(set(original)) > 2
-    made = copied(policy)
+    made = copy_module(policy)
     for one in (made, pickle.loads(pickle.dumps(made))):
         assert [p.data_ptr() % 64 for p in one.parameters()] == original
         assert all(torch.equal(p, q) for p, q in zip(one.parameters(), policy.parameters(), strict=True))

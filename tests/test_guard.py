@@ -118,7 +118,7 @@ def test_files_that_an_update_uses_are_listed(cls):
 # Members that the kernel's path calls too, or that an update does not call.
 BESIDE = {"_explore", "update_native", "_rounds", "policy", "actor", "target",
           "buffer", "_own_state", "_restore", "keep", "_use_kernel", "_require_outputs", "sample",
-          "_configured_noise"}  # fmt: skip
+          "_make_action_noise"}  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", [*ONLINE, BC, TD3BC, IQL, CQL])

@@ -413,9 +413,9 @@ def test_a_cold_file_is_searched_only_in_the_run_and_the_users_folder(tmp_path):
     saved_path, name = one.cold_path, os.path.basename(one.cold_path)
     one.close()
     # The file exists there, but the header must not direct the search to that folder.
-    assert replay_files.missing(memory, entry) == [str(run / name)]
-    assert replay_files.missing(memory, entry, own) == [str(own / name)]
-    assert replay_files.missing(memory, entry, elsewhere) == []
+    assert replay_files.list_missing_files(memory, entry) == [str(run / name)]
+    assert replay_files.list_missing_files(memory, entry, own) == [str(own / name)]
+    assert replay_files.list_missing_files(memory, entry, elsewhere) == []
     buffer = MmapReplayBuffer(10, 40, 3, 1, own)
     with pytest.raises(ValueError, match="cold file"):
         replay_files.load(buffer, memory, entry, arrays)

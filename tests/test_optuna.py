@@ -24,7 +24,7 @@ from test_sweep import ends, jobs, kill, outcomes, rlox
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config
-from rlox.config.saved import resolved
+from rlox.config.saved import to_plain
 from rlox_cli.config.compose import compose_jobs, compose_sweep
 from rlox_cli.config.ranges import read_search
 from rlox_cli.records.ledger import Sweep
@@ -241,7 +241,7 @@ def test_a_search_prunes_bad_trials_prints_the_best_and_can_be_extended(tmp_path
         ([], shlex.split(command)),
     ):
         (job,) = compose_jobs(flags, overrides)
-        assert resolved(job.config, job.algo) == ledger(tmp_path)[best.number].config
+        assert to_plain(job.config, job.algo) == ledger(tmp_path)[best.number].config
     assert (tmp_path / "sweep/study.png").read_bytes().startswith(b"\x89PNG")
     # As after a process that was killed right after it asked for a trial.
     optuna.load_study(study_name="rlox", storage=f"sqlite:///{tmp_path}/sweep/study.db").ask()

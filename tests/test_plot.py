@@ -20,7 +20,7 @@ from rlox.config import RunConfig, SFTConfig
 from rlox.config.base import operational_keys
 from rlox.tracking import Record
 from rlox_cli.main import app
-from rlox_cli.records.runs import EVALUATION, differing, group_runs, read_run, read_runs
+from rlox_cli.records.runs import EVALUATION, find_differing_keys, group_runs, read_run, read_runs
 from rlox_cli.report.compare import verdict
 from rlox_cli.report.picture import curve
 from rlox_cli.report.plot import main as draw
@@ -244,7 +244,7 @@ def test_runs_that_differ_only_in_how_they_were_run_are_one_group(sweep):
     assert notes == []
     groups = group_runs(read)
     assert [(group.label, len(group.runs), group.pooled) for group in groups] == [(SLOW, 5, []), (FAST, 5, [])]
-    assert not differing(groups[0].runs)
+    assert not find_differing_keys(groups[0].runs)
     # A copy that differs only in them is a duplicate, unless its key is asked for.
     shutil.copytree(runs[4], sweep / "copy")
     edit(sweep / "copy", "threads: 1", "threads: 4")

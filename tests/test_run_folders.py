@@ -198,19 +198,19 @@ def test_files_are_opened_and_replaced_only_inside(tmp_path):
         ):
             with pytest.raises(ValueError, match="symbolic link"):
                 open_()
-    with pytest.raises(ValueError, match="symbolic link"), run_files.replacing(run, "link/secret"):
+    with pytest.raises(ValueError, match="symbolic link"), run_files.replace_file(run, "link/secret"):
         pass
     with pytest.raises(FileNotFoundError, match="a/b"):
         run_files.open_file(run, "a/b")
     # The link itself is replaced, and the name of an unfinished file is not followed either.
     partial = run / f".file.{os.getpid()}-{run_files.threading.get_ident()}.partial"
     partial.symlink_to(outside / "secret")
-    with run_files.replacing(run, "file") as file:
+    with run_files.replace_file(run, "file") as file:
         file.write(b"mine")
     assert (run / "file").read_bytes() == b"mine"
     assert not (run / "file").is_symlink()
     assert (outside / "secret").read_text() == "secret"
-    with pytest.raises(KeyError), run_files.replacing(run, "file"):
+    with pytest.raises(KeyError), run_files.replace_file(run, "file"):
         raise KeyError
     assert (run / "file").read_bytes() == b"mine"
     assert not [path for path in run.iterdir() if path.suffix == ".partial"]

@@ -20,7 +20,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox_cli.commands.train import main as train
 from rlox_cli.config.compose import compose_jobs, compose_sweep
 from rlox_cli.records.ledger import Head, Sweep, job_id
-from rlox_cli.sweep.control import planned, resume
+from rlox_cli.sweep.control import plan_jobs, resume
 from rlox_cli.sweep.launch import Work, launcher_overrides
 from rlox_cli.terminal.errors import UsageError
 
@@ -245,7 +245,7 @@ def plan(folder, *words):
     """Create a sweep in `folder` without starting any job."""
     master, composed = compose_sweep(["-m"], list(words))
     head = Head("0.0.1", ["-m"], list(words), [], launcher_overrides(master, list(words)))
-    Sweep.create(folder, head, planned(composed)).release()
+    Sweep.create(folder, head, plan_jobs(composed)).release()
 
 
 @pytest.mark.slow

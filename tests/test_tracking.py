@@ -344,7 +344,7 @@ def test_the_stored_schema_equals_that_of_the_installed_mlflow():
         parts = text.partition("\n")[2].split(";\n")  # without the line with the version
         return [sorted(line.strip().rstrip(",") for line in part.splitlines()) for part in parts]
 
-    assert mlflow_sqlite.installed_revision() == mlflow_sqlite.revision()
+    assert mlflow_sqlite.read_revision() == mlflow_sqlite.revision()
     assert statements(record_mlflow_schema.schema()) == statements(mlflow_sqlite.SCHEMA.read_text())
 
 
@@ -449,7 +449,7 @@ def test_other_schema_revisions_use_mlflows_client(tmp_path, monkeypatch):
     database.write_bytes(b"no database" * 100)
     assert not mlflow_sqlite.serves(database)
     database.unlink()
-    monkeypatch.setattr(mlflow_sqlite, "installed_revision", lambda: "newer")
+    monkeypatch.setattr(mlflow_sqlite, "read_revision", lambda: "newer")
     assert not mlflow_sqlite.serves(database)
 
 
@@ -582,7 +582,7 @@ def test_broken_run_does_not_block_the_store(db):
     assert corrupt.state == "failed"
     assert "line 7 must have whole numbers >= 0 as segment and step" in corrupt.error
     assert "must have logger.mlflow" in stores.read_state(runs[1], "mlflow").error
-    assert stores.pending(store) == {}
+    assert stores.list_pending_runs(store) == {}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from rlox.config import integer, nearest
 from rlox.config.base import LARGEST_SEED
 from rlox.config.migration import answers
 from rlox.llm.backends import Backend, Served
-from rlox.llm.encoded import Encoded, encoded
+from rlox.llm.encoded import Encoded, encode_dataset
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import completions_of, scores_of
@@ -98,7 +98,7 @@ class BestOfN:
         prompts
             Token ids (B, P), a list of token ids (P_i,), texts, dicts with ``prompt``, or a file of these.
         """
-        rows: Encoded = encoded(prompts, "prompts", self.model, "BestOfN", self.settings.max_new_tokens)
+        rows: Encoded = encode_dataset(prompts, "prompts", self.model, "BestOfN", self.settings.max_new_tokens)
         numbers = np.arange(len(rows))
         drawn = self._complete(rows.prompts)
         self._calls += 1

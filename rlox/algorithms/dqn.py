@@ -21,7 +21,7 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.modules import load_weights_, weights_of
 from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.schedules import interpolated, scheduled
+from rlox.training.schedules import interpolate, scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ class DQN(OffPolicyAlgorithm):
 
     def _epsilon(self, progress: float) -> float:
         c = self.config
-        return interpolated(c.exploration_initial_eps, c.exploration_final_eps, progress, c.exploration_fraction)
+        return interpolate(c.exploration_initial_eps, c.exploration_final_eps, progress, c.exploration_fraction)
 
     def _move_target_when_due(self) -> None:
         """Update the target network if another `target_update_freq` environment steps have been taken."""

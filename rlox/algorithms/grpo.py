@@ -194,7 +194,7 @@ class GRPO(LLMAlgorithm):
         return Groups(sequences, drawn.ids, rewards, named, np.concatenate(drawn.log_probs), drawn.ended)
 
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
-        rows = self._evaluated()
+        rows = self._require_rows()
         numbers = np.arange(min(n_rows, len(rows)))
         with torch_threads(self._threads):
             found = self._draw(rows, numbers, n, 0, self.settings(), seed)
@@ -221,7 +221,7 @@ class GRPO(LLMAlgorithm):
             As for `generate`.
         """
         n_samples = integer("GRPO.evaluate", "n_samples", n_samples, 1)
-        rows, chosen = self._evaluated() if prompts is None else self._encoded(prompts), self.settings(**settings)
+        rows, chosen = self._require_rows() if prompts is None else self._encode(prompts), self.settings(**settings)
         with torch_threads(self._threads):
             found = self._draw(rows, np.arange(len(rows)), n_samples, 0, chosen, 10_000 + self.seed)
         return float(found.rewards.mean())
@@ -288,7 +288,7 @@ class GRPO(LLMAlgorithm):
                 history.append({**metrics, "grad_norm": self.optimizer.step_accumulated(c.max_grad_norm)})
         self.follow_reference()
         return {
-            **self._sampled_metrics(batch),
+            **self._summarise_samples(batch),
             **(_mean_metrics(history) if history else {"loss": torch.zeros((), device=self.device)}),
         }
 
@@ -301,7 +301,7 @@ class GRPO(LLMAlgorithm):
                 order = Rng(Rng(self.rng.key, 1 << 62).key, self.counters.updates * c.n_epochs + epoch).permutation(n)
             yield from np.array_split(order, c.n_minibatches)
 
-    def _sampled_metrics(self, batch: Groups) -> dict[str, torch.Tensor]:
+    def _summarise_samples(self, batch: Groups) -> dict[str, torch.Tensor]:
         """Return metrics of the completions and their rewards."""
         groups = batch.rewards.reshape(-1, self.config.group_size)
         found = {

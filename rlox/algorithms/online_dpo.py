@@ -95,7 +95,7 @@ class OnlineDPO(LLMAlgorithm):
         return self.preferences.rewards is not None
 
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
-        rows = self._evaluated()
+        rows = self._require_rows()
         numbers = np.arange(min(n_rows, len(rows)))
         with torch_threads(self._threads):
             drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)

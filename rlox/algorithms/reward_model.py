@@ -11,7 +11,7 @@ import torch
 
 from rlox.config import RewardModelConfig
 from rlox.kernels.rng import Rng
-from rlox.llm.encoded import Encoded, encoded
+from rlox.llm.encoded import Encoded, encode_dataset
 from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.pairs import Pairs, pairs_of
@@ -131,7 +131,7 @@ class RewardModel(LLMAlgorithm):
         arguments = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
         texts = {"prompt": list(prompts), "completion": list(completions)}
         texts |= {name: list(values) for name, values in arguments.items() if values is not None}
-        rows = encoded(texts, "texts", self.model, "RewardModel.score_batch", ended=ended)
+        rows = encode_dataset(texts, "texts", self.model, "RewardModel.score_batch", ended=ended)
         first, index = unique_rows(np.concatenate(pair) for pair in zip(rows.prompts, rows.completions, strict=True))
         found = []
         with torch_threads(self._threads):

@@ -65,7 +65,7 @@ class SAC(OffPolicyAlgorithm):
             self.keep("alpha_optimizer", self._alpha_optimizer, switch="auto_entropy")
             self.keep("temperature", nn.ParameterDict({"log_alpha": self.log_alpha}), switch="auto_entropy")
         if c.exploration_noise > 0:
-            self.collector.action_noise = self._configured_noise(self.collector.n_envs)
+            self.collector.action_noise = self._make_action_noise(self.collector.n_envs)
         if self.native is not None:
             self._use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip

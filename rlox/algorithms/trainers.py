@@ -150,9 +150,9 @@ class Trainer:
 
 def _require_no_module(env: Any) -> None:
     """Raise ValueError if creating the environment named by a dataset would import a module."""
-    from rlox.envs.registry import unimported_module
+    from rlox.envs.registry import find_unimported_module
 
-    if isinstance(env, str) and (module := unimported_module(env)):
+    if isinstance(env, str) and (module := find_unimported_module(env)):
         raise ValueError(
             f"Trainer: env must be given for a dataset that was collected in {shown(env)}, because a file may not "
             f"choose the module {shown(module)} to import; if you trust it, pass env={shown(env)}"
@@ -188,14 +188,14 @@ def offline_sizes(
     """
     from rlox.envs import env_name, make_vec_env
     from rlox.multi_agent import is_multi_agent, make_multi_agent_env
-    from rlox.offline.acting import recorded_group
+    from rlox.offline.acting import read_group
 
     vec: Any
     if is_multi_agent(env):
         if wrappers:
             raise ValueError(f"{where}={env}: wrappers must be empty with several agents, got {list(wrappers)}")
         vec = make_multi_agent_env(env, 1, 0, kwargs)
-        spec = recorded_group(vec.spec, dataset).spec
+        spec = read_group(vec.spec, dataset).spec
     else:
         vec = make_vec_env(env, 1, 0, kwargs, wrappers)
         spec = vec.spec

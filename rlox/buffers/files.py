@@ -107,7 +107,7 @@ class ReplayFiles:
         if not isinstance(buffer, ReplayBuffer):
             values, arrays = _split(buffer.get_state())
             self._files = []
-            file = self._named(secrets.token_hex(4))
+            file = self._make_entry(secrets.token_hex(4))
             return self._snapshot_of([file], values, {}, {file["name"]: arrays})
         count, frame = self._upto
         # One row more than the new ones, to notice if the memory was cleared or replaced.
@@ -125,7 +125,7 @@ class ReplayFiles:
         grown = len(news["rows"]) > 0
         if grown:
             size = sum(x.nbytes for x in news.values())
-            entry = {**self._named(f"{count:012d}-{now[0]:012d}"), "count": now[0], "next_frame": now[1]}
+            entry = {**self._make_entry(f"{count:012d}-{now[0]:012d}"), "count": now[0], "next_frame": now[1]}
             files.append({**entry, "bytes": size, "joined": 0})
             self._newest = news["rows"][-1].tobytes()
         self._upto = now
@@ -144,17 +144,17 @@ class ReplayFiles:
         states = [] if all_states else [file for file in kept if "states" in file]
         news: dict[str, dict[str, np.ndarray]] = {}
         if len(found["rows"]["places"]):
-            file = {**self._named(f"{now:012d}-{secrets.token_hex(4)}"), "ended": arrays["pushed"].tolist()}
+            file = {**self._make_entry(f"{now:012d}-{secrets.token_hex(4)}"), "ended": arrays["pushed"].tolist()}
             news[file["name"]] = found["rows"]
             size = sum(x.nbytes for x in found["rows"].values())
             rows.append({**file, "count": now, "bytes": size, "joined": 0})
         if len(found["states"]["places"]):
-            file = {**self._named(f"states-{secrets.token_hex(4)}"), "states": True}
+            file = {**self._make_entry(f"states-{secrets.token_hex(4)}"), "states": True}
             news[file["name"]] = found["states"]
             states.append({**file, "bytes": sum(x.nbytes for x in found["states"].values())})
         return self._snapshot_of([*rows, *states], values, arrays, news)
 
-    def _named(self, stem: str) -> dict[str, Any]:
+    def _make_entry(self, stem: str) -> dict[str, Any]:
         return {"name": f"{stem}-{self._run}.safetensors"}
 
     def _snapshot_of(
@@ -178,7 +178,7 @@ class ReplayFiles:
                             2,
                             f"replay memory: {self.folder / lost[0]} must exist; the next save writes all files again",
                         )
-                    named[:] = self._joined([file for file in files if "states" not in file])
+                    named[:] = self._join_newest([file for file in files if "states" not in file])
                     named.extend(file for file in files if "states" in file)
                     if self._files is files:
                         self._files = named
@@ -200,7 +200,7 @@ class ReplayFiles:
     def _write(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         save_checkpoint(self.folder / name, Checkpoint({"file": name}, {"memory": arrays}))
 
-    def _joined(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _join_newest(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Join the newest of `files` if there are enough of a size class, and return the resulting list."""
         while len(last := files[-_JOINED:]) == _JOINED and len({file.get("joined") for file in last}) == 1:
             size = sum(file["bytes"] for file in last)
@@ -208,7 +208,7 @@ class ReplayFiles:
                 break
             pieces = [load_checkpoint(self.folder / file["name"], ("file",)).tensors["memory"] for file in last]
             first, newest = last[0]["name"].split("-")[0], last[-1]
-            entry = {**newest, **self._named(f"{first}-{newest['count']:012d}-joined")}
+            entry = {**newest, **self._make_entry(f"{first}-{newest['count']:012d}-joined")}
             self._write(entry["name"], {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
             files = [*files[:-_JOINED], {**entry, "bytes": size, "joined": newest["joined"] + 1}]
         return files
@@ -239,7 +239,7 @@ def _require_entry(entry: Any) -> None:
         )
 
 
-def missing(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None = None) -> list[str]:
+def list_missing_files(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None = None) -> list[str]:
     """Return the missing files of a header entry; `own` is the folder in an `MmapReplayBuffer`'s configuration.
 
     Raises

@@ -317,12 +317,12 @@ class EvalCallback(Callback):
             return
         left = len(self._due) if self.every_steps is None else 2
         self._decide_at = self._due[0] if self._due else sys.maxsize
-        self._most_workers = self.planned_workers(algorithm, left * self._expected_s(algorithm, step))
+        self._most_workers = self.planned_workers(algorithm, left * self._estimate_seconds(algorithm, step))
         if self._most_workers:
             self._measuring = False
             self._start_worker()
 
-    def _expected_s(self, algorithm, step: int) -> float:
+    def _estimate_seconds(self, algorithm, step: int) -> float:
         """Estimate the seconds of one evaluation, from the last one in this process or from the training's speed."""
         if self._took_s is not None:
             return self._took_s

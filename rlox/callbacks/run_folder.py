@@ -34,7 +34,7 @@ from rlox.config import (
     WandbConfig,
     shown,
 )
-from rlox.config.saved import differences, resolved
+from rlox.config.saved import differences, to_plain
 from rlox.envs import env_name
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import read_config, replace_text
@@ -89,7 +89,7 @@ class RunFolder:
         if (memory := getattr(algorithm, "_memory", None)) is not None and self._callbacks is None:
             # The last checkpoint needs the memory's file, which would be temporary.
             memory.choose_folder(self.path)
-        plain = json.loads(json.dumps(resolved(_run_config(algorithm, self.trackers), algorithm.name), default=str))
+        plain = json.loads(json.dumps(to_plain(_run_config(algorithm, self.trackers), algorithm.name), default=str))
         changed = self._changes(plain, step, type(algorithm).__name__)
         record = Record(self.path, versions=versions(), resume_step=step or None, changed=changed or None)
         with record:

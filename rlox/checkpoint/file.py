@@ -141,7 +141,7 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
     head = json.dumps(index, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     try:
-        with run_files.replacing(*run_files.locate(path)) as file:
+        with run_files.replace_file(*run_files.locate(path)) as file:
             file.write(len(head).to_bytes(8, "little") + head)
             for _, array in ordered:
                 file.write(array.data.cast("B") if array.size else b"")
@@ -174,7 +174,7 @@ def _index(file: IO[bytes]) -> dict[str, Any]:
     return json.loads(file.read(int.from_bytes(file.read(8), "little")))
 
 
-def _mapped(file: IO[bytes], index: dict[str, Any]) -> dict[str, np.ndarray]:
+def _map_tensors(file: IO[bytes], index: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors of a file whose read position is at the end of its index."""
     data = file.tell()
     kinds = {theirs: ours for ours, theirs in _DTYPES.items()}
@@ -211,7 +211,7 @@ def _read(
                 return {}, {}, info
             header = _header(path, info["rlox"], keys)
             if mapped:
-                return header, _mapped(opened, index), info
+                return header, _map_tensors(opened, index), info
             return header, {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118
     except (SafetensorError, TypeError, KeyError, AttributeError, OverflowError) as e:
         raise ValueError(

@@ -15,7 +15,7 @@ def versions() -> dict[str, str]:
 
     found = {"rlox": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "gymnasium"):
-        if (version := _installed(name)) is not None:
+        if (version := _find_version(name)) is not None:
             found[name] = version
     return {
         **found,
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return metadata.version(name)  # slow, hence the cache: parses the package's whole description
     except metadata.PackageNotFoundError:

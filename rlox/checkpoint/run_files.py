@@ -104,13 +104,13 @@ def open_descriptor(folder: str | os.PathLike, name: str, flags: int = os.O_RDON
         # Relative to the descriptor of the folder above, so that nobody can put a link in its place meanwhile.
         for part in above:
             path /= part
-            with _named(path):
+            with _complete_path(path):
                 _require(path, os.lstat(part, dir_fd=at).st_mode, stat.S_ISDIR, "a folder")
                 below = os.open(part, os.O_RDONLY | _FOLDER | _NO_LINK, dir_fd=at)
             os.close(at)
             at = below
         path /= last
-        with _named(path):
+        with _complete_path(path):
             try:
                 _require(path, os.lstat(last, dir_fd=at).st_mode, stat.S_ISREG, "a regular file")
             except FileNotFoundError:
@@ -129,7 +129,7 @@ def open_descriptor(folder: str | os.PathLike, name: str, flags: int = os.O_RDON
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _complete_path(path: Path) -> Iterator[None]:
     """Give an OSError the whole path; relative to a descriptor, it names only the last part."""
     try:
         yield
@@ -162,7 +162,7 @@ def make_folder(folder: str | os.PathLike, name: str) -> Path:
 
 
 @contextmanager
-def replacing(folder: str | os.PathLike, name: str) -> Iterator[BinaryIO]:
+def replace_file(folder: str | os.PathLike, name: str) -> Iterator[BinaryIO]:
     """Yield a new binary file; at the end it replaces the file `name` below `folder` atomically.
 
     The folders above it are created. After an exception the old file is unchanged. A link with that name is replaced,

@@ -117,7 +117,7 @@ class Collector:
         self.notify: Callable[[str], None] = _warn
         self.env_steps = 0  # over all environments; a training run sets it to its own count
 
-    def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    def _shape_rewards(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
         reward_fn = self.reward_fn
         if reward_fn is None:
             return raw

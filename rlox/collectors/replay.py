@@ -98,7 +98,7 @@ class ReplayCollector(Collector):
         )
         self.remember_buffer(buffer)
         ended = terminated | truncated
-        returns, lengths = self._ended(ended)
+        returns, lengths = self._end_episodes(ended)
         self._update_normalizer(self._raw)
         if self.action_noise is not None:
             self.action_noise.end(ended)
@@ -121,7 +121,7 @@ class ReplayCollector(Collector):
             self.reward_fn.apply_(obs, actions, rewards)
         elif self.reward_fn is not None:
             # Copies, because the function may keep its arguments, and these arrays are reused.
-            rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
+            rewards = self._shape_rewards(obs.copy(), actions.copy(), rewards.copy())
         self.env_steps += self.n_envs
         rewards = rewards.astype(np.float32)
         # The memory, which is saved, must not contain numbers that are not finite.
@@ -131,7 +131,7 @@ class ReplayCollector(Collector):
             self._refuse_numbers("rewards", rewards, self.env_steps)
         return rewards
 
-    def _ended(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _end_episodes(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return returns and lengths of the episodes that `ended` (N,); observations after them must be finite."""
         returns, lengths = self._out["episode_return"][ended], self._out["episode_length"][ended]
         if len(returns) and not all_finite(self._raw):

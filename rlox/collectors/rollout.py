@@ -47,7 +47,7 @@ class _Sampler:
             self._drawn.append(self.policy.drawn_log_probs.float())
         return actions
 
-    def _drawn_log_probs(self) -> Any:
+    def _take_log_probs(self) -> Any:
         """Return the log-probabilities (T * N,) from acting, where the policy drew its own noise."""
         import torch
 
@@ -55,11 +55,11 @@ class _Sampler:
 
     def evaluate_actions(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[Any, ...]:
         """Return columns of the batch, and the values of the observations `after`, as the policy does."""
-        return self.policy.evaluate_actions(seen, actions, after, self._drawn_log_probs() if self._drawn else None)
+        return self.policy.evaluate_actions(seen, actions, after, self._take_log_probs() if self._drawn else None)
 
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
-        return to_array(self._drawn_log_probs() if self._drawn else self.policy.log_probs(seen, actions))
+        return to_array(self._take_log_probs() if self._drawn else self.policy.log_probs(seen, actions))
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
@@ -380,7 +380,7 @@ class RolloutCollector(Collector):
                     if isinstance(self.reward_fn, NativeReward):
                         self.reward_fn.apply_(before, taken, rewards[t])
                     elif self.reward_fn is not None:
-                        rewards[t] = self._shaped(before, taken, rewards[t])
+                        rewards[t] = self._shape_rewards(before, taken, rewards[t])
                     if normalizer is not None:
                         # Otherwise the statistics would never be finite again.
                         self._refuse_row(rewards[t], self.env_steps + (t + 1) * self.n_envs)

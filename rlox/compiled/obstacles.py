@@ -71,7 +71,7 @@ def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) 
 
     if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
         return f"the policy is a custom module ({type(policy).__name__})"
-    hidden = _hidden(policy.actor)
+    hidden = _list_widths(policy.actor)
     sizes = (spec.obs_dim, spec.n_actions if spec.discrete else spec.act_dim, hidden)
     change = _find_change(policy, _actor_critic(*sizes), layout(*sizes, spec.continuous))
     return change or _size_obstacle(spec, hidden)
@@ -90,7 +90,7 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
     q = policy.q if type(policy) is QPolicy else policy
     if type(q) is not DiscreteQNetwork:
         return f"the policy is a custom module ({type(q).__name__})"
-    hidden = _hidden(q.trunk, q.head)
+    hidden = _list_widths(q.trunk, q.head)
     nets = _q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
     change = _find_change(policy if q is not policy else QPolicy(q, spec.n_actions), nets, _shapes(nets))
     return change or _size_obstacle(spec, hidden)
@@ -104,7 +104,7 @@ def _size_obstacle(spec: EnvSpec, hidden: Sequence[int]) -> str | None:
     return None
 
 
-def _hidden(*nets: nn.Module) -> list[int]:
+def _list_widths(*nets: nn.Module) -> list[int]:
     """Return the widths of the hidden layers of consecutive perceptrons."""
     from torch import nn
 

@@ -18,7 +18,7 @@ from rlox.compiled.obstacles import (
     Perceptron,
     _activation,
     _actor_critic,
-    _hidden,
+    _list_widths,
     _q_network,
     _shapes,
     layout,
@@ -172,7 +172,7 @@ class NativePolicy(NativeActor):
     @classmethod
     def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-        hidden, activation = _hidden(module.actor), _activation(module.actor)
+        hidden, activation = _list_widths(module.actor), _activation(module.actor)
         return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
 
     @classmethod
@@ -266,7 +266,7 @@ class NativeQPolicy(NativeActor):
         self._epsilon = 0.0
 
     def __reduce__(self):
-        return _acting_q, (self._sizes, np.array(self.net.parameters), self._epsilon)
+        return _share_q, (self._sizes, np.array(self.net.parameters), self._epsilon)
 
     @classmethod
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
@@ -285,7 +285,7 @@ class NativeQPolicy(NativeActor):
 
         module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
         q = module.q
-        hidden, activation = _hidden(q.trunk, q.head), _activation(q.trunk, q.head)
+        hidden, activation = _list_widths(q.trunk, q.head), _activation(q.trunk, q.head)
         policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling)
         policy._take_over(module)
         policy.net.move_target(1.0)
@@ -336,7 +336,7 @@ class NativeQPolicy(NativeActor):
         return self.net.act(inputs.obs, self.mask_noise(noise, inputs.mask), self._epsilon), None
 
 
-def _acting_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> NativeQPolicy:
+def _share_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> NativeQPolicy:
     policy = NativeQPolicy(*sizes)
     policy.net.parameters[:] = block
     policy.epsilon = epsilon
@@ -370,7 +370,7 @@ class NativeBoundedPolicy(NativeActor):
         self._made_by = (kernel, {name: len(block) for name, block in blocks.items()}, sizes)
 
     def __reduce__(self):
-        return _acting_bounded, (copy.deepcopy(self._module), np.array(self.net.parameters["policy"]), *self._made_by)
+        return _share_bounded, (copy.deepcopy(self._module), np.array(self.net.parameters["policy"]), *self._made_by)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:  # type: ignore[override]
@@ -396,7 +396,7 @@ class NativeBoundedPolicy(NativeActor):
         return self._to_env(super().mode(inputs)[0]), None
 
 
-def _acting_bounded(
+def _share_bounded(
     module: BoundedPolicy, block: np.ndarray, kernel: type, lengths: dict[str, int], sizes: dict[str, Any]
 ) -> NativeBoundedPolicy:
     policy = NativeBoundedPolicy(module)

@@ -41,7 +41,7 @@ class Watch:
 
     def require(self, where: str, find_difference: Callable[[], str | None] | None = None) -> None:
         """Raise ValueError if something has changed, or functions differ by `find_difference`."""
-        change = self._altered() or (None if self._actor is None else self._actor.altered())
+        change = self._describe_alteration() or (None if self._actor is None else self._actor.altered())
         if change is None and find_difference is not None:
             change = find_difference()
         if change is not None:
@@ -50,7 +50,7 @@ class Watch:
                 f"{self._owner} is created, or create it with backend='torch'"
             )
 
-    def _altered(self) -> str | None:
+    def _describe_alteration(self) -> str | None:
         replaced = next((name for name, value in self._held.items() if self._attributes.get(name) is not value), None)
         if replaced is None:
             moved = (name for name, address in self._addresses.items() if self._held[name].data_ptr() != address)

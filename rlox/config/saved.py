@@ -14,7 +14,7 @@ from rlox.config.sqlite import is_sqlite, sqlite_file, sqlite_uri
 MOST_LEVELS = 32  # of nested values in a configuration
 
 
-def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
+def to_plain(config: RunConfig, algo: str) -> dict[str, Any]:
     """Return `config` as plain data for ``config.yaml``, with the algorithm's name first in its section.
 
     Raises

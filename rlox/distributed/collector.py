@@ -431,7 +431,7 @@ class ActorCollector(Collector):
                 return None
             found.update(own)
         for k, trajectory in enumerate(self._replay):
-            found.update(_named(f"replay{k}", trajectory))
+            found.update(_name_arrays(f"replay{k}", trajectory))
         return dict(sorted(found.items()))
 
     def _actor_state(self, pool: ActorPool, actor: int) -> dict[str, np.ndarray] | None:
@@ -448,7 +448,7 @@ class ActorCollector(Collector):
             state = {}
         arrays = {f"actor{actor}/{name}": array for name, array in state.items()}
         for k, trajectory in enumerate(answered):
-            arrays.update(_named(f"answer{actor}.{k}", trajectory))
+            arrays.update(_name_arrays(f"answer{actor}.{k}", trajectory))
         return arrays
 
     def restore(self, state: dict[str, np.ndarray]) -> bool:
@@ -515,7 +515,7 @@ def _limits(rollouts: list[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(at), np.concatenate([rollout.reached for rollout in rollouts])
 
 
-def _named(section: str, trajectory: Trajectory) -> dict[str, np.ndarray]:
+def _name_arrays(section: str, trajectory: Trajectory) -> dict[str, np.ndarray]:
     """Return a trajectory's arrays for a checkpoint, without the elapsed time, so that equal runs have equal files."""
     arrays = replace(trajectory, seconds=0.0).arrays()
     return {f"{section}/{name}": array for name, array in arrays.items()}

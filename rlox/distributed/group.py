@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
-from rlox.distributed.ranks import ALONE, OWN, SHARED, RankLost, Ranks, become, memory_folder, named_files
+from rlox.distributed.ranks import ALONE, OWN, SHARED, RankLost, Ranks, become, list_named_files, memory_folder
 from rlox.kernels.rng import Rng
 from rlox.nn.devices import own_gpu
 
@@ -258,7 +258,7 @@ class Group(Ranks):
             parts: list[Checkpoint] = self._send(None)[1:]
             header["ranks"] = [part.header for part in parts]
             if folder is not None:
-                self._named = named_files(header, memory_folder(folder))
+                self._named = list_named_files(header, memory_folder(folder))
         for number, part in enumerate(parts, 1):
             tensors[f"rank{number}"] = {
                 f"{section}/{name}": array

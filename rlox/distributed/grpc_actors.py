@@ -150,7 +150,7 @@ class _RemoteActor:
         arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
         try:
             answer = self._line.call("rollout", {"version": weights.version}, arrays, self._timeout)
-            return _checked(answer, *self._expected, weights.version)
+            return _check_rollout(answer, *self._expected, weights.version)
         except WorkerLost as e:
             raise ActorLost(str(e)) from e
         except ProtocolError as e:
@@ -305,7 +305,7 @@ def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
     return 2 * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
 
 
-def _checked(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
+def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
     """Check the rollout that a worker has sent, and return it.
 
     Raises

@@ -112,7 +112,7 @@ class ActorPlan:
         return replace(self, policy=self.policy.copy())
 
     def pickle(self, where: str, *more: Any) -> bytes:
-        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpacked`).
+        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpack`).
 
         Raises
         ------

@@ -147,7 +147,7 @@ class Ranks:
         Needed are the files that `header`, of a checkpoint on disk, or the last gathered checkpoint names.
         """
         with self._gathering:
-            named = named_files(header, folder) | self._named
+            named = list_named_files(header, folder) | self._named
             run_files.check(*run_files.locate(folder / "x"))  # nothing is removed through a link
             for path in set(folder.glob("rank*/*.safetensors")) - named:
                 run_files.check(folder, str(path.relative_to(folder)))
@@ -251,7 +251,7 @@ def _saved_ranks(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     return saved
 
 
-def saved_ranks(header: dict[str, Any]) -> int:
+def count_saved_ranks(header: dict[str, Any]) -> int:
     """Return the number of ranks of a checkpoint, from its header."""
     saved = header.get("ranks")
     return 1 + len(saved) if isinstance(saved, list) else 1
@@ -263,7 +263,7 @@ def memory_folder(folder: Path, rank: int = 0) -> Path:
     return memory / f"rank{rank}" if rank else memory
 
 
-def named_files(header: dict[str, Any], folder: Path) -> set[Path]:
+def list_named_files(header: dict[str, Any], folder: Path) -> set[Path]:
     """Return the files of the other ranks' memories below `folder` that a header names."""
     return {
         folder / f"rank{number}" / file["name"]
@@ -287,7 +287,7 @@ def become(ranks: Ranks) -> None:
     _current = ranks
 
 
-def started() -> bool:
+def is_started_by_torchrun() -> bool:
     """Return whether ``torchrun``, or a program that sets the same variables, started this process."""
     return all(name in os.environ for name in _VARIABLES)
 
@@ -326,7 +326,7 @@ def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Any:
         If `distributed` has any other value.
     """
     choice("ranks.join", "distributed", distributed, _KINDS)
-    if not started():
+    if not is_started_by_torchrun():
         raise RuntimeError(
             "ranks.join: torchrun must start the processes, but variables that it sets are missing "
             f"({', '.join(name for name in _VARIABLES if name not in os.environ)}); "

@@ -49,28 +49,28 @@ class _Host:
 
     def begin(self) -> tuple[bool, Any]:
         """Create the environments; return whether their state can be saved, and where this actor runs."""
-        return self._answered(lambda: (self._made().exact, self._where))
+        return self._answer_call(lambda: (self._make_actor().exact, self._where))
 
     def rollout(self, weights: Weights) -> tuple[bool, Any]:
         # Ray's object store is read-only, but the statistics are written to.
         normalization = {name: array.copy() for name, array in weights.normalization.items()}
         own = replace(weights, normalization=normalization)
-        return self._answered(lambda: (self._made().rollout(own).arrays(), self._where))
+        return self._answer_call(lambda: (self._make_actor().rollout(own).arrays(), self._where))
 
     def state(self) -> tuple[bool, Any]:
-        return self._answered(lambda: self._made().state())
+        return self._answer_call(lambda: self._make_actor().state())
 
     def set_state(self, state: dict[str, np.ndarray]) -> tuple[bool, Any]:
         own = {name: array.copy() for name, array in state.items()}
-        return self._answered(lambda: self._made().set_state(own))
+        return self._answer_call(lambda: self._make_actor().set_state(own))
 
-    def _made(self) -> Actor:
+    def _make_actor(self) -> Actor:
         if self._actor is None:
             (plan,) = unpack_imports(self._order)
             self._actor = Actor(plan, self._index, self._start)
         return self._actor
 
-    def _answered(self, call: Any) -> tuple[bool, Any]:
+    def _answer_call(self, call: Any) -> tuple[bool, Any]:
         """Return the result of `call`, or its packed exception with the frames of the user's code."""
         try:
             return True, call()
@@ -133,7 +133,7 @@ class RayActors:
         try:
             self._plan = ray.put(order)
             self._host = ray.remote(max_restarts=0, max_task_retries=0)(_Host)
-            self._group.append(self._reserved())
+            self._group.append(self._reserve_resources())
             for actor in range(n_actors):
                 self._hosts.append(self._started(actor))
             self.exact = self._wait_until_created()
@@ -208,7 +208,7 @@ class RayActors:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group[0], actor),
         ).remote(self._plan, actor, self._starts[actor], os.getcwd())
 
-    def _reserved(self) -> Any:
+    def _reserve_resources(self) -> Any:
         """Request a reservation for each actor; Ray makes them when the cluster has room."""
         s = self._settings
         wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
@@ -227,7 +227,7 @@ class RayActors:
         if wait(calls, self._settings.start_timeout).not_done:
             raise TimeoutError(
                 f"RayActors: {self.n_actors} actors must start within ray.start_timeout "
-                f"({self._settings.start_timeout:g} s), and have not: {self._lacking()}"
+                f"({self._settings.start_timeout:g} s), and have not: {self._describe_shortage()}"
             )
         exact = []
         for actor, call in enumerate(calls):
@@ -235,7 +235,7 @@ class RayActors:
             exact.append(is_exact)
         return all(exact)
 
-    def _lacking(self) -> str:
+    def _describe_shortage(self) -> str:
         """Compare the resources of the cluster with the needs of the actors, for a message."""
         s = self._settings
         wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}

@@ -99,7 +99,7 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
     if isinstance(wrappers, (str, Mapping)):
         raise TypeError(f"make_gym_env: wrappers must be a list, got {wrappers!r}")
     try:
-        return _made(env, kwargs, wrappers)
+        return _make_one(env, kwargs, wrappers)
     except BaseException as e:
         require_exception(e, f"make_gym_env: {env_name(env)}", f"making environment {env_name(env)}")
         # Errors of this module, and those about missing packages, already name the cause.
@@ -108,7 +108,7 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
         raise
 
 
-def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
+def _make_one(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
     import gymnasium
 
     if isinstance(env, gymnasium.Env):

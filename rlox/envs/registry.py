@@ -182,7 +182,7 @@ def is_native(env: Any) -> bool:
     if not isinstance(env, str):
         return False
     if env not in native_ids():
-        if not _found(env) or env not in native_ids():
+        if not _is_native(env) or env not in native_ids():
             return False
         announce(env)
     return True
@@ -196,10 +196,10 @@ def is_native_multi_agent(env: Any) -> bool:
     ValueError, ImportError
         Same as `is_native`.
     """
-    return isinstance(env, str) and _found(env) and env in native_multi_agent_ids()
+    return isinstance(env, str) and _is_native(env) and env in native_multi_agent_ids()
 
 
-def _found(env_id: str) -> bool:
+def _is_native(env_id: str) -> bool:
     """Whether there is a native environment of this id, with one or several agents, also in installed packages."""
     if env_id in native_ids() or env_id in native_multi_agent_ids():
         return True
@@ -240,7 +240,7 @@ ZOO = "pettingzoo:"  # prefix of PettingZoo environments: "pettingzoo:mpe2.simpl
 _ZOO_PACKAGES = ("mpe2", "pettingzoo")  # installed by rlox-cli[multi-agent]
 
 
-def imported_module(env_id: str) -> str:
+def find_module(env_id: str) -> str:
     """Return the third-party module that creating `env_id` imports, which users must trust; empty if there is none."""
     if not env_id.startswith(ZOO):
         return env_id.rpartition(":")[0]
@@ -248,9 +248,9 @@ def imported_module(env_id: str) -> str:
     return "" if module.partition(".")[0] in _ZOO_PACKAGES else module
 
 
-def unimported_module(env_id: str) -> str:
-    """Return `imported_module` if it is not imported yet, since a file that names it must not cause the import."""
-    module = imported_module(env_id)
+def find_unimported_module(env_id: str) -> str:
+    """Return `find_module` if it is not imported yet, since a file that names it must not cause the import."""
+    module = find_module(env_id)
     return "" if module in sys.modules else module
 
 

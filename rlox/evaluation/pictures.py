@@ -43,7 +43,7 @@ def save(predictions: Predictions, path: Path) -> None:
             for frame in predictions.frames():
                 film.add(frame)
         return
-    with run_files.replacing(path.parent, path.name) as file:
+    with run_files.replace_file(path.parent, path.name) as file:
         if predictions.image:
             _save_gif(predictions, file)
         else:

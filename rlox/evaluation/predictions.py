@@ -93,16 +93,16 @@ class Predictions:
         """
         if not self.image:
             raise ValueError("Predictions.frames: observations must be images, got vectors; draw them as a plot")
-        truth = self._coloured(self.truth[:n])
-        predicted = np.concatenate([truth[:, : self.context], self._coloured(self.predicted[:n])], 1)
+        truth = self._colour_images(self.truth[:n])
+        predicted = np.concatenate([truth[:, : self.context], self._colour_images(self.predicted[:n])], 1)
         error = np.abs(predicted - truth)
         for t in range(truth.shape[1]):
             edge = (46, 160, 67) if t < self.context else (207, 34, 46)
-            rows = [np.hstack([_framed(truth[b, t], (128, 128, 128)), _framed(predicted[b, t], edge),
-                               _framed(error[b, t], (128, 128, 128))]) for b in range(len(truth))]  # fmt: skip
+            rows = [np.hstack([_draw_frame(truth[b, t], (128, 128, 128)), _draw_frame(predicted[b, t], edge),
+                               _draw_frame(error[b, t], (128, 128, 128))]) for b in range(len(truth))]  # fmt: skip
             yield np.vstack(rows)
 
-    def _coloured(self, images: np.ndarray) -> np.ndarray:
+    def _colour_images(self, images: np.ndarray) -> np.ndarray:
         """Convert images (B, T, C, H, W) to pictures (B, T, h, w, 3) f32 in [0, 255].
 
         They show the last frame of a stack, enlarged by a whole number.
@@ -118,7 +118,7 @@ class Predictions:
         return np.clip(np.moveaxis(large, 2, -1), 0, 255).astype(np.float32)
 
 
-def _framed(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+def _draw_frame(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     """Return an image (h, w, 3) with an edge of this colour, and a margin around it, as bytes."""
     h, w, _ = image.shape
     found = np.full((h + 4 * _MARGIN, w + 4 * _MARGIN, 3), 255, np.uint8)

@@ -43,7 +43,7 @@ def seconds(where: str, name: str, value: Any, least: float) -> float:
     return float(value)
 
 
-def checked_token(where: str, token: Any) -> str | None:
+def check_token(where: str, token: Any) -> str | None:
     """Return `token`; raise a ValueError unless it fits into a header. It is a secret, so the message omits it."""
     if token is not None and not (
         isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
@@ -113,7 +113,7 @@ class Client:
         self._host, self._port, self._base = parts.hostname, port, parts.path.rstrip("/")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if checked_token(where, token) is not None:
+        if check_token(where, token) is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout, self._pause = seconds(where, "timeout", timeout, 1e-3), seconds(where, "pause", pause, 0.0)
         self._retries = integer(where, "retries", retries, 0)
@@ -144,11 +144,11 @@ class Client:
 
     def send(self, path: str, body: Any = None, remedy: str = "") -> bytes:
         """Send `body` as `post` does, but return the answer as bytes, whatever it contains."""
-        return self._asked("POST", path, b"" if body is None else json.dumps(body).encode(), remedy)
+        return self._request("POST", path, b"" if body is None else json.dumps(body).encode(), remedy)
 
     def get(self, path: str, remedy: str = "") -> Any:
         """Send a GET and return its JSON. Other text, which some servers return for their health, gives None."""
-        answer = self._asked("GET", path, None, remedy, min(self._timeout, _SOON))
+        answer = self._request("GET", path, None, remedy, min(self._timeout, _SOON))
         return self._json(path, answer) if answer[:1] in (b"{", b"[") else None
 
     def status(self, path: str) -> int:
@@ -199,7 +199,7 @@ class Client:
                 "server?"
             ) from e
 
-    def _asked(self, method: str, path: str, data: bytes | None, remedy: str, timeout: float | None = None) -> bytes:
+    def _request(self, method: str, path: str, data: bytes | None, remedy: str, timeout: float | None = None) -> bytes:
         status, reason, answer = self._send_with_retries(
             method, path, data, self._timeout if timeout is None else timeout
         )

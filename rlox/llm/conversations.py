@@ -106,14 +106,14 @@ def converse(
         written[row].append(np.zeros(len(found), bool))
 
     for row, environment in enumerate(environments):
-        opening = _asked(environment.reset, texts[row // n])
+        opening = _ask(environment.reset, texts[row // n])
         if not isinstance(opening, str):
             raise TypeError(f"{model.where}: the environment's reset must return a text, got {shown(opening)}")
         if opening and isinstance(texts[row // n], str):
             answer(row, opening)
         elif opening:
             starts[row] = np.asarray(
-                encode(model.tokenizer, _opened(texts[row // n], opening), **templates[row // n])[0], np.int64
+                encode(model.tokenizer, _open(texts[row // n], opening), **templates[row // n])[0], np.int64
             )[:context]
     active = list(range(rows))
     for turn in range(most_turns):
@@ -154,7 +154,7 @@ def converse(
     )
 
 
-def _asked(method: Callable[..., Any], *arguments: Any) -> Any:
+def _ask(method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
     except BaseException as e:
@@ -165,7 +165,7 @@ def _asked(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _step(environment: TextEnvironment, text: str, where: str) -> tuple[str, float, bool]:
-    found = _asked(environment.step, text)
+    found = _ask(environment.step, text)
     if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], str)):
         raise TypeError(f"{where}: the environment's step must return (text, reward, done), got {shown(found)}")
     answer, reward, over = found
@@ -174,7 +174,7 @@ def _step(environment: TextEnvironment, text: str, where: str) -> tuple[str, flo
     return answer, float(reward), bool(over)
 
 
-def _opened(chat: Chat, text: str) -> Chat:
+def _open(chat: Chat, text: str) -> Chat:
     """Return the conversation with a text that follows it: of the user, like the last message."""
     last = chat[-1]
     if last["role"] != "user":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,14 @@ def _column_digest(name: str, column: list[Any]) -> bytes:
         return name.encode()
 
 
-def encoded(
+def __getattr__(name: str) -> Any:
+    if name != "encoded":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("rlox.llm.encoded.encoded is deprecated; use encode_dataset", DeprecationWarning, stacklevel=2)
+    return encode_dataset
+
+
+def encode_dataset(
     data: Any,
     task: str,
     model: LanguageModel,
@@ -160,13 +168,13 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
             raise TypeError(f"{where}: {name} must hold rows of integer token ids, got {shown(row)} in row {i}")
         if len(ids) and ids.min() < 0:
             raise ValueError(f"{where}: {name} must hold ids of at least 0, got {int(ids.min())} in row {i}")
-        rows.append(_unpadded(ids.astype(np.int64), name, model) if whole else ids.astype(np.int64))
+        rows.append(_remove_padding(ids.astype(np.int64), name, model) if whole else ids.astype(np.int64))
     if name == "prompts" and any(len(ids) == 0 for ids in rows):
         raise ValueError(f"{where}: prompts must have at least one token each")
     return rows
 
 
-def _unpadded(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
+def _remove_padding(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
     """Remove the tokenizer's padding from a row of a tensor: on the left of a prompt, on the right of other rows.
 
     If the padding token is also an EOS, one of them is kept at the end.

@@ -18,7 +18,7 @@ from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.tokens import left_padded
+from rlox.llm.tokens import pad_left
 from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def unique_numbers(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.array(found, np.int64)
 
 
-def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
+def restrict_logits(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
     """Return logits (R, V) f32 at the temperature, with minus infinity for tokens that may not be drawn."""
     if settings.temperature != 1.0:
         logits = logits / settings.temperature
@@ -172,7 +172,7 @@ def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple
     if not settings.restricts and logits.device.type == "cpu" and logits.dtype == torch.float32:
         drawn = draw_tokens(logits.numpy(), noise.numpy(), settings.temperature)
         return torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
-    log_probs = restricted(logits, settings).log_softmax(-1)
+    log_probs = restrict_logits(logits, settings).log_softmax(-1)
     # The inverse of the cumulative distribution function, in f64 so that no step vanishes in a large vocabulary.
     reached = log_probs.exp().cumsum(-1, dtype=torch.float64)
     # If a logit is NaN, the search finds no token; `sample` raises the error.
@@ -290,7 +290,7 @@ class _Cached:
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int, room: int) -> None:
         self.model, self.n, self.room = model, n, room
-        self.ids, self.mask = left_padded(prompts, model.pad)
+        self.ids, self.mask = pad_left(prompts, model.pad)
         self.ids = self.ids.to(model.device)
         self.mask = None if self.mask is None else self.mask.to(model.device)
         self.cache: Any = None

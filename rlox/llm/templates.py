@@ -110,7 +110,7 @@ class Template:
             If it does, and the answer consists of several messages or calls tools.
         """
         messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        whole = self._write(_joined(prompt, messages))
+        whole = self._write(_join_chat(prompt, messages))
         if whole.startswith(opening):
             return whole
         if len(messages) > 1 or messages[0].get("tool_calls"):
@@ -126,7 +126,7 @@ def continues(prompt: Any) -> bool:
     return isinstance(prompt, str) or (prompt[-1]["role"] == "assistant" and bool(prompt[-1]["content"].strip()))
 
 
-def _joined(prompt: Chat, messages: Sequence[dict[str, Any]]) -> Chat:
+def _join_chat(prompt: Chat, messages: Sequence[dict[str, Any]]) -> Chat:
     """Return the prompt with the messages that follow; the first completes an unfinished message of the assistant."""
     if not prompt or prompt[-1]["role"] != "assistant":
         return [*prompt, *messages]

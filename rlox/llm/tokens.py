@@ -156,7 +156,7 @@ def _array(ids: Any) -> np.ndarray:
     return array.astype(np.int64, copy=False).reshape(-1)
 
 
-def left_padded(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def pad_left(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return rows of unequal lengths as (R, T) int64 with `pad` on the left, and the mask (R, T) of the other tokens.
 
     The mask is None if all lengths are equal.

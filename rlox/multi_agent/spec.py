@@ -158,14 +158,14 @@ def group_agents(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequen
     groups: list[Group] = []
     for members in slots.values():
         names = tuple(agents[slot] for slot in members)
-        common = _beginning(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
+        common = _find_prefix(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
         # If the prefix is already used, the group is named after its first agent.
         name = common if common and common not in {group.name for group in groups} else names[0]
         groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
     return tuple(groups)
 
 
-def _beginning(names: Sequence[str]) -> str:
+def _find_prefix(names: Sequence[str]) -> str:
     """Return the common prefix of `names`."""
     first, last = min(names), max(names)
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlox.kernels.rng import Rng
 from rlox.nn.modes import acting, evaluating
-from rlox.nn.modules import copied, is_module, load_weights_, to_array, weights_of
+from rlox.nn.modules import copy_module, is_module, load_weights_, to_array, weights_of
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -213,14 +213,14 @@ class ModulePolicy(ActingPolicy):
 
     def __reduce__(self) -> Any:
         # Copy the module: its parameters may be views of one block, which a pickle would contain once per view.
-        return ModulePolicy, (copied(self.module), self.device)
+        return ModulePolicy, (copy_module(self.module), self.device)
 
     def __repr__(self) -> str:
         return type(self.module).__name__
 
     def copy(self) -> ModulePolicy:
         """Return a policy with a copy of the module, on the CPU, that computes the same bits."""
-        return ModulePolicy(copied(self.module).to("cpu"))
+        return ModulePolicy(copy_module(self.module).to("cpu"))
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return copies of all weights by their ``state_dict`` names."""

@@ -109,7 +109,7 @@ def outside_inference_mode() -> Iterator[None]:
 
 
 @contextmanager
-def unchecked_distributions() -> Iterator[None]:
+def skip_distribution_checks() -> Iterator[None]:
     """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
 
     A custom policy creates a distribution at every step, and the checks take a third of its time. NaN, which they would

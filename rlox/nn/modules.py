@@ -56,7 +56,7 @@ def state_of(part: Any) -> dict[str, np.ndarray]:
     return weights_of(part) if is_module(part) else part.state()
 
 
-def copied(part: Part) -> Part:
+def copy_module(part: Part) -> Part:
     """Deep-copy a module, or an object whose attributes are modules, and compute the same bits with the copy.
 
     Parameters that are views of a flat block need not be aligned to 64 bytes, and on some CPUs (an AMD EPYC, with

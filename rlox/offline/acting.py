@@ -142,7 +142,7 @@ class SharedPolicy:
         return self._own.clip(taken).reshape(n, n_agents, *self._own.action_shape)
 
 
-def shared_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:
+def share_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:
     """Return the policy of an offline algorithm as a shared policy for the agents of an environment."""
     return SharedPolicy(algorithm.policy, algorithm.spec, spec, algorithm.device, algorithm.normalizer.normalize, where)
 
@@ -153,7 +153,7 @@ def evaluate_shared(policy: SharedPolicy, **arguments: Any) -> AgentsEvaluation:
     return replace(found, returns=found.agent_returns[:, policy.slots].sum(1))
 
 
-def recorded_group(spec: MultiAgentSpec, dataset: Any) -> Group:
+def read_group(spec: MultiAgentSpec, dataset: Any) -> Group:
     """Return the group of a dataset's agents: by their names, else by the sizes of observations and actions.
 
     If no group has these sizes, return the first group.

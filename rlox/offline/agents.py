@@ -14,7 +14,7 @@ from rlox.envs import env_name
 from rlox.kernels.rng import Rng
 from rlox.multi_agent import make_multi_agent_env
 from rlox.multi_agent.spec import MultiAgentSpec
-from rlox.offline.acting import RandomPolicy, shared_policy
+from rlox.offline.acting import RandomPolicy, share_policy
 from rlox.offline.arrow import block_rows
 from rlox.offline.rows import AGENT, Block, allocate_block
 
@@ -56,7 +56,7 @@ class AgentEpisodes:
         self._name = env_name(env_id)
         self.env = make_multi_agent_env(env_id, n_envs, seed, kwargs)
         try:
-            self._group, self._members = _chosen(self.env.spec, chosen)
+            self._group, self._members = _choose_group(self.env.spec, chosen)
         except ValueError:
             self.env.close()
             raise
@@ -89,7 +89,7 @@ class AgentEpisodes:
             Called with the number of rows since its last call.
         """
         spec, env, g, members = self.spec, self.env, self._group, self._members
-        rng, policy = Rng(seed, Stream.ACTION), _acting(algorithm, env.spec, self._name)
+        rng, policy = Rng(seed, Stream.ACTION), _load_acting(algorithm, env.spec, self._name)
         n, m = env.n_envs, len(members)
         row_bytes = 2 * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (spec.act_dim or 2) + 16
         n_rows = max(1, min(1024, block_rows(row_bytes) // (n * m)))
@@ -142,7 +142,7 @@ class AgentEpisodes:
         self.env.close()
 
 
-def _acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
+def _load_acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
     """Return an object that acts for all agents, by group: ``actions(obs, masks, deterministic, rng)``."""
     if algorithm is None:
         return RandomPolicy(spec, "collect")
@@ -150,12 +150,12 @@ def _acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
         theirs = algorithm.collector.agents
         if (theirs.groups, theirs.masked) != (spec.groups, spec.masked):
             raise ValueError(
-                f"collect: env must have the agents that {algorithm.name} was trained for, {_listed(theirs)}, with "
-                f"their spaces, got {name} with {_listed(spec)}"
+                f"collect: env must have the agents that {algorithm.name} was trained for, {_spell(theirs)}, with "
+                f"their spaces, got {name} with {_spell(spec)}"
             )
         return algorithm.actor
     if getattr(getattr(algorithm, "config", None), "uses_dataset", "") == "must":
-        return shared_policy(algorithm, spec, "collect")
+        return share_policy(algorithm, spec, "collect")
     kind = getattr(algorithm, "name", type(algorithm).__name__)
     raise ValueError(
         f"collect: a policy must act for several agents in {name}, but {kind} acts for one; use a "
@@ -163,17 +163,17 @@ def _acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
     )
 
 
-def _listed(spec: MultiAgentSpec) -> str:
+def _spell(spec: MultiAgentSpec) -> str:
     return ", ".join(f"{group.name} ({', '.join(group.agents)})" for group in spec.groups)
 
 
-def _chosen(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[int, list[int]]:
+def _choose_group(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[int, list[int]]:
     """Return the index of the group of the agents `names`, and their indices in it. Group names take precedence."""
     if names is None:
         if len(spec.groups) > 1:
             raise ValueError(
                 "collect: agents must name a group, or agents of one group, if agents have different spaces, got "
-                f"none; the groups are {_listed(spec)}; try {spec.groups[0].name}"
+                f"none; the groups are {_spell(spec)}; try {spec.groups[0].name}"
             )
         return 0, list(range(spec.n_agents))
     known = {agent: {(g, a)} for g, group in enumerate(spec.groups) for a, agent in enumerate(group.agents)}
@@ -182,11 +182,11 @@ def _chosen(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[int, lis
     for name in names:
         if name not in known:
             raise ValueError(
-                f"collect: agents must be among {_listed(spec)}, got {name!r}; {nearest(name, list(known))}"
+                f"collect: agents must be among {_spell(spec)}, got {name!r}; {nearest(name, list(known))}"
             )
         found |= known[name]
     groups = {g for g, _ in found}
     if len(groups) != 1:
         got = ", ".join(names) or "none"
-        raise ValueError(f"collect: agents must be of one group, whose spaces are equal, got {got}; {_listed(spec)}")
+        raise ValueError(f"collect: agents must be of one group, whose spaces are equal, got {got}; {_spell(spec)}")
     return groups.pop(), sorted(a for _, a in found)

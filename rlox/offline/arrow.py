@@ -179,7 +179,7 @@ def read_metadata(text: str, where: str) -> dict[str, Any]:
     return found
 
 
-def mapped_columns(reader: Any, where: str) -> Block | None:
+def map_columns(reader: Any, where: str) -> Block | None:
     """Return the six columns as arrays on the file's pages; None if the file must be converted first.
 
     A file must be converted if it has several record batches, is compressed, has no next observations, or has other
@@ -211,7 +211,7 @@ def mapped_columns(reader: Any, where: str) -> Block | None:
     return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in COLUMNS}
 
 
-def mapped_agents(reader: Any, where: str) -> np.ndarray | None:
+def map_agents(reader: Any, where: str) -> np.ndarray | None:
     """Return the column ``agent`` of a file whose columns are mapped, (N,) integers; None if there is none.
 
     Raises

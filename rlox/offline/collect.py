@@ -179,7 +179,7 @@ def collect(
             finally:
                 vec.close()
             n_cut += episodes.n_cut
-            acting = {**_named(behaviour), **_exploration(behaviour.algorithm, deterministic)}
+            acting = {**_describe_behaviour(behaviour), **_exploration(behaviour.algorithm, deterministic)}
             entries.append({**acting, "n_steps": count, **_summary(returns)})
         metadata = {
             "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
@@ -224,7 +224,7 @@ def _require_disk(path: str | os.PathLike, n_steps: int, spec: EnvSpec) -> None:
         )
 
 
-def _named(behaviour: Behaviour) -> dict[str, Any]:
+def _describe_behaviour(behaviour: Behaviour) -> dict[str, Any]:
     return {"name": behaviour.name, **behaviour.info}
 
 

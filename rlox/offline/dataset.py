@@ -20,8 +20,8 @@ from rlox.offline.arrow import (
     FORMAT,
     ArrowWriter,
     file_blocks,
-    mapped_agents,
-    mapped_columns,
+    map_agents,
+    map_columns,
     metadata_of,
     open_reader,
 )
@@ -100,7 +100,7 @@ def open_dataset(
         raise TypeError("open_dataset: a DatasetConfig must be the only argument; its fields replace the others")
     where = f"dataset {settings.source}"
     path, others = _find(settings.source, where)
-    return _open_arrow(path if others is None else _converted(path.name, *others), where, settings)
+    return _open_arrow(path if others is None else _convert_once(path.name, *others), where, settings)
 
 
 def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def check_source(source: str) -> None:
         raise ValueError(f"{where}: the file is empty")
 
 
-def _converted(name: str, key: str, make: Callable[[], Source]) -> Path:
+def _convert_once(name: str, key: str, make: Callable[[], Source]) -> Path:
     """Return the Arrow file into which a source is converted, unless that was done before."""
     digest = hashlib.sha256(f"{FORMAT}:{key}".encode()).hexdigest()[:16]
     stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[-80:]
@@ -182,11 +182,11 @@ def convert(source: Source, path: str | os.PathLike) -> None:
 def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatasetBuffer:
     reader = open_reader(path, where)
     metadata = metadata_of(reader.schema, where)
-    columns = mapped_columns(reader, where)
+    columns = map_columns(reader, where)
     if columns is None:
         names = names_of(reader.schema.names, where, metadata)
         raw = Source(where, file_blocks(reader, names, where), metadata)
-        return _open_arrow(_converted(path.name, fingerprint([path]), lambda: raw), where, settings)
+        return _open_arrow(_convert_once(path.name, fingerprint([path]), lambda: raw), where, settings)
     n = len(columns["rewards"])
     if n == 0:
         raise ValueError(f"{where}: rewards must have at least one transition, got none")
@@ -222,7 +222,7 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
 
 def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where: str) -> dict[str, list[str]]:
     """Return ``episode_agents``, the name of each episode's agent; empty if the file does not contain it."""
-    column = mapped_agents(reader, where) if "agents" in metadata else None
+    column = map_agents(reader, where) if "agents" in metadata else None
     if column is None:
         return {}
     starts = episode_starts(columns["terminated"], columns["truncated"])

@@ -57,7 +57,7 @@ def identity(dataset: OfflineDataset) -> dict[str, Any]:
     return {"rows": len(dataset) if hasattr(dataset, "__len__") else None, "digest": digest.hexdigest()[:16]}
 
 
-def joined(online: Mapping[str, Any], offline: Mapping[str, Any], gamma: float) -> dict[str, Any]:
+def join_batches(online: Mapping[str, Any], offline: Mapping[str, Any], gamma: float) -> dict[str, Any]:
     """Join N rows of a replay memory and M rows of a dataset to one sample, in this order.
 
     A dataset's rows are single steps and drawn uniformly: if the memory's rows have discounts (of n-step returns),

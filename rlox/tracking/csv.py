@@ -67,7 +67,7 @@ class CsvTable:
 
     def _rewrite(self) -> None:
         started = time.monotonic()
-        with run_files.replacing(self._run, self._name) as file:
+        with run_files.replace_file(self._run, self._name) as file:
             # Rows written since the last `send` may have a new column.
             while not self._write(file):
                 pass

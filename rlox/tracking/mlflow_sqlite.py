@@ -36,7 +36,7 @@ def revision() -> str:
         return next(line.split()[-1] for line in file if line.startswith("-- revision:"))
 
 
-def installed_revision() -> str | None:
+def read_revision() -> str | None:
     """Return the revision that the installed MLflow creates and expects, read from its migrations; None if unclear."""
     found = find_spec("mlflow")
     if found is None or not found.submodule_search_locations:
@@ -54,7 +54,7 @@ def installed_revision() -> str | None:
 def serves(database: Path) -> bool:
     """Return whether `SqliteStore` can write this file: the installed MLflow expects the schema in `mlflow_schema.sql`,
     and the file has this schema or does not exist."""
-    if installed_revision() != revision():
+    if read_revision() != revision():
         return False
     if not database.exists() or not database.stat().st_size:
         return True

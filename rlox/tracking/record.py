@@ -156,14 +156,14 @@ class Ledger:
     @property
     def run_id(self) -> str:
         """The run's id. Raises ValueError if nothing was recorded."""
-        return self._begun()["run_id"]
+        return self._require_start_episodes()["run_id"]
 
     @property
     def started(self) -> float:
         """Time of the first row, in seconds since the epoch. Raises ValueError if there is none."""
-        return self._begun()["time"]
+        return self._require_start_episodes()["time"]
 
-    def _begun(self) -> dict[str, Any]:
+    def _require_start_episodes(self) -> dict[str, Any]:
         if self._first is None:
             raise ValueError(
                 f"rlox.tracking: {self.path} must begin with a start row, got none; its trainer ended before it "

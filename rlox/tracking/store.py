@@ -71,7 +71,7 @@ def read_state(run: Path, name: str) -> State:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace the contents of `path` with `text` atomically. Names of files keep bytes that are not UTF-8."""
-    with run_files.replacing(path.parent, path.name) as file:
+    with run_files.replace_file(path.parent, path.name) as file:
         file.write(text.encode(errors="surrogateescape"))
 
 
@@ -82,7 +82,7 @@ def readable(path: Path | str) -> str:
 
 def write_state(run: Path, name: str, state: State) -> None:
     state.updated = round(time.time(), 3)
-    with run_files.replacing(run, f"{MIRRORS}/{name}.json") as file:
+    with run_files.replace_file(run, f"{MIRRORS}/{name}.json") as file:
         file.write(f"{json.dumps(asdict(state), indent=2)}\n".encode())
 
 
@@ -184,7 +184,7 @@ def register(store: Path, run: Path) -> None:
     replace_text(folder / f"{digest}-{os.getpid()}-{time.time_ns()}", str(run))
 
 
-def pending(store: Path) -> dict[Path, list[Path]]:
+def list_pending_runs(store: Path) -> dict[Path, list[Path]]:
     """Return the runs that wait for the store's writer, each with its registrations."""
     runs: dict[Path, list[Path]] = {}
     try:

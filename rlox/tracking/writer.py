@@ -239,7 +239,7 @@ def drain(name: str, store: Path) -> None:
     """Mirror every registered run; return when none is left."""
     logger = Logger(name)
     jobs: dict[Path, Job] = {}
-    while queue := stores.pending(store):
+    while queue := stores.list_pending_runs(store):
         more = False
         for run, entries in queue.items():
             outcome = "done"
@@ -274,7 +274,7 @@ def main(name: str, folder: str) -> None:
     """Mirror the runs that are registered in the store `folder` to the logger `name`, until there are none."""
     store = Path(folder)
     os.nice(10)  # training needs the CPU more
-    while stores.pending(store):
+    while stores.list_pending_runs(store):
         held = lock.acquire(stores.lock_path(store))
         if held is None:
             return

@@ -533,7 +533,7 @@ class Agent(Algorithm):
                     "logger": logger,
                     "callbacks": callbacks,
                     "device": device,
-                    "backend": restoring.saved_backend(header, device) if backend is None else backend,
+                    "backend": restoring.choose_saved_backend(header, device) if backend is None else backend,
                     "env_backend": env.get("backend", "auto") if env_backend is None else env_backend,
                     "env_wrappers": env["wrappers"] if env_wrappers is None else list(env_wrappers),
                     **arguments,

@@ -27,7 +27,7 @@ from rlox.config.sb3 import Hinting, missing_attribute, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
 from rlox.nn.devices import set_generator_states
-from rlox.nn.modes import outside_inference_mode, torch_threads, unchecked_distributions
+from rlox.nn.modes import outside_inference_mode, skip_distribution_checks, torch_threads
 from rlox.nn.modules import is_module, load_weights_, state_of
 from rlox.training.backend import Backend
 from rlox.training.schedules import schedule_values
@@ -126,7 +126,7 @@ class Algorithm(metaclass=Hinting):
         clock: str,
     ):
         where = type(self).__name__
-        self.config = self._configured(where, dict(config))
+        self.config = self._make_config(where, dict(config))
         self.seed = integer(where, "seed", seed, 0, LARGEST_SEED)  # evaluations use 10_000 + seed
         self._threads = integer(where, "threads", threads, 0, MOST_THREADS)
         self._requested_device = choice(where, "device", device, DEVICES)
@@ -150,7 +150,7 @@ class Algorithm(metaclass=Hinting):
         self._optimizers: list[Any] = []  # in addition to `optimizer`
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that switches it on
 
-    def _configured(self, where: str, values: dict[str, Any]) -> Any:
+    def _make_config(self, where: str, values: dict[str, Any]) -> Any:
         """Return the configuration passed as ``config``, or one built from single hyper-parameters."""
         given = values.pop("config", None)
         if given is None:
@@ -336,7 +336,7 @@ class Algorithm(metaclass=Hinting):
         self._require_laid_out()
         with (
             torch_threads(self._threads),
-            unchecked_distributions(),
+            skip_distribution_checks(),
             outside_inference_mode(),
             self._learning(),
             self._running(progress),
@@ -450,7 +450,7 @@ class Algorithm(metaclass=Hinting):
             **own_tensors,
         }
         # Copy the arrays, because most are views of memory that training changes.
-        return Checkpoint(info, _copied(tensors))
+        return Checkpoint(info, _copy_arrays(tensors))
 
     def _saved_env(self) -> dict[str, Any]:
         """Return the header's entry of the environment."""
@@ -476,7 +476,7 @@ class Algorithm(metaclass=Hinting):
     def _state_of_rank(self) -> dict[str, dict[str, np.ndarray]]:
         """Return copies of those checkpoint tensors that differ between ranks, by section."""
         parts = {name: state_of(part) for name, part in self._parts.items() if name in OWN}
-        return _copied({**parts, "generators": self._torch_generators()})
+        return _copy_arrays({**parts, "generators": self._torch_generators()})
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
         """Restore a checkpoint's state. Returns whether the environments continue where they were."""
@@ -556,7 +556,7 @@ def load_part(part: Any, arrays: dict[str, np.ndarray], what: str) -> None:
         part.set_state(arrays)
 
 
-def _copied(sections: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
+def _copy_arrays(sections: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
     return {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in sections.items()}
 
 

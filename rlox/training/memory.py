@@ -186,7 +186,7 @@ class ReplayMemory:
             own = self.describe()
             differs = ", ".join(f"{k}={own.get(k)} not {v}" for k, v in saved.items() if own.get(k) != v)
             why = f"its configuration differs from the saved one ({differs})"
-        elif lost := replay_files.missing(
+        elif lost := replay_files.list_missing_files(
             self._folder_of(checkpoint.folder), entry, getattr(self.config, "folder", None)
         ):
             why = f"there is no {lost[0]}"
@@ -265,7 +265,7 @@ class ReplayMemory:
             self._folder.cleanup()
 
 
-def saved_buffer(header: dict[str, Any], holds: str) -> dict[str, Any]:
+def choose_saved_buffer(header: dict[str, Any], holds: str) -> dict[str, Any]:
     """Return the argument ``buffer`` with which to restore a checkpoint; none if its kind is unknown here."""
     saved = header.get("buffer", {})
     name = saved.get("name", "uniform")

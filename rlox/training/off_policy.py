@@ -21,11 +21,11 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_
-from rlox.offline.mixing import identity, joined
+from rlox.offline.mixing import identity, join_batches
 from rlox.training.loops import Rounds
 from rlox.training.networks import SeparateNetworks
 from rlox.training.replay import ReplayAgent
-from rlox.training.schedules import follow_schedule, interpolated
+from rlox.training.schedules import follow_schedule, interpolate
 
 if TYPE_CHECKING:
     from torch import nn
@@ -190,7 +190,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if self._dataset is None:
             return self.buffer.sample(n, self.rng.integers(2**63))
         online = self.buffer.sample(n - self._n_mixed, self.rng.integers(2**63))
-        return joined(online, self._dataset.sample(self._n_mixed, self.rng.integers(2**63)), self.config.gamma)
+        return join_batches(online, self._dataset.sample(self._n_mixed, self.rng.integers(2**63)), self.config.gamma)
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         values, beta = super().schedule_values(progress), self._beta(progress)
@@ -199,7 +199,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     def _beta(self, progress: float) -> float | None:
         """Return the exponent of the importance weights; None if the memory has no importance weights."""
         beta = getattr(self._memory.config, "beta", None)
-        return None if beta is None else interpolated(beta, 1.0, progress, 1.0)
+        return None if beta is None else interpolate(beta, 1.0, progress, 1.0)
 
     def _updates_due(self, n_steps: int) -> int:
         c = self.config
@@ -297,13 +297,13 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
     # ---- exploration
 
-    def _configured_noise(self, n_envs: int) -> ActionNoise:
+    def _make_action_noise(self, n_envs: int) -> ActionNoise:
         c = self.config
         return ActionNoise(self.spec, n_envs, c.exploration_noise, c.noise_correlation)
 
     def _make_noise(self, n_envs: int) -> ActionNoise | None:
         """Return new action noise, as training adds it in `n_envs` environments; None if there is only the policy's."""
-        return None if self.collector.action_noise is None else self._configured_noise(n_envs)
+        return None if self.collector.action_noise is None else self._make_action_noise(n_envs)
 
     # ---- weights of another algorithm
 

@@ -25,7 +25,7 @@ from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_en
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import Actor
-from rlox.offline.acting import evaluate_shared, shared_policy
+from rlox.offline.acting import evaluate_shared, share_policy
 from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
@@ -321,7 +321,7 @@ class OfflineAlgorithm(SeparateNetworks):
             env = make_multi_agent_env(self.env_id, 1, 0, self.env_options.kwargs)
             self._agents = env.spec
             env.close()
-        own = {"policy": shared_policy(self, self._agents, f"{type(self).__name__}.evaluate"), "by": evaluate_shared}
+        own = {"policy": share_policy(self, self._agents, f"{type(self).__name__}.evaluate"), "by": evaluate_shared}
         return {name: x for name, x in found.items() if name not in ("device", "transform")} | own
 
     @torch.no_grad()
@@ -439,7 +439,7 @@ class OfflineAlgorithm(SeparateNetworks):
                     "device": device,
                     "seed": header["seed"],
                     "threads": header["threads"],
-                    "backend": restoring.saved_backend(header, device),
+                    "backend": restoring.choose_saved_backend(header, device),
                     "env_id": env["id"] if env_id is None else env_id,
                     "env_kwargs": saved_kwargs,
                     "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,

@@ -22,7 +22,7 @@ from rlox.evaluation.episodes import Evaluation
 from rlox.kernels.rng import Rng
 from rlox.llm import backends
 from rlox.llm.backends import Served
-from rlox.llm.encoded import Encoded, RowOrder, encoded
+from rlox.llm.encoded import Encoded, RowOrder, encode_dataset
 from rlox.llm.models.adapters import fingerprint, with_adapters
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.models.language import LanguageModel, Scores
@@ -185,7 +185,7 @@ class LLMAlgorithm(Algorithm):
         if dataset is not None:
             self.use(dataset)
         if eval_dataset is not None:
-            self.eval_rows = self._encoded(eval_dataset)
+            self.eval_rows = self._encode(eval_dataset)
 
     def _needs_reference(self) -> bool:
         return self.has_reference
@@ -250,11 +250,11 @@ class LLMAlgorithm(Algorithm):
             If rows lack columns that the algorithm reads, have text but there is no tokenizer, or are longer than the
             model's context.
         """
-        self.rows = self._encoded(dataset)
+        self.rows = self._encode(dataset)
         self._order = RowOrder(len(self.rows), self.rng, self.counters.updates)
 
-    def _encoded(self, dataset: Any) -> Encoded:
-        return encoded(dataset, self.task, self.model, type(self).__name__, self._longest())
+    def _encode(self, dataset: Any) -> Encoded:
+        return encode_dataset(dataset, self.task, self.model, type(self).__name__, self._longest())
 
     def _longest(self) -> int:
         """Return the number of tokens that the algorithm adds to those of a row."""
@@ -393,7 +393,7 @@ class LLMAlgorithm(Algorithm):
         # If max_new_tokens was not given, each completion has as many tokens as fit.
         context = self.model.context if settings.get("max_new_tokens") is None else None
         longest = chosen.max_new_tokens if context is None else 1
-        rows = encoded([prompts] if isinstance(prompts, str) else prompts, "prompts", self.model, where, longest)
+        rows = encode_dataset([prompts] if isinstance(prompts, str) else prompts, "prompts", self.model, where, longest)
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self._threads):
             drawn = self.complete(rows.prompts, range(len(rows)), n, 0, chosen, seed, context=context)
@@ -518,7 +518,7 @@ class LLMAlgorithm(Algorithm):
 
     def _batch_of(self, *data: Any, **named: Any) -> Any:
         """Return the batch for `train_step`."""
-        rows = self._encoded(*data, **named)
+        rows = self._encode(*data, **named)
         numbers = np.arange(len(rows))
         return self._own_batch(rows, numbers, numbers + (self.ranks.rank << 32))
 
@@ -541,7 +541,7 @@ class LLMAlgorithm(Algorithm):
 
         Returns one number per row, where larger is better, and the lengths in tokens.
         """
-        rows = self._evaluated()
+        rows = self._require_rows()
         n_episodes = integer(f"{type(self).__name__}.scored", "n_episodes", n_episodes, 1)
         numbers = np.arange(min(n_episodes, len(rows)))
         seed = 10_000 + self.seed if seed is None else seed
@@ -554,7 +554,7 @@ class LLMAlgorithm(Algorithm):
         """Whether completions are scored."""
         return False
 
-    def _evaluated(self) -> Encoded:
+    def _require_rows(self) -> Encoded:
         """Return the rows for evaluation; raise ValueError if there are none."""
         rows = self.rows if self.eval_rows is None else self.eval_rows
         if rows is None:

@@ -20,7 +20,7 @@ from rlox.distributed.ranks import memory_folder
 from rlox.offline.mixing import require_mixable
 from rlox.training import loops
 from rlox.training.agent import Agent
-from rlox.training.memory import ReplayMemory, saved_buffer
+from rlox.training.memory import ReplayMemory, choose_saved_buffer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -173,7 +173,7 @@ class ReplayAgent(Agent):
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        return {} if "buffer" in given else saved_buffer(header, cls.Config.replays)
+        return {} if "buffer" in given else choose_saved_buffer(header, cls.Config.replays)
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool = False) -> bool:
         saved = checkpoint.header.get("dataset")

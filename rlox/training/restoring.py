@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint, find_lost, one_line
 from rlox.config import shown
-from rlox.envs.registry import imported_module
+from rlox.envs.registry import find_module
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.nn.devices import out_of_memory
 
@@ -115,7 +115,7 @@ def require_algorithm(cls: type[Any], header: dict[str, Any], path: str | os.Pat
         raise ValueError(f"{cls.__name__}.from_checkpoint: {path} must contain {cls.name}, got {header['algorithm']}")
 
 
-def saved_backend(header: dict[str, Any], device: str) -> str:
+def choose_saved_backend(header: dict[str, Any], device: str) -> str:
     """Return the backend with which to continue: a native training stays native if that is exact."""
     # A file without a backend was trained with PyTorch, before there was a choice.
     return "auto" if device != "cuda" and header.get("backend") == "native" else "torch"
@@ -192,7 +192,7 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
     # gymnasium imports the part before the colon, and a file must not choose what code runs. gymnasium's environments
     # for old gym take the id as an argument.
     for name in (env["id"], env["kwargs"].get("env_id")):
-        if env_id is None and imported_module(str(name)):
+        if env_id is None and find_module(str(name)):
             raise ValueError(
                 f"{where}: the environment {name} of {path} names a module to import; if you trust it, pass "
                 f"env_id={env['id']!r}"

@@ -16,7 +16,7 @@ def scheduled(value: float, schedule: str, progress: float) -> float:
     return value * (1.0 - progress) if schedule == "linear" else value
 
 
-def interpolated(start: float, end: float, progress: float, fraction: float) -> float:
+def interpolate(start: float, end: float, progress: float, fraction: float) -> float:
     """Interpolate linearly from `start` to `end` over the first `fraction` of the horizon; return `end` after it."""
     return end if progress >= fraction else start + (end - start) * progress / fraction
 

@@ -13,7 +13,7 @@ from rlox.config.world_models import DreamerConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
-from rlox.nn.modules import copied
+from rlox.nn.modules import copy_module
 from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 
 
@@ -110,7 +110,7 @@ class DreamerPolicy(nn.Module):
         classes = states.stoch.detach().unflatten(-1, (self.rssm.stoch, self.rssm.classes)).argmax(-1) + 1
         return torch.cat([states.deter.detach(), classes.to(actions.dtype), actions], -1)
 
-    def unpacked(self, carry: Tensor) -> tuple[Latents, Tensor]:
+    def unpack(self, carry: Tensor) -> tuple[Latents, Tensor]:
         """Return states (B, ...) and actions (B, A) of carries (B, S)."""
         rssm = self.rssm
         deter, classes, actions = carry.split([rssm.deter, rssm.stoch, self.actor.width], -1)
@@ -140,7 +140,7 @@ class WorldModelActor(ActingPolicy):
 
     def __reduce__(self) -> Any:
         # Copies: parameters may be views of one block, which a pickle would contain once per view.
-        return WorldModelActor, (copied(self.policy), copied(self.decoder), self.device)
+        return WorldModelActor, (copy_module(self.policy), copy_module(self.decoder), self.device)
 
     def initial(self, n: int) -> np.ndarray:
         return np.zeros((n, self.state_dim), np.float32)

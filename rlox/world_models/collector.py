@@ -102,7 +102,7 @@ class SequenceCollector(ReplayCollector):
         self.remember_buffer(buffer)
         self._carry, self._first = after, ended
         self._rewards = np.where(ended, np.float32(0), rewards)
-        return self._ended(ended)
+        return self._end_episodes(ended)
 
     def continue_in(self, buffer: Any) -> None:
         """Start new episodes, unless the memory's newest rows are those of this collector's last step.

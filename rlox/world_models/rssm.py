@@ -42,7 +42,7 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def truncated_normal(shape: Sequence[int], fan_in: int, rng: Rng, scale: float = 1.0) -> nn.Parameter:
+def draw_truncated_normal(shape: Sequence[int], fan_in: int, rng: Rng, scale: float = 1.0) -> nn.Parameter:
     """Draw weights with standard deviation scale / sqrt(fan_in) from a truncated normal distribution.
 
     The normal distribution is truncated at two of its own standard deviations.
@@ -55,11 +55,11 @@ def truncated_normal(shape: Sequence[int], fan_in: int, rng: Rng, scale: float =
 
 
 class Linear(nn.Module):
-    """x W' + b with `truncated_normal` weights (n_out, n_in) and zero biases."""
+    """x W' + b with `draw_truncated_normal` weights (n_out, n_in) and zero biases."""
 
     def __init__(self, n_in: int, n_out: int, rng: Rng, scale: float = 1.0, fan_in: int | None = None):
         super().__init__()
-        self.weight = truncated_normal((n_out, n_in), fan_in or n_in, rng, scale)
+        self.weight = draw_truncated_normal((n_out, n_in), fan_in or n_in, rng, scale)
         self.bias = nn.Parameter(torch.zeros(n_out, dtype=torch.float32, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class Conv(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, rng: Rng, norm: bool = True):
         super().__init__()
-        self.weight = truncated_normal((n_out, n_in, 5, 5), 25 * n_in, rng)
+        self.weight = draw_truncated_normal((n_out, n_in, 5, 5), 25 * n_in, rng)
         self.bias = nn.Parameter(torch.zeros(n_out, dtype=torch.float32, device="cpu"))
         self.norm = Norm(n_out) if norm else None
 
@@ -347,13 +347,13 @@ class RSSM(nn.Module):
         # A block sees its own slice of h and all three inputs. As a single matrix, its input would have this width:
         fan_in = BLOCKS * 3 * units + deter
         self.shared = Linear(3 * units, deter, rng, fan_in=fan_in)
-        self.own = truncated_normal((BLOCKS, width, width), fan_in, rng)
+        self.own = draw_truncated_normal((BLOCKS, width, width), fan_in, rng)
         self.norm = Norm(deter)
-        self.gate_weight = truncated_normal((BLOCKS, width, 3 * width), deter, rng)
+        self.gate_weight = draw_truncated_normal((BLOCKS, width, 3 * width), deter, rng)
         self.gate_bias = nn.Parameter(torch.zeros(BLOCKS, 1, 3 * width, dtype=torch.float32, device="cpu"))
         self.prior = MLP(deter, units, 2, self.n_latents, rng)
         self.post_deter = Linear(deter, units, rng, fan_in=deter + n_tokens)
-        self.post_tokens = truncated_normal((units, n_tokens), deter + n_tokens, rng)
+        self.post_tokens = draw_truncated_normal((units, n_tokens), deter + n_tokens, rng)
         self.post_norm, self.post_out = Norm(units), Linear(units, self.n_latents, rng)
 
     def initial(self, n: int) -> Latents:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+def align_curves(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps of all evaluations (K,), and the curves at these steps (K, R).
 
     A curve that stopped early keeps its last value.
@@ -37,7 +37,7 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
     """Draw learning curves: the IQM over seeds with its 95 % band, and the score to reach."""
     from matplotlib.figure import Figure
 
-    from rlox_cli.report.ticks import spread, thousands, wrapped
+    from rlox_cli.report.ticks import spread, thousands, wrap_text
 
     columns = min(4, len(cells))
     lines = -(-len(cells) // columns)
@@ -53,7 +53,7 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
             if not cell.get(key):
                 continue
             curves = list(cell[key].values())
-            steps, heights = aligned(curves)
+            steps, heights = align_curves(curves)
             band = interval([heights])
             if len(curves) > 1:
                 axis.fill_between(steps, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
@@ -65,7 +65,7 @@ def draw(cells: dict[str, dict[str, Any]]) -> Figure:
             axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--")
             note = f"\ndashed: score to reach, {score:g}"
         n_seeds = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
-        axis.set_title(wrapped(label + n_seeds, 44), fontsize=10)
+        axis.set_title(wrap_text(label + n_seeds, 44), fontsize=10)
         axis.set_xlabel(unit_of(cell.get("settings", {})).replace("steps", "environment steps") + note, fontsize=9)
         axis.set_ylabel("evaluation return", fontsize=9)
         axis.tick_params(labelsize=8)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from rlox_cli.bench.seeds import rounded
+from rlox_cli.bench.seeds import round_digits
 
 # How often nominal runs are reported as different, over the whole family of quantities.
 LEVEL = 0.01
@@ -112,7 +112,7 @@ def as_table(runs: dict[int, dict[str, float]]) -> dict[str, Any]:
     return {
         "names": names,
         "seeds": {
-            str(seed): [None if math.isnan(one.get(name, math.nan)) else rounded(one[name]) for name in names]
+            str(seed): [None if math.isnan(one.get(name, math.nan)) else round_digits(one[name]) for name in names]
             for seed, one in runs.items()
         },
     }

@@ -138,7 +138,7 @@ def task_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def tuned_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
+def list_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
     """Return how the job's task differs from that of the tuned settings whose ``reference:`` it has.
 
     Return nothing if the job has a reference of its own.
@@ -209,7 +209,7 @@ def _judge_runs(
     if threshold is not None:
         cell["threshold"] = first_reach((run.curve for run in runs.values()), threshold)
     if reference is not None:
-        if others_task := tuned_task_changes(job, question.flags):
+        if others_task := list_task_changes(job, question.flags):
             cell["reference_is_of"] = others_task
         else:
             add("reference", judge_reference(scores, reference))

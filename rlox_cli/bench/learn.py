@@ -32,7 +32,7 @@ from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.curves import plot
 from rlox_cli.bench.judge import FAIL, MORE, PASS, Others, Question, area, interval_text, judge, task_changes, worst
 from rlox_cli.bench.machine import provenance
-from rlox_cli.bench.sb3 import find_python, recorded_curves, settings_of, trained_curves
+from rlox_cli.bench.sb3 import find_python, read_curves, settings_of, train_curves
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs
 from rlox_cli.config.overrides import split_args
@@ -250,7 +250,7 @@ def ask(
             )
         if reference is not None:
             recorded = {
-                label: Others("sb3", *recorded_curves(reference, label, job, chosen)) for label, job in cells.items()
+                label: Others("sb3", *read_curves(reference, label, job, chosen)) for label, job in cells.items()
             }
             return replace(question, others=lambda label, job, chosen: recorded[label])
         for job in cells.values():
@@ -258,7 +258,7 @@ def ask(
         python = find_python(peer_pythons)
 
         def trained(label: str, job: Job, chosen: Sequence[int]) -> Others:
-            return Others("sb3", *trained_curves(python, label, job, chosen, runs / "sb3", console))
+            return Others("sb3", *train_curves(python, label, job, chosen, runs / "sb3", console))
 
         return replace(question, others=trained)
     earlier = _earlier(Path(against), cells, score_only)

@@ -39,7 +39,7 @@ _SPECIAL = (
 _AT_MOST = 1.2  # largest ratio of the lengths of a recorded training and ours, which is rounded to whole rollouts
 
 
-def recorded_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) -> tuple[str, dict[int, list]]:
+def read_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) -> tuple[str, dict[int, list]]:
     """Return the title, and the curves of those `seeds` that were recorded.
 
     Raises
@@ -103,7 +103,7 @@ def find_python(pythons: Sequence[Path]) -> str:
     return python
 
 
-def trained_curves(
+def train_curves(
     python: str, label: str, job: Job, seeds: Sequence[int], folder: Path, console: Console
 ) -> tuple[str, dict[int, list]]:
     """Return the title and curves of trainings with Stable-Baselines3 of the interpreter `python`.

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from rlox.checkpoint import load_checkpoint, run_files
 from rlox.config import RunConfig
-from rlox.config.saved import differences, resolved
+from rlox.config.saved import differences, to_plain
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
@@ -66,10 +66,10 @@ class Run:
 
 def settings(config: RunConfig, algo: str) -> dict[str, Any]:
     """Return all settings that affect a run's numbers, except for the seed, as plain data."""
-    return _deciding(resolved(config, algo))
+    return _select_deciding(to_plain(config, algo))
 
 
-def _deciding(plain: dict[str, Any]) -> dict[str, Any]:
+def _select_deciding(plain: dict[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in plain.items() if key not in _APART}
     if isinstance(plan := found.get("eval"), dict):
         # The process in which an evaluation runs does not change its numbers.
@@ -177,7 +177,7 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: 
     config, quiet = replace(config, seed=seed), Console(quiet=True)
     last = folder / "checkpoints" / "last.safetensors"
     try:
-        if not _finished(folder):
+        if not _is_finished(folder):
             if run_files.is_file(folder, "checkpoints/last.safetensors"):
                 resume(Resumption(config, algo, last, {}, trusted=True), quiet, stop_flag)
             else:
@@ -189,7 +189,7 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: 
     return read(folder, seed)
 
 
-def _finished(folder: Path) -> bool:
+def _is_finished(folder: Path) -> bool:
     if not (folder / FILE).is_file():
         return False
     ledger = Ledger(folder)
@@ -205,7 +205,7 @@ def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None
         raise UsageError(f"{shown(folder)} is being trained by another process; wait for it, or choose another --runs")
     asked = {**settings(config, algo), "seed": seed}
     saved = read_config(folder)
-    saved = {**_deciding(saved), "seed": saved.get("seed")}
+    saved = {**_select_deciding(saved), "seed": saved.get("seed")}
     if differ := changes({key: saved.get(key) for key in asked}, asked):
         raise UsageError(
             f"{shown(folder)} must hold a run with the requested settings, but differs: {'; '.join(differ)}; "
@@ -260,7 +260,7 @@ def quantities(rows: list[dict[str, Any]], header: dict[str, Any]) -> dict[str, 
     for name in (name for name in evaluations[-1] if name.startswith("eval/")):
         found[f"{name} last"] = _mean([evaluations[-1][name]])
         found[f"{name} mean"] = _mean([row[name] for row in evaluations])
-    return {name: rounded(value) for name, value in found.items()}
+    return {name: round_digits(value) for name, value in found.items()}
 
 
 def _mean(values: list[float | None]) -> float:
@@ -268,6 +268,6 @@ def _mean(values: list[float | None]) -> float:
     return float(np.mean(finite)) if finite else math.nan
 
 
-def rounded(value: float) -> float:
+def round_digits(value: float) -> float:
     """Round `value` to as many digits as backends and machines agree on."""
     return float(f"{value:.{_DIGITS}g}")

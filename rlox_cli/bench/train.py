@@ -179,7 +179,7 @@ def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list
     return [python, str(program("trainings.py")), json.dumps(request)]
 
 
-def _learned(system: str, output: str, folder: str) -> float:
+def _read_return(system: str, output: str, folder: str) -> float:
     """Return the mean return of the last evaluation, from our record or from the last line of a peer's output."""
     if system != "rlox":
         return json.loads(output.splitlines()[-1])["eval_return"]
@@ -206,7 +206,7 @@ def _process(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
         measured = {"wall_s": found["wall_s"], "cpu_s": found["cpu_s"]}
         if system == "control":
             return measured
-        return {**measured, "eval_return": _learned(system, found["output"], folder)}
+        return {**measured, "eval_return": _read_return(system, found["output"], folder)}
 
 
 def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def measure(
     return found
 
 
-def _learned_by(of: list[dict[str, Any]]) -> str:
+def _choose_measure(of: list[dict[str, Any]]) -> str:
     """Return the one measure that all systems have, over the rounds.
 
     It is the mean return of 20 deterministic episodes after training, or the share of correct answers among sampled
@@ -330,7 +330,7 @@ def print_results(console, rows: list[dict[str, Any]]) -> None:
                 f"{median['cpu_s']:.3g}",
                 f"{row['ratio'][system]:.3g}" if "ratio" in row else "",
                 f"{wall['wall_s']:.3g}" + (f" ({wall['threads']} threads)" if wall["threads"] > 1 else ""),
-                _learned_by(row["runs"][system]),
+                _choose_measure(row["runs"][system]),
                 _notes(row, system),
             )
         print_table(console, table)
@@ -368,7 +368,7 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
         longest = 0
         for k, system in enumerate(systems):
             axis.plot(seconds[k], k, "o", color="black" if system.startswith("rlox") else "tab:orange")
-            learned = _learned_by(row["runs"][system])
+            learned = _choose_measure(row["runs"][system])
             label = f"{seconds[k]:.2g} s, {row['ratio'][system]:.2g}x" + (f", evaluation {learned}" if learned else "")
             style = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": _FIGURE_SIZE}
             axis.annotate(label, (seconds[k], k), **style)

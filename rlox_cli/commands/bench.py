@@ -9,7 +9,7 @@ import typer
 
 from rlox_cli.config.completion import complete
 from rlox_cli.terminal.options import PASS_ON, Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 bench = typer.Typer(help="Measure rlox against its peers on this machine.", no_args_is_help=True)
 
@@ -48,7 +48,7 @@ def data(
     rlox bench data --only 'gae|kl' --rounds 5
     rlox bench data --peer-python ~/original/bin/python --out benchmarks
     """
-    with reported("bench"):
+    with report_exceptions("bench"):
         from rlox_cli.bench.data import main
 
         main(peer_python or [], only, samples, rounds, out)
@@ -109,7 +109,7 @@ def bench_train(
     grpo-large the same, 2.4 million parameters, 64 completions of 64 tokens
     dpo        DPO on pairs of a right and a wrong sum, compared with TRL
     """
-    with reported("bench"):
+    with report_exceptions("bench"):
         from rlox_cli.bench.train import main
 
         main(cases or [], steps or [], rounds, peer_python or [], out)
@@ -182,7 +182,7 @@ def learn(
     rlox bench learn algo=ppo env=Hopper-v5 --seeds 10 --out before
     rlox bench learn algo=ppo env=Hopper-v5 --seeds 10 --against before/learn.json
     """
-    with reported("bench"):
+    with report_exceptions("bench"):
         from rlox_cli.bench.learn import main
 
         code = main(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def collect(
@@ -63,7 +63,7 @@ def collect(
     memory as it is), .npz, .h5 (D4RL's layout) or .parquet. `rlox show
     dataset=FILE` describes a dataset. If you press Ctrl-C, no file is left.
     """
-    with reported("collect"):
+    with report_exceptions("collect"):
         from rlox_cli.report.dataset import print_written
         from rlox_cli.run.collect import main
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def compare(
@@ -32,7 +32,7 @@ def compare(
     rlox compare outputs/sweeps/before outputs/sweeps/after
     rlox compare RUN RUN --threshold 475 --json
     """
-    with reported("compare"):
+    with report_exceptions("compare"):
         from rlox_cli.report.compare import main
 
         main(a, b, metric, threshold, json)

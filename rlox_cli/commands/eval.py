@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def eval_(
@@ -55,7 +55,7 @@ def eval_(
     result is exactly the score for which it was saved. If a run used code of your
     own, it is imported only if you name it again with --import.
     """
-    with reported("eval"):
+    with report_exceptions("eval"):
         from rlox_cli.families.family import Evaluation
         from rlox_cli.run.evaluate import main
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def generate(
@@ -49,7 +49,7 @@ def generate(
     rlox generate outputs/… --json < prompts.txt
     rlox generate outputs/… --chat '[{"role": "user", "content": "Hello"}]'
     """
-    with reported("generate"):
+    with report_exceptions("generate"):
         from rlox_cli.run.evaluate import generate
 
         settings = {

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def ls(
@@ -19,7 +19,7 @@ def ls(
     imports: Imports = None,
 ) -> None:
     """List algorithms, replay memories, environments, presets, tuned settings, or the runs and sweeps made here."""
-    with reported("ls"):
+    with report_exceptions("ls"):
         from rlox_cli.families.imports import import_modules
         from rlox_cli.report.lists import list_things
 
@@ -35,7 +35,7 @@ def cp(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Copy shipped configuration files into a folder of your own, to edit and use with `rlox train -cd FOLDER`."""
-    with reported("cp"):
+    with report_exceptions("cp"):
         from rlox_cli.config.shipped import copy
 
         copy(name, dest, force)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def plot(
@@ -40,7 +40,7 @@ def plot(
     rlox plot before after --label old --label new     one group per PATH
     rlox plot outputs --metric mean_reward --x time --out curves.png
     """
-    with reported("plot"):
+    with report_exceptions("plot"):
         from rlox_cli.report.plot import main
 
         main(paths, metric, x, by or [], label or [], out or [])

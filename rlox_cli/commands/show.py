@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def show(
@@ -29,7 +29,7 @@ def show(
                                          logger.mlflow, logger.wandb,
                                          logger.tensorboard, logger.csv
     """
-    with reported("show"):
+    with report_exceptions("show"):
         from rlox_cli.families.imports import import_modules
         from rlox_cli.report.keys import show_keys
 

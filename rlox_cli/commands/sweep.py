@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import PASS_ON
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 sweep = typer.Typer(help="Show and resume sweeps that `rlox train -m` started.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ def status(
     A job is waiting, running, finished, failed (with the reason), interrupted
     (Ctrl-C) or killed. Jobs in the last three states resume at the printed step.
     """
-    with reported("sweep"):
+    with report_exceptions("sweep"):
         from rlox_cli.sweep.control import status as show
 
         show(folder, json)
@@ -49,7 +49,7 @@ def resume(
     rlox sweep resume outputs/sweeps/… --import my_package
     rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50     more trials
     """
-    with reported("sweep"):
+    with report_exceptions("sweep"):
         from rlox_cli.sweep.control import resume as go_on
 
         go_on(folder, context.args, retry_failed)

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def sync(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; by default all under outputs/.")] = None,
 ) -> None:
     """Bring the trackers up to date with the runs' own records, after a crash, a server failure or offline training."""
-    with reported("sync"):
+    with report_exceptions("sync"):
         from rlox_cli.run import mirrors
 
         mirrors.sync(runs or [])
@@ -28,7 +28,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
 ) -> None:
     """Serve MLflow's web page for the runs made here. Other options are passed to `mlflow server`."""
-    with reported("ui"):
+    with report_exceptions("ui"):
         from rlox_cli.report.ui import default_store, serve
 
         serve(store or default_store(), port, context.args)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.config.completion import complete
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def train(
@@ -63,7 +63,7 @@ def train(
                             is searched first (`rlox cp` fills it)
       -cn, --config-name N  another root configuration than config.yaml
     """
-    with reported("train"):
+    with report_exceptions("train"):
         main([*(overrides or []), *context.args])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.terminal.options import Imports
-from rlox_cli.terminal.process import reported
+from rlox_cli.terminal.process import report_exceptions
 
 
 def worker(
@@ -57,7 +57,7 @@ def worker(
     learners continue elsewhere. A second one stops it at once. `rlox doctor
     host:7711` reports the state of a worker.
     """
-    with reported("worker"):
+    with report_exceptions("worker"):
         from rlox_cli.serve.worker import Options, main
 
         options = Options(host, port, token_file, tls_cert, tls_key, tls_ca, insecure, max_sessions, max_envs,
@@ -85,7 +85,7 @@ def doctor(
 
     The exit code is 1 unless a session could begin at every worker.
     """
-    with reported("doctor"):
+    with report_exceptions("doctor"):
         from rlox.config import RemoteConfig
         from rlox_cli.serve.doctor import main
 

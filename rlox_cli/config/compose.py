@@ -33,11 +33,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.config import RunConfig
-from rlox.config.saved import resolved
+from rlox.config.saved import to_plain
 from rlox_cli.config.explain import explain
-from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_blanks, refuse_forms, unquoted
+from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, is_multirun, refuse_blanks, refuse_forms
 from rlox_cli.config.ranges import count_values, read_search
-from rlox_cli.config.rules import applied_settings, check_run
+from rlox_cli.config.rules import apply_settings, check_run
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
 from rlox_cli.terminal.errors import UsageError
 
@@ -142,7 +142,7 @@ def folder_of(job: Job, multirun: bool) -> Path:
     return folder
 
 
-def named_by_time(job: Job) -> bool:
+def is_named_by_time(job: Job) -> bool:
     return not any(override.lstrip("+").startswith(tuple(f"{key}=" for key in FOLDERS)) for override in job.overrides)
 
 
@@ -189,14 +189,14 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         params = master.hydra.sweeper.get("params") or {}
         given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
         parsed = [*given, *parsed]  # what is typed replaces the preset's values
-        return master, _expanded(parsed)
+        return master, _expand_sweeps(parsed)
     except OverrideParseException as e:
-        raise unquoted(e.override) if "LexerNoViableAlt" in e.message else UsageError(str(e)) from e
+        raise explain_unparsed(e.override) if "LexerNoViableAlt" in e.message else UsageError(str(e)) from e
     except HydraException as e:
         raise UsageError(str(e)) from e
 
 
-def _expanded(parsed: list[Override]) -> list[list[str]]:
+def _expand_sweeps(parsed: list[Override]) -> list[list[str]]:
     """Return every combination of the swept values; the last key varies fastest.
 
     If a key is given twice, the last one counts.
@@ -303,8 +303,8 @@ def _compose_one(cfg: DictConfig, overrides: list[str], where: str) -> Job:
     try:
         choices, run = cfg.hydra.runtime.choices, to_run_config(cfg)
         check_run(run, choices.algo, choices.get("buffer"))
-        resolved(run, choices.algo)  # before anything runs, since the run could not be read again
-        tuned = applied_settings(run, choices.algo, choices.get("tuned"), overrides)
+        to_plain(run, choices.algo)  # before anything runs, since the run could not be read again
+        tuned = apply_settings(run, choices.algo, choices.get("tuned"), overrides)
         return Job(overrides, run, choices.algo, tuned, cfg)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as e:
         raise UsageError(where + explain(e)) from e

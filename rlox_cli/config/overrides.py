@@ -22,7 +22,7 @@ from rlox.config.migration import completions
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import permitted_path
+from rlox_cli.terminal.paths import find_permitted_path
 
 # Hydra's flags without a value, and those whose value is the next word.
 _FLAGS = {
@@ -165,13 +165,13 @@ def _literal_folder(key: str, value: str) -> str:
     """Return the folder `value`, quoted: a path is taken literally, whatever its characters mean to Hydra."""
     if value[0] in "'\"" and value[-1] == value[0] and len(value) > 1:
         value = value[1:-1].replace(f"\\{value[0]}", value[0])
-    path = str(permitted_path(key, value, folder=True))
+    path = str(find_permitted_path(key, value, folder=True))
     path = "./???" if path == "???" else path  # alone, it would mean that there is no value
     # Backslashes are literal, except before a quote.
     return "'{}'".format(re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), path))
 
 
-def unquoted(line: str) -> UsageError:
+def explain_unparsed(line: str) -> UsageError:
     """Return the error for an override that Hydra cannot parse."""
     return UsageError(
         f"{_short(line)!r} must be KEY=VALUE, and a value with other characters than ASCII letters, digits and "
@@ -191,7 +191,7 @@ def refuse_forms(overrides: list[str]) -> None:
         try:
             (override,) = parser.parse_overrides([line])
         except OverrideParseException as e:
-            raise unquoted(line) from e
+            raise explain_unparsed(line) from e
         except ValueError as e:
             raise UsageError(f"{_short(line)} must have a value that can be read: {one_line(e, 80)}") from e
         key = override.key_or_group

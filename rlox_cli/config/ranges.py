@@ -20,7 +20,7 @@ from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.config import Config, nearest
 from rlox.config.sqlite import names_file, sqlite_file, sqlite_uri
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import permitted_path, shown
+from rlox_cli.terminal.paths import find_permitted_path, shown
 
 FILE = "search.json"
 OBJECTIVES = ("final", "best")
@@ -66,7 +66,7 @@ def optuna_config(cfg: DictConfig) -> OptunaConfig:
         if settings.storage is None:
             return settings
         # Absolute, because a later process may have another working directory.
-        file = permitted_path("hydra.sweeper.storage", sqlite_file(settings.storage))
+        file = find_permitted_path("hydra.sweeper.storage", sqlite_file(settings.storage))
         return replace(settings, storage=sqlite_uri(file.absolute()))
     except (ValueError, TypeError) as e:
         raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
@@ -166,7 +166,7 @@ class Search:
             "ranges": {space.key: space.text for space in self.spaces},
             "config": encode_value(config),
         }
-        with run_files.replacing(folder, FILE) as file:
+        with run_files.replace_file(folder, FILE) as file:
             file.write(json.dumps(plain, indent=1).encode())
 
     @classmethod
@@ -210,8 +210,8 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
     fixed = {o.key_or_group: o.input_line for o in typed if not o.is_sweep_override()}
     given = [o for o in _parse([f"{k}={v}" for k, v in (settings.params or {}).items()]) if o.key_or_group not in fixed]
     ranges = {o.key_or_group: o for o in [*given, *(o for o in typed if o.is_sweep_override())]}
-    offered = dict(_offered(cfg))
-    for key in _named(settings.search, offered, fixed, bool(ranges)):
+    offered = dict(_suggest_keys(cfg))
+    for key in _select(settings.search, offered, fixed, bool(ranges)):
         ranges.setdefault(key, _parse([f"{key}={offered[key]}"])[0])
     if not ranges:
         raise UsageError(
@@ -232,7 +232,7 @@ def _parse(lines: list[str]) -> list[Override]:
         raise UsageError(" ".join(str(e).split())) from e
 
 
-def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
+def _suggest_keys(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     """Yield the ranges in the field metadata of the chosen algorithm, replay memory and environment, by key."""
     for section in _SECTIONS:
         kind = OmegaConf.get_type(cfg, section)
@@ -242,7 +242,7 @@ def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
                     yield f"{section}.{item.name}", item.metadata["search"]
 
 
-def _named(search: list[str] | None, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
+def _select(search: list[str] | None, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
     """Return the keys whose own ranges ``hydra.sweeper.search`` requests."""
     if search == ["all"] or (search is None and not has_ranges):
         return [key for key in offered if key not in fixed]

@@ -16,7 +16,7 @@ from rlox.config import MmapBufferConfig, RayConfig, RemoteConfig, RunConfig, ne
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox_cli.config.schema import SearchPath
 from rlox_cli.families.family import Family, family_of
-from rlox_cli.terminal.paths import output_path, permitted_path
+from rlox_cli.terminal.paths import find_permitted_path, output_path
 
 
 def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
@@ -51,10 +51,10 @@ def _check_outputs(run: RunConfig) -> None:
     uri = None if run.logger.mlflow is None else run.logger.mlflow.tracking_uri
     if uri is not None and is_sqlite(uri):
         # A system that refuses to write there is only a warning: no training waits for its trackers.
-        permitted_path("logger.mlflow.tracking_uri", sqlite_file(uri))
+        find_permitted_path("logger.mlflow.tracking_uri", sqlite_file(uri))
 
 
-def applied_settings(run: RunConfig, algo: str, choice: str | None, overrides: list[str]) -> str | None:
+def apply_settings(run: RunConfig, algo: str, choice: str | None, overrides: list[str]) -> str | None:
     """Return the tuned settings that the `choice` of the group applies, such as ``ppo/CartPole-v1``, or None.
 
     Raises
@@ -130,7 +130,7 @@ def _check_machines(run: RunConfig) -> None:
                 raise ValueError(f"{key}.{name} must be left out {unless}, got {typed}; try {remedy}")
 
 
-def tuned_steps(name: str) -> int | None:
+def read_tuned_steps(name: str) -> int | None:
     """Return the ``total_timesteps`` of the tuned settings ``<algo>/<env>``, in the folder of ``-cd`` or in rlox."""
     if SearchPath.folder is not None and name in _own_tuned_pairs(SearchPath.folder):
         settings = OmegaConf.load(SearchPath.folder / "tuned" / f"{name}.yaml")

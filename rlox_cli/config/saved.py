@@ -16,7 +16,7 @@ from rlox.config import DatasetConfig, RunConfig
 from rlox_cli.config.explain import explain
 from rlox_cli.config.rules import check_run
 from rlox_cli.config.schema import schema_of
-from rlox_cli.families.imports import import_modules, needed_modules, require_typed
+from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -30,10 +30,10 @@ def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tup
         If the data is not a configuration, or needs modules of the user that were not typed.
     """
     algo = algorithm_name(saved, where)
-    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
+    require_typed([*list_needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
     import_modules(modules)
     try:
-        return OmegaConf.to_object(typed_config(saved, algo)), algo
+        return OmegaConf.to_object(add_types(saved, algo)), algo
     except (OmegaConfBaseException, ValueError, TypeError) as e:
         raise UsageError(f"{shown(where)}: {explain(e)}") from e
 
@@ -75,7 +75,7 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
     return name
 
 
-def typed_config(saved: dict[str, Any], algo: str) -> DictConfig:
+def add_types(saved: dict[str, Any], algo: str) -> DictConfig:
     """Return `saved` with the types of its sections, strict about keys."""
     cfg = copy.deepcopy(schema_of(RunConfig))
     cfg.algo = OmegaConf.structured(resolve(entry_of(algo).config))

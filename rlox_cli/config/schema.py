@@ -29,11 +29,11 @@ from rlox.buffers import BUFFERS, buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
 from rlox.config import DatasetConfig, OnPolicyConfig, RayResources, RunConfig, usual_settings
 from rlox.config.sqlite import PREFIX
-from rlox.envs.registry import ENV_GROUP, ZOO, offers, unimported_module
+from rlox.envs.registry import ENV_GROUP, ZOO, find_unimported_module, offers
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox_cli.config.ranges import OptunaConfig
-from rlox_cli.config.shipped import shipped
+from rlox_cli.config.shipped import read_shipped
 from rlox_cli.families.family import family_of
 from rlox_cli.families.imports import is_function
 from rlox_cli.terminal.errors import UsageError
@@ -206,7 +206,7 @@ class AlgorithmSource(_Choices):
     group, name_of_scheme = "algo", "algorithms"
 
     def serves(self, name: str) -> bool:
-        return name not in shipped("algo") and name in algorithm_names()  # reads which packages are installed
+        return name not in read_shipped("algo") and name in algorithm_names()  # reads which packages are installed
 
     def names(self) -> list[str]:
         return algorithm_names()
@@ -377,7 +377,7 @@ def with_env(overrides: list[str]) -> list[str]:
             f"env must be given with its kwargs and wrappers: the dataset was gathered in {env['id']}, "
             f"env.kwargs={env.get('kwargs', {})}, env.wrappers={env.get('wrappers', [])}"
         )
-    if module := unimported_module(env.get("id", "")):
+    if module := find_unimported_module(env.get("id", "")):
         raise UsageError(
             f"env must be given: the dataset was gathered in {one_line(env['id'], 200)}, and a file may not choose the "
             f"module {one_line(module, 200)} to import; if you trust it, add env={one_line(env['id'], 200)}"

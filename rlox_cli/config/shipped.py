@@ -15,7 +15,7 @@ from rlox_cli.terminal.paths import output_path, shown
 _ALL = "conf"  # the name for everything
 
 
-def shipped(below: str = "") -> dict[str, str]:
+def read_shipped(below: str = "") -> dict[str, str]:
     """Return the text of the shipped YAML files below the group `below` (all: ""), by their name within it."""
     found: dict[str, str] = {}
     folders = [("", files("rlox_cli.conf").joinpath(below))]
@@ -39,7 +39,7 @@ def copy(name: str, dest: Path, force: bool) -> None:
     OSError
         If `dest` cannot be written to.
     """
-    everything = shipped()
+    everything = read_shipped()
     key = name.removesuffix(".yaml").strip("/")
     if key != _ALL and key not in everything:
         raise UsageError(f"NAME must be a shipped config, got {name!r}; {nearest(key, [*everything, _ALL])}")
@@ -53,7 +53,7 @@ def copy(name: str, dest: Path, force: bool) -> None:
             f"{shown(there[0])}{more} must not exist yet; add --force to overwrite, or name another folder"
         )
     for path, text in targets.items():
-        with run_files.replacing(dest, str(path.relative_to(dest))) as file:
+        with run_files.replace_file(dest, str(path.relative_to(dest))) as file:
             file.write(text.encode())
     console = make_console()
     what = shown(next(iter(targets))) if len(targets) == 1 else f"{len(targets)} files to {shown(dest)}"

@@ -11,7 +11,7 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs.registry import is_native_multi_agent
 from rlox.multi_agent import make_multi_agent_env
-from rlox_cli.families.environment import Environment, OnPolicy, counted, describe_observations
+from rlox_cli.families.environment import Environment, OnPolicy, describe_observations, spell
 from rlox_cli.families.offline import Offline
 
 
@@ -36,10 +36,10 @@ class _SeveralAgents(Environment):
         return probe_agents(self, algorithm, config)
 
     def evaluation_costs(self, algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, bool]:
-        from rlox_cli.families.estimate import timed
+        from rlox_cli.families.estimate import measure_call
 
         limit = config.eval.max_steps or 1000
-        took, played = timed(lambda: algorithm.evaluate(2, config.eval_seed, max_steps=limit))
+        took, played = measure_call(lambda: algorithm.evaluate(2, config.eval_seed, max_steps=limit))
         side_by_side = is_native_multi_agent(config.env.id)
         n_steps = played.lengths.max() if side_by_side else played.lengths.sum()
         return np.zeros(2), took / max(1, int(n_steps)), side_by_side
@@ -55,7 +55,7 @@ class Agents(_SeveralAgents, OnPolicy):
         lines = [
             (
                 "agents",
-                f"{player.name}: {counted(len(player.agents), 'agent')}; {describe_observations(player.spec)}; "
+                f"{player.name}: {spell(len(player.agents), 'agent')}; {describe_observations(player.spec)}; "
                 f"{player.spec.describe_actions()}{', masked' if player.masked else ''}",
             )
             for player in algorithm.players
@@ -63,7 +63,7 @@ class Agents(_SeveralAgents, OnPolicy):
         if algorithm.config.critic == "central":
             agents = algorithm.collector.agents
             source = "of the environment" if agents.state_source == "environment" else "all observations joined"
-            lines.append(("state", f"{counted(agents.state_dim, 'number')}, {source}"))
+            lines.append(("state", f"{spell(agents.state_dim, 'number')}, {source}"))
         return lines
 
 

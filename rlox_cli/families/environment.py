@@ -19,7 +19,7 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line
 from rlox.config import BufferConfig, DatasetConfig, EvalConfig, MmapBufferConfig, RunConfig
 from rlox.envs import is_native, make_vec_env
-from rlox.envs.registry import ZOO, imported_module
+from rlox.envs.registry import ZOO, find_module
 from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
 from rlox.multi_agent import is_multi_agent
 from rlox_cli.families import limits
@@ -48,7 +48,7 @@ class Environment(Family):
             )
         self.check_buffer(run, algo, buffer)
         self.check_dataset(run, algo)
-        module = imported_module(run.env.id)
+        module = find_module(run.env.id)
         if modules := [*run.imports, *([module] if module else [])]:
             import_modules(modules)
         self.check_env(run, algo)
@@ -175,7 +175,7 @@ class Environment(Family):
     def limit_of(self, env: Any, algorithm: Any) -> int | None:
         if limits.plays_native(algorithm):
             return env.max_episode_steps or None
-        found = [*_declared_limits(algorithm)]
+        found = [*_list_limits(algorithm)]
         layer = env.envs[0] if getattr(env, "envs", None) else None
         while layer is not None:
             found.append(getattr(layer, "_max_episode_steps", None))
@@ -195,14 +195,14 @@ class Environment(Family):
 
         seen = self.probe(algorithm, config)
         found = estimate(self, algorithm, config, seen, start, scratch)
-        n = counted(self.evaluations(config), "evaluation")
+        n = spell(self.evaluations(config), "evaluation")
         lines = [
             *self.describe_spaces(algorithm),
             ("backend", f"{algorithm.backend} ({algorithm.backend_reason})"),
             *self.describe_data(algorithm),
             (
                 "plan",
-                f"{self.describe_training(algorithm, config)}; {n} of {counted(config.eval.n_episodes, 'episode')}",
+                f"{self.describe_training(algorithm, config)}; {n} of {spell(config.eval.n_episodes, 'episode')}",
             ),
             ("memory", self.describe_memory(algorithm, config, found)),
         ]
@@ -404,8 +404,8 @@ class Sequences(OffPolicy):
     def describe_training(self, algorithm: Any, config: RunConfig) -> str:
         c = config.algo
         return (
-            f"{describe_steps(config, self.round_steps(config))}, an update of {counted(c.batch_size, 'sequence')} of "
-            f"{counted(c.seq_len, 'step')} for every {c.update_rows / c.replay_ratio:g}"
+            f"{describe_steps(config, self.round_steps(config))}, an update of {spell(c.batch_size, 'sequence')} of "
+            f"{spell(c.seq_len, 'step')} for every {c.update_rows / c.replay_ratio:g}"
         )
 
 
@@ -474,7 +474,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
         raise ValueError(f"env={one_line(env_id, 80)} is no environment; {nearest_id(env_id)}") from e
 
 
-def _declared_limits(algorithm: Any) -> Iterator[Any]:
+def _list_limits(algorithm: Any) -> Iterator[Any]:
     """Yield the limits in wrappers, arguments and gymnasium's registry. Atari games count frames; a step has four."""
     import gymnasium
 
@@ -501,7 +501,7 @@ def short_training(config: RunConfig, what: str, steps: int) -> str:
     )
 
 
-def counted(n: int, name: str) -> str:
+def spell(n: int, name: str) -> str:
     return f"{n:,} {name}{'' if n == 1 else 's'}"
 
 
@@ -509,11 +509,11 @@ def describe_observations(spec: Any) -> str:
     if spec.images:
         return f"observations of {spec.described_parts()}"
     if not spec.image:
-        return f"observations of {counted(spec.obs_dim, 'number')}"
+        return f"observations of {spell(spec.obs_dim, 'number')}"
     frames = f" of {spec.n_stacked} frames" if spec.n_stacked > 1 else ""
     return f"images {' x '.join(map(str, spec.obs_shape))}{frames}"
 
 
 def describe_steps(config: RunConfig, every: int) -> str:
     steps = -(-config.total_timesteps // every) * every
-    return f"{steps:,} steps in {counted(config.env.n_envs, 'environment')}"
+    return f"{steps:,} steps in {spell(config.env.n_envs, 'environment')}"

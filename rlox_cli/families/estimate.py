@@ -65,7 +65,7 @@ def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: 
             plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience, workers=plan.workers
         )
         checkpoint = scratch / "checkpoint.safetensors"
-        saving = timed(lambda: algorithm.save(checkpoint))[0]
+        saving = measure_call(lambda: algorithm.save(checkpoint))[0]
         record.end(0, "finished")
     n_random = min(getattr(config.algo, "learning_starts", 0), total)
     training = once + each_random * n_random + each * (total - n_random)
@@ -76,7 +76,7 @@ def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: 
     n_evaluations = family.evaluations(config)
     # If episodes run together, all of them take as long as the longest.
     per_step = n_evaluations * each_played * (1 if side_by_side else config.eval.n_episodes)
-    length, limit = _expected_length(seen, config), seen.limit or seen.length
+    length, limit = _estimate_length(seen, config), seen.limit or seen.length
     evaluating = n_evaluations * making + per_step * (min(1.5 * length, limit) if side_by_side else length)
     longest = n_evaluations * making + per_step * limit
     workers = evaluations_of.planned_workers(algorithm, evaluating[1])
@@ -170,7 +170,7 @@ def _clocks() -> tuple[float, float]:
     return limits.cpu_seconds(), time.perf_counter()
 
 
-def timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
+def measure_call(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
     before = np.array(_clocks())
     result = call()
     return np.array(_clocks()) - before, result
@@ -238,7 +238,7 @@ def time_evaluation(
 
     c = config.env
     if is_native(c.id) and not (kwargs or c.wrappers):
-        took, played = timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
+        took, played = measure_call(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
         return np.zeros(2), took / played.lengths.max(), True
     wrappers = whole_games(c.wrappers) or (ATARI_WRAPPERS if c.id.startswith("ALE/") else ())
 
@@ -249,7 +249,7 @@ def time_evaluation(
             [*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
         )
         try:
-            return timed(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
+            return measure_call(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
         finally:
             algorithm.env_options.wrappers = before
 
@@ -262,7 +262,7 @@ def time_evaluation(
     return making, spent / n_steps, False
 
 
-def _expected_length(seen: Seen, config: RunConfig) -> float:
+def _estimate_length(seen: Seen, config: RunConfig) -> float:
     """Guess the length of an evaluation's episodes, averaged over the training.
 
     If every step has the same reward, the final length follows from the score that the tuned settings must reach.

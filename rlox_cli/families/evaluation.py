@@ -9,7 +9,7 @@ from typing import Any
 
 from rlox.algorithms import load
 from rlox.checkpoint import one_line, trained_for
-from rlox.envs.registry import imported_module
+from rlox.envs.registry import find_module
 from rlox.evaluation.episodes import Evaluation
 from rlox.evaluation.pictures import require_kind
 from rlox.evaluation.pictures import save as save_predictions
@@ -17,7 +17,7 @@ from rlox.evaluation.predictions import open_loop
 from rlox.evaluation.video import VideoWriter, render_fps
 from rlox.offline.scores import normalized_score
 from rlox_cli.families.family import Evaluation as Typed
-from rlox_cli.families.imports import needed_modules, require_typed
+from rlox_cli.families.imports import list_needed_modules, require_typed
 from rlox_cli.terminal.console import print_text
 
 _MOST_EPISODES = 100_000  # that a file may request by itself
@@ -118,13 +118,13 @@ def restore_to_act(path: Path, header: dict[str, Any], imports: list[str]) -> An
     """Return the algorithm of a checkpoint, to act with it. Code of the user must be among `imports`."""
     env = header["env"]
     # All modules that the file needs must be typed, since a file must not decide what code runs.
-    require_typed(needed_modules(env, _object(header, "run")), imports, path)
+    require_typed(list_needed_modules(env, _object(header, "run")), imports, path)
     # Acting needs no replay memory.
     warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
     # Passing the environment and its wrappers lets gymnasium import their modules, which were typed.
     return load(
         path,
-        env_id=env["id"] if any(map(imported_module, (env["id"], str(env["kwargs"].get("env_id"))))) else None,
+        env_id=env["id"] if any(map(find_module, (env["id"], str(env["kwargs"].get("env_id"))))) else None,
         env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
-from rlox.envs.registry import REWARD_GROUP, imported_module, load, offers, worker_imports
+from rlox.envs.registry import REWARD_GROUP, find_module, load, offers, worker_imports
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox_cli.terminal.errors import UsageError
 
@@ -51,11 +51,11 @@ def import_modules(names: Iterable[str]) -> None:
             worker_imports.append(name)
 
 
-def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
+def list_needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
     """Yield the modules that a user's environment came from; `env` is as in a checkpoint or a configuration."""
     # Wrappers of old gym take the id as an argument.
     for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
-        if module := imported_module(name):
+        if module := find_module(name):
             yield module
     for wrapper in env["wrappers"]:
         name = wrapper if isinstance(wrapper, str) else next(iter(wrapper), "")

@@ -20,7 +20,7 @@ from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
 from rlox.nn.modes import torch_threads
 from rlox_cli.families import limits
-from rlox_cli.families.environment import counted, few_evaluations
+from rlox_cli.families.environment import few_evaluations, spell
 from rlox_cli.families.evaluation import print_reproduction
 from rlox_cli.families.family import NO_SAMPLER, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, is_function, load_function
@@ -164,9 +164,9 @@ class Language(Family):
         c = config.algo
         samples = f", {c.group_size} completions each" if hasattr(c, "group_size") else ""
         plan = (
-            f"{counted(n, 'update')} of {counted(c.batch_size, 'row')}{samples}, "
+            f"{spell(n, 'update')} of {spell(c.batch_size, 'row')}{samples}, "
             f"{n * c.batch_size / len(algorithm.rows):.1f} passes; "
-            f"{counted(n_evaluations, 'evaluation')} of {counted(config.eval.n_episodes, 'row')}"
+            f"{spell(n_evaluations, 'evaluation')} of {spell(config.eval.n_episodes, 'row')}"
         )
         lines = [
             *_lines(algorithm),
@@ -203,9 +203,7 @@ class Language(Family):
         table = None
         n_samples = typed.samples or (_SAMPLES if algorithm.rewarded else 0)
         if n_samples:
-            found, table = _sampled(
-                algorithm, min(n_rows, len(evaluation.returns)), n_samples, pass_at, evaluation.seed
-            )
+            found, table = _sample(algorithm, min(n_rows, len(evaluation.returns)), n_samples, pass_at, evaluation.seed)
             summary |= found
         if typed.json:
             print(json.dumps(summary))
@@ -470,7 +468,7 @@ def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
     return f"{limits.size(total)} in addition to Python and PyTorch: {listed}{shared}", total
 
 
-def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> tuple[dict[str, float], PlainTable]:
+def _sample(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> tuple[dict[str, float], PlainTable]:
     """Sample `n` completions of each prompt; return their rewards and pass rates, and a table with a few of them."""
     scored = algorithm.sampled(n_rows, n, seed)
     groups = scored.rewards.reshape(-1, n)

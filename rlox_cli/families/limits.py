@@ -13,7 +13,7 @@ from rlox.buffers import Footprint
 from rlox.config import RunConfig
 from rlox.envs import is_native
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import existing_parent
+from rlox_cli.terminal.paths import find_existing_parent
 
 # Share of the free space: more may fit, but leaves little for anything else.
 _TIGHT = 0.8
@@ -51,7 +51,7 @@ def _container(root: Path) -> tuple[int, int] | None:
 
 def free_disk(folder: Path) -> int:
     """Return the free bytes of the file system that `folder` is, or will be, on."""
-    return shutil.disk_usage(existing_parent(folder)).free
+    return shutil.disk_usage(find_existing_parent(folder)).free
 
 
 def cpu_seconds() -> float:
@@ -156,14 +156,14 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     if needed > free:
         remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
         raise UsageError(
-            f"{existing_parent(at)} must have room for the replay memory's files, {size(needed)}, but "
+            f"{find_existing_parent(at)} must have room for the replay memory's files, {size(needed)}, but "
             f"only {size(free)} are free; {remedy}, or choose another folder with "
             f"{'buffer.folder' if own else 'output_dir'}"
         )
     if needed > _TIGHT * free:
         yield (
             f"the disk is nearly full: the replay memory's files take {size(needed)}, and "
-            f"{size(free)} are free at {existing_parent(at)}"
+            f"{size(free)} are free at {find_existing_parent(at)}"
         )
 
 

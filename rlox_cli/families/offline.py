@@ -15,7 +15,7 @@ from rlox.config import RunConfig
 from rlox.evaluation.episodes import MAX_STEPS
 from rlox.offline.dataset import check_source, open_dataset
 from rlox_cli.families import limits
-from rlox_cli.families.environment import Environment, counted, require_source
+from rlox_cli.families.environment import Environment, require_source, spell
 
 
 class Offline(Environment):
@@ -82,7 +82,7 @@ class Offline(Environment):
         gathered = dataset.metadata.get("env", {}).get("id", config.env.id)
         if gathered != config.env.id:
             yield f"the dataset was gathered in {gathered}, but the policy is evaluated in {config.env.id}"
-        given, size = limits.memory(), _mapped_bytes(dataset)
+        given, size = limits.memory(), _count_mapped_bytes(dataset)
         if given is not None and size > given[0]:
             yield (
                 f"the dataset, {limits.size(size)}, is larger than the free memory, {limits.size(given[0])}: batches "
@@ -103,21 +103,21 @@ class Offline(Environment):
         stats, known = algorithm.dataset.stats(), algorithm.dataset.metadata
         env = f" of {known['env']['id']}" if known.get("env") else ""
         text = (
-            f"{counted(stats['n_transitions'], 'transition')} in {counted(stats['n_episodes'], 'episode')}{env}, "
+            f"{spell(stats['n_transitions'], 'transition')} in {spell(stats['n_episodes'], 'episode')}{env}, "
             f"return {format_returns(stats, known)}"
         )
         return [("dataset", text)]
 
     def describe_training(self, algorithm: Any, config: RunConfig) -> str:
-        updates = counted(config.total_timesteps, "update")
+        updates = spell(config.total_timesteps, "update")
         return f"{updates} in batches of {config.algo.batch_size:,} from {len(algorithm.dataset):,} transitions"
 
     def describe_stored(self, algorithm: Any, config: RunConfig) -> str:
-        size = limits.size(_mapped_bytes(algorithm.dataset))
+        size = limits.size(_count_mapped_bytes(algorithm.dataset))
         return f"; the dataset, {size}, is read from its file as it is used"
 
 
-def _mapped_bytes(dataset: Any) -> int:
+def _count_mapped_bytes(dataset: Any) -> int:
     """Return the size of a dataset's mapped file; its pages stay in memory while they are used and there is room."""
     return os.stat(dataset.metadata["file"]).st_size
 

@@ -61,7 +61,7 @@ def probe_env(family: Any, algorithm: Any, config: RunConfig) -> Seen:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lines = [] if native else [*_contract(config, where)]
-        found = _played(config, where)
+        found = _play_episodes(config, where)
     messages = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
     lines += [f"{where}: {text}" for text in messages if not native and not any(usual in text for usual in _USUAL)]
     if found.differs:
@@ -87,10 +87,10 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
     try:
         bare = env.unwrapped
         # Checked first: wrappers and checkers fail on these with less helpful messages.
-        answer = _called(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
+        answer = _call_env(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
         _require_valid(where, bare, "reset", answer)
         bare.action_space.seed(config.seed % 2**31)
-        answer = _called(where, "step", bare.step, bare.action_space.sample())
+        answer = _call_env(where, "step", bare.step, bare.action_space.sample())
         _require_valid(where, bare, "step", answer)
         _require_reward(where, answer[1])
         try:
@@ -101,7 +101,7 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
         env.close()
 
 
-def _called(where: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_env(where: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         with no_exit(f"{where}: the environment"):
             return call(*args, **kwargs)
@@ -131,21 +131,21 @@ class _Results:
     differs: str  # what differed with the same seed and actions; empty if nothing did
 
 
-def _played(config: RunConfig, where: str) -> _Results:
+def _play_episodes(config: RunConfig, where: str) -> _Results:
     """Take random actions in one environment, and for a while in a second one with the same seed."""
     c = config.env
     first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
     spec, rng = first.spec, np.random.default_rng(config.seed)
     found, started = _Results([], [], 0, 0.0, ""), time.process_time()
     try:
-        obs, other = (_called(where, "reset", env.reset_all) for env in (first, second))
+        obs, other = (_call_env(where, "reset", env.reset_all) for env in (first, second))
         if not same(obs, other):
             found.differs = "observations"
         while len(found.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(found.rewards) < 20):
             actions = random_actions(spec, rng, 1)
-            out = _called(where, "step", first.step_all, actions)
+            out = _call_env(where, "step", first.step_all, actions)
             if not found.differs and len(found.rewards) < _PAIR_STEPS:
-                twin = _called(where, "step", second.step_all, actions)
+                twin = _call_env(where, "step", second.step_all, actions)
                 compared = (("observations", "final_obs"), ("rewards", "rewards"))
                 found.differs = next((what for what, key in compared if not same(out[key], twin[key])), "")
             _require_finite(where, out["final_obs"], len(found.rewards) + 1)

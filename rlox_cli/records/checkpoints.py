@@ -9,7 +9,7 @@ from rlox.algorithms import entry_of
 from rlox.checkpoint import load_checkpoint, run_files
 
 
-def known_header(path: Path) -> dict[str, Any]:
+def read_known_header(path: Path) -> dict[str, Any]:
     """Return the header of a checkpoint. Raise a ValueError if its algorithm is not known here."""
     header = load_checkpoint(path).header
     if not isinstance(header["algorithm"], str) or entry_of(header["algorithm"]) is None:

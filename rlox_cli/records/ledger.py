@@ -158,7 +158,7 @@ class Sweep:
             If the folder contains a run or a sweep.
         """
         sweep = cls(folder.absolute(), head)
-        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._added(jobs))]
+        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._add_jobs(jobs))]
         require_new(sweep.folder)
         sweep.folder.mkdir(parents=True, exist_ok=True)
         sweep.hold()
@@ -167,7 +167,7 @@ class Sweep:
         except UsageError:
             sweep.release()
             raise
-        with run_files.replacing(sweep.folder, FILE) as file:
+        with run_files.replace_file(sweep.folder, FILE) as file:
             file.writelines(_line(item).encode() for item in lines)
             file.flush()
             os.fsync(file.fileno())
@@ -190,7 +190,7 @@ class Sweep:
         lines = _read(path)
         _, first = next(lines, (0, None))
         if not isinstance(first, dict) or first.pop("sweep", None) != 1:
-            raise _damaged(path, 1, _HEAD)
+            raise _explain_damage(path, 1, _HEAD)
         try:
             head = Head(**first)
             lists = (head.flags, head.overrides, head.imports, head.launcher)
@@ -199,16 +199,16 @@ class Sweep:
             if not sound or type(head.retries) is not int or type(size) is not int or size < 1:
                 raise TypeError
         except TypeError:
-            raise _damaged(path, 1, _HEAD) from None
+            raise _explain_damage(path, 1, _HEAD) from None
         sweep = cls(folder.absolute(), head)
         for number, item in lines:
             if not isinstance(item, dict):
-                raise _damaged(path, number, "be one JSON object")
+                raise _explain_damage(path, number, "be one JSON object")
             if item.get("event") == "failed":
                 progress = sweep.progress.get(str(item.get("id")))
                 sound = isinstance(item.get("time"), (int, float)) and isinstance(item.get("message"), str)
                 if progress is None or not sound or not isinstance(item.get("may_pass"), bool):
-                    raise _damaged(path, number, "describe the failure of a job above it")
+                    raise _explain_damage(path, number, "describe the failure of a job above it")
                 progress.failure = item
                 continue
             try:
@@ -217,20 +217,20 @@ class Sweep:
                 sound = sound and isinstance(job.extra, dict) and all(isinstance(x, str) for x in job.overrides)
                 if not sound or not re.fullmatch(r"[0-9a-f]{8}(-\d+)?", job.id):
                     raise TypeError
-                list(sweep._added([job]))
+                list(sweep._add_jobs([job]))
                 inside(sweep.folder, job.folder)
             except (TypeError, ValueError, AttributeError) as e:
                 rule = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
-                raise _damaged(path, number, f"be a job{rule}") from None
+                raise _explain_damage(path, number, f"be a job{rule}") from None
         # The head and the initial jobs are written together; a kill cannot cut them off.
         if not sweep.jobs:
             with run_files.open_file(folder, FILE) as file:
                 file.seek(-1, os.SEEK_END)
                 if file.read() != b"\n":
-                    raise _damaged(path, 1, "be followed by whole lines, one for each job")
+                    raise _explain_damage(path, 1, "be followed by whole lines, one for each job")
         return sweep
 
-    def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
+    def _add_jobs(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
         for job in jobs:
             if job.id in self.jobs:
                 raise UsageError(f"the id of a job must be unique, got {job.id} twice")
@@ -249,7 +249,7 @@ class Sweep:
 
     def add(self, jobs: Iterable[SweepJob]) -> None:
         """Append jobs that a sweeper has chosen since. The caller holds the sweep."""
-        self._append(asdict(job) for job in self._added(jobs))
+        self._append(asdict(job) for job in self._add_jobs(jobs))
 
     def note_failure(self, job: SweepJob, message: str, may_pass: bool) -> None:
         """Append a failure that is not in the job's own record. The caller holds the sweep."""
@@ -312,7 +312,7 @@ class Sweep:
 def ask_to_stop(flag: Path, text: str = "") -> None:
     """Create the file that stops a sweep's jobs; `text` is ``AT_ONCE`` to stop them without saving."""
     if text or not run_files.is_file(flag.parent, flag.name):
-        with run_files.replacing(flag.parent, flag.name) as file:
+        with run_files.replace_file(flag.parent, flag.name) as file:
             file.write(text.encode())
 
 
@@ -337,15 +337,15 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES), b""), 1):
             if not line.endswith(b"\n"):
                 if len(line) == _MOST_BYTES:
-                    raise _damaged(path, number, f"have at most {_MOST_BYTES:,} bytes")
+                    raise _explain_damage(path, number, f"have at most {_MOST_BYTES:,} bytes")
                 return
             try:
                 yield number, decode_value(json.loads(line))
             except (ValueError, RecursionError):
-                raise _damaged(path, number, "be one JSON object") from None
+                raise _explain_damage(path, number, "be one JSON object") from None
 
 
-def _damaged(path: Path, number: int, rule: str) -> UsageError:
+def _explain_damage(path: Path, number: int, rule: str) -> UsageError:
     remedy = (
         "restore it; until then each of its runs can be resumed by itself: rlox train resume=RUN"
         if number == 1

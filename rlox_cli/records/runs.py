@@ -101,18 +101,18 @@ def units(runs: Iterable[Run]) -> str:
     return " or ".join(sorted({run.unit for run in runs}))
 
 
-def recorded_name(metric: str) -> str:
+def translate_metric(metric: str) -> str:
     """Return the metric's name in the record, where ``mean_reward`` is ``episode/return``."""
     return metric if "/" in metric else tracker_name(metric)
 
 
-def chosen_metric(metric: str | None, paths: Iterable[Path]) -> str:
+def choose_metric(metric: str | None, paths: Iterable[Path]) -> str:
     """Return the name of `metric` in the record.
 
     By default it is the return of evaluations or, if no run under `paths` was evaluated, that of training.
     """
     if metric is not None:
-        return recorded_name(metric)
+        return translate_metric(metric)
     evaluated = any(_has(folder, EVALUATION) for path in paths for folder in find_runs(path))
     return EVALUATION if evaluated else RETURNS[1]
 
@@ -252,17 +252,17 @@ def read_runs(
                 less, run = sorted((other, run), key=lambda r: (r.status == "finished", r.steps))
                 note = f"{shown(less.folder)} is left out: {shown(run.folder)} has the same settings and seed"
                 others = [key for key in run.flat if plain(less.flat.get(key)) != plain(run.flat[key])]
-                notes.append(f"{note}, except for {listed(others)}" if others else note)
+                notes.append(f"{note}, except for {join_first_words(others)}" if others else note)
             runs[same] = run
     if not runs:
         hint = f"{nearest(metric, recorded)} (--metric)" if recorded else "none has recorded anything"
-        raise UsageError(f"no run has {metric}; {hint}{'. ' if notes else ''}{listed(notes, '; ')}")
+        raise UsageError(f"no run has {metric}; {hint}{'. ' if notes else ''}{join_first_words(notes, '; ')}")
     if without:
-        notes.append(f"left out, because they have no {metric} yet: {listed(without)}")
+        notes.append(f"left out, because they have no {metric} yet: {join_first_words(without)}")
     return list(runs.values()), notes
 
 
-def listed(words: Sequence[str], separator: str = ", ") -> str:
+def join_first_words(words: Sequence[str], separator: str = ", ") -> str:
     """Join the first few of `words`, and say how many more there are."""
     more = [f"and {len(words) - _MOST_LISTED} more"] if len(words) > _MOST_LISTED else []
     return separator.join([*words[:_MOST_LISTED], *more])
@@ -322,14 +322,14 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         cells.setdefault(cell, []).append(run)
     groups: list[Group] = []
     for members in cells.values():
-        chosen = keys or differing(members)
+        chosen = keys or find_differing_keys(members)
         parts: dict[tuple[str, ...], Group] = {}
         for run in sorted(members, key=lambda run: [_order(_value(run, key)) for key in chosen]):
             values = tuple(plain(_value(run, key)) for key in chosen)
             parts.setdefault(values, Group("", run.env, dict(zip(chosen, values, strict=True)))).runs.append(run)
         for group in parts.values():
             group.label = _label(group, list(parts.values()), bool(by))
-            group.pooled = differing(group.runs)
+            group.pooled = find_differing_keys(group.runs)
             group.runs.sort(key=lambda run: run.seed)
         groups += parts.values()
     return sorted(groups, key=lambda group: group.env)
@@ -354,7 +354,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return not number, float(value) if number else 0.0, plain(value)
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the keys in which the runs differ as experiments."""
     keys = dict.fromkeys(key for run in runs for key in _settings(run))
     return [key for key in keys if len({plain(run.flat.get(key)) for run in runs}) > 1]

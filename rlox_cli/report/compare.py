@@ -18,10 +18,10 @@ from scipy import stats
 from rlox_cli.records.runs import (
     RETURNS,
     Run,
-    chosen_metric,
-    differing,
+    choose_metric,
     ended,
-    listed,
+    find_differing_keys,
+    join_first_words,
     metric_name,
     plain,
     read_runs,
@@ -42,14 +42,14 @@ _FEWEST = 4  # runs per side that a permutation test can distinguish at that lev
 
 def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json: bool) -> None:
     """Compare the runs under `a` with those under `b`, and print the result."""
-    metric = chosen_metric(metric, (a, b))
+    metric = choose_metric(metric, (a, b))
     if threshold is not None and not math.isfinite(threshold):
         raise UsageError(f"--threshold must be a finite number, got {threshold}")
     sides = []
     for path in (a, b):
         runs, notes = read_runs([path], metric)
-        if keys := differing(runs):
-            notes.append(f"{path} pools runs that differ in {listed(keys)}")
+        if keys := find_differing_keys(runs):
+            notes.append(f"{path} pools runs that differ in {join_first_words(keys)}")
         for note in notes:
             print_text(f"rlox compare: {note}", stderr=True)
         sides.append(runs)
@@ -258,7 +258,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
         table.show_header = False
         for key, (old, new) in differences.items():
             if key not in own:
-                table.add_row(f"  {key}", _listed(old), "→", _listed(new))
+                table.add_row(f"  {key}", _join_words(old), "→", _join_words(new))
         if table.row_count:
             print_table(console, table)
         if own:
@@ -311,7 +311,7 @@ def _between(of: dict[str, float]) -> str:
     return f"{of['value']:.2f} ({of['low']:.2f} to {of['high']:.2f})"
 
 
-def _listed(values: Sequence[str]) -> str:
+def _join_words(values: Sequence[str]) -> str:
     return ", ".join(values) if values else "(none)"
 
 

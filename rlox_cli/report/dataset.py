@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from rlox.checkpoint import one_line
-from rlox.envs.registry import imported_module
+from rlox.envs.registry import find_module
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.dataset import open_dataset
 from rlox.offline.returns import episode_starts
@@ -87,7 +87,7 @@ def print_written(out: str) -> None:
     algo, env = "td3_bc" if dataset.n_actions is None else "bc", dataset.metadata.get("env", {})
     words = [f"rlox train algo={algo} dataset={out}"]
     # These must be typed again, since a file must not choose them.
-    if env and (env.get("kwargs") or imported_module(env["id"])) and not env.get("wrappers"):
+    if env and (env.get("kwargs") or find_module(env["id"])) and not env.get("wrappers"):
         words.append(f"env={env['id']}")
         if env.get("kwargs"):
             kwargs = yaml.safe_dump(env["kwargs"], default_flow_style=True, width=10_000).strip()

@@ -12,7 +12,7 @@ from rlox import config as configs
 from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
-from rlox_cli.config.shipped import shipped
+from rlox_cli.config.shipped import read_shipped
 from rlox_cli.report.environments import list_envs
 from rlox_cli.terminal.account import paragraph
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
@@ -47,7 +47,7 @@ def list_things(what: str, folder: Path) -> None:
         print_table(console, table)
     elif what == "experiments":
         table = make_table("preset", "what")
-        for name, text in shipped("experiment").items():
+        for name, text in read_shipped("experiment").items():
             table.add_row(f"experiment={name}", text.splitlines()[1].lstrip("# "))
         print_table(console, table)
     elif what == "runs":

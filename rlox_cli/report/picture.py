@@ -13,7 +13,7 @@ import numpy as np
 
 from rlox_cli.records.runs import LANGUAGE, RETURNS, Group, Run, ended, metric_name, short, units
 from rlox_cli.report.statistics import Interval, interval, iqm, profile
-from rlox_cli.report.ticks import spread, thousands, wrapped
+from rlox_cli.report.ticks import spread, thousands, wrap_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
     grid = np.unique(np.concatenate([x for x, _ in series]))
     if len(grid) > _MOST_POINTS:
         edges = np.linspace(0, end, _MOST_POINTS + 1)
-        series = [_binned(x, y, edges) for x, y in series]
+        series = [_average_bins(x, y, edges) for x, y in series]
         grid = np.unique(np.concatenate([x for x, _ in series]))
         grid = np.linspace(grid[0], grid[-1], _MOST_POINTS)
     grid = grid[grid >= max(x[0] for x, _ in series)]
@@ -113,7 +113,7 @@ def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
     return Curve(grid, series, middle, there.sum(-1))
 
 
-def _binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _average_bins(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the means of the points in each bin that is not empty."""
     n, _ = np.histogram(x, edges)
     sums = [np.histogram(x, edges, weights=w)[0][n > 0] / n[n > 0] for w in (x, y)]
@@ -161,7 +161,7 @@ class Picture:
     def _of(self, env: str) -> list[Group]:
         return [group for group in self.groups if group.env == env]
 
-    def _profiled(self, env: str) -> list[Group]:
+    def _draw_profile(self, env: str) -> list[Group]:
         """Return the groups with enough runs for a profile of their scores."""
         enough = [group for group in self._of(env) if self.summaries[group].n >= _ENOUGH]
         return [group for group in enough if group.label in self.coloured and self.metric in RETURNS]
@@ -182,7 +182,7 @@ class Picture:
         from matplotlib.figure import Figure
 
         envs = self._envs()
-        profiled = [env for env in envs if self._profiled(env)]
+        profiled = [env for env in envs if self._draw_profile(env)]
         columns = max(min(3, len(envs)), *(min(3, len(self._other_metrics(env))) for env in envs))
         timed = [group for group in self.groups if group.label in self.coloured]
         rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [(envs, self._curves, 3.6)]
@@ -198,7 +198,7 @@ class Picture:
             1.5 + (0.14 + 0.22 * tall) * len(timed),
         ]
         width = max(10.0, 5.0 * columns)
-        entries = [wrapped(label, self._legend_signs(width)).count("\n") + 1 for label in self.coloured]
+        entries = [wrap_text(label, self._legend_signs(width)).count("\n") + 1 for label in self.coloured]
         around = 0.5 + 0.25 * max(entries, default=1) * -(-(len(entries) + 1) // max(1, self._legend_columns(width)))
         figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
         *parts, last = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -219,7 +219,7 @@ class Picture:
         handles = []
         for label in self.coloured:
             colour, dashes = self.appearance(label)
-            shown_label = wrapped(label, self._legend_signs(figure.get_figwidth()))
+            shown_label = wrap_text(label, self._legend_signs(figure.get_figwidth()))
             handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=shown_label))
         if others := len(self.labels) - len(self.coloured):
             handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"{others} others"))
@@ -248,7 +248,7 @@ class Picture:
 
     def _bar_names(self, groups: Sequence[Group]) -> list[str]:
         several = len(self._envs()) > 1
-        return [wrapped(f"{group.label} · {group.env}" if several else group.label, _NAME) for group in groups]
+        return [wrap_text(f"{group.label} · {group.env}" if several else group.label, _NAME) for group in groups]
 
     def _other_metrics(self, env: str) -> list[str]:
         """Return additional metrics to draw if all runs train a language model: those that all of them have."""
@@ -287,15 +287,15 @@ class Picture:
                     **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
                 )
         references = _draw_references(axis, groups) if metric in RETURNS else ""
-        axis.set(title=wrapped(env, _TITLE), ylabel=wrapped(metric_name(metric), _HEIGHT))
-        axis.set_xlabel(f"{'training time' if self.by_time else _counted(groups)}{references}")
+        axis.set(title=wrap_text(env, _TITLE), ylabel=wrap_text(metric_name(metric), _HEIGHT))
+        axis.set_xlabel(f"{'training time' if self.by_time else _name_count(groups)}{references}")
         spread(axis.xaxis, thousands("s" if self.by_time else ""))
         spread(axis.yaxis, most=8)
 
     def _profiles(self, axis: Axes, env: str) -> None:
         from matplotlib.ticker import PercentFormatter
 
-        groups = self._profiled(env)
+        groups = self._draw_profile(env)
         finals = np.concatenate([self.summaries[group].finals for group in groups])
         margin = 0.03 * (np.ptp(finals) or 1.0)
         thresholds = np.unique([finals.min() - margin, *finals, finals.max() + margin])
@@ -306,7 +306,7 @@ class Picture:
             axis.step(thresholds, found.value, where="post", gid=self._id(group.label), **style)
             band = {"step": "post", "gid": self._id(group.label), **_band(colour)}
             axis.fill_between(thresholds, found.low, found.high, **band)
-        title = wrapped(f"{env}: performance profile", _TITLE)
+        title = wrap_text(f"{env}: performance profile", _TITLE)
         axis.set(title=title, xlabel="τ", ylabel="runs with a final score > τ")
         axis.set_ylim(-0.03, 1.03)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -336,7 +336,7 @@ class Picture:
                 left += width
         speed.set_yticks(range(len(names)), names)
         speed.set_ylim(len(names) - 0.5, -0.5)
-        speed.set(title="speed (median; dots: runs)", xlabel=f"{_counted(groups)} per second")
+        speed.set(title="speed (median; dots: runs)", xlabel=f"{_name_count(groups)} per second")
         speed.set_xlim(0, 1.3 * (fastest or 1.0))  # room for a number next to the longest bar
         spread(speed.xaxis, thousands(), 4)
         share.set(title="share of training time", xlim=(0, 1))
@@ -362,10 +362,10 @@ def _draw_references(axis: Axes, groups: Sequence[Group]) -> str:
         axis.axhline(value, color="black", linewidth=1, linestyle=(0, (6, 3)))
         whose = f" ({', '.join(sorted(algos))})" if len(known) > 1 else ""
         names.append(f"{value:g}{whose}".replace("-", "−"))
-    return "\n" + wrapped(f"dashed: reference {', '.join(names)}", _TITLE) if names else ""
+    return "\n" + wrap_text(f"dashed: reference {', '.join(names)}", _TITLE) if names else ""
 
 
-def _counted(groups: Sequence[Group]) -> str:
+def _name_count(groups: Sequence[Group]) -> str:
     """Return what the groups' runs count, for the label of an axis."""
     return units(run for group in groups for run in group.runs).replace("steps", "environment steps")
 

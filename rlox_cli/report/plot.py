@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlox.checkpoint import run_files
-from rlox_cli.records.runs import PATH, Group, Run, chosen_metric, group_runs, listed, metric_name, read_runs, units
+from rlox_cli.records.runs import (
+    PATH,
+    Group,
+    Run,
+    choose_metric,
+    group_runs,
+    join_first_words,
+    metric_name,
+    read_runs,
+    units,
+)
 from rlox_cli.report.page import page
 from rlox_cli.report.picture import Picture, cells
 from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
@@ -43,11 +53,11 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
         if path.suffix not in FORMATS:
             raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
     out = [output_path("--out", path) for path in out]
-    metric = chosen_metric(metric, paths)
+    metric = choose_metric(metric, paths)
     by = [PATH] if labels else by
     runs, notes = read_runs(paths, metric, labels or map(str, paths), by)
     groups = group_runs(runs, by)
-    notes += [f"{g.label} ({g.env}) pools runs that differ in {listed(g.pooled)}" for g in groups if g.pooled]
+    notes += [f"{g.label} ({g.env}) pools runs that differ in {join_first_words(g.pooled)}" for g in groups if g.pooled]
     for note in notes:
         print_text(f"rlox plot: {note}", stderr=True)
     if not out:

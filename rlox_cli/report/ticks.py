@@ -39,6 +39,6 @@ def thousands(unit: str = "") -> EngFormatter:
     return EngFormatter(unit, sep=" " if unit else "")
 
 
-def wrapped(text: str, width: int) -> str:
+def wrap_text(text: str, width: int) -> str:
     """Wrap `text` to lines of at most `width` characters, broken at spaces if possible."""
     return "\n".join(textwrap.wrap(text, width)) or text

@@ -22,7 +22,7 @@ from rich.console import Console
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
-from rlox_cli.config.compose import Job, folder_of, named_by_time
+from rlox_cli.config.compose import Job, folder_of, is_named_by_time
 from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
 from rlox_cli.families.family import Estimate, Start, family_of
@@ -31,7 +31,7 @@ from rlox_cli.run.session import Resumption, build, plan, restore, training_warn
 from rlox_cli.terminal.account import account, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import existing_parent, output_path, shown
+from rlox_cli.terminal.paths import find_existing_parent, output_path, shown
 
 _TRACKER_S = 1.0  # seconds to wait for the answer of a tracker's server
 
@@ -171,7 +171,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         ("disk", f"{limits.size(found.estimate.disk)} of {limits.size(limits.free_disk(folder))} free"),
         ("time", _time(config, found.estimate, found.limit)),
         # The default name contains the time, which will be another one when the run starts.
-        ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
+        ("folder", f"{shown(folder.parent)}/…" if is_named_by_time(job) else shown(folder)),
         *(("warning", line) for line in dict.fromkeys([*warnings, *found.warnings])),
     ]
     return Report(f"{job.algo} on {config.env.id}", lines, found.estimate)
@@ -220,7 +220,7 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
         if name == "mlflow":
             uri = config.logger.mlflow.in_effect
             if is_sqlite(uri):
-                above = existing_parent(sqlite_file(uri))
+                above = find_existing_parent(sqlite_file(uri))
                 if not os.access(above, os.W_OK):
                     yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
             else:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rlox.algorithms import load
 from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.config import nearest
-from rlox.envs.registry import imported_module
+from rlox.envs.registry import find_module
 from rlox.multi_agent import is_multi_agent
 from rlox.nn.modes import torch_threads
 from rlox.offline.collect import Behaviour, collect, write_replay
@@ -25,8 +25,8 @@ from rlox.offline.export import check_destination, export
 from rlox.offline.sources import ARROW_SUFFIXES
 from rlox_cli.families.environment import check_env_id
 from rlox_cli.families.evaluation import restore_to_act
-from rlox_cli.families.imports import import_modules, needed_modules, require_typed
-from rlox_cli.records.checkpoints import best_of, known_header
+from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
+from rlox_cli.records.checkpoints import best_of, read_known_header
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, with_home
@@ -55,17 +55,17 @@ def main(
         if checkpoints or mix or steps is not None or env_id is not None or deterministic or agents is not None:
             raise UsageError("--replay must be used alone: it writes a run's replay memory, and no policy acts")
         out = _destination(out, force)
-        with _written(out) as path, _shown(console, "reading", None) as progress:
+        with _write_dataset(out) as path, _shown(console, "reading", None) as progress:
             _from_memory(replay, path, imports, progress)
         return out
     if steps is None:
         raise UsageError("--steps must be given: how many transitions to gather")
-    if env_id is not None and (module := imported_module(env_id)):
+    if env_id is not None and (module := find_module(env_id)):
         import_modules([module])
     if env_id is not None and not is_multi_agent(env_id):
         check_env_id(env_id.rpartition(":")[2], {})
     shares = _shares(mix, checkpoints)
-    loaded = _loaded(checkpoints, shares, imports)
+    loaded = _load(checkpoints, shares, imports)
     env = _env(loaded, env_id)
     behaviours = []
     for name, share in shares.items():
@@ -76,7 +76,7 @@ def main(
         behaviours.append(Behaviour(name, share, restore_to_act(path, header, imports), _origin(path, header)))
     try:
         out = _destination(out, force)  # last, so that it hides no other mistake
-        with _written(out) as path, _shown(console, "collecting", steps) as progress, torch_threads(1):
+        with _write_dataset(out) as path, _shown(console, "collecting", steps) as progress, torch_threads(1):
             collect(
                 behaviours,
                 env,
@@ -123,7 +123,7 @@ def _name(word: str) -> str | None:
     return name if equals and "/" not in name else None
 
 
-def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> dict[str, tuple[Path, dict[str, Any]]]:
+def _load(words: list[str], shares: dict[str, float], imports: list[str]) -> dict[str, tuple[Path, dict[str, Any]]]:
     """Return the path and the header of the checkpoint for each name in the mix."""
     by_name = {name: word.partition("=")[2] for word in words if (name := _name(word)) is not None}
     unnamed = [word for word in words if _name(word) is None]
@@ -150,7 +150,7 @@ def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> d
     for name, text in found.items():
         path = Path(with_home("CHECKPOINT", text))
         path = best_of(path) if path.is_dir() else path
-        loaded[name] = (path, known_header(path))
+        loaded[name] = (path, read_known_header(path))
     return loaded
 
 
@@ -190,8 +190,8 @@ def _origin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
 def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[int], None]) -> None:
     """Write the replay memory that is stored with a run's last checkpoint."""
     saved = run / "checkpoints" / "last.safetensors" if run.is_dir() else run
-    header = known_header(saved)
-    require_typed(needed_modules(header["env"], header.get("run", {})), imports, saved)
+    header = read_known_header(saved)
+    require_typed(list_needed_modules(header["env"], header.get("run", {})), imports, saved)
     if "memory" not in header:
         raise ValueError(
             f"--replay {run}: {saved} must have a replay memory next to it; an off-policy run saves one with "
@@ -217,7 +217,7 @@ def _destination(out: str, force: bool) -> str:
 
 
 @contextlib.contextmanager
-def _written(out: str) -> Iterator[Path]:
+def _write_dataset(out: str) -> Iterator[Path]:
     """Yield the path for the Arrow file, and convert it to another format afterwards if necessary."""
     if out.endswith(ARROW_SUFFIXES):
         yield Path(out)

@@ -18,7 +18,7 @@ from rlox.llm.templates import COLUMNS
 from rlox_cli.config.saved import configuration
 from rlox_cli.families.family import NO_SAMPLER, Evaluation, family_of_checkpoint
 from rlox_cli.families.imports import import_modules, require_typed
-from rlox_cli.records.checkpoints import best_of, known_header
+from rlox_cli.records.checkpoints import best_of, read_known_header
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
@@ -45,7 +45,7 @@ def main(path: Path, typed: Evaluation) -> None:
     if path.is_dir():
         path = best_of(path)
         print_text(f"evaluating {path}", stderr=True)
-    header = known_header(path)
+    header = read_known_header(path)
     read_config = partial(_read_config, path, header, list(typed.imports))
     family_of_checkpoint(header).evaluate(path, header, typed, read_config)
 
@@ -63,7 +63,7 @@ def generate(
     """Complete `prompts`, or the lines of standard input, and print the completions. With `chat`, prompts are JSON."""
     import_modules(imports)
     path = best_of(path) if path.is_dir() else path
-    header = known_header(path)
+    header = read_known_header(path)
     family: Any = family_of_checkpoint(header)
     if not family.completes_prompts:
         raise UsageError(

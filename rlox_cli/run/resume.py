@@ -19,17 +19,17 @@ from rich.console import Console
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, run_files, trained_for, versions
 from rlox.config import RunConfig
-from rlox.config.saved import differences, resolved
-from rlox.distributed.ranks import current, saved_ranks
+from rlox.config.saved import differences, to_plain
+from rlox.distributed.ranks import count_saved_ranks, current
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.config.compose import composed
 from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import refuse_blanks
-from rlox_cli.config.saved import algorithm_name, check_saved, typed_config
+from rlox_cli.config.saved import add_types, algorithm_name, check_saved
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
 from rlox_cli.families.family import family_of
-from rlox_cli.families.imports import import_modules, needed_modules, require_typed
+from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.records.folders import resume_command
 from rlox_cli.run.session import Outcome, Resumption, Stopper, resume
 from rlox_cli.terminal.errors import UsageError
@@ -79,12 +79,12 @@ def prepare(
     saved = read_config(folder)
     algo = algorithm_name(saved, folder / "config.yaml")
     # Code of the user is loaded only if it is typed again: a file must not decide what runs.
-    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
+    require_typed([*list_needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
     import_modules(modules)
-    config = _changed(saved, algo, overrides)
+    config = _apply_changes(saved, algo, overrides)
     check_saved(config, algo, folder / "config.yaml")
-    before = to_run_config(typed_config(saved, algo))
-    changed = dict(differences(resolved(before, algo), resolved(config, algo)))
+    before = to_run_config(add_types(saved, algo))
+    changed = dict(differences(to_plain(before, algo), to_plain(config, algo)))
     for key, (old, new) in changed.items():
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             raise UsageError(
@@ -92,7 +92,7 @@ def prepare(
                 f"rlox train … init_from={shown(path)}"
             )
     if only_prints:
-        print(yaml.safe_dump(resolved(config, algo), sort_keys=False), end="")
+        print(yaml.safe_dump(to_plain(config, algo), sort_keys=False), end="")
         return None
     try:
         checkpoint = load_checkpoint(path, mapped=True)  # for its header
@@ -111,7 +111,7 @@ def prepare(
         raise UsageError(
             f"total_timesteps must be at least that of {shown(path)}, {steps:,}, got {config.total_timesteps:,}"
         )
-    if path.stem == "last" and (ended := _finished(folder, checkpoint, config, changed)):
+    if path.stem == "last" and (ended := _describe_end(folder, checkpoint, config, changed)):
         further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
         console.print(f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}")
         return None
@@ -122,7 +122,7 @@ def prepare(
     others = [f"{name} {was} -> {now.get(name)}" for name, was in _versions(checkpoint) if now.get(name) != was]
     if others:
         console.print(f"saved with other versions, so results may differ in the last bits: {', '.join(others)}")
-    if (n_saved := saved_ranks(checkpoint.header)) != (ranks := current().size):
+    if (n_saved := count_saved_ranks(checkpoint.header)) != (ranks := current().size):
         who = f"{n_saved} ranks" if n_saved > 1 else "1 rank"
         console.print(
             f"saved by {who}, resumed by {ranks}: weights, optimisers, statistics, counters and native environments "
@@ -176,9 +176,9 @@ def _best_hint(path: Path) -> str:
     return f"; the best checkpoint is there: {resume_command(best)}" if best != path and best.is_file() else ""
 
 
-def _changed(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfig:
+def _apply_changes(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfig:
     """Return the run's configuration with the typed changes."""
-    cfg = typed_config(saved, algo)
+    cfg = add_types(saved, algo)
     GlobalHydra.instance().clear()
     with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
         try:
@@ -220,7 +220,7 @@ def _versions(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
     return list(found.items()) if isinstance(found, dict) else []
 
 
-def _finished(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
+def _describe_end(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
     """Return how the run ended, or None if it did not end or a typed change lets it continue."""
     ledger = Ledger(folder)
     ledger.scan()

@@ -22,9 +22,9 @@ from rlox.callbacks import AdviceCallback, Callback, CheckpointCallback, EvalCal
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, run_files, trained_for, versions
 from rlox.config import RunConfig
-from rlox.config.saved import resolved
+from rlox.config.saved import to_plain
 from rlox.distributed.ranks import RankLost, current
-from rlox.envs.registry import imported_module
+from rlox.envs.registry import find_module
 from rlox.processes.failures import failure_of, no_exit
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
@@ -128,7 +128,7 @@ def run(
     before = record.stat().st_size if record.exists() else 0  # of a file that only grows
     if before and not again:
         require_new(folder)
-    with keeping_traceback(folder):
+    with write_traceback_of(folder):
         algorithm = build(config, algo, folder, console)
 
     def verify() -> None:
@@ -143,7 +143,7 @@ def resume(found: Resumption, console: Console, stop_flag: Path | None = None, m
     checkpoint = found.checkpoint
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
     require_own_files(folder)
-    with keeping_traceback(folder):
+    with write_traceback_of(folder):
         algorithm = restore(found, console)
 
     def verify() -> None:
@@ -253,7 +253,7 @@ class Session:
         self.label = f"{algo} {config.env.id} seed {config.seed}"
         self.start, self.unit = algorithm.counters.steps, algorithm.counters.unit
         # With the backend that is really used, so that this file gives the same run on another machine.
-        self._plain = resolved(config, algo) | {"backend": str(algorithm.backend)}
+        self._plain = to_plain(config, algo) | {"backend": str(algorithm.backend)}
         self.stop = StopOnSignal(Signals(self._print_always, _STOPPING, stop_flag), stop_flag)
 
     def run(self) -> Outcome:
@@ -400,7 +400,7 @@ class Session:
     def _print_files(self, has_best: bool) -> None:
         folder, config = self.folder, self.config
         names = "best.safetensors and last.safetensors" if has_best else "last.safetensors"
-        module = imported_module(config.env.id)
+        module = find_module(config.env.id)
         imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
         for name, value in (
             ("checkpoints", f"{shown(folder / 'checkpoints')} ({names})"),
@@ -459,7 +459,7 @@ class Session:
 
 
 @contextmanager
-def keeping_traceback(folder: Path) -> Iterator[None]:
+def write_traceback_of(folder: Path) -> Iterator[None]:
     """Write the traceback of an error in the user's code, or of a bug, into the run's folder."""
     try:
         with no_exit("code outside rlox"):

@@ -18,7 +18,7 @@ from rich.console import Console
 from rlox.config import RunConfig
 from rlox.config.run import DISTRIBUTED
 from rlox.distributed.group import Group
-from rlox.distributed.ranks import join, started
+from rlox.distributed.ranks import is_started_by_torchrun, join
 from rlox.tracking.store import read_config
 from rlox_cli.config.compose import (
     Job,
@@ -31,7 +31,7 @@ from rlox_cli.config.compose import (
     searches,
 )
 from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args, take_imports
-from rlox_cli.config.rules import tuned_steps
+from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.folders import require_new
@@ -212,7 +212,7 @@ def announce(jobs: list[Job], console: Console) -> None:
 def _short_budget(name: str, runs: list[RunConfig]) -> str | None:
     """Return a sentence if the runs with the tuned settings `name` take fewer steps than these are meant for."""
     shortest = min(runs, key=lambda one: one.total_timesteps)
-    own, full = tuned_steps(name), (shortest.reference or {}).get("full_steps")
+    own, full = read_tuned_steps(name), (shortest.reference or {}).get("full_steps")
     if own is not None and shortest.total_timesteps < own:
         return f"total_timesteps={shortest.total_timesteps:,} is short: the tuned settings are for {own:,}"
     if isinstance(full, int) and shortest.total_timesteps < full:
@@ -242,7 +242,7 @@ def _new_folder(job: Job, multirun: bool) -> Path:
 
 def _n_started() -> int:
     """Return how many processes torchrun has started, including this one; 0 without torchrun."""
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ and started() else 0
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ and is_started_by_torchrun() else 0
 
 
 def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -> None:

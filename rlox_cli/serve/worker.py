@@ -71,7 +71,7 @@ def main(env: str, overrides: list[str], imports: list[str], options: Options) -
         chosen.id, chosen.kwargs, chosen.wrappers, chosen.workers, chosen.backend, options.max_envs, limit
     )
     kinds = {"env": sessions, **_actors(sessions, options.max_envs, limit)}
-    with _translated(options.tls_cert is not None), warnings.catch_warnings():
+    with _translate_error(options.tls_cert is not None), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _print(f"warning: {message}")
         warnings.simplefilter("always", RuntimeWarning)
         server = Server(
@@ -151,7 +151,7 @@ def _print(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _translated(tls: bool) -> Iterator[None]:
+def _translate_error(tls: bool) -> Iterator[None]:
     """While gRPC serves over TLS, log the connections that it refuses. Only gRPC's own lines on stderr report them.
 
     stderr goes through a pipe; everything else that this process writes to it passes unchanged.

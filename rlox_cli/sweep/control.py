@@ -15,13 +15,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rlox import __version__
-from rlox.config.saved import resolved
+from rlox.config.saved import to_plain
 from rlox_cli.config.compose import Job, compose_launcher
 from rlox_cli.config.overrides import split_args, take_imports
 from rlox_cli.config.ranges import is_search
 from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import SweeperConfig
-from rlox_cli.families.imports import needed_modules
+from rlox_cli.families.imports import list_needed_modules
 from rlox_cli.records.ledger import FILE, Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
@@ -41,9 +41,9 @@ def start(
 ) -> None:
     """Write the ledger of a new sweep and run it; `master` and `jobs` are the results of `compose_sweep`."""
     settings = sweeper_settings(master)
-    todo = planned(jobs)
+    todo = plan_jobs(jobs)
     for config in (job.config for job in todo):
-        modules = [*modules, *needed_modules(config["env"], config), *config["imports"]]
+        modules = [*modules, *list_needed_modules(config["env"], config), *config["imports"]]
     head = Head(
         *(__version__, flags, overrides, list(dict.fromkeys(modules)), launcher_overrides(master, overrides)),
         **settings,
@@ -73,12 +73,12 @@ def sweeper_settings(master: DictConfig) -> dict[str, Any]:
     return found
 
 
-def planned(jobs: list[Job]) -> list[SweepJob]:
+def plan_jobs(jobs: list[Job]) -> list[SweepJob]:
     """Return composed jobs as the ledger stores them."""
     found: dict[str, SweepJob] = {}
     for job in jobs:
         name = job_id(job.overrides, found)
-        found[name] = SweepJob(name, job.subdir, job.overrides, resolved(job.config, job.algo))
+        found[name] = SweepJob(name, job.subdir, job.overrides, to_plain(job.config, job.algo))
     return list(found.values())
 
 

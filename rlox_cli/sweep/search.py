@@ -22,7 +22,7 @@ from optuna.trial import Trial, TrialState
 from rich.console import Console
 
 from rlox import __version__
-from rlox.config.saved import resolved
+from rlox.config.saved import to_plain
 from rlox_cli.config.compose import Job
 from rlox_cli.config.ranges import FILE, Search, optuna_config, read_search
 from rlox_cli.config.saved import configuration
@@ -33,11 +33,11 @@ from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.sweep.launch import Launch, launcher_overrides
 from rlox_cli.sweep.study import (
     best_trial,
-    locked,
+    format_value,
+    lock_study,
     make_pruner,
     make_study,
     open_study,
-    shown_value,
     storage_errors,
     study_file,
 )
@@ -91,7 +91,7 @@ class Trials:
 
     def next(self) -> list[Trial]:
         """Return at most n_jobs trials, none at the end: first those that were running when the sweep was stopped."""
-        with locked(self.file):
+        with lock_study(self.file):
             known = self.study.get_trials(deepcopy=False)
             mine = [
                 t
@@ -195,7 +195,7 @@ def start(
     search = read_search(overrides, master)
     launcher = launcher_overrides(master, overrides)
     head = Head(__version__, flags, overrides, modules, launcher, retries=search.settings.retries, created=time.time())
-    folder, config = Path(master.hydra.sweep.dir), resolved(job.config, job.algo)
+    folder, config = Path(master.hydra.sweep.dir), to_plain(job.config, job.algo)
     if not (folder / LEDGER).exists():
         # Written before the ledger, so that a kill cannot leave a ledger that does not look like a search.
         search.write(folder, config)
@@ -284,5 +284,5 @@ def describe(study: optuna.Study, number: int, n_trials: int) -> str:
             trial.user_attrs["pruned"] if trial.state is TrialState.PRUNED else f"failed: {trial.user_attrs['error']}"
         )
     so_far = "" if best is None else f" (best {best.value:.1f}, trial {best.number})"
-    values = " ".join(f"{key.removeprefix('algo.')}={shown_value(value)}" for key, value in trial.params.items())
+    values = " ".join(f"{key.removeprefix('algo.')}={format_value(value)}" for key, value in trial.params.items())
     return f"trial {number} of {n_trials}: {outcome}{so_far}  {values}"

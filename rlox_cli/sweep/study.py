@@ -38,7 +38,7 @@ def study_file(settings: OptunaConfig, folder: Path) -> Path:
 def make_study(path: Path, name: str) -> None:
     """Create the study of that name in the SQLite file `path`, unless it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path), storage_errors(path):
+    with lock_study(path), storage_errors(path):
         if not path.exists():
             # Tables are created one by one; a kill in between would leave a file that Optuna takes for complete.
             for left in path.parent.glob(f".{path.name}.*.partial"):
@@ -81,7 +81,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_study(path: Path) -> Iterator[None]:
     """Lock a study: another sweep that adds to it must neither exceed its number of trials nor take our trials."""
     held = lock.acquire(path.with_name(f"{path.name}.lock"), _BUSY_S)
     if held is None:
@@ -177,6 +177,6 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
     return max(done, key=lambda trial: (trial.value, -trial.number), default=None)
 
 
-def shown_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value to be read: ``0.000312``."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rlox.checkpoint import run_files
 from rlox_cli.config.ranges import Search
-from rlox_cli.sweep.study import best_trial, shown_value
+from rlox_cli.sweep.study import best_trial, format_value
 from rlox_cli.terminal.console import PlainTable, make_table, print_table
 from rlox_cli.terminal.paths import shown
 
@@ -43,7 +43,7 @@ def trials_table(study: optuna.Study) -> PlainTable:
     order = {TrialState.COMPLETE: 0, TrialState.PRUNED: 1}
     for trial in sorted(trials, key=lambda t: (order.get(t.state, 2), -(t.value or 0.0), t.number)):
         value = "" if trial.value is None else f"{trial.value:.1f}"
-        row = [shown_value(trial.params[key]) if key in trial.params else "" for key in keys]
+        row = [format_value(trial.params[key]) if key in trial.params else "" for key in keys]
         note = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
         table.add_row(str(trial.number), value, _STATES[trial.state], *row, note)
     return table
@@ -60,10 +60,10 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
         console.print("no trial has a value, so there is no best one")
         return False
     overrides = search.overrides(best.params)
-    with run_files.replacing(folder, str(PRESET)) as file:
+    with run_files.replace_file(folder, str(PRESET)) as file:
         file.write(preset_text(overrides, best).encode())
     importances = importance(study)
-    with run_files.replacing(folder, PICTURE) as file:
+    with run_files.replace_file(folder, PICTURE) as file:
         draw(study, importances).savefig(file, dpi=110)
     shares = ", ".join(
         f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005
@@ -117,7 +117,7 @@ def draw(study: optuna.Study, importances: dict[str, float]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    from rlox_cli.report.ticks import spread, wrapped
+    from rlox_cli.report.ticks import spread, wrap_text
 
     trials = study.get_trials(deepcopy=False)
     done = [trial for trial in trials if trial.state is TrialState.COMPLETE]
@@ -143,7 +143,7 @@ def draw(study: optuna.Study, importances: dict[str, float]) -> Figure:
     course.grid(alpha=0.3)
     figure.legend(loc="outside lower left", ncols=3, fontsize=12)
     if importances:
-        names = [wrapped(name.removeprefix("algo."), 30) for name in reversed(importances)]
+        names = [wrap_text(name.removeprefix("algo."), 30) for name in reversed(importances)]
         shares = list(reversed(importances.values()))
         axes[1].barh(names, shares, color="tab:blue")
         for i, share in enumerate(shares):

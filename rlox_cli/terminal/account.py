@@ -98,7 +98,7 @@ def summary(e: BaseException) -> str:
 
 def account(e: BaseException) -> str:
     """Return the text to print for `e`: a paragraph, a line with frames of the user's code, or the whole traceback."""
-    found = _stored_failure(e)
+    found = _store_failure(e)
     if not is_of_user(e):
         text = f"{headline(e)}. {found.saved}" if found.saved else headline(e)
         if is_explained(e):
@@ -134,7 +134,7 @@ def _replaced() -> str:
 
 def exit_code(e: BaseException) -> int:
     """Return 2 for wrong input, 1 for a failure while running."""
-    if _stored_failure(e).running or is_of_user(e):
+    if _store_failure(e).running or is_of_user(e):
         return 1
     if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
         return 2  # no system has such a file
@@ -151,7 +151,7 @@ def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
     found = failure_of(e)
     if not found.file:
         with suppress(OSError):
-            with run_files.replacing(folder, TRACEBACK) as file:
+            with run_files.replace_file(folder, TRACEBACK) as file:
                 file.write("".join(traceback.format_exception(e)).encode("utf-8", "replace"))
             found.file = os.path.join(shown, TRACEBACK)
     return TRACEBACK if found.file else None
@@ -192,7 +192,7 @@ def _chain(e: BaseException | None) -> Iterator[BaseException]:
         e = e.__cause__ if e.__cause__ is not None or e.__suppress_context__ else e.__context__
 
 
-def _stored_failure(e: BaseException) -> Failure:
+def _store_failure(e: BaseException) -> Failure:
     """Return the `Failure` stored on `e`, or on an exception that it was raised from."""
     return next((f for f in map(failure_of, _chain(e)) if f.running or f.file or f.saved), failure_of(e))
 

@@ -43,8 +43,8 @@ def output_path(name: str, path: Path | str, folder: bool = False) -> Path:
     OSError
         If the system refuses to write there.
     """
-    path = permitted_path(name, path, folder)
-    above = path if folder and path.is_dir() else existing_parent(path.parent)
+    path = find_permitted_path(name, path, folder)
+    above = path if folder and path.is_dir() else find_existing_parent(path.parent)
     try:
         with tempfile.TemporaryFile(dir=above):
             return path
@@ -52,7 +52,7 @@ def output_path(name: str, path: Path | str, folder: bool = False) -> Path:
         raise OSError(f"{name}: {path} cannot be written: {shown(above)} takes no files: {e.strerror or e}") from e
 
 
-def permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
+def find_permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
     """As `output_path`, without asking the system whether it would write there."""
     text, kind = os.fspath(path), "folder" if folder else "file"
     if any(unicodedata.category(sign) in ("Cc", "Zl", "Zp") for sign in text):
@@ -70,11 +70,11 @@ def permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
             raise UsageError(f"{name} must be a regular file, got {path}")
     elif os.path.islink(path):
         raise UsageError(f"{name} must not be a link to something that does not exist, got {path}")
-    above = existing_parent(path.parent)
+    above = find_existing_parent(path.parent)
     if not above.is_dir():
         raise UsageError(f"{name} must be in a folder, got {path}: {above} is a file")
     new = path if folder else path.parent
-    if not os.path.exists(new) and existing_parent(new).resolve() == Path(above.anchor):
+    if not os.path.exists(new) and find_existing_parent(new).resolve() == Path(above.anchor):
         first = Path(os.path.abspath(new)).parts[:2]
         raise UsageError(f"{name} must be in a folder that exists, got {path}; create {Path(*first)} first")
     return path
@@ -96,6 +96,6 @@ def with_home(name: str, text: str) -> str:
     return os.path.join(home, below) if slash else home
 
 
-def existing_parent(path: Path) -> Path:
+def find_existing_parent(path: Path) -> Path:
     """Return `path`, or its nearest parent that exists."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))

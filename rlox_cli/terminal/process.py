@@ -121,7 +121,7 @@ def open_streams() -> None:
 
 
 @contextmanager
-def reported(verb: str) -> Iterator[None]:
+def report_exceptions(verb: str) -> Iterator[None]:
     """Print an exception as `account` formats it, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
 
     The first Ctrl-C or SIGTERM stops the command, except in parts that handle signals themselves, such as a training.

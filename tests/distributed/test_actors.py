@@ -22,7 +22,7 @@ import rlox
 from rlox.compiled import NativePolicy
 from rlox.config import IMPALAConfig
 from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Trajectory, Weights
-from rlox.distributed.grpc_actors import ActorSessions, _checked
+from rlox.distributed.grpc_actors import ActorSessions, _check_rollout
 from rlox.distributed.pools import make_pool
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.server import Server
@@ -571,12 +571,12 @@ def answer():
 )
 def test_answers_of_a_worker_are_validated(name, change, message):
     arrays, spec = answer()
-    assert isinstance(_checked(Message("trajectory", {}, arrays), spec, 5, 2, 7), Trajectory)
+    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), spec, 5, 2, 7), Trajectory)
     arrays[name] = change(arrays.get(name))
     if arrays[name] is None:
         del arrays[name]
     with pytest.raises(ProtocolError, match=message):
-        _checked(Message("trajectory", {}, arrays), spec, 5, 2, 7)
+        _check_rollout(Message("trajectory", {}, arrays), spec, 5, 2, 7)
 
 
 def test_settings_are_checked():

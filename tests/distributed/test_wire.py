@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlox.envs.remote import Message, ProtocolError, decode, encode
-from rlox.envs.remote.codec import _beginning
+from rlox.envs.remote.codec import _write_beginning
 
 DTYPES = ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64"]
 JSON = st.recursive(
@@ -72,7 +72,7 @@ def test_random_bytes_are_errors(data):
 
 def claimed(shape, dtype="float64", data=b""):
     """A message whose header claims an array of the given shape, with the body `data`."""
-    return _beginning("step", (("x", dtype, shape),), "{}") + data
+    return _write_beginning("step", (("x", dtype, shape),), "{}") + data
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def claimed(shape, dtype="float64", data=b""):
         (claimed((1,), "object", b"\0" * 8), "one of the dtypes"),
         (claimed((1,), "bool", b"\2"), "must contain only 0 and 1"),
         (claimed((1,), data=b"\0" * 9), "1 more bytes"),
-        (_beginning("k", (), "[" * 50 + "]" * 50), "nested deeper"),
-        (_beginning("k", (), "[]"), "fields must be an object"),
-        (_beginning("k", (), '{"a":' + "9" * 5000 + "}"), "at most 20 digits"),
-        (_beginning("k", (("x", "int8", (0,)), ("x", "int8", (0,))), "{}"), "the names of arrays must differ"),
+        (_write_beginning("k", (), "[" * 50 + "]" * 50), "nested deeper"),
+        (_write_beginning("k", (), "[]"), "fields must be an object"),
+        (_write_beginning("k", (), '{"a":' + "9" * 5000 + "}"), "at most 20 digits"),
+        (_write_beginning("k", (("x", "int8", (0,)), ("x", "int8", (0,))), "{}"), "the names of arrays must differ"),
         (b"rlox\2\0\0\0" + b"\0" * 8, "have version 1"),
         (b"rlox\1\0\0\0\xff\xff\xff\x7f", "the head must have at most"),
         (encode("k", None, {"x": np.zeros(100)}), "at most 500 bytes"),

@@ -17,7 +17,7 @@ import pytest
 from rlox import __version__
 from rlox.config import RemoteConfig
 from rlox.envs.remote import Connection, RemoteEnvPool, WorkerLost, WorkerRefused, decode, encode, refusals
-from rlox.envs.remote.codec import VERSION, _beginning
+from rlox.envs.remote.codec import VERSION, _write_beginning
 from rlox.envs.remote.security import PROOF, make_proof
 from rlox.envs.remote.server import METHOD
 
@@ -176,7 +176,7 @@ def test_an_invalid_first_message_is_rejected(attacked, stream, data, message):
 
 LATER = {
     "a claimed shape": (
-        _beginning("step", (("actions", "int64", (2**31 - 1, 2**31 - 1)),), "{}"),
+        _write_beginning("step", (("actions", "int64", (2**31 - 1, 2**31 - 1)),), "{}"),
         "actions must have its 36,893,488,",
     ),
     "wrong actions": (

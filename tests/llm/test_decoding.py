@@ -16,7 +16,7 @@ from rlox.llm.models.adapters import with_adapters
 from rlox.llm.models.decoding import Native, decodes
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings, sample
-from rlox.llm.tokens import left_padded
+from rlox.llm.tokens import pad_left
 
 PROMPTS = [[5, 6, 7, 2], [3], [9, 8], [4, 4, 4, 4, 4, 4], [11, 3]]
 
@@ -32,7 +32,7 @@ def test_logits_equal_those_of_the_module(kind):
     model = LanguageModel(made(kind), None, toy.EOS)
     n, room = 2, 20
     assert decodes(model, 6 + room)
-    ids, mask = left_padded(PROMPTS, model.pad)
+    ids, mask = pad_left(PROMPTS, model.pad)
     places = (mask.cumsum(1) - 1).clamp(min=0)
     read = model.module(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1)
     native = Native(model, ids, mask, getattr(read, model.cache_name), n, room)

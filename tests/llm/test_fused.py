@@ -10,7 +10,7 @@ from torch import nn
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from rlox.llm.models.adapters import with_adapters
-from rlox.llm.models.fused import fused
+from rlox.llm.models.fused import fuse_parts
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
@@ -19,7 +19,7 @@ SEQUENCES = Sequences([[5, 6], [3], [7, 8, 9, 4, 2], [2, 2]], [[4, 5, 1], [6, 1,
 
 def replaced(module):
     """The classes of the parts of `module` that are replaced during a pass."""
-    with fused(module, module.config):
+    with fuse_parts(module, module.config):
         return sorted(type(part).__name__ for part in module.modules() if "forward" in part.__dict__)
 
 
@@ -47,7 +47,7 @@ def test_scores_and_gradients_equal_pytorchs_in_float64(kind):
 
 def test_a_model_is_restored_also_after_an_error():
     module = made()
-    with pytest.raises(RuntimeError, match="stop"), fused(module, module.config):
+    with pytest.raises(RuntimeError, match="stop"), fuse_parts(module, module.config):
         raise RuntimeError("stop")
     assert not any("forward" in part.__dict__ for part in module.modules())
 

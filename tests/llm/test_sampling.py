@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.sampling import Settings, completion_noise, restricted, sample, unique_numbers
+from rlox.llm.sampling import Settings, completion_noise, restrict_logits, sample, unique_numbers
 from rlox.llm.tokens import Sequences
 
 RESTRICTIONS = [
@@ -45,7 +45,7 @@ def processed(logits, settings):
 @pytest.mark.parametrize("settings", RESTRICTIONS, ids=str)
 def test_restrictions_equal_those_of_transformers(settings):
     logits = torch.from_numpy(3 * toy.randoms(0, 300, 24)).float()
-    ours, theirs = restricted(logits, Settings(**settings)), processed(logits, settings)
+    ours, theirs = restrict_logits(logits, Settings(**settings)), processed(logits, settings)
     assert torch.equal(ours.isinf(), theirs.isinf())
     assert torch.allclose(ours.softmax(-1), theirs.softmax(-1), atol=1e-7)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
 from rlox.llm import EnsembleRewardModel, MultiObjectiveReward, RemoteReward, RewardModelServer
 from rlox.llm.data import encode, encode_answers, inner_ids, pair_rows, read_rows, text_rows
-from rlox.llm.encoded import encoded
+from rlox.llm.encoded import encode_dataset
 from rlox.llm.models.language import LanguageModel
 
 MERGES = [("y", "e"), ("ye", "s"), ("▁", "yes"), ("n", "o"), ("▁", "no"), ("a", "b"), ("c", "d"), ("b", "c")]
@@ -268,7 +268,7 @@ def test_columns_reach_the_chat_template(task, as_json):
         given = {name: json.dumps(value) for name, value in given.items()}
     row = {"prompt": [USER], "chosen": "yes", "rejected": "no", "completion": "yes", **given}
     plain = {**row, "tools": None, "chat_template_kwargs": None}
-    rows = encoded([row, plain], task, LanguageModel(network(tok), tok), "here")
+    rows = encode_dataset([row, plain], task, LanguageModel(network(tok), tok), "here")
     shape = tok.apply_chat_template([USER], tools=TOOLS, thinking=False, add_generation_prompt=True, tokenize=False)
     assert tok.decode(rows.prompts[0]) == shape
     assert "@tools" in shape

@@ -24,9 +24,9 @@ from rlox.world_models.rssm import (
     Latents,
     Norm,
     TwoHot,
+    draw_truncated_normal,
     symexp,
     symlog,
-    truncated_normal,
 )
 
 SMALL = DreamerConfig(deter_dim=16, hidden_dim=12, stoch_dim=3, stoch_classes=4)
@@ -326,7 +326,7 @@ def test_the_scale_of_returns():
 
 
 def test_initial_weights_are_truncated_at_two_deviations():
-    weights = truncated_normal((400, 300), 300, Rng(0)).detach().numpy()
+    weights = draw_truncated_normal((400, 300), 300, Rng(0)).detach().numpy()
     uncut = 1.1368472 / np.sqrt(300)
     assert np.abs(weights).max() <= 2 * uncut < 1.001 * np.abs(weights).max()
     assert weights.std() == pytest.approx(1 / np.sqrt(300), rel=0.01)

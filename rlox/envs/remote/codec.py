@@ -100,7 +100,7 @@ def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[s
         size += len(data)
     if fields:
         try:
-            beginning = _beginning(kind, tuple(layout), json.dumps(fields, separators=(",", ":")))
+            beginning = _write_beginning(kind, tuple(layout), json.dumps(fields, separators=(",", ":")))
         except (TypeError, ValueError, RecursionError) as e:
             raise ProtocolError(f"encode: fields must be JSON: {e}") from e
     else:
@@ -108,7 +108,7 @@ def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[s
     return b"".join([beginning, *parts])
 
 
-def _beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...], fields: str) -> bytes:
+def _write_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...], fields: str) -> bytes:
     table = json.dumps(layout, separators=(",", ":"))
     head = f'{{"kind":{json.dumps(kind)},"fields":{fields},"arrays":{table}}}'.encode()
     if len(head) > _MOST_HEAD or len(layout) > _MOST_ARRAYS:
@@ -122,8 +122,8 @@ def _beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...], 
 
 @lru_cache(256)
 def _plain_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    """Cached `_beginning` of a message without fields: all steps have the same one."""
-    return _beginning(kind, layout, "{}")
+    """Cached `_write_beginning` of a message without fields: all steps have the same one."""
+    return _write_beginning(kind, layout, "{}")
 
 
 def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:

@@ -247,7 +247,7 @@ class Server:
         try:
             try:
                 hello = decode(next(requests), self._limit)
-                session = stream.opened = self._made(hello, stream)
+                session = stream.opened = self._make_session(hello, stream)
             except StopIteration:
                 stream.why = stream.why or self._why_broken
                 return
@@ -348,7 +348,7 @@ class Server:
         if self._draining:
             context.abort(codes.UNAVAILABLE, "the worker is shutting down")
 
-    def _made(self, hello: Message, stream: _Stream) -> Session:
+    def _make_session(self, hello: Message, stream: _Stream) -> Session:
         """Create the session that a hello requests."""
         fields = hello.fields
         if hello.kind != "hello":

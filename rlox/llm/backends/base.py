@@ -206,16 +206,16 @@ class Backend:
         ids, log_probs = [], []
         for row, one in enumerate(drawn):
             place = f"{what}: completion {row}"
-            ids.append(self._checked_ids(one, settings, ends, place))
+            ids.append(self._check_ids(one, settings, ends, place))
             if settings.temperature == 0.0:  # one token has all of the probability
                 log_probs.append(np.zeros(len(ids[-1]), np.float32))
             else:
-                log_probs.append(checked_log_probs(one.log_probs, len(ids[-1]), place))
+                log_probs.append(check_log_probs(one.log_probs, len(ids[-1]), place))
         ended = np.array([one.ended or int(found[-1]) in ends for one, found in zip(drawn, ids, strict=True)], bool)
         return Completions(ids, log_probs, ended)
 
-    def _checked_ids(self, one: RawCompletion, settings: Settings, ends: set[int], place: str) -> np.ndarray:
-        ids = checked_ids(one.ids, place, self._vocabulary)
+    def _check_ids(self, one: RawCompletion, settings: Settings, ends: set[int], place: str) -> np.ndarray:
+        ids = check_ids(one.ids, place, self._vocabulary)
         if not 1 <= len(ids) <= settings.max_new_tokens:
             raise ValueError(f"{place} must have 1 to max_new_tokens={settings.max_new_tokens} tokens, got {len(ids)}")
         if not one.ended and len(ids) < settings.max_new_tokens and int(ids[-1]) not in ends:
@@ -246,7 +246,7 @@ def as_lists(rows: Sequence[Any]) -> list[list[int]]:
     return [row.tolist() if hasattr(row, "tolist") else [int(i) for i in row] for row in rows]
 
 
-def checked_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
+def check_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
     """Return token ids (L,) int64 of an answer.
 
     Raises
@@ -266,7 +266,7 @@ def checked_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-def checked_log_probs(found: Any, n: int, place: str) -> np.ndarray:
+def check_log_probs(found: Any, n: int, place: str) -> np.ndarray:
     """Return `n` log-probabilities f32 of an answer.
 
     Raises

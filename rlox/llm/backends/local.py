@@ -55,9 +55,9 @@ class HFBackend(Backend):
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         if model.module is self.model.module:
             return
-        from rlox.llm.models.saved import merged_copy
+        from rlox.llm.models.saved import copy_merged
 
-        theirs = merged_copy(model).state_dict()
+        theirs = copy_merged(model).state_dict()
         ours = self.model.module.state_dict()
         if theirs.keys() != ours.keys() or any(theirs[name].shape != x.shape for name, x in ours.items()):
             raise ValueError(f"{self.where}: model must have the weights of the model that is trained, got others")

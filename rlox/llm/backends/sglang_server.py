@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.checkpoint import one_line
 from rlox.config import shown
-from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, checked_log_probs
+from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, check_log_probs
 from rlox.llm.backends.wire import HTTPBackend, field
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
@@ -66,12 +66,12 @@ class SGLangBackend(HTTPBackend):
         def one(place: int) -> list[RawCompletion]:
             body = {"input_ids": rows[place], "sampling_params": sampling, "return_logprob": True}
             what = f"{self.where}/generate: prompt {place}"
-            return self._drawn(self.client.post("/generate", body), len(rows[place]), n, what)
+            return self._read_completions(self.client.post("/generate", body), len(rows[place]), n, what)
 
         found = self.client.map(one, range(len(rows)))
         return self.completions([drawn for group in found for drawn in group], settings, self.where)
 
-    def _drawn(self, answer: Any, n_prompt: int, n: int, what: str) -> list[RawCompletion]:
+    def _read_completions(self, answer: Any, n_prompt: int, n: int, what: str) -> list[RawCompletion]:
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != n:
             raise ValueError(f"{what}: the server must answer with n={n} completions, got {len(answers)}: it ignores n")
@@ -121,7 +121,7 @@ class SGLangBackend(HTTPBackend):
             log_probs, ids = _pairs(field(meta, "input_token_logprobs", list, what), what)
             if ids != rows[place]:
                 raise ValueError(f"{what} must have log-probabilities of {shown(rows[place])}, got of {shown(ids)}")
-            return checked_log_probs(log_probs[1:], len(ids) - 1, what)
+            return check_log_probs(log_probs[1:], len(ids) - 1, what)
 
         return self.client.map(one, range(len(rows)))
 

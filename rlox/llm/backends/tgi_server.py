@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import shown
-from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, check_log_probs, seed_of
 from rlox.llm.backends.wire import HTTPBackend, field
 from rlox.llm.sampling import Completions, Settings
 
@@ -96,7 +96,7 @@ class TGIBackend(HTTPBackend):
             what = f"{self.where}/generate: sequence {place}"
             answer = self.client.post("/generate", {"inputs": self._text(rows[place]), "parameters": parameters})
             found = self._prompt_log_probs(self._details(answer, what), rows[place], what)
-            return checked_log_probs(found[1:], len(found) - 1, what)
+            return check_log_probs(found[1:], len(found) - 1, what)
 
         return self.client.map(one, range(len(rows)))
 

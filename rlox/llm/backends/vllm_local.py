@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import shown
-from rlox.llm.backends.base import Backend, Capabilities, RawCompletion, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.base import Backend, Capabilities, RawCompletion, as_lists, check_log_probs, seed_of
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
@@ -67,20 +67,20 @@ class VLLMLocalBackend(Backend):
                 f"{self.where}: max_model_len must hold prompt and completion of {longest} tokens, got {most}"
             )
 
-    def _made(self, source: str) -> Any:
+    def _make_engine(self, source: str) -> Any:
         # Input and output are ids; log-probabilities are those of the distribution that is sampled from.
         own = {"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "max_logprobs": -1}
         return self._vllm.LLM(model=source, **{**own, **self._settings})
 
-    def _loaded(self) -> Any:
+    def _load_engine(self) -> Any:
         if self._engine is None:
             if self._model is None:
                 raise ValueError(f"{self.where}: model must be given, or sync be called, before it can sample")
-            self._engine = self._made(self._model)
+            self._engine = self._make_engine(self._model)
         return self._engine
 
     def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
-        engine, rows = self._loaded(), as_lists(prompts)
+        engine, rows = self._load_engine(), as_lists(prompts)
         asked = [
             self._vllm.SamplingParams(
                 n=n,
@@ -113,23 +113,23 @@ class VLLMLocalBackend(Backend):
         return self.completions(drawn, settings, self.where)
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
-        engine, rows = self._loaded(), as_lists(sequences)
+        engine, rows = self._load_engine(), as_lists(sequences)
         asked = self._vllm.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         answers = engine.generate([{"prompt_token_ids": ids} for ids in rows], asked, use_tqdm=False)
         found = []
         for ids, answer in zip(rows, answers, strict=True):
             pairs = zip(ids[1:], answer.prompt_logprobs[1:], strict=True)
             values = [float(entry[token].logprob) for token, entry in pairs]
-            found.append(checked_log_probs(values, len(ids) - 1, self.where))
+            found.append(check_log_probs(values, len(ids) - 1, self.where))
         return found
 
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         path = self.write(model, folder)
         try:
             if self._engine is None and self._model is None:
-                self._engine = self._made(str(path))
+                self._engine = self._make_engine(str(path))
                 return
-            engine = self._loaded()
+            engine = self._load_engine()
             engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
             engine.reset_prefix_cache()
         finally:

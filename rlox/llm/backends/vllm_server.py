@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import nearest, shown
-from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.base import Capabilities, RawCompletion, as_lists, check_log_probs, seed_of
 from rlox.llm.backends.wire import HTTPBackend, field
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
@@ -99,12 +99,12 @@ class VLLMBackend(HTTPBackend):
             answer = self.client.post(
                 "/v1/completions", {**asked, "prompt": [rows[place]], "seed": seed_of(seed, place)}
             )
-            return self._drawn(answer, rows[place], n, f"{self.where}/v1/completions: prompt {place}")
+            return self._read_completions(answer, rows[place], n, f"{self.where}/v1/completions: prompt {place}")
 
         found = self.client.map(one, range(len(rows)))
         return self.completions([drawn for group in found for drawn in group], settings, self.where)
 
-    def _drawn(self, answer: Any, prompt: list[int], n: int, what: str) -> list[RawCompletion]:
+    def _read_completions(self, answer: Any, prompt: list[int], n: int, what: str) -> list[RawCompletion]:
         choices = _choices(answer, n, what)
         found = []
         for row, choice in enumerate(choices):
@@ -210,4 +210,4 @@ def _prompt_log_probs(found: list[Any], ids: list[int], what: str) -> np.ndarray
     values = []
     for token, entry in zip(ids[1:], found[1:], strict=True):
         values.append(field(field(entry, str(token), dict, f"{what}: prompt_logprobs"), "logprob", (int, float), what))
-    return checked_log_probs(values, len(ids) - 1, what)
+    return check_log_probs(values, len(ids) - 1, what)

@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.tokens import left_padded
+from rlox.llm.tokens import pad_left
 
 # Allowed difference of logits, as a share of the largest, also in bfloat16; a wrong position or mask changes them more.
 _TOLERANCE = 0.1
@@ -24,7 +24,7 @@ def samples_with_cache(model: LanguageModel) -> bool:
     size = model.vocabulary or 4
     rows, new = [[1 % size, 2 % size, 3 % size], [3 % size]], 2 % size
     last = torch.full((4, 1), new, device=model.device)
-    ids, mask = (torch.as_tensor(x, device=model.device) for x in left_padded(rows, model.pad))
+    ids, mask = (torch.as_tensor(x, device=model.device) for x in pad_left(rows, model.pad))
     position = (mask.cumsum(1) - 1).clamp(min=0)
     try:
         found = model.module(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)

@@ -87,7 +87,7 @@ def _parts(module: nn.Module, family: str) -> Iterator[tuple[nn.Module, Callable
 
 
 @contextlib.contextmanager
-def fused(module: nn.Module, config: Any) -> Iterator[None]:
+def fuse_parts(module: nn.Module, config: Any) -> Iterator[None]:
     """Replace the norms and gates of `module` by kernels during a forward pass, and restore them afterwards.
 
     This applies to unmodified parts of models of a known family, in float32 on one CPU thread. Gradients may be

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rlox.config import shown
-from rlox.llm.models.fused import fused
+from rlox.llm.models.fused import fuse_parts
 from rlox.llm.models.token_scores import kernels_take, token_scores
 from rlox.llm.tokens import Layout, Sequences
 
@@ -243,7 +243,7 @@ class LanguageModel:
             # A mask, or an unnecessary cache, would let sequences in the same row attend to each other.
             width, first = layout.ids.shape[1], layout.first_column
             # Activations are recomputed later, outside `fused`, and must then be computed by the same functions.
-            with contextlib.nullcontext() if self.checkpointed else fused(self.module, self.config):
+            with contextlib.nullcontext() if self.checkpointed else fuse_parts(self.module, self.config):
                 cache = self._beginnings(layout)
                 whole = self.module(
                     input_ids=layout.ids if cache is None else layout.ids[:, first:],

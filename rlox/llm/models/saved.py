@@ -114,10 +114,10 @@ def model_of(
                 f"{where}: {path} contains only adapters, and their model {shown(source)} is not here; pass model=…"
             )
         return LoadedModel(load_model(source, where).module, tokenizer, eos, source)
-    return LoadedModel(_made(saved["config"], where, path), tokenizer, eos, source)
+    return LoadedModel(_make_module(saved["config"], where, path), tokenizer, eos, source)
 
 
-def _made(config: Any, where: str, path: Any) -> nn.Module:
+def _make_module(config: Any, where: str, path: Any) -> nn.Module:
     """Create a Hugging Face model from its configuration, without its weights."""
     import_transformers(where)
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -159,7 +159,7 @@ def load_model(source: str, where: str = "load_model") -> LoadedModel:
     # A name on the hub is NAME or OWNER/NAME.
     if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"{where}: model={source} must be a folder or a name on the hub, and there is no such folder")
-    located = _located(where, "model", source)
+    located = _locate_source(where, "model", source)
     try:
         # Show progress only if a person is watching.
         with contextlib.nullcontext() if sys.stderr.isatty() else without_bars():
@@ -172,7 +172,7 @@ def load_model(source: str, where: str = "load_model") -> LoadedModel:
     return LoadedModel(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
 
 
-def _located(where: str, key: str, source: str) -> str:
+def _locate_source(where: str, key: str, source: str) -> str:
     """Return `source`, or its folder in the cache if the hub cannot be asked, which would take minutes of retries."""
     reason = None if Path(source).exists() else unreachable_hub()
     if reason is None:
@@ -190,7 +190,7 @@ def _located(where: str, key: str, source: str) -> str:
 
 def _hint(source: str) -> str:
     """Return the nearest name of a model that is on this machine, if `source` itself is not."""
-    names = [] if Path(source).exists() else [*_folders_beside(Path(source)), *_downloaded()]
+    names = [] if Path(source).exists() else [*_folders_beside(Path(source)), *_list_downloaded()]
     near = difflib.get_close_matches(source, names, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -204,7 +204,7 @@ def _folders_beside(path: Path) -> list[str]:
     return [str(f) for f in folders if (f / "config.json").is_file() or _checkpoint_file(f) is not None]
 
 
-def _downloaded() -> list[str]:
+def _list_downloaded() -> list[str]:
     """Return the names of the models in the cache of the hub."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -239,7 +239,7 @@ def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:
     import_transformers(where)
     from transformers import AutoTokenizer
 
-    located = _located(where, "tokenizer", source)
+    located = _locate_source(where, "tokenizer", source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(located)
     except (OSError, ValueError, KeyError) as e:
@@ -274,7 +274,7 @@ def _from_run(file: Path, where: str) -> LoadedModel:
         model = with_adapters(model, config["lora_rank"], config["lora_alpha"], config["lora_targets"], 0)
         require_base(saved, fingerprint(model.module), where, file)
     load_weights_(model.module, checkpoint.tensors["policy"], f"{where}: {file}")
-    return LoadedModel(merged(model), found.tokenizer, found.eos, str(file.absolute()))
+    return LoadedModel(merge_adapters(model), found.tokenizer, found.eos, str(file.absolute()))
 
 
 def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray]:
@@ -282,10 +282,10 @@ def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray
 
     `full` gathers tensors that are sharded across several processes.
     """
-    return {name: _numpy(tensor if full is None else full(tensor)) for name, tensor in _stored_tensors(module).items()}
+    return {name: _numpy(tensor if full is None else full(tensor)) for name, tensor in _read_tensors(module).items()}
 
 
-def _stored_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+def _read_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that `weights` returns."""
     adapted = any(hasattr(part, "disable_adapter") for part in module.modules())
     held: dict[str, torch.Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad or not adapted}
@@ -297,7 +297,7 @@ def _stored_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: str) -> None:
     """Load the result of `weights` into `module`; raise a ValueError that names the first tensor that does not fit."""
-    expected = _stored_tensors(module)
+    expected = _read_tensors(module)
     if others := sorted(expected.keys() ^ arrays.keys()):
         raise ValueError(
             f"{where}: the model must have the weights of the checkpoint, got others: {one_line(others[0], 100)} is "
@@ -319,14 +319,14 @@ def _numpy(value: torch.Tensor) -> np.ndarray:
     return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
 
 
-def merged(model: LanguageModel) -> nn.Module:
+def merge_adapters(model: LanguageModel) -> nn.Module:
     """Merge the adapters of a model into its weights, and return its module."""
     module: Any = model.module
     # peft has frozen the weights that its adapters are applied to.
     return module.merge_and_unload().requires_grad_(True) if hasattr(module, "merge_and_unload") else module
 
 
-def merged_copy(model: LanguageModel) -> nn.Module:
+def copy_merged(model: LanguageModel) -> nn.Module:
     """Return the model's module, or if it has adapters a copy with the adapters merged into the weights."""
     has_adapters = hasattr(model.module, "merge_and_unload")
     module: Any = copy.deepcopy(model.module).merge_and_unload() if has_adapters else model.module
@@ -342,7 +342,7 @@ def save_pretrained(
     """
     if not model.hugging_face:
         raise ValueError(f"{where}.save_pretrained: model must be one of Hugging Face's, got a module of your own")
-    module: Any = model.module if adapters else merged_copy(model)
+    module: Any = model.module if adapters else copy_merged(model)
     module.save_pretrained(folder, **({"selected_adapters": [module.active_adapter]} if adapters else {}))
     if with_tokenizer and model.tokenizer is not None:
         model.tokenizer.save_pretrained(folder)

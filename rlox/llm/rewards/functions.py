@@ -257,12 +257,12 @@ class Rewards:
             while function.name in taken:
                 function.name, n = f"{name}_{n}", n + 1
             self.names.append(function.name)
-        self.weights = self._checked_weights([1.0] * len(given) if weights is None else weights)
+        self.weights = self._check_weights([1.0] * len(given) if weights is None else weights)
         # Kept between calls, because clients that a function holds are bound to the loop they first ran in.
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
 
-    def _checked_weights(self, weights: Sequence[float]) -> np.ndarray:
+    def _check_weights(self, weights: Sequence[float]) -> np.ndarray:
         rule = f"be one finite number for each of {', '.join(self.names)}"
         if isinstance(weights, (str, bytes)) or not isinstance(weights, (Sequence, np.ndarray)):
             raise ValueError(f"{self._where}: weights must {rule}, got {shown(weights)}")

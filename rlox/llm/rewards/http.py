@@ -22,7 +22,7 @@ import numpy as np
 
 from rlox.checkpoint import one_line
 from rlox.config import integer, require, shown
-from rlox.llm.client import Client, checked_token
+from rlox.llm.client import Client, check_token
 from rlox.llm.data import Text, check_text
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken
 from rlox.llm.templates import COLUMNS
@@ -213,7 +213,7 @@ class RewardHTTPServer:
         if not callable(getattr(reward, "score_batch", None)):
             raise TypeError(f"{where}: reward must have score_batch(prompts, completions), got {shown(reward)}")
         port = integer(where, "port", port, 0, 65_535)
-        token = checked_token(where, token)
+        token = check_token(where, token)
         require(where, "host", host, str)
         if token is None and not _is_loopback(host):
             raise ValueError(

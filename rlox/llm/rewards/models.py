@@ -223,9 +223,9 @@ class _Network:
     def score(self, rows: Sequence[list[int]]) -> np.ndarray:
         """Return the scores (N,) float64 of N rows of ids. Equal rows have equal scores, to the last bit."""
         first, index = unique_rows(rows)
-        return self._scored([rows[i] for i in first])[index]
+        return self._score_rows([rows[i] for i in first])[index]
 
-    def _scored(self, rows: Sequence[list[int]]) -> np.ndarray:
+    def _score_rows(self, rows: Sequence[list[int]]) -> np.ndarray:
         scores = np.empty(len(rows))
         with self._lock, torch.no_grad(), evaluating(self._network), self._with_padding() as pad:
             weights = next(self._network.parameters(), None)
@@ -356,7 +356,7 @@ class RewardModelServer:
             text.
         """
         ids = self._reader.read(prompts, completions, ended, tools, chat_template_kwargs)
-        return _scored(self._network, ids, prompts, completions)
+        return _score_rows(self._network, ids, prompts, completions)
 
     __call__ = score_batch
 
@@ -367,7 +367,7 @@ class RewardModelServer:
         return RewardHTTPServer(self, host, port, token)
 
 
-def _scored(
+def _score_rows(
     network: _Network, ids: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]
 ) -> np.ndarray:
     """Return the network's scores, each of which must be finite."""
@@ -436,7 +436,7 @@ class EnsembleRewardModel:
         ids = self._reader.read(prompts, completions, **rows) if reads else []
         return np.array(
             [
-                _scored(member, ids, prompts, completions)
+                _score_rows(member, ids, prompts, completions)
                 if isinstance(member, _Network)
                 else _call(where, f"model {k}", member, prompts, completions, rows)
                 for k, member in enumerate(self._members)

@@ -17,7 +17,7 @@ from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards, pair_excerpt
 from rlox.llm.rewards.scoring import completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions
-from rlox.llm.tokens import left_padded
+from rlox.llm.tokens import pad_left
 from rlox.processes.failures import note_cause, require_exception
 
 
@@ -100,7 +100,7 @@ class Preferences:
         prompts: Any
         texts: list[Any]
         if model.tokenizer is None:
-            prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
+            prompts, _ = pad_left([rows.prompts[i] for i in numbers], model.pad)
             texts = [torch.from_numpy(ids.copy()) for ids in completions]
         else:
             prompts = texts_of(rows, numbers, model)

@@ -12,7 +12,7 @@ from rlox.llm.encoded import Encoded
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.rewards.functions import Rewards
 from rlox.llm.templates import continues
-from rlox.llm.tokens import left_padded
+from rlox.llm.tokens import pad_left
 
 
 class Scored(NamedTuple):
@@ -65,7 +65,7 @@ def scores_of(
             "token ids, (completions, prompts)"
         )
     ids = [torch.from_numpy(np.asarray(row)) for row in completions]
-    prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
+    prompts, _ = pad_left([rows.prompts[i] for i in numbers], model.pad)
     written = texts_of(rows, numbers, model) if model.tokenizer is not None else None
     decoded = completions_of(rows, numbers, completions, model) if model.tokenizer is not None else None
     columns = {name: [column[i] for i in numbers] for name, column in rows.columns.items()}
