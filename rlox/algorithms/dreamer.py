@@ -170,7 +170,7 @@ class DreamerV3(SequenceAlgorithm):
         noise = policy.actor.fill_noise(self.rng, (n_imagined, n_steps * n)).to(self.device)
         with autocast(self.config.precision, self.device):
             loss, metrics = self.backend.compiled(self.loss)(
-                obs, actions, *marks, *policy.unpacked(batch.state), *draws, noise
+                obs, actions, *marks, *policy.unpack(batch.state), *draws, noise
             )
         metrics["grad_norm"] = self.optimizer.step(loss, None)
         self.slow_block.lerp_(self.critic_block, c.slow_rate)

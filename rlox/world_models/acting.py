@@ -176,7 +176,7 @@ class WorldModelActor(ActingPolicy):
         held = self.initial(len(inputs.obs)) if inputs.state is None else inputs.state
         if inputs.is_first is not None:
             held = np.where(inputs.is_first[:, None], np.float32(0), held)
-        state, before = policy.unpacked(torch.from_numpy(held).to(self.device))
+        state, before = policy.unpack(torch.from_numpy(held).to(self.device))
         obs = np.ascontiguousarray(inputs.obs, policy.spec.obs_dtype)
         tokens = policy.encoder(torch.from_numpy(obs).to(self.device))
         deter = rssm.step(state, rssm.embed(before))
@@ -221,7 +221,7 @@ class WorldModelActor(ActingPolicy):
         policy, rssm, n_steps = self.policy, self.policy.rssm, actions.shape[1]
         seen = np.ascontiguousarray(obs[:, :context], policy.spec.obs_dtype)
         tokens = F.linear(policy.encoder(torch.from_numpy(seen).to(self.device)), rssm.post_tokens)
-        start, before = policy.unpacked(torch.from_numpy(carry).to(self.device))
+        start, before = policy.unpack(torch.from_numpy(carry).to(self.device))
         taken = torch.from_numpy(np.ascontiguousarray(actions)).to(self.device)
         embedded = rssm.embed(torch.cat([before[:, None], taken[:, :-1]], 1))
         total = torch.zeros((), dtype=torch.float32, device=self.device)

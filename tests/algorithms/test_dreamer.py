@@ -265,6 +265,6 @@ def test_value_is_one_over_one_minus_gamma_under_a_time_limit():
     actor = algorithm.actor
     _, carry = actor.mode(Inputs(np.zeros((1, 1), np.float32)))
     with torch.no_grad():
-        state, _ = algorithm.policy.unpacked(torch.from_numpy(carry))
+        state, _ = algorithm.policy.unpack(torch.from_numpy(carry))
         value = float(algorithm.heads.critic.mean(algorithm.heads.critic(state.feat)))
     assert value == pytest.approx(5.0, rel=0.03)  # if the limit were a termination it would be 3.4

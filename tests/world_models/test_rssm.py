@@ -594,7 +594,7 @@ def test_acting_equals_observing_in_training():
         )
         packed = policy.packed(states, torch.stack(taken)).numpy()
     np.testing.assert_allclose(np.stack(carries), packed, rtol=0, atol=1e-5)
-    back, actions = policy.unpacked(torch.from_numpy(packed[2]))
+    back, actions = policy.unpack(torch.from_numpy(packed[2]))
     assert torch.equal(back.stoch, states.stoch[2])
     assert torch.equal(actions, taken[2])
 
