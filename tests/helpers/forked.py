@@ -97,10 +97,10 @@ class Rlox:
 
     def poll(self):
         """The exit code, negative for a signal; None while it runs."""
-        return self._end_episodes(0)
+        return self._ended(0)
 
     def wait(self, timeout=600):
-        if self._end_episodes(timeout) is None:
+        if self._ended(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
