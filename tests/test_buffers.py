@@ -60,7 +60,7 @@ def test_the_file_of_a_mapped_memory_is_removed_with_it(tmp_path):
     for folder in (tmp_path, None):
         dqn = DQN("CartPole-v1", buffer={**settings, "folder": folder and str(folder)}, **SMALL)
         dqn.train(400)
-        where = tmp_path if folder else Path(dqn._folder.name)
+        where = tmp_path if folder else Path(dqn._memory._folder.name)
         assert len(list(where.glob("replay-*.cold"))) == 1
         dqn.save(tmp_path / "a.safetensors")
         dqn.close()
