@@ -51,23 +51,10 @@ class ActorCollector(Collector):
     they cannot pile up: a slow learner makes the actors wait. If the order of actors is fixed (`ActorLearnerConfig`),
     the run depends only on the seed, not on the speed of the actors.
 
-    Parameters
-    ----------
-    env_id, seed, reward_fn, env_kwargs, env_wrappers, env_backend
-        See `rlox.collectors.RolloutCollector`.
-    n_envs : int
-        Number of environments N of each actor.
-    env_workers : int
-        Number of processes that step the environments of one actor.
-    config : ActorLearnerConfig
-        Number and kind of actors, and the settings of V-trace.
-    remote : RemoteConfig, optional
-        The workers that run the actors, or for other kinds of actors their environments, and how to reach them.
-    ray : RayConfig, optional
-        Address of Ray, and the resources that an actor reserves; for ``actors="ray"``.
-    weighted : bool
-        Whether advantages contain V-trace's importance weight rho_t. They must not if the loss multiplies them by the
-        ratio of the policies.
+    Each actor has `n_envs` environments, stepped by `env_workers` processes. `remote` are the workers that run the
+    actors, or for other kinds of actors their environments; `ray` is for ``actors="ray"``. `weighted` says whether
+    advantages contain V-trace's importance weight rho_t: they must not if the loss multiplies them by the ratio of
+    the policies. The other arguments are those of `rlox.collectors.RolloutCollector`.
     """
 
     _where = "ActorCollector.collect"
@@ -135,23 +122,12 @@ class ActorCollector(Collector):
     def collect(self, policy: nn.Module | ActingPolicy, n_steps: int) -> RolloutBatch:
         """Return a batch of the next ``rollouts_per_update`` rollouts of T = `n_steps` steps, and of old rollouts.
 
-        The configuration determines the number of old rollouts.
+        Row ``t * N + n`` is step t in environment n of the N environments of all rollouts. ``log_probs`` are those of
+        the policies that acted, `advantages` and `returns` come from V-trace. ``n_taken`` is the number of steps of the
+        new rollouts.
 
-        Returns
-        -------
-        RolloutBatch
-            Row ``t * N + n`` is step t in environment n of the N environments of all rollouts. ``log_probs`` are those
-            of the policies that acted, `advantages` and `returns` come from V-trace. ``n_taken`` is the number of steps
-            of the new rollouts.
-
-        Raises
-        ------
-        TimeoutError
-            If an actor does not answer within ``actor_timeout`` and cannot be restarted.
-        RuntimeError
-            If an actor was lost more than ``max_restarts`` times.
-        Exception
-            An exception of an actor's environments.
+        Raises TimeoutError if an actor does not answer within ``actor_timeout`` and cannot be restarted, RuntimeError
+        if one was lost more than ``max_restarts`` times, and the exceptions of the actors' environments.
         """
         c = self._config
         if self._failure is not None:
@@ -309,19 +285,9 @@ class ActorCollector(Collector):
         return [self._replay[int(self.rng.integers(len(self._replay)))] for _ in range(n)]
 
     def estimate(self, policy: Any, new: Sequence[Trajectory], old: Sequence[Trajectory] = ()) -> RolloutBatch:
-        """Combine rollouts to a batch, with log-probabilities and values from `policy`.
+        """Combine rollouts of T steps to a batch as `collect` returns, with log-probabilities and values by `policy`.
 
-        Parameters
-        ----------
-        policy : ActingPolicy or nn.Module
-            The learner's policy.
-        new, old : sequence of Trajectory
-            Rollouts of T steps each; environment steps and episodes of `old` rollouts are not counted.
-
-        Returns
-        -------
-        RolloutBatch
-            In the form that `collect` returns.
+        Environment steps and episodes of `old` rollouts are not counted.
         """
         c, rollouts = self._config, [*new, *old]
         obs, actions, behaviour, rewards, terminated, truncated = (

@@ -32,13 +32,7 @@ _groups = itertools.count()  # numbers of the groups that this process joins
 
 
 class Group(Ranks):
-    """One of several ranks, created by `rlox.distributed.ranks.join`.
-
-    Attributes
-    ----------
-    attempt : int
-        How many times ``torchrun`` has restarted the ranks.
-    """
+    """One of several ranks, created by `rlox.distributed.ranks.join`."""
 
     joined = True
 
@@ -47,7 +41,7 @@ class Group(Ranks):
         import torch.distributed as dist
 
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # restarts by torchrun
         timeout = timedelta(seconds=timeout_s)
         # The agent's store outlives an attempt, and so do the addresses of its ranks. Each group of each attempt
         # therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
@@ -348,16 +342,8 @@ class Group(Ranks):
 class SharedRng:
     """A generator that all ranks share: each rank draws all numbers, and uses those of its environments.
 
-    The random numbers of an environment's actions therefore do not depend on the number of ranks.
-
-    Parameters
-    ----------
-    rng : Rng
-        Generator in the same state on all ranks.
-    first, n_joint : int
-        This rank's first environment, and the number of environments of all ranks.
-    axis : int
-        The axis of drawn arrays that corresponds to environments.
+    The random numbers of an environment's actions therefore do not depend on the number of ranks. `rng` is in the same
+    state on all ranks; this rank has the environments from `first` of the `n_joint`, along `axis` of drawn arrays.
     """
 
     def __init__(self, rng: Rng, first: int, n_joint: int, axis: int):

@@ -40,17 +40,7 @@ _IMAGE_FEATURES = 4096  # upper bound of the features that a convolutional netwo
 
 
 class ActorSessions:
-    """Creates the actors of a worker.
-
-    Parameters
-    ----------
-    envs : EnvSessions
-        The worker's environments.
-    most_envs : int
-        Maximum number of environments per actor.
-    limit : int
-        Maximum number of bytes of a message.
-    """
+    """Creates a worker's actors, of at most `most_envs` of its `envs`, for messages of at most `limit` bytes."""
 
     def __init__(self, envs: EnvSessions, most_envs: int = 1024, limit: int = LARGEST_MESSAGE):
         self._envs, self._most_envs, self._limit = envs, most_envs, limit
@@ -202,27 +192,11 @@ class _Attempt(threading.Thread):
 class GrpcActors(ThreadActors):
     """`n_actors` actors on workers (see `rlox.distributed.ActorPool`), spread evenly over their addresses.
 
-    An actor whose worker is lost or unavailable starts on the next address, and so on in turn.
+    An actor whose worker is lost or unavailable starts on the next address, and so on in turn. The `plan` must have the
+    default policy of its configuration, and the workers' environment; a rollout may take `timeout` seconds.
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Its policy must be the default policy of its configuration, and its environment that of the workers.
-    n_actors : int
-        Number of actors, each with a session on a worker.
-    spec : EnvSpec
-        Specification of the environments.
-    remote : RemoteConfig
-        Addresses and security.
-    timeout : float
-        Seconds that a rollout may take.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a policy or reward function would have to be sent as code, or a worker refuses the session.
-    ActorLost
-        If no worker can be reached.
+    Raises ValueError or TypeError if a policy or reward function would have to be sent as code, or a worker refuses the
+    session, and ActorLost if no worker can be reached.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, remote: RemoteConfig, timeout: float):
@@ -306,13 +280,7 @@ def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
 
 
 def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
-    """Check the rollout that a worker has sent, and return it.
-
-    Raises
-    ------
-    ProtocolError
-        If it does not match the request of this learner.
-    """
+    """Return the rollout that a worker has sent; raise a ProtocolError if it does not match this learner's request."""
     steps, n_limits = (n_steps, n_envs), len(message.arrays.get("limits", ()))
     n_ended = len(message.arrays.get("episode_returns", ()))
     wanted: dict[str, tuple[tuple[int, ...], Any]] = {

@@ -66,30 +66,13 @@ class _ActorProcess(Child):
 
 
 class ProcessActors:
-    """`n_actors` actors in separate processes (see `rlox.distributed.ActorPool`).
+    """`n_actors` actors in separate processes (see `rlox.distributed.ActorPool`), with at most `ahead` requests each.
 
     The processes are plain interpreters with one thread each. They end with the process that created them, however it
     ends, and leave Ctrl-C and SIGTERM to it.
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Cloudpickle must be able to pickle it.
-    n_actors : int
-        Number of processes.
-    spec : EnvSpec
-        Specification of the environments.
-    ahead : int
-        Maximum number of pending requests per actor.
-
-    Raises
-    ------
-    TypeError
-        If the plan cannot be pickled.
-    ActorLost
-        If a process ends during its start.
-    Exception
-        An exception raised by the creation of environments in a process.
+    Raises TypeError if the plan cannot be pickled, ActorLost if a process ends during its start, and the exceptions of
+    the creation of environments in a process.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, ahead: int = 1):

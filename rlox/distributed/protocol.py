@@ -112,12 +112,9 @@ class ActorPlan:
         return replace(self, policy=self.policy.copy())
 
     def pickle(self, where: str, *more: Any) -> bytes:
-        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpack`).
+        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpack_imports`).
 
-        Raises
-        ------
-        TypeError
-            If cloudpickle cannot send it.
+        Raises TypeError if cloudpickle cannot send it.
         """
         try:
             return pack_with_imports((self, *more), self.env_id)
@@ -158,24 +155,16 @@ class ActorPool(Protocol):
         ...
 
     def result(self, actor: int) -> Trajectory:
-        """Return the oldest answer of an actor that is `ready`.
+        """Return the oldest answer of an actor that is `ready`, or raise an exception of its environments.
 
-        Raises
-        ------
-        ActorLost
-            If the actor is gone; all its requested rollouts are lost.
-        Exception
-            An exception of its environments or their reward function.
+        Raises ActorLost if the actor is gone; all its requested rollouts are lost.
         """
         ...
 
     def restart(self, actor: int) -> None:
         """Stop an actor if it still runs, and start it again with fresh episodes and no requests.
 
-        Raises
-        ------
-        ActorLost
-            If it cannot be started (yet); call it again to retry.
+        Raises ActorLost if it cannot be started (yet); call it again to retry.
         """
         ...
 

@@ -85,15 +85,6 @@ class RayActors:
     repeats rollouts: `restart` starts an actor with another seed, so that no rollout is learned from twice. If the
     process is already connected to Ray, this object uses that connection; it only shuts down a Ray that it started.
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Cloudpickle must be able to pickle it.
-    n_actors : int
-        Number of actors.
-    settings : RayConfig, optional
-        Address of Ray, placement of the actors, and the resources that each reserves.
-
     Raises
     ------
     ImportError
@@ -105,9 +96,7 @@ class RayActors:
     TimeoutError
         If not all actors have started within ``start_timeout``. The message compares their needs with the cluster.
     ActorLost
-        If an actor dies during its start.
-    Exception
-        An exception raised by the creation of environments in an actor.
+        If an actor dies during its start. Exceptions of the creation of environments are raised unchanged.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):
@@ -273,27 +262,12 @@ class RayActors:
 
 
 def connect(settings: RayResources, where: str, n_cpus: int | None, **options: Any) -> bool:
-    """Connect this process to Ray, unless it is already connected.
+    """Connect this process to Ray, unless it is connected; return whether the caller must end the connection.
 
-    Returns whether the connection is new, so that the caller must end it.
+    `where` starts error messages. A local Ray has at least `n_cpus` CPUs (None: those of this machine), and gets
+    `options` as further arguments of ``ray.init``.
 
-    Parameters
-    ----------
-    settings : RayResources
-        Address of Ray, and the runtime environment.
-    where : str
-        The name that starts error messages.
-    n_cpus : int or None
-        Least number of CPUs of a local Ray; None: the number of CPUs of this machine.
-    **options
-        Further arguments of ``ray.init`` for a local Ray.
-
-    Raises
-    ------
-    ImportError
-        If Ray is not installed.
-    ConnectionError
-        If there is no Ray at the address.
+    Raises ImportError if Ray is not installed, and ConnectionError if there is no Ray at the address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray's default of 30 is too short on a busy machine

@@ -80,19 +80,8 @@ def _abandon(seats: list[_Seat]) -> None:
 class ThreadActors:
     """`n_actors` actors in threads (see `rlox.distributed.ActorPool`).
 
-    A thread whose environment hangs cannot be ended: it is abandoned, and ends with the process.
-
-    Parameters
-    ----------
-    plan : ActorPlan
-        Specification of the actors.
-    n_actors : int
-        Number of actors.
-
-    Raises
-    ------
-    ValueError, TypeError, ImportError
-        The same errors as `rlox.collectors.RolloutCollector`.
+    A thread whose environment hangs cannot be ended: it is abandoned, and ends with the process. Raises the same errors
+    as `rlox.collectors.RolloutCollector`.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int):

@@ -185,8 +185,7 @@ def _open(chat: Chat, text: str) -> Chat:
 def _answer_ids(model: LanguageModel, text: str, arguments: Mapping[str, Any] | None, cut: bool) -> np.ndarray:
     """Return the token ids of the environment's answer, up to where the model writes again.
 
-    `arguments` are those of the chat template, None for plain text. If the model's turn was `cut` off, the ids begin
-    with the token that ends it in the chat template.
+    `arguments` are those of the chat template (None: plain text). If the model's turn was `cut` off, it is ended first.
     """
     tokenizer = model.tokenizer
     if arguments is None:

@@ -255,10 +255,7 @@ def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
 
 
 def _arrow_values(name: str, column: list) -> list:
-    """Return a column's values; in chats and tools, without keys of value None.
-
-    Arrow gives all mappings of a column the same keys, so that most of them belong to other rows.
-    """
+    """Return a column's values; in chats and tools, without the keys of other rows, which Arrow adds as None."""
     return [_without_none(value) for value in column] if name in _OF_CHATS else column
 
 
@@ -335,12 +332,9 @@ def _encodable(where: str, name: str, text: str) -> str:
 
 
 def check_text(where: str, name: str, value: Any) -> Text:
-    """Return `value` if it is a text or a chat.
+    """Return `value`; raise a ValueError unless it is a text or a chat.
 
-    Raises
-    ------
-    ValueError
-        If it is neither, or a message of the chat lacks its role, or its content, which only ``tool_calls`` replace.
+    Each message of a chat has its role, and its content, which only ``tool_calls`` replace.
     """
     if isinstance(value, str):
         return _encodable(where, name, value)
@@ -467,11 +461,7 @@ def _similar(wanted: Iterable[str], there: Iterable[str]) -> str:
 
 
 def _check_answers(where: str, name: str, prompts: Sequence[Text], answers: Sequence[Text]) -> None:
-    """Raise a ValueError if an answer does not fit its prompt.
-
-    The answer to a text must be a text. The answer to a chat must be a text, or messages of which the first has the
-    role 'assistant'.
-    """
+    """Raise a ValueError unless answers to texts are texts, to chats texts or messages that the assistant begins."""
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if isinstance(answer, str):
             continue
@@ -620,7 +610,7 @@ def _split(
 ) -> tuple[list[int], list[list[int]]]:
     """Return the ids that all of `wholes` share within their beginning `start`, and the rest of each.
 
-    `alone` contains the ids of `start`. They are used if a token that covers more than `start` leaves no other for it.
+    `alone`, the ids of `start`, are used if a token that covers more than `start` leaves no other for it.
     """
     split = [_split_one(tokenizer, alone, start, whole, special) for whole in wholes]
     shared = [_n_shared(split[0][0], ids) for ids, _ in split]

@@ -54,14 +54,7 @@ class Encoded:
 class RowOrder:
     """The rows of a dataset in the order in which updates learn from them: each pass over the rows has a new one.
 
-    Parameters
-    ----------
-    n_rows : int
-        Number of rows.
-    rng : Rng
-        Its key determines the orders, together with the number of the pass.
-    first_update : int
-        Number of the first update on these rows.
+    The key of `rng` and the number of the pass determine it; `first_update` is the first update on these rows.
     """
 
     def __init__(self, n_rows: int, rng: Rng, first_update: int) -> None:
@@ -177,7 +170,7 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
 def _remove_padding(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
     """Remove the tokenizer's padding from a row of a tensor: on the left of a prompt, on the right of other rows.
 
-    If the padding token is also an EOS, one of them is kept at the end.
+    If the padding token is also an EOS, one is kept at the end.
     """
     pad = getattr(model.tokenizer, "pad_token_id", None)
     if pad is None:

@@ -24,13 +24,7 @@ class Pairs:
 
 
 def pairs_of(rows: Encoded, numbers: np.ndarray) -> Pairs:
-    """Return the pairs `numbers` of `rows`.
-
-    Raises
-    ------
-    ValueError
-        If a ``margin`` is not a number.
-    """
+    """Return the pairs `numbers` of `rows`; raise a ValueError if a ``margin`` is not a number."""
     sides = [side[i] for side in (rows.chosen, rows.rejected) for i in numbers]
     margins = None
     if "margin" in rows.columns:

@@ -73,10 +73,7 @@ class Settings:
 def settings_of(config: Any, changed: Mapping[str, Any], tokenizer: Any, where: str) -> Settings:
     """Return the settings that a configuration contains, overridden by those of `changed` that are not None.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown setting, or a `stop` text that is not a single token.
+    Raises TypeError for an unknown setting, and ValueError for a `stop` text that is not a single token.
     """
     names = [item.name for item in fields(Settings)]
     known = {name: getattr(config, name) for name in names if hasattr(config, name)}
@@ -280,10 +277,9 @@ def _samples_with_cache(model: LanguageModel) -> bool:
 
 
 class _Cached:
-    """Compute the logits of each row's next token with the model's cache of keys and values.
+    """Compute the logits of each row's next token with the model's cache, or the native decoder if it can.
 
-    Prompts are padded on the left, so that all rows grow at the same column. Each prompt is read once, however many
-    completions are drawn for it. If the native decoder supports the model, it continues from there.
+    Prompts are padded on the left, so that all rows grow at the same column, and read once for all their completions.
     """
 
     can_leave = True

@@ -31,13 +31,7 @@ def random_actions(spec: EnvSpec, obs: np.ndarray, mask: np.ndarray | None, rng:
 
 
 class RandomPolicy:
-    """Uniformly random legal actions for all agents.
-
-    Raises
-    ------
-    ValueError
-        For continuous actions without bounds; the message names the group.
-    """
+    """Uniformly random legal actions for all agents; a ValueError names a group whose actions have no bounds."""
 
     def __init__(self, spec: MultiAgentSpec, where: str):
         for group in spec.groups:
@@ -61,18 +55,12 @@ class SharedPolicy:
 
     Parameters
     ----------
-    policy : Actor
-        A policy as described in `rlox.nn.policies`.
     own : EnvSpec
-        Its observations, (D,) f32, and actions.
+        The policy's observations, (D,) f32, and actions.
     spec : MultiAgentSpec
         The environment's agents.
-    device : str
-        The policy's device.
     transform : callable, optional
         Applied to observations (B, D) before the policy sees them.
-    where : str
-        Name at the beginning of error messages.
 
     Attributes
     ----------

@@ -24,13 +24,8 @@ _PATIENCE = 10_000  # steps without an action of any chosen agent after which an
 class AgentEpisodes:
     """N environments with several agents, of which only the chosen agents are recorded.
 
-    Parameters
-    ----------
-    env_id, n_envs, seed, kwargs
-        As for `rlox.multi_agent.make_multi_agent_env`.
-    chosen : sequence of str, optional
-        Names of agents with equal spaces, or of their group. None records all agents, which must then have equal
-        spaces.
+    `chosen` contains names of agents with equal spaces, or of their group; None records all agents, which must then
+    have equal spaces. The other arguments are those of `rlox.multi_agent.make_multi_agent_env`.
 
     Attributes
     ----------
@@ -75,18 +70,8 @@ class AgentEpisodes:
     ) -> list[float]:
         """Take steps until there are `count` rows. Returns the returns of completed lives.
 
-        Parameters
-        ----------
-        algorithm
-            Acts for all agents; None takes uniformly random legal actions.
-        count, seed : int
-            Number of rows, and seed of the actions.
-        deterministic : bool
-            Take the most likely actions.
-        push : callable
-            Called with the number of an agent, environment * M + its index, and its next rows.
-        progress : callable, optional
-            Called with the number of rows since its last call.
+        `algorithm` acts for all agents; None takes uniformly random legal actions. `push` is called with the number of
+        an agent, environment * M + its index, and its next rows; `progress` with the number of new rows.
         """
         spec, env, g, members = self.spec, self.env, self._group, self._members
         rng, policy = Rng(seed, Stream.ACTION), _load_acting(algorithm, env.spec, self._name)

@@ -160,10 +160,7 @@ def metadata_of(schema: Any, where: str) -> dict[str, Any]:
 def read_metadata(text: str, where: str) -> dict[str, Any]:
     """Parse the JSON metadata of a file written by rlox.
 
-    Raises
-    ------
-    ValueError
-        If it is damaged, or from a newer version of rlox.
+    Raises ValueError if it is damaged, or from a newer version of rlox.
     """
     try:
         found = parse_json(text)
@@ -212,13 +209,7 @@ def map_columns(reader: Any, where: str) -> Block | None:
 
 
 def map_agents(reader: Any, where: str) -> np.ndarray | None:
-    """Return the column ``agent`` of a file whose columns are mapped, (N,) integers; None if there is none.
-
-    Raises
-    ------
-    ValueError
-        If it has another type.
-    """
+    """Return the column ``agent`` (N,) of a mapped file, or None; raise a ValueError unless it has integers."""
     if AGENT not in reader.schema.names:
         return None
     found = as_numpy(reader.get_batch(0).column(AGENT), AGENT, where, 0)
@@ -234,10 +225,7 @@ def _first_null(array: Any) -> int:
 def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
     """Convert an Arrow array to (n, …) numbers, without a copy if possible; `first` is its first row in the dataset.
 
-    Raises
-    ------
-    ValueError
-        For missing values, lists of different lengths, or values that are not numbers.
+    Raises ValueError for missing values, lists of different lengths, or values that are not numbers.
     """
     pa = import_arrow(where)
     if isinstance(array, pa.ExtensionArray):

@@ -353,21 +353,10 @@ def write_replay(
     """Write the contents of an off-policy algorithm's replay memory, oldest first, in the format of `collect`.
 
     An episode is truncated where the next transition does not continue it: where environments started new episodes
-    after a resume.
+    after a resume. `algorithm` comes from `from_checkpoint`, with its memory; `info` has entries on the learning policy
+    for the dataset's metadata; `path` and `progress` are as for `collect`.
 
-    Parameters
-    ----------
-    algorithm
-        An algorithm from `from_checkpoint`, with its memory.
-    path, progress
-        As for `collect`.
-    info : dict
-        Entries on the learning policy for the dataset's metadata.
-
-    Raises
-    ------
-    ValueError
-        If the memory is empty, is neither uniform nor prioritized, or contains n-step returns.
+    Raises ValueError if the memory is empty, is neither uniform nor prioritized, or contains n-step returns.
     """
     buffer, n_envs, spec = algorithm.buffer, algorithm.n_envs, algorithm.spec
     if not isinstance(buffer, ReplayBuffer):

@@ -132,10 +132,7 @@ def _find(source: str, where: str) -> tuple[Path, tuple[str, Callable[[], Source
 def check_source(source: str) -> None:
     """Raise unless `source` is a file that can be opened, or may be a Minari id.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        With the nearest file name, or the supported endings.
+    The FileNotFoundError or ValueError has the nearest file name, or the supported endings.
     """
     where, path = f"dataset {source}", Path(source)
     if source.startswith("minari:"):
@@ -267,14 +264,9 @@ def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
 
 
 def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
-    """Raise unless the dataset's observations and actions match the environment's.
+    """Raise a ValueError unless the dataset's observations and actions have the environment's shape, kind and bounds.
 
     Attributes that a custom dataset does not define (``obs_shape act_dim n_actions metadata``) are not checked.
-
-    Raises
-    ------
-    ValueError
-        For another shape or kind; for actions beyond the bounds, with their row.
     """
     known = getattr(dataset, "metadata", {})
     name = f"{where}: the dataset {one_line(known.get('source', ''), 200)}".rstrip()

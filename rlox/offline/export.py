@@ -26,12 +26,8 @@ SUFFIXES = (*ARROW_SUFFIXES, ".npz", ".h5", ".hdf5", ".parquet")
 def check_destination(dest: str, force: bool = False) -> None:
     """Raise unless a dataset may be written to `dest`.
 
-    Raises
-    ------
-    ValueError
-        For an ending of no known format, an invalid Minari id, or a destination that already exists, unless `force`.
-    ImportError
-        If the format's package is missing.
+    Raises ValueError for an ending of no known format, an invalid Minari id, or a destination that already exists,
+    unless `force`, and ImportError if the format's package is missing.
     """
     where = f"--out {dest}"
     if dest.startswith("minari:"):

@@ -21,18 +21,8 @@ def returns_to_go(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return discounted returns from `rows` (M,) of N recorded transitions to the end of their episodes.
 
-    The transitions are in the order in which they happened; rows after the last end belong to an unfinished episode.
-
-    Parameters
-    ----------
-    rewards, terminated, truncated : array (N,)
-        As in `rlox.OfflineDatasetBuffer`.
-    rows : array (M,) of int
-        First rows of the sums.
-    gamma : float
-        Discount per step.
-    most : int
-        Largest number of steps of a sum.
+    The transitions are in the order in which they happened; rows after the last end belong to an unfinished episode. A
+    sum has at most `most` steps.
 
     Returns
     -------

@@ -54,12 +54,8 @@ def allocate_block(spec: EnvSpec, shape: tuple[int, ...]) -> Block:
 def names_of(found: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the file's name for each column; ``next_obs`` and ``episode`` may be missing.
 
-    ``agent`` is included only if the `metadata` names the agents.
-
-    Raises
-    ------
-    ValueError
-        For a column that is missing, or exists under two names.
+    ``agent`` is included only if the `metadata` names the agents. Raises ValueError for a column that is missing, or
+    exists under two names.
     """
     chosen: dict[str, str] = {}
     for name, others in ALIASES.items():

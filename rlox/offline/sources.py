@@ -168,12 +168,7 @@ def hdf5(path: Path, where: str) -> Source:
 def minari_dataset(name: str, where: str) -> Any:
     """Return a Minari dataset by its id; download it if it is not on this machine.
 
-    Raises
-    ------
-    ImportError
-        If minari is not installed.
-    ValueError
-        If the dataset is neither on this machine nor available for download.
+    Raises ImportError if minari is not installed, and ValueError if the dataset cannot be read or downloaded.
     """
     try:
         import minari

@@ -84,14 +84,7 @@ def complete_kwargs(
 ) -> dict[str, Any]:
     """Return the environment's saved `kwargs`, completed by those that no file can contain, from `arguments`.
 
-    Removes ``env_kwargs`` from `arguments`.
-
-    Raises
-    ------
-    TypeError
-        If ``env_kwargs`` contains others than these.
-    ValueError
-        If one of these is missing.
+    Removes ``env_kwargs`` from `arguments`. Raises TypeError if it contains others, and ValueError if one is missing.
     """
     lost = {name: text for name, value in kwargs.items() if (text := find_lost(value)) is not None}
     given = arguments.pop("env_kwargs", None) or {}

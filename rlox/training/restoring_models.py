@@ -26,10 +26,7 @@ def with_model(
 ) -> Any:
     """Restore an algorithm of class `cls`; `arguments` are the others of its constructor.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As `LLMAlgorithm.from_checkpoint`.
+    Raises the errors of `LLMAlgorithm.from_checkpoint`.
     """
     where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path, mapped=True)
     header = checkpoint.header

@@ -247,13 +247,7 @@ def as_lists(rows: Sequence[Any]) -> list[list[int]]:
 
 
 def check_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
-    """Return token ids (L,) int64 of an answer.
-
-    Raises
-    ------
-    ValueError
-        If `ids` is not a list of ids in the vocabulary.
-    """
+    """Return token ids (L,) int64 of an answer; raise a ValueError unless they are a list of ids in the vocabulary."""
     if not isinstance(ids, (list, tuple)):
         raise ValueError(f"{place} must have token ids, got {shown(ids)}: the server omits requested values")
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
@@ -267,13 +261,7 @@ def check_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
 
 
 def check_log_probs(found: Any, n: int, place: str) -> np.ndarray:
-    """Return `n` log-probabilities f32 of an answer.
-
-    Raises
-    ------
-    ValueError
-        Unless `found` contains n finite numbers, none above 0 except by rounding.
-    """
+    """Return `n` log-probabilities f32 of an answer; raise a ValueError unless they are finite and at most 0."""
     if not isinstance(found, (list, tuple)):
         raise ValueError(f"{place} must have log-probabilities, got {shown(found)}: the server omits requested values")
     if len(found) != n:

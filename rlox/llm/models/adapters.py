@@ -70,12 +70,7 @@ def with_adapters(
 class FrozenAdapters:
     """A copy of the active adapters of a peft model, which stays as they are now. The model contains it, unused.
 
-    Parameters
-    ----------
-    module : peft.PeftModel
-        A copy that an earlier training left in it is replaced.
-    full : callable
-        Gathers a tensor that is sharded across several processes.
+    A copy that an earlier training left in the model is replaced. `full` gathers a tensor that is sharded.
     """
 
     def __init__(self, module: Any, full: Callable[[torch.Tensor], torch.Tensor]) -> None:

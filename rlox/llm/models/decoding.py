@@ -64,14 +64,8 @@ def decodes(model: LanguageModel, length: int) -> bool:
 class Native:
     """Computes logits of each row's next token with the native decoder, starting from the model's cache of the prompts.
 
-    Parameters
-    ----------
-    ids, mask
-        The prompts (B, P), padded on the left, as the model read them.
-    past
-        The model's cache of their keys and values.
-    n, room
-        Number of rows that continue each prompt, and the maximum number of tokens by which they grow.
+    The model has read the prompts `ids` (B, P), padded on the left where `mask` is 0, and left their keys and values in
+    `past`. `n` rows continue each prompt, by at most `room` tokens.
     """
 
     def __init__(

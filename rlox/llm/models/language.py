@@ -258,8 +258,7 @@ class LanguageModel:
     def _beginnings(self, layout: Layout) -> Any:
         """Return a cache of the columns before all scored columns, computed once for rows with the same beginning.
 
-        Completions of one prompt are such rows. Returns None if another pass over the model would cost more than it
-        saves.
+        Returns None if that costs more than it saves.
         """
         first, rows = layout.first_column, len(layout.ids)
         if layout.positions is not None or self.checkpointed or rows * first * self.size < _WORTH:

@@ -67,8 +67,7 @@ def _short_sequences(model: LanguageModel) -> Sequences:
 def _leaks(model: LanguageModel, packed: Layout) -> bool:
     """Return whether tokens of the first sequence of a row have an effect on the sequences after it.
 
-    The derivative by their embeddings is exactly 0 if they have none, in any precision. In bfloat16, rounding hides a
-    small effect on the values, such as that of a convolution over a boundary.
+    The derivative by their embeddings is exactly 0 if not. Rounding hides small effects on values, as of a convolution.
     """
     assert packed.positions is not None
     inputs: list[torch.Tensor] = []

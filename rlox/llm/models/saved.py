@@ -40,8 +40,7 @@ class LoadedModel(NamedTuple):
 def description(model: LanguageModel, base: str | None, source: str | None, rewards: bool) -> dict[str, Any]:
     """Return the description of a model for a checkpoint's header, as JSON values.
 
-    `base` is the fingerprint of the weights that its adapters are applied to; `rewards` says whether the model returns
-    rewards instead of tokens.
+    `base` is the fingerprint of the weights under its adapters; `rewards`: it returns rewards instead of tokens.
     """
     config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
     return {
@@ -90,10 +89,7 @@ def model_of(
 ) -> LoadedModel:
     """Return the model for `checkpoint`: `model`, or a new one whose weights must still be replaced.
 
-    Raises
-    ------
-    ValueError
-        If the model is a custom module and was not passed, or the base model of adapters is no longer where it was.
+    Raises ValueError if a custom module was not passed, or the base model of adapters is no longer where it was.
     """
     saved = checkpoint.header.get("model")
     if not isinstance(saved, dict):

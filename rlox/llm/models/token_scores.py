@@ -16,10 +16,7 @@ def kernels_take(*tensors: torch.Tensor) -> bool:
 
 
 class _TokenScores(torch.autograd.Function):
-    """The kernel and its derivative.
-
-    The gradient of the logits is written once, in their own shape, without gathering or scattering rows.
-    """
+    """The kernel and its derivative, which is written once in the shape of the logits, without gathering rows."""
 
     @staticmethod
     def forward(

@@ -50,15 +50,7 @@ def pair_excerpt(prompt: Any, completion: Any) -> str:
 
 
 def check_pairs(where: str, prompts: Any, completions: Any) -> None:
-    """Raise an error unless prompts and completions are lists of the same length.
-
-    Raises
-    ------
-    TypeError
-        If one of them is not a sequence, or is a single text.
-    ValueError
-        If their lengths differ.
-    """
+    """Raise a TypeError or ValueError unless prompts and completions are lists of the same length."""
     for name, texts in (("prompts", prompts), ("completions", completions)):
         if isinstance(texts, str) or not isinstance(texts, Sequence):
             raise TypeError(f"{where}: {name} must be a list of texts, got {shown(texts)}")
@@ -67,27 +59,12 @@ def check_pairs(where: str, prompts: Any, completions: Any) -> None:
 
 
 def as_scores(what: str, result: Any, n: int, describe: Callable[[int], str], optional: bool = False) -> np.ndarray:
-    """Convert the result of a reward to (N,) float64.
+    """Convert the result of a reward, a list, array or tensor of `n` finite numbers, to (N,) float64.
 
-    Parameters
-    ----------
-    what : str
-        The name that starts error messages.
-    result : list, tuple, numpy.ndarray or torch.Tensor
-        N numbers.
-    n : int
-        The required number of results.
-    describe : callable
-        Returns a description of a row's prompt and completion.
-    optional : bool
-        Whether None is allowed instead of a number; it becomes NaN.
+    `what` starts error messages; ``describe(row)`` returns a description of a row's prompt and completion. None is
+    allowed instead of a number if `optional`, and becomes NaN.
 
-    Raises
-    ------
-    TypeError
-        If `result` is not a sequence, or contains something other than numbers.
-    ValueError
-        If it does not contain N numbers, or one of them is not finite.
+    Raises TypeError if `result` is not a sequence of numbers, and ValueError if it does not contain N finite ones.
     """
     if isinstance(result, (torch.Tensor, np.ndarray)):
         if result.ndim != 1:
@@ -165,10 +142,7 @@ def _name(function: Any) -> str:
 
 
 def _read(function: Any, where: str, tokenizer: bool) -> _Function:
-    """Determine the form of a reward function from its parameters' names, without calling it.
-
-    Without a `tokenizer`, a function with other names takes token ids.
-    """
+    """Determine the form of a function by its parameters; without a `tokenizer`, other names mean token ids."""
     name, call = _name(function), getattr(function, "score_batch", None)
     by_method = call is not None and not inspect.isclass(function)
     call = call if by_method else function

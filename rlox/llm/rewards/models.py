@@ -42,10 +42,7 @@ def _call(
     completions: Sequence[Any],
     rows: Mapping[str, Sequence[Any] | None],
 ) -> np.ndarray:
-    """Call `scorer` and return its result as (N,) float64; its exceptions get a note with its name.
-
-    Of `rows`, it gets those that it has parameters for.
-    """
+    """Call `scorer` with those of `rows` that it takes, for (N,) f64; its exceptions get a note with its name."""
     more = taken(scorer, **rows)
     try:
         result = scorer(list(prompts), list(completions), **more)
@@ -256,9 +253,8 @@ class _Network:
     def _with_padding(self) -> Iterator[int | None]:
         """Yield the padding id, or None if all rows of a batch must have the same length.
 
-        A network that takes no mask would score the padding too. A network of transformers without ``pad_token_id``
-        scores the last column, and rejects batches; with -1, which is no token's id, it scores the last column of
-        batches too.
+        A network that takes no mask would score padding. One of transformers without ``pad_token_id`` scores the last
+        column, and rejects batches; with -1, which is no token's id, it scores the last column of batches too.
         """
         if not self._takes_mask:
             yield None

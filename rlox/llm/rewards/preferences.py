@@ -22,13 +22,7 @@ from rlox.processes.failures import note_cause, require_exception
 
 
 class Preferences:
-    """Compares pairs of completions with a user function or with reward functions.
-
-    Raises
-    ------
-    TypeError
-        If both are given, or `preference_fn` is not a function.
-    """
+    """Compares pairs of completions with a user function or with reward functions; a TypeError if both are given."""
 
     def __init__(
         self,
@@ -84,17 +78,8 @@ class Preferences:
     ) -> np.ndarray:
         """Return which completion of each pair the function prefers, (B,) int64: 0 or 1, -1 for neither.
 
-        Parameters
-        ----------
-        numbers : array (B,)
-            The prompts.
-        completions : sequence of 2 B arrays
-            The two completions of each prompt, next to each other.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If the function returns anything but 0, 1 or None for each pair.
+        `completions` contains the two completions of each of the prompts `numbers` (B,), next to each other. Raises
+        ValueError or TypeError if the function returns anything but 0, 1 or None for each pair.
         """
         assert self._function is not None
         prompts: Any
