@@ -193,29 +193,22 @@ class ActorCollector(Collector):
         """Return the next rollout, from the actor whose turn it is, or from the first to answer."""
         c = self._config
         while True:
-            wanted = [self._turn] if c.in_turn else range(c.n_actors)
-            held = next((actor for actor in wanted if self._answered[actor]), None)
-            if held is not None:
-                trajectory = self._answered[held].popleft()
-            else:
-                ready = pool.ready(wanted, _LOOK_EVERY)
-                if not ready:
-                    self._check_timeouts(pool)
-                    self._request(pool, policy)
-                    continue
-                held = ready[0]
+            candidates = [self._turn] if c.in_turn else range(c.n_actors)
+            actor = next((actor for actor in candidates if self._answered[actor]), None)
+            if actor is not None:
+                trajectory = self._answered[actor].popleft()
+                break
+            if ready := pool.ready(candidates, _LOOK_EVERY):
+                actor = ready[0]
                 try:
-                    trajectory = pool.result(held)
+                    trajectory = pool.result(actor)
+                    break
                 except ActorLost as e:
-                    self._restart_lost(pool, held, e)
-                    self._request(pool, policy)
-                    continue
-            self._turn = (held + 1) % c.n_actors
-            self._update_record(held, trajectory)
-            return trajectory
-
-    def _update_record(self, actor: int, trajectory: Trajectory) -> None:
-        """Update the actor's record for a rollout, and merge its normalisation statistics."""
+                    self._restart_lost(pool, actor, e)
+            else:
+                self._check_timeouts(pool)
+            self._request(pool, policy)
+        self._turn = (actor + 1) % c.n_actors
         record = self._records[actor]
         record.asked -= 1
         record.since = time.monotonic()
@@ -224,6 +217,7 @@ class ActorCollector(Collector):
         record.steps_per_second = len(trajectory) / max(trajectory.seconds, 1e-9)
         if self.normalizer is not None and trajectory.moments:
             self.normalizer.merge(trajectory.moments)
+        return trajectory
 
     def _check_timeouts(self, pool: ActorPool) -> None:
         now, most = time.monotonic(), self._config.actor_timeout
@@ -236,7 +230,8 @@ class ActorCollector(Collector):
             if record.down_since is not None:
                 record.down_since = min(now, record.down_since + skipped)
                 # The other actors continue without it, unless it is its turn.
-                needed = self._turn == actor if self._config.in_turn else self._all_lost()
+                all_lost = all(other.down_since is not None for other in self._records)
+                needed = self._turn == actor if self._config.in_turn else all_lost
                 if needed and now - record.down_since > most:
                     raise TimeoutError(
                         f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; fix it, or raise "
@@ -244,9 +239,6 @@ class ActorCollector(Collector):
                     )
             elif owed and now - record.since > most and not pool.ready([actor], 0.0):
                 self._restart_lost(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
-
-    def _all_lost(self) -> bool:
-        return all(record.down_since is not None for record in self._records)
 
     def _restart_lost(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
         """Restart a lost actor now, or if that fails, later."""
@@ -361,8 +353,8 @@ class ActorCollector(Collector):
 
     def _waiting(self) -> int:
         """Return the number of actors whose rollouts wait for the learner."""
-        held = sum(1 for answers in self._answered if answers)
-        return held if self._pool is None else held + len(self._pool.ready(range(len(self._records)), 0.0))
+        collected = sum(1 for answers in self._answered if answers)
+        return collected if self._pool is None else collected + len(self._pool.ready(range(len(self._records)), 0.0))
 
     # ---- checkpoints
 
@@ -386,7 +378,7 @@ class ActorCollector(Collector):
             return self._saved
         if not self.restorable or not pool.exact:
             return None
-        found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
+        state = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
         for actor in range(len(self._records)):
             try:
                 own = self._actor_state(pool, actor)
@@ -395,10 +387,10 @@ class ActorCollector(Collector):
                 return None
             if own is None:
                 return None
-            found.update(own)
+            state.update(own)
         for k, trajectory in enumerate(self._replay):
-            found.update(_name_arrays(f"replay{k}", trajectory))
-        return dict(sorted(found.items()))
+            state.update(_name_arrays(f"replay{k}", trajectory))
+        return dict(sorted(state.items()))
 
     def _actor_state(self, pool: ActorPool, actor: int) -> dict[str, np.ndarray] | None:
         """Return the state of an actor and the rollouts that it owes, or None if it is late and will be restarted."""
@@ -489,9 +481,9 @@ def _name_arrays(section: str, trajectory: Trajectory) -> dict[str, np.ndarray]:
 
 def _sections(state: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     """Group arrays named "section/name" by section."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    sections: dict[str, dict[str, np.ndarray]] = {}
     for key, array in state.items():
         section, slash, name = key.partition("/")
         if slash:
-            found.setdefault(section, {})[name] = array
-    return found
+            sections.setdefault(section, {})[name] = array
+    return sections

@@ -152,7 +152,7 @@ class Group(Ranks):
         gathered = [self._torch.empty_like(mine) for _ in range(self.size)]
         with self._collective():
             self._dist.all_gather(gathered, mine)
-        return [one.numpy() for one in gathered]
+        return [values.numpy() for values in gathered]
 
     def all_objects(self, thing: _T) -> list[_T]:
         """Return `thing` of every rank."""
@@ -201,21 +201,17 @@ class Group(Ranks):
         if self.rank:
             getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
             while True:
-                order, given = self._order(None)
+                order, content = self.from_first(lambda: None)
                 if order == "end":
-                    return given
-                self._send(self._part(algorithm, given))
+                    return content
+                self._send(self._part(algorithm, content))
         self._leads = True
         try:
             answer = getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
         finally:
             self._leads = False
-        self._order(("end", answer))
+        self.from_first(lambda: ("end", answer))
         return answer
-
-    def _order(self, order: tuple[str, Any] | None) -> tuple[str, Any]:
-        """Return the order of rank 0."""
-        return self.from_first(lambda: order)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make` on rank 0; the others wait for it."""
@@ -248,7 +244,7 @@ class Group(Ranks):
             # The other ranks do not take part, so training from this file starts fresh episodes.
             return Checkpoint(header, {**tensors, "environment": {}})
         with self._gathering:
-            self._order(("state", folder))
+            self.from_first(lambda: ("state", folder))
             parts: list[Checkpoint] = self._send(None)[1:]
             header["ranks"] = [part.header for part in parts]
             if folder is not None:
@@ -260,17 +256,18 @@ class Group(Ranks):
                 for name, array in part.tensors.get(section, {}).items()
                 if not (section == "environment" and "keys" in part.tensors[section])
             }
+
+        def join(section: str, name: str, axis: int) -> np.ndarray:
+            return np.concatenate([part.tensors[section][name] for part in (checkpoint, *parts)], axis)
+
         environment = checkpoint.tensors.get("environment", {})
         if "keys" in environment:
-            every = [environment, *(part.tensors["environment"] for part in parts)]
-            tensors["environment"] = {name: np.concatenate([one[name] for one in every], -1) for name in environment}
+            tensors["environment"] = {name: join("environment", name, -1) for name in environment}
         if noise := checkpoint.tensors.get("action_noise"):
-            every = [noise, *(part.tensors["action_noise"] for part in parts)]
-            tensors["action_noise"] = {name: np.concatenate([one[name] for one in every]) for name in noise}
+            tensors["action_noise"] = {name: join("action_noise", name, 0) for name in noise}
         normalization = checkpoint.tensors["normalization"]
         if "returns" in normalization:
-            returns = [normalization["returns"], *(part.tensors["normalization"]["returns"] for part in parts)]
-            tensors["normalization"] = {**normalization, "returns": np.concatenate(returns)}
+            tensors["normalization"] = {**normalization, "returns": join("normalization", "returns", 0)}
         return Checkpoint(header, tensors)
 
     # ---- a training
@@ -286,13 +283,10 @@ class Group(Ranks):
     def training(self, algorithm: Any) -> Iterator[None]:
         if getattr(algorithm, "normalizer", None) is not None:
             self._merged = algorithm.normalizer.state()
-        try:
+        with self.reporting_errors():
             self._require_alike(algorithm, "start")
             yield
             self._require_alike(algorithm, "end")
-        except Exception as e:
-            self.report(e)
-            raise
 
     def _require_alike(self, algorithm: Any, when: str) -> None:
         """Raise a RuntimeError unless all ranks have the same weights."""

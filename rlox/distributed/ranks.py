@@ -231,7 +231,7 @@ class Ranks:
 def _saved_ranks(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return a header's entries of ranks 1, 2, …"""
     saved = checkpoint.header.get("ranks", [])
-    if not isinstance(saved, list) or not all(isinstance(one, dict) and "generators" in one for one in saved):
+    if not isinstance(saved, list) or not all(isinstance(rank, dict) and "generators" in rank for rank in saved):
         raise ValueError("ranks must be a list with the generators of each rank except the first")
     return saved
 
@@ -252,8 +252,8 @@ def list_named_files(header: dict[str, Any], folder: Path) -> set[Path]:
     """Return the files of the other ranks' memories below `folder` that a header names."""
     return {
         folder / f"rank{number}" / file["name"]
-        for number, one in enumerate(header.get("ranks", []), 1)
-        for file in one.get("memory", {"files": ()})["files"]
+        for number, rank in enumerate(header.get("ranks", []), 1)
+        for file in rank.get("memory", {"files": ()})["files"]
     }
 
 

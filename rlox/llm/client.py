@@ -266,12 +266,12 @@ class Client:
 def _error_text(answer: bytes) -> str:
     """Return a server's explanation of an error, from whichever of the usual fields contains it."""
     try:
-        found = json.loads(answer)
+        content = json.loads(answer)
     except (ValueError, RecursionError):
         text = answer[:400].decode(errors="replace")
         return "" if text.lstrip().startswith("<") else text  # the status is more helpful than a page of HTML
     for _ in range(3):
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             break
-        found = next((found[name] for name in ("error", "message", "detail") if found.get(name)), "")
-    return found if isinstance(found, str) else shown(found)
+        content = next((content[name] for name in ("error", "message", "detail") if content.get(name)), "")
+    return content if isinstance(content, str) else shown(content)
