@@ -99,11 +99,11 @@ def converse(
     templates = [{}] * len(prompts) if arguments is None else arguments
 
     def answer(row: int, text: str, cut: bool = False) -> None:
-        found = _answer_ids(model, text, None if isinstance(texts[row // n], str) else templates[row // n], cut)
+        own = _answer_ids(model, text, None if isinstance(texts[row // n], str) else templates[row // n], cut)
         if context is not None:  # tokens that no longer fit end the conversation, and the model must not read them
-            found = found[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
-        ids[row].append(found)
-        written[row].append(np.zeros(len(found), bool))
+            own = own[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
+        ids[row].append(own)
+        written[row].append(np.zeros(len(own), bool))
 
     for row, environment in enumerate(environments):
         opening = _ask(environment.reset, texts[row // n])
@@ -126,10 +126,10 @@ def converse(
         keys = [int(streams[row // n]) * _MOST_SAMPLES + row % n for row in active]
         drawn = draw(contexts, keys, step * _MOST_TURNS + turn, settings)
         going = []
-        for row, before, own, found in zip(active, contexts, drawn.ids, drawn.log_probs, strict=True):
+        for row, before, own, own_log_probs in zip(active, contexts, drawn.ids, drawn.log_probs, strict=True):
             ids[row].append(own)
             written[row].append(np.ones(len(own), bool))
-            log_probs[row].append(found)
+            log_probs[row].append(own_log_probs)
             prompt = texts[row // n]
             continued = isinstance(prompt, str) or (
                 turns[row] == 0 and starts[row] is prompts[row // n] and continues(prompt)
@@ -143,15 +143,11 @@ def converse(
                 answer(row, text, not len(own) or own[-1] not in model.eos)
                 going.append(row)
         active = going
-    return Conversations(
-        starts,
-        [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in ids],
-        [np.concatenate(parts) if parts else np.empty(0, bool) for parts in written],
-        [np.concatenate(parts) if parts else np.empty(0, np.float32) for parts in log_probs],
-        rewards,
-        ended,
-        turns,
+    joined = (
+        [np.concatenate([np.empty(0, dtype), *parts]) for parts in columns]
+        for columns, dtype in ((ids, np.int64), (written, bool), (log_probs, np.float32))
     )
+    return Conversations(starts, *joined, rewards, ended, turns)
 
 
 def _ask(method: Callable[..., Any], *arguments: Any) -> Any:
@@ -165,10 +161,10 @@ def _ask(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _step(environment: TextEnvironment, text: str, where: str) -> tuple[str, float, bool]:
-    found = _ask(environment.step, text)
-    if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], str)):
-        raise TypeError(f"{where}: the environment's step must return (text, reward, done), got {shown(found)}")
-    answer, reward, over = found
+    result = _ask(environment.step, text)
+    if not (isinstance(result, tuple) and len(result) == 3 and isinstance(result[0], str)):
+        raise TypeError(f"{where}: the environment's step must return (text, reward, done), got {shown(result)}")
+    answer, reward, over = result
     if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         raise ValueError(f"{where}: the environment's reward must be a finite number, got {shown(reward)}")
     return answer, float(reward), bool(over)

@@ -110,12 +110,11 @@ class SharedPolicy:
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
         """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
-        groups = self._spec.groups
         return [
             self._play(rows, mask, deterministic, rng)
             if group in self.groups
             else random_actions(group.spec, rows, mask, rng)
-            for group, rows, mask in zip(groups, obs, masks, strict=True)
+            for group, rows, mask in zip(self._spec.groups, obs, masks, strict=True)
         ]
 
     def _play(self, rows: np.ndarray, mask: np.ndarray | None, deterministic: bool, rng: Rng) -> np.ndarray:
@@ -137,8 +136,8 @@ def share_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPoli
 
 def evaluate_shared(policy: SharedPolicy, **arguments: Any) -> AgentsEvaluation:
     """Run `rlox.evaluation.agents.evaluate_agents`; `returns` are sums over the agents of the policy."""
-    found = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
-    return replace(found, returns=found.agent_returns[:, policy.slots].sum(1))
+    evaluation = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
+    return replace(evaluation, returns=evaluation.agent_returns[:, policy.slots].sum(1))
 
 
 def read_group(spec: MultiAgentSpec, dataset: Any) -> Group:
@@ -146,14 +145,10 @@ def read_group(spec: MultiAgentSpec, dataset: Any) -> Group:
 
     If no group has these sizes, return the first group.
     """
-    shown = set(getattr(dataset, "metadata", {}).get("agents", ()))
-    named = [group for group in spec.groups if shown and shown <= set(group.agents)]
-    shape, n_actions = getattr(dataset, "obs_shape", None), getattr(dataset, "n_actions", None)
-    alike = [
-        group
-        for group in spec.groups
-        if group.spec.obs_shape == shape and group.spec.discrete == (n_actions is not None)
-    ]
+    agents = set(getattr(dataset, "metadata", {}).get("agents", ()))
+    named = [group for group in spec.groups if agents and agents <= set(group.agents)]
+    kind = (getattr(dataset, "obs_shape", None), getattr(dataset, "n_actions", None) is not None)
+    alike = [group for group in spec.groups if (group.spec.obs_shape, group.spec.discrete) == kind]
     return [*named, *alike, *spec.groups][0]
 
 

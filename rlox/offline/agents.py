@@ -115,8 +115,8 @@ class AgentEpisodes:
             for i in range(n):
                 for a in range(m):
                     rows = np.flatnonzero(lived[:used, i, a])
-                    found = {name: column[rows, i, a] for name, column in block.items()}
-                    push(i * m + a, {**found, AGENT: np.full(len(rows), a, np.int32)})
+                    own = {name: column[rows, i, a] for name, column in block.items()}
+                    push(i * m + a, {**own, AGENT: np.full(len(rows), a, np.int32)})
             taken += reported
             if progress is not None:
                 progress(reported)
@@ -163,15 +163,15 @@ def _choose_group(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[in
         return 0, list(range(spec.n_agents))
     known = {agent: {(g, a)} for g, group in enumerate(spec.groups) for a, agent in enumerate(group.agents)}
     known |= {group.name: {(g, a) for a in range(len(group.agents))} for g, group in enumerate(spec.groups)}
-    found: set[tuple[int, int]] = set()
+    members: set[tuple[int, int]] = set()
     for name in names:
         if name not in known:
             raise ValueError(
                 f"collect: agents must be among {_spell(spec)}, got {name!r}; {nearest(name, list(known))}"
             )
-        found |= known[name]
-    groups = {g for g, _ in found}
+        members |= known[name]
+    groups = {g for g, _ in members}
     if len(groups) != 1:
         got = ", ".join(names) or "none"
         raise ValueError(f"collect: agents must be of one group, whose spaces are equal, got {got}; {_spell(spec)}")
-    return groups.pop(), sorted(a for _, a in found)
+    return groups.pop(), sorted(a for _, a in members)

@@ -92,11 +92,10 @@ def open_dataset(
     ImportError
         If pyarrow, h5py or minari is required but missing.
     """
-    settings = source
-    given = (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
+    settings, options = source, (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
     if not isinstance(settings, DatasetConfig):
-        settings = DatasetConfig(str(source), *given)
-    elif given != (False, None, 1.0, 0.0, False):
+        settings = DatasetConfig(str(source), *options)
+    elif options != (False, None, 1.0, 0.0, False):
         raise TypeError("open_dataset: a DatasetConfig must be the only argument; its fields replace the others")
     where = f"dataset {settings.source}"
     path, others = _find(settings.source, where)
@@ -170,7 +169,7 @@ def _convert_once(name: str, key: str, make: Callable[[], Source]) -> Path:
 def convert(source: Source, path: str | os.PathLike) -> None:
     """Check the rows of `source`, and write them to an Arrow file that opens at once."""
     with ArrowWriter(path) as writer:
-        rows = Rows(source.where, writer, **source.limits())
+        rows = Rows(source.where, writer.write, **source.limits())
         for block in source.blocks:
             rows.push(block)
         writer.finish({**source.metadata, **rows.finish()})
@@ -236,12 +235,7 @@ def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where
 
 def _check_mapped(columns: Block, where: str) -> None:
     """Run the checks that files written by rlox have already passed, without keeping or copying anything."""
-
-    class Discard:
-        def write(self, block: Block) -> None:
-            pass
-
-    rows, n = Rows(where, Discard()), len(columns["rewards"])
+    rows, n = Rows(where, lambda block: None), len(columns["rewards"])
     for start in range(0, n, _ROWS):
         rows.push({name: column[start : start + _ROWS] for name, column in columns.items()})
 
