@@ -16,17 +16,8 @@ _RNG, _SUMS = "rng", "discounted_sums"  # in an actor's state
 class Actor:
     """Collects rollouts, in the same way wherever it runs (thread, process, Ray, worker).
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Specification of the actor; the weights of its policy are replaced.
-    index, start : int
-        Number of the actor, and how many times it was started before.
-
-    Raises
-    ------
-    ValueError, TypeError, ImportError
-        The same errors as `rlox.collectors.RolloutCollector`.
+    It follows `plan`, except that the weights of its policy are replaced. `index` is its number, and `start` how many
+    times it was started before. Raises the errors of `rlox.collectors.RolloutCollector`.
     """
 
     def __init__(self, plan: ActorPlan, index: int, start: int = 0):

@@ -29,15 +29,7 @@ _LONGEST_FIELD = 2**31 - 1  # characters of one field of a CSV file; csv allows 
 
 @dataclass
 class Rows:
-    """A table of text: columns of equal length, with at least one row.
-
-    Raises
-    ------
-    ValueError
-        If there is no row, or columns differ in length.
-    TypeError
-        If a column's name is not a text.
-    """
+    """A table of text: columns of equal length, named by texts, with at least one row; else ValueError or TypeError."""
 
     columns: dict[str, list]
     source: str = "<rows>"  # a path, or the kind of object in angle brackets

@@ -105,14 +105,10 @@ def collect(
 
     Parameters
     ----------
-    behaviours : sequence of Behaviour
-        At least one.
     env : dict
         ``id kwargs wrappers backend``, as in a checkpoint's header.
     n_steps : int
         Rows of the dataset; with several agents, a step of the environment gives one row for each agent that acts.
-    path : path
-        Path of the file.
     seed : int
         Determines environments and actions.
     n_envs : int
@@ -129,8 +125,8 @@ def collect(
     -------
     dict
         The file's metadata: ``env``, ``seed``, ``policies`` (each with its steps, episodes, returns, whether it acted
-        deterministically, and the added noise), ``versions``,
-        ``reference_returns`` if both are known, ``agents`` if there are several.
+        deterministically, and the added noise), ``versions``, ``reference_returns`` if both are known, ``agents`` if
+        there are several.
 
     Raises
     ------

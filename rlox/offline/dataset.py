@@ -105,10 +105,7 @@ def open_dataset(
 def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
     """Return a dataset's metadata, such as ``env``, ``policies`` and ``seed``, without reading its rows.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError, ImportError
-        As `open_dataset`.
+    Raises the errors of `open_dataset`.
     """
     where = f"dataset {source}"
     path, others = _find(str(source), where)

@@ -106,14 +106,8 @@ class Backend:
     def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
         """Draw `n` completions for each of `prompts` (P_i,); the completions of a prompt are adjacent.
 
-        Raises
-        ------
-        ConnectionError
-            If the server is lost.
-        RuntimeError
-            If it refuses the request, with its explanation.
-        ValueError
-            If its answer does not match the request.
+        Raises ConnectionError if the server is lost, RuntimeError if it refuses the request, with its explanation, and
+        ValueError if its answer does not match the request.
         """
         raise NotImplementedError
 
@@ -127,20 +121,14 @@ class Backend:
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         """Send the weights of `model` to the server through a `folder` that it can read, by default the backend's own.
 
-        Raises
-        ------
-        ValueError
-            If the backend takes no new weights. Otherwise raises the same errors as `complete`.
+        Raises ValueError if the backend takes no new weights, otherwise the same errors as `complete`.
         """
         raise ValueError(f"{self.where}: {self.kind} takes no new weights while it runs")
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         """Check that the server answers, has a context of `longest` tokens, and with `sync` accepts new weights.
 
-        Raises
-        ------
-        ConnectionError, RuntimeError, ValueError
-            If it does not, with a remedy.
+        Raises ConnectionError, RuntimeError or ValueError if it does not, with a remedy.
         """
 
     @property
@@ -197,10 +185,7 @@ class Backend:
     def completions(self, drawn: Sequence[RawCompletion], settings: Settings, what: str) -> Completions:
         """Check each of `drawn` and return them as `Completions`; `what` names the server in messages.
 
-        Raises
-        ------
-        ValueError
-            If ids or log-probabilities are invalid, their numbers differ, or a completion's end is wrong.
+        Raises ValueError if ids or log-probabilities are invalid, their numbers differ, or a completion's end is wrong.
         """
         ends = set(self.ends(settings))
         ids, log_probs = [], []

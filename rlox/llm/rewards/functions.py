@@ -279,9 +279,8 @@ class Rewards:
         Raises
         ------
         ValueError, TypeError
-            If a function returns anything but N finite numbers or None, or no function applies to a completion. The
-            message contains the function's name, the prompt and the completion. Exceptions of a function itself are
-            raised unchanged, with a note.
+            Unless functions return N finite numbers or None, and one applies to each completion; with the name of the
+            function, the prompt and the completion. Exceptions of a function itself are raised unchanged, with a note.
         """
         columns = columns or {}
         self.check_columns(columns)

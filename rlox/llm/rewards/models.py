@@ -319,18 +319,8 @@ class RewardModelServer:
         """Return scores (N,) float64, computed without gradients and in evaluation mode.
 
         Completions with False in `ended` were cut off, and are read without an EOS. `tools` and `chat_template_kwargs`
-        contain the arguments of each row's chat template, or None.
-
-        Warns
-        -----
-        RuntimeWarning
-            Once, if there is no tokenizer.
-
-        Raises
-        ------
-        ValueError
-            If a text cannot be read, the model returns other shapes, or a score is not finite. The message contains the
-            text.
+        contain the arguments of each row's chat template, or None. Warns once if there is no tokenizer. Raises
+        ValueError, with the text, if one cannot be read, the model returns other shapes, or a score is not finite.
         """
         ids = self._reader.read(prompts, completions, ended, tools, chat_template_kwargs)
         return _score_rows(self._network, ids, prompts, completions)
