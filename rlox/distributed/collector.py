@@ -12,8 +12,8 @@ import numpy as np
 
 from rlox.collectors.base import Collector
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
-from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
+from rlox.envs import EnvSpec
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
 from rlox.nn.acting import ActingPolicy, acting_policy
@@ -487,3 +487,22 @@ def _sections(state: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
         if slash:
             sections.setdefault(section, {})[name] = array
     return sections
+
+
+def make_pool(plan: ActorPlan, config: ActorLearnerConfig, spec: EnvSpec, ray: RayConfig | None = None) -> ActorPool:
+    """Start the actors of `config`, each from `plan`, in environments of `spec`. `ray` configures actors on Ray."""
+    if config.actors == "processes":
+        from rlox.distributed.processes import ProcessActors
+
+        return ProcessActors(plan, config.n_actors, spec, config.rollouts_ahead)
+    if config.actors == "ray":
+        from rlox.distributed.ray_actors import RayActors
+
+        return RayActors(plan, config.n_actors, ray)
+    if config.actors == "grpc" and plan.remote is not None:
+        from rlox.distributed.grpc_actors import GrpcActors
+
+        return GrpcActors(plan, config.n_actors, spec, plan.remote, config.actor_timeout)
+    from rlox.distributed.threads import ThreadActors
+
+    return ThreadActors(plan, config.n_actors)

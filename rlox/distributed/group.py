@@ -163,18 +163,18 @@ class Group(Ranks):
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
         all_values = self.all_objects(values)
-        names = dict.fromkeys(name for one in all_values for name in one)
-        columns = {name: [one[name] for one in all_values if name in one] for name in names}
+        names = dict.fromkeys(name for own in all_values for name in own)
+        columns = {name: [own[name] for own in all_values if name in own] for name in names}
         return {name: sum(column) / len(column) for name, column in columns.items()}
 
     def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        counts = [int(one[0]) for one in self._gather(np.array([len(returns)], np.int64))]
+        counts = [int(n[0]) for n in self._gather(np.array([len(returns)], np.int64))]
         most = max(counts)
         if not most:
             return returns, lengths
         mine = np.zeros((2, most))
         mine[0, : len(returns)], mine[1, : len(lengths)] = returns, lengths
-        parts = [one[:, :n] for one, n in zip(self._gather(mine), counts, strict=True)]
+        parts = [rows[:, :n] for rows, n in zip(self._gather(mine), counts, strict=True)]
         joint = np.concatenate(parts, axis=1)
         return joint[0], joint[1].astype(np.int64)
 

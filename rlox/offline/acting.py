@@ -152,10 +152,10 @@ def read_group(spec: MultiAgentSpec, dataset: Any) -> Group:
     return [*named, *alike, *spec.groups][0]
 
 
-def _alike(one: EnvSpec, other: EnvSpec) -> bool:
+def _alike(spec: EnvSpec, other: EnvSpec) -> bool:
     """Return whether observations and actions are the same, regardless of their names."""
     names = ("obs_shape", "n_actions", "n_choices", "act_dim", "act_low", "act_high")
-    return not one.image and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return not spec.image and all(np.array_equal(getattr(spec, name), getattr(other, name)) for name in names)
 
 
 def _require_bounds(group: Group, where: str) -> None:

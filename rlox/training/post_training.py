@@ -567,8 +567,8 @@ class LLMAlgorithm(Algorithm):
         If there is a reward, completions are sampled, else they are generated at temperature 0.
         """
         if self.rewarded:
-            found = self.sampled(n, 1, 10_000 + self.seed)
-            return list(zip(found.prompts, found.texts, found.rewards.tolist(), strict=True))
+            scored = self.sampled(n, 1, 10_000 + self.seed)
+            return list(zip(scored.prompts, scored.texts, scored.rewards.tolist(), strict=True))
         rows = self.rows if self.eval_rows is None else self.eval_rows
         if rows is None:
             return []

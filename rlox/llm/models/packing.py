@@ -42,8 +42,8 @@ def require_packing(model: LanguageModel, cast: Callable[[], AbstractContextMana
     with nullcontext() if in_float32 else cast():
         with torch.no_grad():
             together = model.score(packed).log_probs
-            each = (sequences.take(np.array([i]))[0] for i in range(len(sequences)))
-            alone = torch.cat([model.score(model.layout(one)).log_probs for one in each])
+            rows = (sequences.take(np.array([i]))[0] for i in range(len(sequences)))
+            alone = torch.cat([model.score(model.layout(row)).log_probs for row in rows])
         # The ranks of a sharded model expect that a pass with a gradient also changes its weights.
         leaks = not model.one_pass and _leaks(model, packed)
     rounding = _BFLOAT16 if not in_float32 else _FLOAT32 if model.device.type == "cpu" else _TF32

@@ -98,14 +98,15 @@ class Preferences:
             note_cause(e, "preference_fn")
             raise
         try:
-            given = [*answer]
+            indices = [*answer]
         except TypeError as e:
             raise TypeError(f"{self._where}: preference_fn must return a list, got {shown(answer)}") from e
-        if len(given) != len(both):
+        if len(indices) != len(both):
             raise ValueError(
-                f"{self._where}: preference_fn must return one index for each of {len(both)} prompts, got {len(given)}"
+                f"{self._where}: preference_fn must return one index for each of {len(both)} prompts, got "
+                f"{len(indices)}"
             )
-        return np.array([self._index(one, prompts[i], both[i]) for i, one in enumerate(given)], np.int64)
+        return np.array([self._index(index, prompts[i], both[i]) for i, index in enumerate(indices)], np.int64)
 
     def _index(self, answer: Any, prompt: Any, pair: tuple[Any, Any]) -> int:
         if answer is None:
