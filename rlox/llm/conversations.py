@@ -143,11 +143,11 @@ def converse(
                 answer(row, text, not len(own) or own[-1] not in model.eos)
                 going.append(row)
         active = going
-    joined = (
+    tokens, is_written, probabilities = (
         [np.concatenate([np.empty(0, dtype), *parts]) for parts in columns]
         for columns, dtype in ((ids, np.int64), (written, bool), (log_probs, np.float32))
     )
-    return Conversations(starts, *joined, rewards, ended, turns)
+    return Conversations(starts, tokens, is_written, probabilities, rewards, ended, turns)
 
 
 def _ask(method: Callable[..., Any], *arguments: Any) -> Any:

@@ -223,12 +223,12 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str, ended: Sequ
     texts = text_rows(source)
     ends = [True] * len(texts.prompts) if ended is None else ended
     written = enumerate(zip(texts.prompts, texts.completions, ends, strict=True))
-    ids = [
+    rows = [
         encode(tokenizer, p, text, ended=e, eos=eos, row=i, where=where, **template_arguments(texts.columns, i))
         for i, (p, text, e) in written
     ]
     # The first token of a text without a prompt is only read, since nothing predicts it.
-    split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in ids]
+    split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in rows]
     heads, rests = (_arrays(column) for column in zip(*split, strict=True))
     return Encoded(heads, rests, texts=[*texts.prompts], columns=texts.columns)
 
