@@ -132,12 +132,6 @@ class _RemoteActor:
             self.close()
             raise ActorLost(f"worker {self.address} sent an invalid rollout: {e}") from e
 
-    def state(self) -> dict[str, np.ndarray]:
-        return {}
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        pass
-
     def close(self) -> None:
         self._line.close()
 

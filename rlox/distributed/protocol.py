@@ -37,11 +37,6 @@ class Weights:
     policy: dict[str, np.ndarray]  # by the names of the policy's ``state_dict``
     normalization: dict[str, np.ndarray] = field(default_factory=dict)  # `VecNormalize.state`; empty: none
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of the arrays."""
-        return sum(array.nbytes for part in (self.policy, self.normalization) for array in part.values())
-
 
 @dataclass(frozen=True)
 class Trajectory:

@@ -18,7 +18,7 @@ from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.tokens import pad_left
+from rlox.llm.tokens import Sequences, pad_left
 from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
@@ -342,11 +342,8 @@ class _FullRows:
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
         self.model = model
-        arrays = [np.asarray(p.cpu() if isinstance(p, torch.Tensor) else p, np.int64) for p in prompts]
-        self.length = torch.tensor([len(a) for a in arrays], device=model.device).repeat_interleave(n)
-        ids = np.zeros((len(arrays), max(map(len, arrays))), np.int64)
-        for i, array in enumerate(arrays):
-            ids[i, : len(array)] = array
+        ids, lengths = Sequences(prompts, [()] * len(prompts)).padded_rows()
+        self.length = torch.from_numpy(lengths).to(model.device).repeat_interleave(n)
         self.ids = torch.from_numpy(ids).to(model.device).repeat_interleave(n, 0)
 
     def next(self, tokens: torch.Tensor | None) -> torch.Tensor:

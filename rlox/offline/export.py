@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,7 @@ def _to_parquet(columns: Block, integers: bool, text: str, path: Path) -> None:
 
 
 def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], name: str) -> None:
+    import gymnasium
     import minari
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
@@ -169,14 +171,17 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
             )
 
     env = known.get("env", {})
-    plain = env and not env["kwargs"] and not env["wrappers"]
+    spec = None
+    if env and not env["kwargs"] and not env["wrappers"]:
+        with suppress(gymnasium.error.Error):  # environments unknown to gymnasium
+            spec = gymnasium.spec(env["id"])
     policies = ", ".join(policy["name"] for policy in known.get("policies", ())) or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the author, permalink and other fields that only a publisher can fill
         created = minari.create_dataset_from_buffers(
             name,
             episodes(),
-            env=_gym_spec(env["id"]) if plain else None,
+            env=spec,
             observation_space=spaces.Box(low, high, obs.shape[1:], obs.dtype.type),
             action_space=act_space,
             algorithm_name=policies,
@@ -186,14 +191,3 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
         if "reference_returns" in known:
             scores = known["reference_returns"]
             created.storage.update_metadata({"ref_min_score": scores["random"], "ref_max_score": scores["expert"]})
-
-
-def _gym_spec(env_id: str) -> Any:
-    """Return gymnasium's spec for an id; None for environments unknown to gymnasium."""
-    import gymnasium
-    from gymnasium.error import Error
-
-    try:
-        return gymnasium.spec(env_id)
-    except Error:
-        return None

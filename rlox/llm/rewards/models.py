@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from rlox.config import integer, nearest, shown
 from rlox.llm.data import Text, encode, template_arguments
@@ -201,22 +202,19 @@ class _Network:
         self._config = config if hasattr(config, "pad_token_id") else None
         self._lock = threading.Lock()
 
-    def score(self, rows: Sequence[list[int]]) -> np.ndarray:
-        """Return the scores (N,) float64 of N rows of ids. Equal rows have equal scores, to the last bit."""
+    def score(self, rows: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]) -> np.ndarray:
+        """Return finite scores (N,) float64 of N rows of ids, which are prompts and completions; equal rows, equal scores."""
         first, index = unique_rows(rows)
         rows, scores = [rows[i] for i in first], np.empty(len(first))
         with self._lock, torch.no_grad(), evaluating(self._network), self._with_padding() as pad:
             weights = next(self._network.parameters(), None)
             device = "cpu" if weights is None else weights.device
             for batch in self._batches(rows, pad is not None):
-                longest = len(rows[batch[-1]])
-                ids = torch.full((len(batch), longest), pad or 0, dtype=torch.int64, device="cpu")
-                mask = torch.zeros_like(ids)
-                for i, row in enumerate(batch):
-                    ids[i, : len(rows[row])] = torch.tensor(rows[row], device="cpu")
-                    mask[i, : len(rows[row])] = 1
+                tensors = [torch.tensor(rows[row], dtype=torch.int64, device="cpu") for row in batch]
+                ids = pad_sequence(tensors, batch_first=True, padding_value=pad or 0)
+                mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True)
                 scores[batch] = self._forward(ids.to(device), mask.to(device))
-        return scores[index]
+        return as_scores(self.what, scores[index], len(index), lambda i: pair_excerpt(prompts[i], completions[i]))
 
     def _batches(self, rows: Sequence[list[int]], padded: bool) -> Iterator[list[int]]:
         """Yield batches of indices, shorter rows first; without `padded`, all rows of a batch have the same length."""
@@ -323,7 +321,7 @@ class RewardModelServer:
         ValueError, with the text, if one cannot be read, the model returns other shapes, or a score is not finite.
         """
         ids = self._reader.read(prompts, completions, ended, tools, chat_template_kwargs)
-        return _score_rows(self._network, ids, prompts, completions)
+        return self._network.score(ids, prompts, completions)
 
     __call__ = score_batch
 
@@ -332,13 +330,6 @@ class RewardModelServer:
         from rlox.llm.rewards.http import RewardHTTPServer
 
         return RewardHTTPServer(self, host, port, token)
-
-
-def _score_rows(
-    network: _Network, ids: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]
-) -> np.ndarray:
-    """Return the network's scores, each of which must be finite."""
-    return as_scores(network.what, network.score(ids), len(ids), lambda i: pair_excerpt(prompts[i], completions[i]))
 
 
 class EnsembleRewardModel:
@@ -404,7 +395,7 @@ class EnsembleRewardModel:
         scores = []
         for k, member in enumerate(self._members):
             if isinstance(member, _Network):
-                scores.append(_score_rows(member, ids, prompts, completions))
+                scores.append(member.score(ids, prompts, completions))
             else:
                 scores.append(_call(where, f"model {k}", member, prompts, completions, rows))
         return np.array(scores)
