@@ -203,7 +203,7 @@ class _Network:
         self._lock = threading.Lock()
 
     def score(self, rows: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]) -> np.ndarray:
-        """Return finite scores (N,) float64 of N rows of ids, which are prompts and completions; equal rows, equal scores."""
+        """Return finite scores (N,) float64 of the ids of N prompts and completions; equal ones of equal rows."""
         first, index = unique_rows(rows)
         rows, scores = [rows[i] for i in first], np.empty(len(first))
         with self._lock, torch.no_grad(), evaluating(self._network), self._with_padding() as pad:
