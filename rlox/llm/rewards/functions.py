@@ -295,9 +295,11 @@ class Rewards:
         # Each function gets copies, so that it cannot change the training data or the arguments of the next function.
         calls = []
         for function in self._functions:
-            arguments: tuple[Any, Any] = (list(prompts or ()), list(completions or ()))
+            arguments: tuple[Any, Any]
             if function.takes_ids:
                 arguments = ([ids.clone() for ids in completion_ids], prompt_ids.clone())
+            else:
+                arguments = (list(prompts or ()), list(completions or ()))
             unknown = columns.keys() - {"prompts", "completions"} if function.takes_all else ()
             own = {name: list(rows) for name, rows in columns.items() if name in function.parameters or name in unknown}
             if function.takes_ended:
