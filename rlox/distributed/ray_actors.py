@@ -85,18 +85,9 @@ class RayActors:
     repeats rollouts: `restart` starts an actor with another seed, so that no rollout is learned from twice. If the
     process is already connected to Ray, this object uses that connection; it only shuts down a Ray that it started.
 
-    Raises
-    ------
-    ImportError
-        If Ray is not installed.
-    ConnectionError
-        If there is no Ray at the address.
-    TypeError
-        If the plan cannot be pickled.
-    TimeoutError
-        If not all actors have started within ``start_timeout``. The message compares their needs with the cluster.
-    ActorLost
-        If an actor dies during its start. Exceptions of the creation of environments are raised unchanged.
+    Raises ImportError if Ray is not installed, ConnectionError if there is none at the address, TypeError if the plan
+    cannot be pickled, TimeoutError, with their needs and the cluster's resources, if not all actors have started within
+    ``start_timeout``, ActorLost if one dies during its start, and the exceptions of the creation of environments.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):

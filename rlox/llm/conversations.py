@@ -69,25 +69,14 @@ def converse(
     the tokenizer's chat template formats the answers, and ends a turn that was cut off; otherwise they are appended
     unchanged.
 
-    Parameters
-    ----------
-    prompts : sequence of arrays (P_i,)
-        Token ids; `texts` contains their original texts, and `streams` the unique numbers of their random streams.
-    step : int
-        Number of the update. It determines the random numbers, together with the prompt, the sample and the turn.
-    draw : callable
-        ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt, which ends at `context`.
-    context : int, optional
-        Number of tokens at which a conversation ends, if the environment has not ended it before; by default the
-        model's context.
-    arguments : sequence of mappings, optional
-        ``tools`` and ``chat_template_kwargs`` of each prompt's chat template.
+    `prompts` (P_i,) are token ids, `texts` their original texts, and `streams` the unique numbers of their random
+    streams, which determine the random numbers together with the number `step` of the update, the sample and the turn.
+    ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt, which ends at `context`: the
+    number of tokens at which a conversation ends, if not ended by the environment; by default the model's context.
+    `arguments` are ``tools`` and ``chat_template_kwargs`` of each prompt's chat template.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If an answer of the environment is invalid. Exceptions of the environment itself are raised unchanged, with a
-        note.
+    Raises ValueError or TypeError if an answer of the environment is invalid. Exceptions of the environment itself are
+    raised unchanged, with a note.
     """
     rows, context = len(prompts) * n, model.context if context is None else context
     environments = [make_environment() for _ in range(rows)]

@@ -51,16 +51,8 @@ class RandomPolicy:
 class SharedPolicy:
     """One policy for all agents with the observations and actions of the policy; other agents act at random.
 
-    Masks of legal actions are respected.
-
-    Parameters
-    ----------
-    own : EnvSpec
-        The policy's observations, (D,) f32, and actions.
-    spec : MultiAgentSpec
-        The environment's agents.
-    transform : callable, optional
-        Applied to observations (B, D) before the policy sees them.
+    Masks of legal actions are respected. `own` describes the policy's observations, (D,) f32, and actions, and `spec`
+    the environment's agents; `transform` is applied to observations (B, D) before the policy sees them.
 
     Attributes
     ----------

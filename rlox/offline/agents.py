@@ -25,19 +25,10 @@ class AgentEpisodes:
     """N environments with several agents, of which only the chosen agents are recorded.
 
     `chosen` contains names of agents with equal spaces, or of their group; None records all agents, which must then
-    have equal spaces. The other arguments are those of `rlox.multi_agent.make_multi_agent_env`.
+    have equal spaces. The other arguments are those of `rlox.multi_agent.make_multi_agent_env`. `spec` describes
+    observations and actions of one agent; `agents` are the names of the M recorded agents.
 
-    Attributes
-    ----------
-    spec : EnvSpec
-        Observations and actions of one agent.
-    agents : tuple of str
-        Names of the M recorded agents.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, or agents of different groups; the message names the groups.
+    Raises ValueError, with the groups, for an unknown name, or agents of different groups.
     """
 
     def __init__(

@@ -109,10 +109,6 @@ def collect(
         ``id kwargs wrappers backend``, as in a checkpoint's header.
     n_steps : int
         Rows of the dataset; with several agents, a step of the environment gives one row for each agent that acts.
-    seed : int
-        Determines environments and actions.
-    n_envs : int
-        Number of parallel environments, whose unfinished episodes are in memory.
     deterministic : bool
         Take the most likely actions instead of acting as in training, where actions are sampled with exploration noise.
     agents : sequence of str, optional

@@ -40,8 +40,6 @@ class VLLMBackend(HTTPBackend):
     lora : bool
         Whether to send only adapters, to a server that was started with ``--enable-lora`` and
         ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``; its own model must be the base model of the adapters.
-    **more
-        See `rlox.llm.backends.HTTPBackend`.
     """
 
     kind = "vllm"
