@@ -11,10 +11,9 @@ import torch
 from rlox.checkpoint import Checkpoint
 from rlox.config import DPOConfig
 from rlox.kernels.rng import Rng
-from rlox.llm.encoded import Encoded
+from rlox.llm.encoded import Encoded, Pairs, pairs_of
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.models.reference import ReferenceCache
-from rlox.llm.pairs import Pairs, pairs_of
 from rlox.llm.tokens import in_parts
 from rlox.training.loops import to_floats
 from rlox.training.post_training import LLMAlgorithm

@@ -11,10 +11,9 @@ import torch
 
 from rlox.config import RewardModelConfig
 from rlox.kernels.rng import Rng
-from rlox.llm.encoded import Encoded, encode_dataset
+from rlox.llm.encoded import Encoded, Pairs, encode_dataset, pairs_of
 from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
-from rlox.llm.pairs import Pairs, pairs_of
 from rlox.llm.rewards.functions import pair_excerpt
 from rlox.llm.tokens import Sequences, in_parts, unique_rows
 from rlox.nn.modes import torch_threads

@@ -16,17 +16,8 @@ _RNG, _SUMS = "rng", "discounted_sums"  # in an actor's state
 class Actor:
     """Collects rollouts, in the same way wherever it runs (thread, process, Ray, worker).
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Specification of the actor; the weights of its policy are replaced.
-    index, start : int
-        Number of the actor, and how many times it was started before.
-
-    Raises
-    ------
-    ValueError, TypeError, ImportError
-        The same errors as `rlox.collectors.RolloutCollector`.
+    It follows `plan`, except that the weights of its policy are replaced. `index` is its number, and `start` how many
+    times it was started before. Raises the errors of `rlox.collectors.RolloutCollector`.
     """
 
     def __init__(self, plan: ActorPlan, index: int, start: int = 0):
@@ -52,13 +43,7 @@ class Actor:
             )  # fmt: skip
 
     def rollout(self, weights: Weights) -> Trajectory:
-        """Collect one rollout with `weights`.
-
-        Raises
-        ------
-        Exception
-            See `rlox.collectors.RolloutCollector.collect`.
-        """
+        """Collect one rollout with `weights`; raises the errors of `rlox.collectors.RolloutCollector.collect`."""
         began = time.perf_counter()
         self.policy.load(weights.policy, "Actor.rollout: the policy")
         normalizer = self.collector.normalizer
@@ -91,23 +76,17 @@ class Actor:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a snapshot of its environments, generator and discounted sums; empty before its first rollout."""
-        found = dict(self.collector.state() or {})
-        if not found:
+        state = dict(self.collector.state() or {})
+        if not state:
             return {}
         rng = self.collector.rng.get_state()
-        found[_RNG] = np.array([rng["key"], rng["position"]], np.uint64)
+        state[_RNG] = np.array([rng["key"], rng["position"]], np.uint64)
         if self.collector.normalizer is not None:
-            found[_SUMS] = self.collector.normalizer.returns.copy()
-        return found
+            state[_SUMS] = self.collector.normalizer.returns.copy()
+        return state
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from the result of `state`.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If `state` is damaged, or does not fit the environments.
-        """
+        """Continue from the result of `state`; raises a ValueError or TypeError if that does not fit."""
         if not state:
             return
         rest = dict(state)

@@ -12,8 +12,8 @@ import numpy as np
 
 from rlox.collectors.base import Collector
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
-from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
+from rlox.envs import EnvSpec
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
 from rlox.nn.acting import ActingPolicy, acting_policy
@@ -51,23 +51,10 @@ class ActorCollector(Collector):
     they cannot pile up: a slow learner makes the actors wait. If the order of actors is fixed (`ActorLearnerConfig`),
     the run depends only on the seed, not on the speed of the actors.
 
-    Parameters
-    ----------
-    env_id, seed, reward_fn, env_kwargs, env_wrappers, env_backend
-        See `rlox.collectors.RolloutCollector`.
-    n_envs : int
-        Number of environments N of each actor.
-    env_workers : int
-        Number of processes that step the environments of one actor.
-    config : ActorLearnerConfig
-        Number and kind of actors, and the settings of V-trace.
-    remote : RemoteConfig, optional
-        The workers that run the actors, or for other kinds of actors their environments, and how to reach them.
-    ray : RayConfig, optional
-        Address of Ray, and the resources that an actor reserves; for ``actors="ray"``.
-    weighted : bool
-        Whether advantages contain V-trace's importance weight rho_t. They must not if the loss multiplies them by the
-        ratio of the policies.
+    Each actor has `n_envs` environments, stepped by `env_workers` processes. `remote` are the workers that run the
+    actors, or for other kinds of actors their environments; `ray` is for ``actors="ray"``. `weighted` says whether
+    advantages contain V-trace's importance weight rho_t: they must not if the loss multiplies them by the ratio of
+    the policies. The other arguments are those of `rlox.collectors.RolloutCollector`.
     """
 
     _where = "ActorCollector.collect"
@@ -135,23 +122,12 @@ class ActorCollector(Collector):
     def collect(self, policy: nn.Module | ActingPolicy, n_steps: int) -> RolloutBatch:
         """Return a batch of the next ``rollouts_per_update`` rollouts of T = `n_steps` steps, and of old rollouts.
 
-        The configuration determines the number of old rollouts.
+        Row ``t * N + n`` is step t in environment n of the N environments of all rollouts. ``log_probs`` are those of
+        the policies that acted, `advantages` and `returns` come from V-trace. ``n_taken`` is the number of steps of the
+        new rollouts.
 
-        Returns
-        -------
-        RolloutBatch
-            Row ``t * N + n`` is step t in environment n of the N environments of all rollouts. ``log_probs`` are those
-            of the policies that acted, `advantages` and `returns` come from V-trace. ``n_taken`` is the number of steps
-            of the new rollouts.
-
-        Raises
-        ------
-        TimeoutError
-            If an actor does not answer within ``actor_timeout`` and cannot be restarted.
-        RuntimeError
-            If an actor was lost more than ``max_restarts`` times.
-        Exception
-            An exception of an actor's environments.
+        Raises TimeoutError if an actor does not answer within ``actor_timeout`` and cannot be restarted, RuntimeError
+        if one was lost more than ``max_restarts`` times, and the exceptions of the actors' environments.
         """
         c = self._config
         if self._failure is not None:
@@ -217,29 +193,22 @@ class ActorCollector(Collector):
         """Return the next rollout, from the actor whose turn it is, or from the first to answer."""
         c = self._config
         while True:
-            wanted = [self._turn] if c.in_turn else range(c.n_actors)
-            held = next((actor for actor in wanted if self._answered[actor]), None)
-            if held is not None:
-                trajectory = self._answered[held].popleft()
-            else:
-                ready = pool.ready(wanted, _LOOK_EVERY)
-                if not ready:
-                    self._check_timeouts(pool)
-                    self._request(pool, policy)
-                    continue
-                held = ready[0]
+            candidates = [self._turn] if c.in_turn else range(c.n_actors)
+            actor = next((actor for actor in candidates if self._answered[actor]), None)
+            if actor is not None:
+                trajectory = self._answered[actor].popleft()
+                break
+            if ready := pool.ready(candidates, _LOOK_EVERY):
+                actor = ready[0]
                 try:
-                    trajectory = pool.result(held)
+                    trajectory = pool.result(actor)
+                    break
                 except ActorLost as e:
-                    self._restart_lost(pool, held, e)
-                    self._request(pool, policy)
-                    continue
-            self._turn = (held + 1) % c.n_actors
-            self._update_record(held, trajectory)
-            return trajectory
-
-    def _update_record(self, actor: int, trajectory: Trajectory) -> None:
-        """Update the actor's record for a rollout, and merge its normalisation statistics."""
+                    self._restart_lost(pool, actor, e)
+            else:
+                self._check_timeouts(pool)
+            self._request(pool, policy)
+        self._turn = (actor + 1) % c.n_actors
         record = self._records[actor]
         record.asked -= 1
         record.since = time.monotonic()
@@ -248,6 +217,7 @@ class ActorCollector(Collector):
         record.steps_per_second = len(trajectory) / max(trajectory.seconds, 1e-9)
         if self.normalizer is not None and trajectory.moments:
             self.normalizer.merge(trajectory.moments)
+        return trajectory
 
     def _check_timeouts(self, pool: ActorPool) -> None:
         now, most = time.monotonic(), self._config.actor_timeout
@@ -260,7 +230,8 @@ class ActorCollector(Collector):
             if record.down_since is not None:
                 record.down_since = min(now, record.down_since + skipped)
                 # The other actors continue without it, unless it is its turn.
-                needed = self._turn == actor if self._config.in_turn else self._all_lost()
+                all_lost = all(other.down_since is not None for other in self._records)
+                needed = self._turn == actor if self._config.in_turn else all_lost
                 if needed and now - record.down_since > most:
                     raise TimeoutError(
                         f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; fix it, or raise "
@@ -268,9 +239,6 @@ class ActorCollector(Collector):
                     )
             elif owed and now - record.since > most and not pool.ready([actor], 0.0):
                 self._restart_lost(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
-
-    def _all_lost(self) -> bool:
-        return all(record.down_since is not None for record in self._records)
 
     def _restart_lost(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
         """Restart a lost actor now, or if that fails, later."""
@@ -309,19 +277,9 @@ class ActorCollector(Collector):
         return [self._replay[int(self.rng.integers(len(self._replay)))] for _ in range(n)]
 
     def estimate(self, policy: Any, new: Sequence[Trajectory], old: Sequence[Trajectory] = ()) -> RolloutBatch:
-        """Combine rollouts to a batch, with log-probabilities and values from `policy`.
+        """Combine rollouts of T steps to a batch as `collect` returns, with log-probabilities and values by `policy`.
 
-        Parameters
-        ----------
-        policy : ActingPolicy or nn.Module
-            The learner's policy.
-        new, old : sequence of Trajectory
-            Rollouts of T steps each; environment steps and episodes of `old` rollouts are not counted.
-
-        Returns
-        -------
-        RolloutBatch
-            In the form that `collect` returns.
+        Environment steps and episodes of `old` rollouts are not counted.
         """
         c, rollouts = self._config, [*new, *old]
         obs, actions, behaviour, rewards, terminated, truncated = (
@@ -395,8 +353,8 @@ class ActorCollector(Collector):
 
     def _waiting(self) -> int:
         """Return the number of actors whose rollouts wait for the learner."""
-        held = sum(1 for answers in self._answered if answers)
-        return held if self._pool is None else held + len(self._pool.ready(range(len(self._records)), 0.0))
+        collected = sum(1 for answers in self._answered if answers)
+        return collected if self._pool is None else collected + len(self._pool.ready(range(len(self._records)), 0.0))
 
     # ---- checkpoints
 
@@ -420,7 +378,7 @@ class ActorCollector(Collector):
             return self._saved
         if not self.restorable or not pool.exact:
             return None
-        found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
+        state = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
         for actor in range(len(self._records)):
             try:
                 own = self._actor_state(pool, actor)
@@ -429,10 +387,10 @@ class ActorCollector(Collector):
                 return None
             if own is None:
                 return None
-            found.update(own)
+            state.update(own)
         for k, trajectory in enumerate(self._replay):
-            found.update(_name_arrays(f"replay{k}", trajectory))
-        return dict(sorted(found.items()))
+            state.update(_name_arrays(f"replay{k}", trajectory))
+        return dict(sorted(state.items()))
 
     def _actor_state(self, pool: ActorPool, actor: int) -> dict[str, np.ndarray] | None:
         """Return the state of an actor and the rollouts that it owes, or None if it is late and will be restarted."""
@@ -523,9 +481,28 @@ def _name_arrays(section: str, trajectory: Trajectory) -> dict[str, np.ndarray]:
 
 def _sections(state: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     """Group arrays named "section/name" by section."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    sections: dict[str, dict[str, np.ndarray]] = {}
     for key, array in state.items():
         section, slash, name = key.partition("/")
         if slash:
-            found.setdefault(section, {})[name] = array
-    return found
+            sections.setdefault(section, {})[name] = array
+    return sections
+
+
+def make_pool(plan: ActorPlan, config: ActorLearnerConfig, spec: EnvSpec, ray: RayConfig | None = None) -> ActorPool:
+    """Start the actors of `config`, each from `plan`, in environments of `spec`. `ray` configures actors on Ray."""
+    if config.actors == "processes":
+        from rlox.distributed.processes import ProcessActors
+
+        return ProcessActors(plan, config.n_actors, spec, config.rollouts_ahead)
+    if config.actors == "ray":
+        from rlox.distributed.ray_actors import RayActors
+
+        return RayActors(plan, config.n_actors, ray)
+    if config.actors == "grpc" and plan.remote is not None:
+        from rlox.distributed.grpc_actors import GrpcActors
+
+        return GrpcActors(plan, config.n_actors, spec, plan.remote, config.actor_timeout)
+    from rlox.distributed.threads import ThreadActors
+
+    return ThreadActors(plan, config.n_actors)

@@ -32,13 +32,7 @@ _groups = itertools.count()  # numbers of the groups that this process joins
 
 
 class Group(Ranks):
-    """One of several ranks, created by `rlox.distributed.ranks.join`.
-
-    Attributes
-    ----------
-    attempt : int
-        How many times ``torchrun`` has restarted the ranks.
-    """
+    """One of several ranks, created by `rlox.distributed.ranks.join`."""
 
     joined = True
 
@@ -47,7 +41,7 @@ class Group(Ranks):
         import torch.distributed as dist
 
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # restarts by torchrun
         timeout = timedelta(seconds=timeout_s)
         # The agent's store outlives an attempt, and so do the addresses of its ranks. Each group of each attempt
         # therefore uses its own part of the store (https://github.com/pytorch/pytorch/issues/135712).
@@ -158,7 +152,7 @@ class Group(Ranks):
         gathered = [self._torch.empty_like(mine) for _ in range(self.size)]
         with self._collective():
             self._dist.all_gather(gathered, mine)
-        return [one.numpy() for one in gathered]
+        return [values.numpy() for values in gathered]
 
     def all_objects(self, thing: _T) -> list[_T]:
         """Return `thing` of every rank."""
@@ -169,18 +163,18 @@ class Group(Ranks):
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
         all_values = self.all_objects(values)
-        names = dict.fromkeys(name for one in all_values for name in one)
-        columns = {name: [one[name] for one in all_values if name in one] for name in names}
+        names = dict.fromkeys(name for own in all_values for name in own)
+        columns = {name: [own[name] for own in all_values if name in own] for name in names}
         return {name: sum(column) / len(column) for name, column in columns.items()}
 
     def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        counts = [int(one[0]) for one in self._gather(np.array([len(returns)], np.int64))]
+        counts = [int(n[0]) for n in self._gather(np.array([len(returns)], np.int64))]
         most = max(counts)
         if not most:
             return returns, lengths
         mine = np.zeros((2, most))
         mine[0, : len(returns)], mine[1, : len(lengths)] = returns, lengths
-        parts = [one[:, :n] for one, n in zip(self._gather(mine), counts, strict=True)]
+        parts = [rows[:, :n] for rows, n in zip(self._gather(mine), counts, strict=True)]
         joint = np.concatenate(parts, axis=1)
         return joint[0], joint[1].astype(np.int64)
 
@@ -207,21 +201,17 @@ class Group(Ranks):
         if self.rank:
             getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
             while True:
-                order, given = self._order(None)
+                order, content = self.from_first(lambda: None)
                 if order == "end":
-                    return given
-                self._send(self._part(algorithm, given))
+                    return content
+                self._send(self._part(algorithm, content))
         self._leads = True
         try:
             answer = getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
         finally:
             self._leads = False
-        self._order(("end", answer))
+        self.from_first(lambda: ("end", answer))
         return answer
-
-    def _order(self, order: tuple[str, Any] | None) -> tuple[str, Any]:
-        """Return the order of rank 0."""
-        return self.from_first(lambda: order)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make` on rank 0; the others wait for it."""
@@ -254,7 +244,7 @@ class Group(Ranks):
             # The other ranks do not take part, so training from this file starts fresh episodes.
             return Checkpoint(header, {**tensors, "environment": {}})
         with self._gathering:
-            self._order(("state", folder))
+            self.from_first(lambda: ("state", folder))
             parts: list[Checkpoint] = self._send(None)[1:]
             header["ranks"] = [part.header for part in parts]
             if folder is not None:
@@ -266,17 +256,18 @@ class Group(Ranks):
                 for name, array in part.tensors.get(section, {}).items()
                 if not (section == "environment" and "keys" in part.tensors[section])
             }
+
+        def join(section: str, name: str, axis: int) -> np.ndarray:
+            return np.concatenate([part.tensors[section][name] for part in (checkpoint, *parts)], axis)
+
         environment = checkpoint.tensors.get("environment", {})
         if "keys" in environment:
-            every = [environment, *(part.tensors["environment"] for part in parts)]
-            tensors["environment"] = {name: np.concatenate([one[name] for one in every], -1) for name in environment}
+            tensors["environment"] = {name: join("environment", name, -1) for name in environment}
         if noise := checkpoint.tensors.get("action_noise"):
-            every = [noise, *(part.tensors["action_noise"] for part in parts)]
-            tensors["action_noise"] = {name: np.concatenate([one[name] for one in every]) for name in noise}
+            tensors["action_noise"] = {name: join("action_noise", name, 0) for name in noise}
         normalization = checkpoint.tensors["normalization"]
         if "returns" in normalization:
-            returns = [normalization["returns"], *(part.tensors["normalization"]["returns"] for part in parts)]
-            tensors["normalization"] = {**normalization, "returns": np.concatenate(returns)}
+            tensors["normalization"] = {**normalization, "returns": join("normalization", "returns", 0)}
         return Checkpoint(header, tensors)
 
     # ---- a training
@@ -292,13 +283,10 @@ class Group(Ranks):
     def training(self, algorithm: Any) -> Iterator[None]:
         if getattr(algorithm, "normalizer", None) is not None:
             self._merged = algorithm.normalizer.state()
-        try:
+        with self.reporting_errors():
             self._require_alike(algorithm, "start")
             yield
             self._require_alike(algorithm, "end")
-        except Exception as e:
-            self.report(e)
-            raise
 
     def _require_alike(self, algorithm: Any, when: str) -> None:
         """Raise a RuntimeError unless all ranks have the same weights."""
@@ -348,16 +336,8 @@ class Group(Ranks):
 class SharedRng:
     """A generator that all ranks share: each rank draws all numbers, and uses those of its environments.
 
-    The random numbers of an environment's actions therefore do not depend on the number of ranks.
-
-    Parameters
-    ----------
-    rng : Rng
-        Generator in the same state on all ranks.
-    first, n_joint : int
-        This rank's first environment, and the number of environments of all ranks.
-    axis : int
-        The axis of drawn arrays that corresponds to environments.
+    The random numbers of an environment's actions therefore do not depend on the number of ranks. `rng` is in the same
+    state on all ranks; this rank has the environments from `first` of the `n_joint`, along `axis` of drawn arrays.
     """
 
     def __init__(self, rng: Rng, first: int, n_joint: int, axis: int):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from itertools import pairwise
@@ -23,7 +23,7 @@ from rlox.collectors.vec_normalize import MOMENTS
 from rlox.compiled import NativePolicy, obstacle
 from rlox.config import OnPolicyConfig, RemoteConfig, integer
 from rlox.distributed.actor import Actor
-from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights, rollout_layout
 from rlox.distributed.threads import ThreadActors
 from rlox.envs import EnvSpec
 from rlox.envs.remote.client import Connection, WorkerLost
@@ -40,17 +40,7 @@ _IMAGE_FEATURES = 4096  # upper bound of the features that a convolutional netwo
 
 
 class ActorSessions:
-    """Creates the actors of a worker.
-
-    Parameters
-    ----------
-    envs : EnvSessions
-        The worker's environments.
-    most_envs : int
-        Maximum number of environments per actor.
-    limit : int
-        Maximum number of bytes of a message.
-    """
+    """Creates a worker's actors, of at most `most_envs` of its `envs`, for messages of at most `limit` bytes."""
 
     def __init__(self, envs: EnvSessions, most_envs: int = 1024, limit: int = LARGEST_MESSAGE):
         self._envs, self._most_envs, self._limit = envs, most_envs, limit
@@ -76,20 +66,9 @@ class ActorSessions:
             from rlox.nn.policies import make_policy
 
             policy = make_policy(spec, config, Rng(0))
-        plan = ActorPlan(
-            envs.env,
-            n_envs,
-            n_steps,
-            seed,
-            policy,
-            config,
-            "sign" if asked.get("reward_fn") == "sign" else None,
-            envs.kwargs,
-            envs.wrappers,
-            min(envs.workers, n_envs),
-            envs.backend,
-        )
-        return ActorSession(plan, envs.about)
+        reward_fn, workers = "sign" if asked.get("reward_fn") == "sign" else None, min(envs.workers, n_envs)
+        environment = (reward_fn, envs.kwargs, envs.wrappers, workers, envs.backend)
+        return ActorSession(ActorPlan(envs.env, n_envs, n_steps, seed, policy, config, *environment), envs.about)
 
 
 class ActorSession:
@@ -109,8 +88,7 @@ class ActorSession:
                 raise ProtocolError(f"rollout: arrays must be of policy or normalization, got {key[:80]!r}")
             parts[section][name] = array
         version = integer("rollout", "version", message.fields.get("version"), 0, 2**63 - 1)
-        found = self._actor.rollout(Weights(version, **parts))
-        return Message("trajectory", {}, found.arrays())
+        return Message("trajectory", {}, self._actor.rollout(Weights(version, **parts)).arrays())
 
     def close(self) -> None:
         self._actor.close()
@@ -143,10 +121,7 @@ class _RemoteActor:
             raise ValueError(f"worker {self.address} must have the learner's spaces, {spec}, got {theirs}")
 
     def rollout(self, weights: Weights) -> Trajectory:
-        parts: Mapping[str, Mapping[str, np.ndarray]] = {
-            "policy": weights.policy,
-            "normalization": weights.normalization,
-        }
+        parts = {"policy": weights.policy, "normalization": weights.normalization}
         arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
         try:
             answer = self._line.call("rollout", {"version": weights.version}, arrays, self._timeout)
@@ -156,12 +131,6 @@ class _RemoteActor:
         except ProtocolError as e:
             self.close()
             raise ActorLost(f"worker {self.address} sent an invalid rollout: {e}") from e
-
-    def state(self) -> dict[str, np.ndarray]:
-        return {}
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        pass
 
     def close(self) -> None:
         self._line.close()
@@ -175,54 +144,38 @@ class _Attempt(threading.Thread):
         self._make = make
         self._lock = threading.Lock()
         self._abandoned = False
-        self.made: _RemoteActor | None = None
+        self.actor: _RemoteActor | None = None
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            made = self._make()
+            actor = self._make()
         except Exception as e:
             self.error = e
             return
         with self._lock:
             if self._abandoned:
-                made.close()
+                actor.close()
             else:
-                self.made = made
+                self.actor = actor
 
     def abandon(self) -> None:
         """Close its actor, now or as soon as it is created."""
         with self._lock:
             self._abandoned = True
-            if self.made is not None:
-                self.made.close()
+            if self.actor is not None:
+                self.actor.close()
 
 
 class GrpcActors(ThreadActors):
     """`n_actors` actors on workers (see `rlox.distributed.ActorPool`), spread evenly over their addresses.
 
-    An actor whose worker is lost or unavailable starts on the next address, and so on in turn.
+    An actor whose worker is lost or unavailable starts on the next address, and so on in turn. The `plan` must have the
+    default policy of its configuration, and the workers' environment; a rollout may take `timeout` seconds.
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Its policy must be the default policy of its configuration, and its environment that of the workers.
-    n_actors : int
-        Number of actors, each with a session on a worker.
-    spec : EnvSpec
-        Specification of the environments.
-    remote : RemoteConfig
-        Addresses and security.
-    timeout : float
-        Seconds that a rollout may take.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a policy or reward function would have to be sent as code, or a worker refuses the session.
-    ActorLost
-        If no worker can be reached.
+    Raises ValueError or TypeError if a policy or reward function would have to be sent as code, or a worker refuses the
+    session, and ActorLost if no worker can be reached.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, remote: RemoteConfig, timeout: float):
@@ -255,8 +208,7 @@ class GrpcActors(ThreadActors):
         del self._attempts[actor]
         if attempt.error is not None:
             raise attempt.error
-        if attempt.made is not None:
-            self._replace(actor, attempt.made)
+        self._replace(actor, attempt.actor)
 
     def close(self) -> None:
         for attempt in self._attempts.values():
@@ -306,22 +258,11 @@ def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
 
 
 def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
-    """Check the rollout that a worker has sent, and return it.
-
-    Raises
-    ------
-    ProtocolError
-        If it does not match the request of this learner.
-    """
+    """Return the rollout that a worker has sent; raise a ProtocolError if it does not match this learner's request."""
     steps, n_limits = (n_steps, n_envs), len(message.arrays.get("limits", ()))
     n_ended = len(message.arrays.get("episode_returns", ()))
-    wanted: dict[str, tuple[tuple[int, ...], Any]] = {
-        "obs": ((n_steps + 1, n_envs, *spec.obs_shape), spec.obs_dtype),
-        "actions": ((*steps, *spec.action_shape), spec.action_dtype),
-        "log_probs": (steps, np.float32),
-        "rewards": (steps, np.float32),
-        "terminated": (steps, np.bool_),
-        "truncated": (steps, np.bool_),
+    expected: dict[str, tuple[tuple[int, ...], Any]] = {
+        **rollout_layout(spec, n_steps, n_envs),
         "limits": ((n_limits, 2), np.int64),
         "reached": ((n_limits, *spec.obs_shape), spec.obs_dtype),
         "episode_returns": ((n_ended,), np.float64),
@@ -332,9 +273,9 @@ def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, v
     shapes = {"obs": spec.obs_shape, "return": ()}
     moments = {f"moments/{key}_{part}": () if part == "count" else shapes[key] for key in shapes for part in MOMENTS}
     arrays = {name: array for name, array in message.arrays.items() if not name.startswith("moments/")}
-    if message.kind != "trajectory" or set(arrays) != set(wanted):
-        raise ProtocolError(f"it must be a trajectory of {sorted(wanted)}, got {message.kind[:40]!r}")
-    for name, (shape, dtype) in wanted.items():
+    if message.kind != "trajectory" or set(arrays) != set(expected):
+        raise ProtocolError(f"it must be a trajectory of {sorted(expected)}, got {message.kind[:40]!r}")
+    for name, (shape, dtype) in expected.items():
         require_array(message, name, shape, dtype)
     for name, array in message.arrays.items():
         if name.startswith("moments/") and (

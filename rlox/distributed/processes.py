@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlox.distributed.actor import Actor
-from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights, rollout_layout
 from rlox.envs import EnvSpec
 from rlox.envs.workers import unpack_imports
 from rlox.processes.channel import CREATE, FAILED
@@ -32,16 +32,7 @@ _ROLLOUT, _STATE, _SET_STATE = b"r", b"g", b"p"
 
 def _layout(spec: EnvSpec, n_steps: int, n_envs: int, weights: int, slots: int) -> Layout:
     """Return the arrays of an actor's shared memory: the weights and the rollout of each pending request."""
-    steps = (n_steps, n_envs)
-    rollout = {
-        "obs": ((n_steps + 1, n_envs, *spec.obs_shape), spec.obs_dtype),
-        "actions": ((*steps, *spec.action_shape), spec.action_dtype),
-        "log_probs": (steps, np.float32),
-        "rewards": (steps, np.float32),
-        "terminated": (steps, np.bool_),
-        "truncated": (steps, np.bool_),
-        "weights": ((weights,), np.uint8),
-    }
+    rollout = {**rollout_layout(spec, n_steps, n_envs), "weights": ((weights,), np.uint8)}
     return {f"{name}.{slot}": array for slot in range(slots) for name, array in rollout.items()}
 
 
@@ -66,30 +57,13 @@ class _ActorProcess(Child):
 
 
 class ProcessActors:
-    """`n_actors` actors in separate processes (see `rlox.distributed.ActorPool`).
+    """`n_actors` actors in separate processes (see `rlox.distributed.ActorPool`), with at most `ahead` requests each.
 
     The processes are plain interpreters with one thread each. They end with the process that created them, however it
     ends, and leave Ctrl-C and SIGTERM to it.
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Cloudpickle must be able to pickle it.
-    n_actors : int
-        Number of processes.
-    spec : EnvSpec
-        Specification of the environments.
-    ahead : int
-        Maximum number of pending requests per actor.
-
-    Raises
-    ------
-    TypeError
-        If the plan cannot be pickled.
-    ActorLost
-        If a process ends during its start.
-    Exception
-        An exception raised by the creation of environments in a process.
+    Raises TypeError if the plan cannot be pickled, ActorLost if a process ends during its start, and the exceptions of
+    the creation of environments in a process.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, ahead: int = 1):
@@ -107,14 +81,10 @@ class ProcessActors:
         try:
             for actor in range(n_actors):
                 self._children.append(_ActorProcess(self._sent, self._layout, actor, 0))
-            self._exact = all([self._answer(actor, CREATE) for actor in range(n_actors)])
+            self.exact = all([self._answer(actor, CREATE) for actor in range(n_actors)])
         except BaseException:
             self.close()
             raise
-
-    @property
-    def exact(self) -> bool:
-        return self._exact
 
     def request(self, actor: int, weights: Weights) -> None:
         child = self._children[actor]
@@ -134,14 +104,10 @@ class ProcessActors:
         end = time.monotonic() + timeout
         while True:
             left = max(0.0, end - time.monotonic())
-            self._read(0.0 if self._first(actors) else left)
-            first = self._first(actors)
-            if first or left <= 0:
-                return first
-
-    def _first(self, actors: Collection[int]) -> list[int]:
-        """Return those of `actors` that have answered or died, the earliest first."""
-        return [actor for actor in dict.fromkeys(self._arrived) if actor in actors]
+            self._read(0.0 if any(actor in actors for actor in self._arrived) else left)
+            ready = [actor for actor in dict.fromkeys(self._arrived) if actor in actors]
+            if ready or left <= 0:
+                return ready
 
     def result(self, actor: int) -> Trajectory:
         child = self._children[actor]
@@ -210,18 +176,18 @@ class ProcessActors:
                 self._arrived.append(actor)
 
     def _take(self, actor: int, child: _ActorProcess, kind: bytes, value: Any) -> None:
-        if kind not in (_ROLLOUT, FAILED):
-            child.others.append((kind, value))
-            return
         if kind == _ROLLOUT:
             slot, rest = value
             views, _ = _in_slot(child.arrays, slot)
             child.answers.append(Trajectory(**{name: view.copy() for name, view in views.items()}, **rest))
-        else:
+        elif kind == FAILED:
             try:
                 raise_packed(*value)
             except Exception as e:
                 child.answers.append(e)
+        else:
+            child.others.append((kind, value))
+            return
         self._arrived.append(actor)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
-from rlox.envs import env_name
+from rlox.envs import EnvSpec, env_name
 from rlox.envs.workers import pack_with_imports
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import acting_policy
@@ -37,11 +37,6 @@ class Weights:
     policy: dict[str, np.ndarray]  # by the names of the policy's ``state_dict``
     normalization: dict[str, np.ndarray] = field(default_factory=dict)  # `VecNormalize.state`; empty: none
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of the arrays."""
-        return sum(array.nbytes for part in (self.policy, self.normalization) for array in part.values())
-
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -67,8 +62,8 @@ class Trajectory:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all fields as arrays by name; `of` is the inverse."""
-        found = {item.name: np.asarray(getattr(self, item.name)) for item in fields(self) if item.name != "moments"}
-        return {**found, **{f"moments/{name}": array for name, array in self.moments.items()}}
+        arrays = {item.name: np.asarray(getattr(self, item.name)) for item in fields(self) if item.name != "moments"}
+        return {**arrays, **{f"moments/{name}": array for name, array in self.moments.items()}}
 
     @classmethod
     def of(cls, arrays: dict[str, np.ndarray]) -> Trajectory:
@@ -76,14 +71,26 @@ class Trajectory:
         moments = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("moments/")}
         plain: dict[str, Any] = {item.name: arrays[item.name] for item in fields(cls) if item.name != "moments"}
         plain.update(version=int(plain["version"]), seconds=float(plain["seconds"]))
-        made = cls(**plain, moments=moments)
-        steps = made.rewards.shape
-        if len(steps) != 2 or made.obs.shape[:2] != (steps[0] + 1, steps[1]) or made.actions.shape[:2] != steps:
-            raise ValueError(f"Trajectory: obs and actions must fit rewards {steps}, got {made.obs.shape}")
+        steps, obs = arrays["rewards"].shape, arrays["obs"]
+        if len(steps) != 2 or obs.shape[:2] != (steps[0] + 1, steps[1]) or arrays["actions"].shape[:2] != steps:
+            raise ValueError(f"Trajectory: obs and actions must fit rewards {steps}, got {obs.shape}")
         for name in ("log_probs", "terminated", "truncated"):
-            if getattr(made, name).shape != steps:
-                raise ValueError(f"Trajectory: {name} must have shape {steps}, got {getattr(made, name).shape}")
-        return made
+            if arrays[name].shape != steps:
+                raise ValueError(f"Trajectory: {name} must have shape {steps}, got {arrays[name].shape}")
+        return cls(**plain, moments=moments)
+
+
+def rollout_layout(spec: EnvSpec, n_steps: int, n_envs: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shape and dtype of those arrays of a `Trajectory` that have the same size in each."""
+    steps = (n_steps, n_envs)
+    return {
+        "obs": ((n_steps + 1, n_envs, *spec.obs_shape), spec.obs_dtype),
+        "actions": ((*steps, *spec.action_shape), spec.action_dtype),
+        "log_probs": (steps, np.float32),
+        "rewards": (steps, np.float32),
+        "terminated": (steps, np.bool_),
+        "truncated": (steps, np.bool_),
+    }
 
 
 @dataclass
@@ -112,12 +119,9 @@ class ActorPlan:
         return replace(self, policy=self.policy.copy())
 
     def pickle(self, where: str, *more: Any) -> bytes:
-        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpack`).
+        """Pickle the plan and `more` for another process (`rlox.envs.workers.unpack_imports`).
 
-        Raises
-        ------
-        TypeError
-            If cloudpickle cannot send it.
+        Raises TypeError if cloudpickle cannot send it.
         """
         try:
             return pack_with_imports((self, *more), self.env_id)
@@ -158,24 +162,16 @@ class ActorPool(Protocol):
         ...
 
     def result(self, actor: int) -> Trajectory:
-        """Return the oldest answer of an actor that is `ready`.
+        """Return the oldest answer of an actor that is `ready`, or raise an exception of its environments.
 
-        Raises
-        ------
-        ActorLost
-            If the actor is gone; all its requested rollouts are lost.
-        Exception
-            An exception of its environments or their reward function.
+        Raises ActorLost if the actor is gone; all its requested rollouts are lost.
         """
         ...
 
     def restart(self, actor: int) -> None:
         """Stop an actor if it still runs, and start it again with fresh episodes and no requests.
 
-        Raises
-        ------
-        ActorLost
-            If it cannot be started (yet); call it again to retry.
+        Raises ActorLost if it cannot be started (yet); call it again to retry.
         """
         ...
 

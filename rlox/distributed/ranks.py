@@ -45,35 +45,20 @@ OWN = ("environment", "generators", "reference_log_probs", "memory")
 class RankLost(RuntimeError):
     """Raised when another rank has failed, or was killed.
 
-    Attributes
-    ----------
-    unreported : bool
-        Whether the lost rank has not reported why, and this is the first rank after rank 0 that notices. If rank 0 is
-        the lost one, no other rank prints anything.
+    `unreported`: the lost rank has not reported why, and this is the first rank after rank 0 that notices. If rank 0 is
+    the lost one, no other rank prints anything.
     """
 
     unreported = False
 
 
 class Ranks:
-    """A single process, and the base class of the ranks of a data-parallel training.
-
-    Attributes
-    ----------
-    rank, size : int
-        Number of this rank, and the number of ranks.
-    joined : bool
-        Whether this is a rank of a data-parallel training.
-    sharded : bool
-        Whether language models are sharded across the ranks.
-    total : callable or None
-        Sums a tensor over all ranks; None in a single process.
-    """
+    """A single process, and the base class of the ranks of a data-parallel training."""
 
     rank, size = 0, 1
-    joined = False
-    sharded = False
-    total: Callable[[torch.Tensor], torch.Tensor] | None = None
+    joined = False  # whether this is a rank of a data-parallel training
+    sharded = False  # whether language models are sharded across the ranks
+    total: Callable[[torch.Tensor], torch.Tensor] | None = None  # sums over all ranks; None in a single process
     _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the last gathered checkpoint
     _gathering: Any = nullcontext()  # held while files may exist that no checkpoint names yet
 
@@ -246,7 +231,7 @@ class Ranks:
 def _saved_ranks(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return a header's entries of ranks 1, 2, …"""
     saved = checkpoint.header.get("ranks", [])
-    if not isinstance(saved, list) or not all(isinstance(one, dict) and "generators" in one for one in saved):
+    if not isinstance(saved, list) or not all(isinstance(rank, dict) and "generators" in rank for rank in saved):
         raise ValueError("ranks must be a list with the generators of each rank except the first")
     return saved
 
@@ -267,8 +252,8 @@ def list_named_files(header: dict[str, Any], folder: Path) -> set[Path]:
     """Return the files of the other ranks' memories below `folder` that a header names."""
     return {
         folder / f"rank{number}" / file["name"]
-        for number, one in enumerate(header.get("ranks", []), 1)
-        for file in one.get("memory", {"files": ()})["files"]
+        for number, rank in enumerate(header.get("ranks", []), 1)
+        for file in rank.get("memory", {"files": ()})["files"]
     }
 
 
@@ -306,24 +291,10 @@ def in_one_process() -> Iterator[None]:
 def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Any:
     """Make this process a rank; algorithms that are created afterwards are trained by all ranks together.
 
-    Parameters
-    ----------
-    timeout_s : float
-        Seconds that a rank waits for the others in a collective operation.
-    distributed : str
-        ``ddp``: each rank has all parameters; ``fsdp``: language models are sharded, see
-        `rlox.distributed.sharded`.
+    A rank waits at most `timeout_s` seconds for the others in a collective operation. With `distributed` ``ddp`` each
+    rank has all parameters; with ``fsdp`` language models are sharded (`rlox.distributed.sharded`).
 
-    Returns
-    -------
-    rlox.distributed.group.Group
-
-    Raises
-    ------
-    RuntimeError
-        If ``torchrun`` has not started this process, or the ranks cannot connect.
-    ValueError
-        If `distributed` has any other value.
+    Raises RuntimeError if ``torchrun`` has not started this process, or the ranks cannot connect.
     """
     choice("ranks.join", "distributed", distributed, _KINDS)
     if not is_started_by_torchrun():

@@ -85,29 +85,9 @@ class RayActors:
     repeats rollouts: `restart` starts an actor with another seed, so that no rollout is learned from twice. If the
     process is already connected to Ray, this object uses that connection; it only shuts down a Ray that it started.
 
-    Parameters
-    ----------
-    plan : ActorPlan
-        Cloudpickle must be able to pickle it.
-    n_actors : int
-        Number of actors.
-    settings : RayConfig, optional
-        Address of Ray, placement of the actors, and the resources that each reserves.
-
-    Raises
-    ------
-    ImportError
-        If Ray is not installed.
-    ConnectionError
-        If there is no Ray at the address.
-    TypeError
-        If the plan cannot be pickled.
-    TimeoutError
-        If not all actors have started within ``start_timeout``. The message compares their needs with the cluster.
-    ActorLost
-        If an actor dies during its start.
-    Exception
-        An exception raised by the creation of environments in an actor.
+    Raises ImportError if Ray is not installed, ConnectionError if there is none at the address, TypeError if the plan
+    cannot be pickled, TimeoutError, with their needs and the cluster's resources, if not all actors have started within
+    ``start_timeout``, ActorLost if one dies during its start, and the exceptions of the creation of environments.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):
@@ -153,10 +133,10 @@ class RayActors:
         while True:
             while not self._answered.empty():
                 self._take(*self._answered.get())
-            found = [i for i in dict.fromkeys(self._come) if i in actors and self._asked[i][0].done()]
+            ready = [i for i in dict.fromkeys(self._come) if i in actors and self._asked[i][0].done()]
             left = end - time.monotonic()
-            if found or left <= 0:
-                return found
+            if ready or left <= 0:
+                return ready
             with contextlib.suppress(queue.Empty):
                 self._take(*self._answered.get(timeout=left))
 
@@ -185,8 +165,8 @@ class RayActors:
         _, self._where[actor] = self._value(self._starting.pop(actor))
 
     def state(self, actor: int) -> dict[str, np.ndarray]:
-        found = self._value(self._hosts[actor].state.remote().future())
-        return {name: np.array(array) for name, array in found.items()}
+        arrays = self._value(self._hosts[actor].state.remote().future())
+        return {name: np.array(array) for name, array in arrays.items()}
 
     def set_state(self, actor: int, state: dict[str, np.ndarray]) -> None:
         self._value(self._hosts[actor].set_state.remote(state).future())
@@ -210,16 +190,18 @@ class RayActors:
 
     def _reserve_resources(self) -> Any:
         """Request a reservation for each actor; Ray makes them when the cluster has room."""
-        s = self._settings
-        wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
-        bundle = {name: number for name, number in wanted.items() if number}
         apart: dict[str, Any] = {}
-        if s.learner_apart:
+        if self._settings.learner_apart:
             here = self._ray.get_runtime_context().get_node_id()
             apart["bundle_label_selector"] = [{_NODE: f"!{here}"}] * self.n_actors
-        return self._ray.util.placement_group(
-            [dict(bundle) for _ in range(self.n_actors)], s.placement.upper(), **apart
-        )
+        bundles = [self._resources() for _ in range(self.n_actors)]
+        return self._ray.util.placement_group(bundles, self._settings.placement.upper(), **apart)
+
+    def _resources(self) -> dict[str, float]:
+        """Return what each actor reserves."""
+        s = self._settings
+        resources = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
+        return {name: number for name, number in resources.items() if number}
 
     def _wait_until_created(self) -> bool:
         """Wait until all actors have created their environments, and return whether all their states can be saved."""
@@ -237,18 +219,14 @@ class RayActors:
 
     def _describe_shortage(self) -> str:
         """Compare the resources of the cluster with the needs of the actors, for a message."""
-        s = self._settings
-        wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        if s.learner_apart:
-            here = self._ray.get_runtime_context().get_node_id()
+        nodes, apart = [node for node in self._ray.nodes() if node["Alive"]], ""
+        if self._settings.learner_apart:
+            here, apart = self._ray.get_runtime_context().get_node_id(), " apart from the learner's"
             nodes = [node for node in nodes if node["NodeID"] != here]
         parts = []
-        for name, number in wanted.items():
-            if number:
-                total = sum(node["Resources"].get(name, 0.0) for node in nodes)
-                parts.append(f"{name} {number:g} each, of {total:g}")
-        apart = " apart from the learner's" if s.learner_apart else ""
+        for name, number in self._resources().items():
+            total = sum(node["Resources"].get(name, 0.0) for node in nodes)
+            parts.append(f"{name} {number:g} each, of {total:g}")
         return (
             f"{self.n_actors} actors reserve {', '.join(parts)} on {len(nodes)} nodes{apart}; try fewer actors "
             "(algo.n_actors), fewer CPUs for each (ray.num_cpus), or more nodes"
@@ -273,27 +251,12 @@ class RayActors:
 
 
 def connect(settings: RayResources, where: str, n_cpus: int | None, **options: Any) -> bool:
-    """Connect this process to Ray, unless it is already connected.
+    """Connect this process to Ray, unless it is connected; return whether the caller must end the connection.
 
-    Returns whether the connection is new, so that the caller must end it.
+    `where` starts error messages. A local Ray has at least `n_cpus` CPUs (None: those of this machine), and gets
+    `options` as further arguments of ``ray.init``.
 
-    Parameters
-    ----------
-    settings : RayResources
-        Address of Ray, and the runtime environment.
-    where : str
-        The name that starts error messages.
-    n_cpus : int or None
-        Least number of CPUs of a local Ray; None: the number of CPUs of this machine.
-    **options
-        Further arguments of ``ray.init`` for a local Ray.
-
-    Raises
-    ------
-    ImportError
-        If Ray is not installed.
-    ConnectionError
-        If there is no Ray at the address.
+    Raises ImportError if Ray is not installed, and ConnectionError if there is no Ray at the address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray's default of 30 is too short on a busy machine
@@ -305,17 +268,17 @@ def connect(settings: RayResources, where: str, n_cpus: int | None, **options: A
         raise ImportError(f'{where}: Ray is not installed; try: pip install "rlox-cli[ray]"') from e
     if ray.is_initialized():
         return False
-    given: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
+    arguments: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
     if settings.address == "local":
-        given |= {"include_dashboard": False, **options}
+        arguments |= {"include_dashboard": False, **options}
         if n_cpus is not None:
-            given["num_cpus"] = max(n_cpus, os.cpu_count() or 1)
+            arguments["num_cpus"] = max(n_cpus, os.cpu_count() or 1)
     else:
         _require_listener(settings.address, where)
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=settings.address, log_to_driver=False, logging_level=logging.ERROR, **given)
+        ray.init(address=settings.address, log_to_driver=False, logging_level=logging.ERROR, **arguments)
     except Exception as e:
         reason = " ".join(str(e).split())
         raise ConnectionError(f"{where}={settings.address}: Ray does not answer: {reason}") from e

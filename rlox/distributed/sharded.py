@@ -60,11 +60,10 @@ class ShardedGroup(Group):
         Returns None if no rank requests an operation.
         """
         mine = self._torch.tensor([what, number], device="cpu")
-        found = [self._torch.empty_like(mine) for _ in range(self.size)]
+        rows = [self._torch.empty_like(mine) for _ in range(self.size)]
         with super()._collective():
-            self._dist.all_gather(found, mine, group=self._patient if self._led else None)
-        asked = [(int(one[0]), int(one[1])) for one in found if one[0] != _NOTHING]
-        return min(asked, default=None)
+            self._dist.all_gather(rows, mine, group=self._patient if self._led else None)
+        return min(((int(row[0]), int(row[1])) for row in rows if row[0] != _NOTHING), default=None)
 
     def _ask(self, what: int, number: int) -> None:
         """Request `what` on an object, and return when all ranks do it; until then take part in others' requests."""
@@ -150,20 +149,20 @@ class ShardedGroup(Group):
         shard_(module, self._meshes[device], bfloat16)
         for p in module.parameters():
             self._register_tensor(p)
-        made = _Model(0, blank, learns)
-        made.number = self._register(made)
+        model = _Model(0, blank, learns)
+        model.number = self._register(model)
         # Before the hook that gathers.
-        module.register_forward_pre_hook(partial(self._before_pass, made), prepend=True)
-        self._serve(_READ, made.number)  # a first pass, so that a model that cannot be sharded fails now
+        module.register_forward_pre_hook(partial(self._before_pass, model), prepend=True)
+        self._serve(_READ, model.number)  # a first pass, so that a model that cannot be sharded fails now
 
     def _spread(self, module: nn.Module) -> None:
         """Copy the weights of rank 0 to all ranks, tensor by tensor; each rank will keep a part of its copy."""
         tensors = (*module.parameters(), *module.buffers())
         with self._collective(), self._torch.no_grad():
             for tensor in tensors:
-                held = tensor.detach().reshape(-1).cpu()
-                self._dist.broadcast(held.view(self._torch.uint8), src=0)
-                tensor.copy_(held.view_as(tensor))
+                flat = tensor.detach().reshape(-1).cpu()
+                self._dist.broadcast(flat.view(self._torch.uint8), src=0)
+                tensor.copy_(flat.view_as(tensor))
 
     def _before_pass(self, model: _Model, module: nn.Module, args: Any) -> None:
         if not self._serving:

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,34 +23,17 @@ from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
 _JOIN_WITHIN = 2.0  # seconds that a thread has to end its rollout when the pool is closed
 
 
-class DrivenActor(Protocol):
-    """An object that a thread drives: `rlox.distributed.Actor`, or a local representative of a remote actor."""
-
-    @property
-    def exact(self) -> bool: ...
-
-    def rollout(self, weights: Weights) -> Trajectory: ...
-
-    def state(self) -> dict[str, np.ndarray]: ...
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class _Seat:
-    """An actor, its thread, and the queues between thread and learner."""
+    """An actor, or a local representative of a remote one; its thread, and the queues between thread and learner."""
 
-    def __init__(
-        self, actor: DrivenActor, index: int, answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]]
-    ):
+    def __init__(self, actor: Any, index: int, answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]]):
         self.actor = actor
         self.index = index
         self.requests: queue.SimpleQueue[Weights | None] = queue.SimpleQueue()
         self.answers = answers
         self.over = False  # whether pending requests are dropped
         self.abandoned = False  # whether the thread closes the actor, since nobody waits for it
-        self.given: deque[Trajectory | BaseException] = deque()
+        self.received: deque[Trajectory | BaseException] = deque()
         self.thread = threading.Thread(target=self.serve, name=f"rlox actor {index}", daemon=True)
         self.thread.start()
 
@@ -80,31 +63,20 @@ def _abandon(seats: list[_Seat]) -> None:
 class ThreadActors:
     """`n_actors` actors in threads (see `rlox.distributed.ActorPool`).
 
-    A thread whose environment hangs cannot be ended: it is abandoned, and ends with the process.
-
-    Parameters
-    ----------
-    plan : ActorPlan
-        Specification of the actors.
-    n_actors : int
-        Number of actors.
-
-    Raises
-    ------
-    ValueError, TypeError, ImportError
-        The same errors as `rlox.collectors.RolloutCollector`.
+    A thread whose environment hangs cannot be ended: it is abandoned, and ends with the process. Raises the same errors
+    as `rlox.collectors.RolloutCollector`.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int):
         self._begin([partial(Actor, plan.copy_policy(), i) for i in range(n_actors)])
 
-    def _begin(self, makers: Sequence[Callable[[], DrivenActor]]) -> None:
+    def _begin(self, makers: Sequence[Callable[[], Any]]) -> None:
         """Create all actors, then start their threads."""
         self.n_actors = len(makers)
         self._answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]] = queue.SimpleQueue()
         self._arrived: list[int] = []  # the actors of all unread answers, in the order of arrival
         self._seats: list[_Seat] = []
-        actors: list[DrivenActor] = []
+        actors: list[Any] = []
         try:
             for make in makers:
                 actors.append(make())
@@ -129,10 +101,10 @@ class ThreadActors:
         while True:
             while not self._answers.empty():
                 self._take(*self._answers.get())
-            found = [actor for actor in self._arrived if actor in actors]
+            ready = [actor for actor in self._arrived if actor in actors]
             left = end - time.monotonic()
-            if found or left <= 0:
-                return list(dict.fromkeys(found))
+            if ready or left <= 0:
+                return list(dict.fromkeys(ready))
             try:
                 self._take(*self._answers.get(timeout=left))
             except queue.Empty:
@@ -140,11 +112,11 @@ class ThreadActors:
 
     def _take(self, seat: _Seat, answer: Trajectory | BaseException) -> None:
         if self._seats[seat.index] is seat:  # the seat was not abandoned
-            seat.given.append(answer)
+            seat.received.append(answer)
             self._arrived.append(seat.index)
 
     def result(self, actor: int) -> Trajectory:
-        answer = self._seats[actor].given.popleft()
+        answer = self._seats[actor].received.popleft()
         self._arrived.remove(actor)
         if isinstance(answer, BaseException):
             raise answer
@@ -156,12 +128,11 @@ class ThreadActors:
             "algo.actor_timeout, or use algo.actors=processes"
         )
 
-    def _replace(self, actor: int, made: DrivenActor) -> None:
+    def _replace(self, index: int, actor: Any) -> None:
         """Replace a lost actor by a new one."""
-        old = self._seats[actor]
-        old.requests.put(None)
-        self._arrived = [other for other in self._arrived if other != actor]
-        self._seats[actor] = _Seat(made, actor, self._answers)
+        self._seats[index].requests.put(None)
+        self._arrived = [other for other in self._arrived if other != index]
+        self._seats[index] = _Seat(actor, index, self._answers)
 
     def state(self, actor: int) -> dict[str, np.ndarray]:
         return self._seats[actor].actor.state()

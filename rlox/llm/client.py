@@ -55,29 +55,13 @@ def check_token(where: str, token: Any) -> str | None:
 class Client:
     """HTTP client of one server. Threads may share it.
 
-    Parameters
-    ----------
-    where : str
-        Name of the caller, for messages.
-    url : str
-        Root of the server, such as ``http://127.0.0.1:8000``; paths are appended to it.
-    token : str, optional
-        Sent as ``Authorization: Bearer TOKEN``.
-    timeout : float
-        Seconds to wait for data from the server.
-    retries : int
-        Number of retries if a connection fails or breaks, or the server is busy (429, 502, 503, 504).
-    pause : float
-        Longest pause in seconds before the first retry; it doubles with each later retry, up to 30 seconds.
-    concurrency : int
-        Maximum number of concurrent requests of `map`.
-    remedies : mapping, optional
-        Remedy to add to the message of an error, by HTTP status.
+    `where` is the caller's name for messages, `url` the server's root, and `token` is sent as ``Authorization: Bearer
+    TOKEN``. It waits `timeout` seconds for data, and retries `retries` times if a connection fails or breaks, or the
+    server is busy (429, 502, 503, 504), after at most `pause` seconds, which double with each retry, up to 30 seconds.
+    `map` has at most `concurrency` requests at once; `remedies` complete error messages, by HTTP status.
 
     Attributes
     ----------
-    url : str
-        The given URL, without a slash at its end.
     lost : int
         How many times a connection failed or broke.
 
@@ -131,14 +115,8 @@ class Client:
     def post(self, path: str, body: Any = None, remedy: str = "") -> Any:
         """Send `body` and return the JSON of the answer, or None if the answer is empty.
 
-        Raises
-        ------
-        ServerLost
-            If the server does not answer, or stays busy.
-        RuntimeError
-            If it refuses the request, with its explanation and the `remedy`.
-        ValueError
-            If its answer is not JSON.
+        Raises ServerLost if the server does not answer, or stays busy, RuntimeError if it refuses the request, with its
+        explanation and the `remedy`, and ValueError if its answer is not JSON.
         """
         return self._json(path, self.send(path, body, remedy))
 
@@ -288,12 +266,12 @@ class Client:
 def _error_text(answer: bytes) -> str:
     """Return a server's explanation of an error, from whichever of the usual fields contains it."""
     try:
-        found = json.loads(answer)
+        content = json.loads(answer)
     except (ValueError, RecursionError):
         text = answer[:400].decode(errors="replace")
         return "" if text.lstrip().startswith("<") else text  # the status is more helpful than a page of HTML
     for _ in range(3):
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             break
-        found = next((found[name] for name in ("error", "message", "detail") if found.get(name)), "")
-    return found if isinstance(found, str) else shown(found)
+        content = next((content[name] for name in ("error", "message", "detail") if content.get(name)), "")
+    return content if isinstance(content, str) else shown(content)

@@ -69,25 +69,14 @@ def converse(
     the tokenizer's chat template formats the answers, and ends a turn that was cut off; otherwise they are appended
     unchanged.
 
-    Parameters
-    ----------
-    prompts : sequence of arrays (P_i,)
-        Token ids; `texts` contains their original texts, and `streams` the unique numbers of their random streams.
-    step : int
-        Number of the update. It determines the random numbers, together with the prompt, the sample and the turn.
-    draw : callable
-        ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt, which ends at `context`.
-    context : int, optional
-        Number of tokens at which a conversation ends, if the environment has not ended it before; by default the
-        model's context.
-    arguments : sequence of mappings, optional
-        ``tools`` and ``chat_template_kwargs`` of each prompt's chat template.
+    `prompts` (P_i,) are token ids, `texts` their original texts, and `streams` the unique numbers of their random
+    streams, which determine the random numbers together with the number `step` of the update, the sample and the turn.
+    ``draw(prompts, numbers, step, settings)`` returns one completion for each prompt, which ends at `context`: the
+    number of tokens at which a conversation ends, if not ended by the environment; by default the model's context.
+    `arguments` are ``tools`` and ``chat_template_kwargs`` of each prompt's chat template.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If an answer of the environment is invalid. Exceptions of the environment itself are raised unchanged, with a
-        note.
+    Raises ValueError or TypeError if an answer of the environment is invalid. Exceptions of the environment itself are
+    raised unchanged, with a note.
     """
     rows, context = len(prompts) * n, model.context if context is None else context
     environments = [make_environment() for _ in range(rows)]
@@ -99,11 +88,11 @@ def converse(
     templates = [{}] * len(prompts) if arguments is None else arguments
 
     def answer(row: int, text: str, cut: bool = False) -> None:
-        found = _answer_ids(model, text, None if isinstance(texts[row // n], str) else templates[row // n], cut)
+        own = _answer_ids(model, text, None if isinstance(texts[row // n], str) else templates[row // n], cut)
         if context is not None:  # tokens that no longer fit end the conversation, and the model must not read them
-            found = found[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
-        ids[row].append(found)
-        written[row].append(np.zeros(len(found), bool))
+            own = own[: max(0, context - len(starts[row]) - sum(map(len, ids[row])))]
+        ids[row].append(own)
+        written[row].append(np.zeros(len(own), bool))
 
     for row, environment in enumerate(environments):
         opening = _ask(environment.reset, texts[row // n])
@@ -126,10 +115,10 @@ def converse(
         keys = [int(streams[row // n]) * _MOST_SAMPLES + row % n for row in active]
         drawn = draw(contexts, keys, step * _MOST_TURNS + turn, settings)
         going = []
-        for row, before, own, found in zip(active, contexts, drawn.ids, drawn.log_probs, strict=True):
+        for row, before, own, own_log_probs in zip(active, contexts, drawn.ids, drawn.log_probs, strict=True):
             ids[row].append(own)
             written[row].append(np.ones(len(own), bool))
-            log_probs[row].append(found)
+            log_probs[row].append(own_log_probs)
             prompt = texts[row // n]
             continued = isinstance(prompt, str) or (
                 turns[row] == 0 and starts[row] is prompts[row // n] and continues(prompt)
@@ -143,15 +132,11 @@ def converse(
                 answer(row, text, not len(own) or own[-1] not in model.eos)
                 going.append(row)
         active = going
-    return Conversations(
-        starts,
-        [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in ids],
-        [np.concatenate(parts) if parts else np.empty(0, bool) for parts in written],
-        [np.concatenate(parts) if parts else np.empty(0, np.float32) for parts in log_probs],
-        rewards,
-        ended,
-        turns,
+    tokens, is_written, probabilities = (
+        [np.concatenate([np.empty(0, dtype), *parts]) for parts in columns]
+        for columns, dtype in ((ids, np.int64), (written, bool), (log_probs, np.float32))
     )
+    return Conversations(starts, tokens, is_written, probabilities, rewards, ended, turns)
 
 
 def _ask(method: Callable[..., Any], *arguments: Any) -> Any:
@@ -165,10 +150,10 @@ def _ask(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _step(environment: TextEnvironment, text: str, where: str) -> tuple[str, float, bool]:
-    found = _ask(environment.step, text)
-    if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], str)):
-        raise TypeError(f"{where}: the environment's step must return (text, reward, done), got {shown(found)}")
-    answer, reward, over = found
+    result = _ask(environment.step, text)
+    if not (isinstance(result, tuple) and len(result) == 3 and isinstance(result[0], str)):
+        raise TypeError(f"{where}: the environment's step must return (text, reward, done), got {shown(result)}")
+    answer, reward, over = result
     if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         raise ValueError(f"{where}: the environment's reward must be a finite number, got {shown(reward)}")
     return answer, float(reward), bool(over)
@@ -185,8 +170,7 @@ def _open(chat: Chat, text: str) -> Chat:
 def _answer_ids(model: LanguageModel, text: str, arguments: Mapping[str, Any] | None, cut: bool) -> np.ndarray:
     """Return the token ids of the environment's answer, up to where the model writes again.
 
-    `arguments` are those of the chat template, None for plain text. If the model's turn was `cut` off, the ids begin
-    with the token that ends it in the chat template.
+    `arguments` are those of the chat template (None: plain text). If the model's turn was `cut` off, it is ended first.
     """
     tokenizer = model.tokenizer
     if arguments is None:

@@ -29,15 +29,7 @@ _LONGEST_FIELD = 2**31 - 1  # characters of one field of a CSV file; csv allows 
 
 @dataclass
 class Rows:
-    """A table of text: columns of equal length, with at least one row.
-
-    Raises
-    ------
-    ValueError
-        If there is no row, or columns differ in length.
-    TypeError
-        If a column's name is not a text.
-    """
+    """A table of text: columns of equal length, named by texts, with at least one row; else ValueError or TypeError."""
 
     columns: dict[str, list]
     source: str = "<rows>"  # a path, or the kind of object in angle brackets
@@ -61,12 +53,7 @@ class Rows:
     def fingerprint(self) -> str:
         """Return the SHA-256 of all names and values, to prevent resuming with different data.
 
-        It depends on the order of rows, but not on the order of columns.
-
-        Raises
-        ------
-        TypeError
-            If a value cannot be written as JSON.
+        It depends on the order of rows, but not on that of columns. Raises TypeError for a value that JSON lacks.
         """
         digest = hashlib.sha256()
         for name in sorted(self.columns):
@@ -90,9 +77,9 @@ class Rows:
 
 def _plain(value: Any) -> Any:
     """Convert NumPy numbers and arrays, dates and bytes, which Parquet files contain, to JSON values."""
-    for method in ("tolist", "isoformat", "hex"):
-        if callable(found := getattr(value, method, None)):
-            return found()
+    for name in ("tolist", "isoformat", "hex"):
+        if callable(method := getattr(value, name, None)):
+            return method()
     raise TypeError(f"JSON does not support {type(value).__name__}")
 
 
@@ -170,27 +157,23 @@ def _read_file(path: Path) -> Rows:
         raise ValueError(f"{where}: it must be an ordinary file")
     if suffix in (".parquet", ".arrow"):
         return Rows(_arrow_columns(path, suffix, where), str(path))
-    text = _utf8(path, where)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = e.object[: e.start].count(b"\n") + 1
+        raise ValueError(
+            f"{where}: line {line} must be UTF-8, got the byte 0x{e.object[e.start]:02x}; save the file as UTF-8"
+        ) from e
     if suffix == ".csv":
         return Rows(_csv_columns(text, where), str(path))
     if suffix == ".jsonl":
         # Not splitlines: JSON texts may contain U+2028.
         lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _from_objects([_json(line, where, i) for i, line in lines], str(path), [f"line {i}" for i, _ in lines])
-    found = _json(text, where)
-    if not isinstance(found, list):
-        raise ValueError(f"{where}: it must hold a list of objects, got {shown(found)}")
-    return _from_objects(found, str(path), [f"row {i}" for i in range(len(found))])
-
-
-def _utf8(path: Path, where: str) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        line = e.object[: e.start].count(b"\n") + 1
-        raise ValueError(
-            f"{where}: line {line} must be UTF-8, got the byte 0x{e.object[e.start]:02x}; save the file as UTF-8"
-        ) from e
+    objects = _json(text, where)
+    if not isinstance(objects, list):
+        raise ValueError(f"{where}: it must hold a list of objects, got {shown(objects)}")
+    return _from_objects(objects, str(path), [f"row {i}" for i in range(len(objects))])
 
 
 def _json(text: str, where: str, line: int | None = None) -> Any:
@@ -255,10 +238,7 @@ def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
 
 
 def _arrow_values(name: str, column: list) -> list:
-    """Return a column's values; in chats and tools, without keys of value None.
-
-    Arrow gives all mappings of a column the same keys, so that most of them belong to other rows.
-    """
+    """Return a column's values; in chats and tools, without the keys of other rows, which Arrow adds as None."""
     return [_without_none(value) for value in column] if name in _OF_CHATS else column
 
 
@@ -335,12 +315,9 @@ def _encodable(where: str, name: str, text: str) -> str:
 
 
 def check_text(where: str, name: str, value: Any) -> Text:
-    """Return `value` if it is a text or a chat.
+    """Return `value`; raise a ValueError unless it is a text or a chat.
 
-    Raises
-    ------
-    ValueError
-        If it is neither, or a message of the chat lacks its role, or its content, which only ``tool_calls`` replace.
+    Each message of a chat has its role, and its content, which only ``tool_calls`` replace.
     """
     if isinstance(value, str):
         return _encodable(where, name, value)
@@ -357,13 +334,7 @@ def check_text(where: str, name: str, value: Any) -> Text:
 
 
 def prompt_rows(rows: Rows) -> Prompts:
-    """Return the rows as prompts.
-
-    Raises
-    ------
-    ValueError
-        If column ``prompt`` is missing, or a row of it is neither a text nor a chat.
-    """
+    """Return the rows as prompts; raises a ValueError unless column ``prompt`` has texts or chats."""
     return Prompts(_texts(rows, "prompt", f"prompt_rows: dataset {rows.source}"), _others(rows, "prompt"))
 
 
@@ -416,9 +387,10 @@ def text_rows(rows: Rows) -> Texts:
     where, there = f"text_rows: dataset {rows.source}", rows.columns
     if "completion" in there or not ("messages" in there or "text" in there):
         if not {"prompt", "completion"} & there.keys():
+            hints = [nearest(name, there) for name in ("prompt", "completion", "messages", "text")]
             raise ValueError(
                 f"{where}: it must have columns 'prompt' and 'completion', or 'messages', or 'text', got none of them; "
-                f"{_similar(('prompt', 'completion', 'messages', 'text'), there)}"
+                f"{next((hint for hint in hints if hint.startswith('did')), hints[0])}"
             )
         prompts, completions = (_texts(rows, name, where) for name in ("prompt", "completion"))
         _check_answers(where, "completion", prompts, completions)
@@ -460,18 +432,8 @@ def _others(rows: Rows, *names: str) -> dict[str, list]:
     return {name: column for name, column in rows.columns.items() if name not in names}
 
 
-def _similar(wanted: Iterable[str], there: Iterable[str]) -> str:
-    """Return a hint with the column nearest to any of `wanted`, or else with all columns."""
-    hints = [nearest(name, there) for name in wanted]
-    return next((hint for hint in hints if hint.startswith("did")), hints[0])
-
-
 def _check_answers(where: str, name: str, prompts: Sequence[Text], answers: Sequence[Text]) -> None:
-    """Raise a ValueError if an answer does not fit its prompt.
-
-    The answer to a text must be a text. The answer to a chat must be a text, or messages of which the first has the
-    role 'assistant'.
-    """
+    """Raise a ValueError unless answers to texts are texts, to chats texts or messages that the assistant begins."""
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if isinstance(answer, str):
             continue
@@ -620,7 +582,7 @@ def _split(
 ) -> tuple[list[int], list[list[int]]]:
     """Return the ids that all of `wholes` share within their beginning `start`, and the rest of each.
 
-    `alone` contains the ids of `start`. They are used if a token that covers more than `start` leaves no other for it.
+    `alone`, the ids of `start`, are used if a token that covers more than `start` leaves no other for it.
     """
     split = [_split_one(tokenizer, alone, start, whole, special) for whole in wholes]
     shared = [_n_shared(split[0][0], ids) for ids, _ in split]
@@ -659,19 +621,14 @@ def inner_ids(tokenizer: Any, text: str) -> list[int]:
     return bare
 
 
-def _whole_ids(tokenizer: Any, text: str, special: bool) -> list[int]:
-    """Return the ids of a text, with the special tokens at its start if `special`."""
-    return _start_ids(tokenizer, text) if special else _ids(tokenizer, text, False)
-
-
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
     return [int(i) for i in tokenizer(text, add_special_tokens=special)["input_ids"]]
 
 
-def _start_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text with special tokens, without the EOS that some tokenizers append."""
-    ids, eos = _ids(tokenizer, text, True), getattr(tokenizer, "eos_token_id", None)
-    if not ids or ids[-1] != eos:
+def _whole_ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    """Return the ids of a text, with its special tokens if `special`, but not the EOS that some tokenizers append."""
+    ids, eos = _ids(tokenizer, text, special), getattr(tokenizer, "eos_token_id", None)
+    if not special or not ids or ids[-1] != eos:
         return ids
     bare = _ids(tokenizer, text, False)
     appended = _run(ids, eos) - _run(bare, eos)

@@ -24,6 +24,7 @@ from rlox.llm.data import (
     text_rows,
 )
 from rlox.llm.models.language import LanguageModel
+from rlox.llm.tokens import Sequences
 
 
 @dataclass
@@ -44,24 +45,44 @@ class Encoded:
             for ids in group:
                 digest.update(ids.tobytes())
         for name in sorted(self.columns):  # rewards read them
-            digest.update(_column_digest(name, self.columns[name]))
+            try:
+                digest.update(Rows({name: self.columns[name]}).fingerprint().encode())
+            except TypeError:  # its values cannot be written as JSON
+                digest.update(name.encode())
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.prompts)
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """B pairs: the first B sequences have the chosen completions, the last B the rejected ones."""
+
+    sequences: Sequences
+    numbers: np.ndarray  # (B,) int64, their rows in the dataset
+    margins: np.ndarray | None = None  # (B,) f32, required difference of the rewards, if the dataset has margins
+
+    def __len__(self) -> int:
+        return len(self.sequences) // 2
+
+
+def pairs_of(rows: Encoded, numbers: np.ndarray) -> Pairs:
+    """Return the pairs `numbers` of `rows`; raise a ValueError if a ``margin`` is not a number."""
+    sides = [side[i] for side in (rows.chosen, rows.rejected) for i in numbers]
+    margins = None
+    if "margin" in rows.columns:
+        try:
+            margins = np.array([rows.columns["margin"][i] for i in numbers], np.float32)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"dataset: margin must hold numbers, got {shown(rows.columns['margin'][:3])}") from e
+    return Pairs(Sequences([rows.prompts[i] for i in numbers] * 2, sides), numbers, margins)
+
+
 class RowOrder:
     """The rows of a dataset in the order in which updates learn from them: each pass over the rows has a new one.
 
-    Parameters
-    ----------
-    n_rows : int
-        Number of rows.
-    rng : Rng
-        Its key determines the orders, together with the number of the pass.
-    first_update : int
-        Number of the first update on these rows.
+    The key of `rng` and the number of the pass determine it; `first_update` is the first update on these rows.
     """
 
     def __init__(self, n_rows: int, rng: Rng, first_update: int) -> None:
@@ -78,14 +99,6 @@ class RowOrder:
                 self._pass = int(number), Rng(self._rng.key, int(number)).permutation(self.n_rows)
             rows[here] = self._pass[1][places[here] % self.n_rows]
         return rows
-
-
-def _column_digest(name: str, column: list[Any]) -> bytes:
-    """Return a digest of a column's values, or of its name alone if the values cannot be written as JSON."""
-    try:
-        return Rows({name: column}).fingerprint().encode()
-    except TypeError:
-        return name.encode()
 
 
 def __getattr__(name: str) -> Any:
@@ -128,8 +141,23 @@ def encode_dataset(
         rows = _of_text(data, task, model, where, ended)
     if not len(rows):
         raise ValueError(f"{where}: dataset must hold at least one row, got none")
-    _require_known(rows, model, where)
-    _require_fit(rows, model, where, longest)
+    answers = [group for group in (rows.completions, rows.chosen, rows.rejected) if group]
+    vocabulary, context = model.vocabulary or 2**63, model.context or 2**63
+    for group in (rows.prompts, *answers):
+        for i, ids in enumerate(group):
+            if len(ids) and ids.max() >= vocabulary:
+                raise ValueError(
+                    f"{where}: token ids must be in the model's vocabulary, [0, {vocabulary}), got {int(ids.max())} in "
+                    f"row {i}; does the tokenizer belong to the model?"
+                )
+    for i, prompt in enumerate(rows.prompts):
+        n = len(prompt) + longest + max((len(group[i]) for group in answers), default=0)
+        if n > context:
+            more = f", {longest} of them max_new_tokens" if longest else ""
+            raise ValueError(
+                f"{where}: row {i} must fit in the model's context of {context} tokens, got {n}{more}; leave such rows "
+                "out, or shorten them"
+            )
     return rows
 
 
@@ -143,12 +171,12 @@ def _are_ids(data: Any) -> bool:
 
 def _of_ids(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
     names = {"prompts": ("prompts",), "pairs": ("prompts", "chosen", "rejected"), "texts": ("prompts", "completions")}
-    given = data if isinstance(data, tuple) else (data,)
-    if len(given) != len(names[task]):
-        raise TypeError(f"{where}: token ids must be passed as ({', '.join(names[task])}), got {len(given)} of them")
-    groups: dict[str, Any] = {}
-    for name, group in zip(names[task], given, strict=True):
-        groups[name] = _id_rows(group, name, model, where)
+    tensors = data if isinstance(data, tuple) else (data,)
+    if len(tensors) != len(names[task]):
+        raise TypeError(f"{where}: token ids must be passed as ({', '.join(names[task])}), got {len(tensors)} of them")
+    groups: dict[str, Any] = {
+        name: _id_rows(group, name, model, where) for name, group in zip(names[task], tensors, strict=True)
+    }
     if len({len(group) for group in groups.values()}) > 1:
         raise ValueError(
             f"{where}: there must be as many {' as '.join(groups)}, got {[len(g) for g in groups.values()]}"
@@ -177,7 +205,7 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
 def _remove_padding(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
     """Remove the tokenizer's padding from a row of a tensor: on the left of a prompt, on the right of other rows.
 
-    If the padding token is also an EOS, one of them is kept at the end.
+    If the padding token is also an EOS, one is kept at the end.
     """
     pad = getattr(model.tokenizer, "pad_token_id", None)
     if pad is None:
@@ -220,45 +248,15 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str, ended: Sequ
     texts = text_rows(source)
     ends = [True] * len(texts.prompts) if ended is None else ended
     written = enumerate(zip(texts.prompts, texts.completions, ends, strict=True))
-    found = [
+    rows = [
         encode(tokenizer, p, text, ended=e, eos=eos, row=i, where=where, **template_arguments(texts.columns, i))
         for i, (p, text, e) in written
     ]
     # The first token of a text without a prompt is only read, since nothing predicts it.
-    split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
-    return Encoded(
-        _arrays(head for head, _ in split),
-        _arrays(rest for _, rest in split),
-        texts=[*texts.prompts],
-        columns=texts.columns,
-    )
+    split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in rows]
+    heads, rests = (_arrays(column) for column in zip(*split, strict=True))
+    return Encoded(heads, rests, texts=[*texts.prompts], columns=texts.columns)
 
 
 def _arrays(rows: Iterable[Sequence[int]]) -> list[np.ndarray]:
     return [np.asarray(row, np.int64) for row in rows]
-
-
-def _require_known(rows: Encoded, model: LanguageModel, where: str) -> None:
-    if model.vocabulary is None:
-        return
-    for group in (rows.prompts, rows.completions, rows.chosen, rows.rejected):
-        for i, ids in enumerate(group):
-            if len(ids) and ids.max() >= model.vocabulary:
-                raise ValueError(
-                    f"{where}: token ids must be in the model's vocabulary, [0, {model.vocabulary}), got "
-                    f"{int(ids.max())} in row {i}; does the tokenizer belong to the model?"
-                )
-
-
-def _require_fit(rows: Encoded, model: LanguageModel, where: str, longest: int) -> None:
-    if model.context is None:
-        return
-    behind: Sequence[Sequence[np.ndarray]] = [g for g in (rows.completions, rows.chosen, rows.rejected) if g]
-    for i, prompt in enumerate(rows.prompts):
-        n = len(prompt) + longest + max((len(group[i]) for group in behind), default=0)
-        if n > model.context:
-            more = f", {longest} of them max_new_tokens" if longest else ""
-            raise ValueError(
-                f"{where}: row {i} must fit in the model's context of {model.context} tokens, got {n}{more}; leave "
-                "such rows out, or shorten them"
-            )

@@ -96,8 +96,8 @@ def clipped_loss(
     """
     bounded = ratios if delta is None else ratios.clamp(max=delta)
     clipped = ratios.clamp(1.0 - low, 1.0 + high)
-    held = ((ratios < 1.0 - low) & (advantages < 0)) | ((ratios > 1.0 + high) & (advantages > 0))
-    return -torch.minimum(bounded * advantages, clipped * advantages), held
+    is_clipped = ((ratios < 1.0 - low) & (advantages < 0)) | ((ratios > 1.0 + high) & (advantages > 0))
+    return -torch.minimum(bounded * advantages, clipped * advantages), is_clipped
 
 
 def sampler_weights(

@@ -18,7 +18,7 @@ from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.tokens import pad_left
+from rlox.llm.tokens import Sequences, pad_left
 from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
@@ -73,22 +73,19 @@ class Settings:
 def settings_of(config: Any, changed: Mapping[str, Any], tokenizer: Any, where: str) -> Settings:
     """Return the settings that a configuration contains, overridden by those of `changed` that are not None.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown setting, or a `stop` text that is not a single token.
+    Raises TypeError for an unknown setting, and ValueError for a `stop` text that is not a single token.
     """
     names = [item.name for item in fields(Settings)]
     known = {name: getattr(config, name) for name in names if hasattr(config, name)}
     for name in changed:
         if name not in names:
             raise TypeError(f"{where}: unknown setting {name!r}; {answers(name, names) or nearest(name, names)}")
-    given = {**known, **{name: value for name, value in changed.items() if value is not None}}
-    stop = given.get("stop", ())
+    values = {**known, **{name: value for name, value in changed.items() if value is not None}}
+    stop = values.get("stop", ())
     if isinstance(stop, str) or not isinstance(stop, Iterable):
         raise TypeError(f"{where}: stop must be a list, got {shown(stop)}; write [{shown(stop)}]")
-    given["stop"] = tuple(_stop_id(text, tokenizer, where) for text in stop)
-    return Settings(**given)
+    values["stop"] = tuple(_stop_id(text, tokenizer, where) for text in stop)
+    return Settings(**values)
 
 
 def _stop_id(text: Any, tokenizer: Any, where: str) -> int:
@@ -134,11 +131,11 @@ def unique_numbers(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return `numbers` (N,) int64 with unique ones in place of repetitions, so that a prompt that is drawn twice gets
     different completions."""
     seen: Counter[int] = Counter()
-    found = []
+    unique = []
     for number in map(int, numbers):
-        found.append(number + (seen[number] << 32))
+        unique.append(number + (seen[number] << 32))
         seen[number] += 1
-    return np.array(found, np.int64)
+    return np.array(unique, np.int64)
 
 
 def restrict_logits(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
@@ -224,15 +221,14 @@ def sample(
     tokens = None
     for t in range(settings.max_new_tokens):
         logits = decode.next(tokens)
-        tokens, found = pick(logits, noise[active, t], settings)
+        tokens, log_probs[active, t] = pick(logits, noise[active, t], settings)
         ids[active, t] = torch.where(going, tokens, -1)
-        log_probs[active, t] = found
         if len(ends):
             going = going & ~torch.isin(tokens, ends)
             n_going = int(going.sum())
             if n_going == 0:
                 break
-            if t + 1 < settings.max_new_tokens and n_going <= (1.0 - _DONE) * len(going) and decode.can_leave:
+            if t + 1 < settings.max_new_tokens and n_going <= (1.0 - _DONE) * len(going):
                 kept = going.nonzero()[:, 0]
                 decode.keep(kept)
                 active, tokens, going = active[kept], tokens[kept], going[kept]
@@ -280,19 +276,15 @@ def _samples_with_cache(model: LanguageModel) -> bool:
 
 
 class _Cached:
-    """Compute the logits of each row's next token with the model's cache of keys and values.
+    """Compute the logits of each row's next token with the model's cache, or the native decoder if it can.
 
-    Prompts are padded on the left, so that all rows grow at the same column. Each prompt is read once, however many
-    completions are drawn for it. If the native decoder supports the model, it continues from there.
+    Prompts are padded on the left, so that all rows grow at the same column, and read once for all their completions.
     """
-
-    can_leave = True
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int, room: int) -> None:
         self.model, self.n, self.room = model, n, room
-        self.ids, self.mask = pad_left(prompts, model.pad)
-        self.ids = self.ids.to(model.device)
-        self.mask = None if self.mask is None else self.mask.to(model.device)
+        ids, mask = pad_left(prompts, model.pad)
+        self.ids, self.mask = ids.to(model.device), None if mask is None else mask.to(model.device)
         self.cache: Any = None
         self.position: torch.Tensor | None = None
         self.native: Native | None = None
@@ -314,18 +306,17 @@ class _Cached:
             self.position = (self.mask.cumsum(1) - 1).clamp(min=0)
         logits = self._forward(self.ids)
         self.native = native(self.model, self.ids, self.mask, self.cache, logits, self.n, self.room)
-        if self.native is not None:
-            return logits.repeat_interleave(self.n, 0)
-        self.cache.batch_repeat_interleave(self.n)
-        if self.room >= _LONG:
-            with_room(self.cache, self.room)
-        if self.mask is not None:
-            self.mask = self.mask.repeat_interleave(self.n, 0)
-            self.position = self.position.repeat_interleave(self.n, 0)  # type: ignore[union-attr]
+        if self.native is None:
+            self.cache.batch_repeat_interleave(self.n)
+            if self.room >= _LONG:
+                with_room(self.cache, self.room)
+            if self.mask is not None:
+                self.mask = self.mask.repeat_interleave(self.n, 0)
+                self.position = self.position.repeat_interleave(self.n, 0)  # type: ignore[union-attr]
         return logits.repeat_interleave(self.n, 0)
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
-        found = self.model.module(
+        output = self.model.module(
             input_ids=ids,
             attention_mask=self.mask,
             position_ids=self.position,
@@ -333,10 +324,10 @@ class _Cached:
             logits_to_keep=1,
             **{self.model.cache_name: self.cache},
         )
-        self.cache = getattr(found, self.model.cache_name)
+        self.cache = getattr(output, self.model.cache_name)
         if self.position is not None:
             self.position = self.position[:, -1:] + 1
-        return found.logits[:, -1].float()
+        return output.logits[:, -1].float()
 
     def keep(self, rows: torch.Tensor) -> None:
         if self.native is not None:
@@ -349,15 +340,10 @@ class _Cached:
 class _FullRows:
     """Counterpart of `_Cached` that reads whole rows. Padding is on the right, where no token sees it."""
 
-    can_leave = True
-
     def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
         self.model = model
-        arrays = [np.asarray(p.cpu() if isinstance(p, torch.Tensor) else p, np.int64) for p in prompts]
-        self.length = torch.tensor([len(a) for a in arrays], device=model.device).repeat_interleave(n)
-        ids = np.zeros((len(arrays), max(map(len, arrays))), np.int64)
-        for i, array in enumerate(arrays):
-            ids[i, : len(array)] = array
+        ids, lengths = Sequences(prompts, [()] * len(prompts)).padded_rows()
+        self.length = torch.from_numpy(lengths).to(model.device).repeat_interleave(n)
         self.ids = torch.from_numpy(ids).to(model.device).repeat_interleave(n, 0)
 
     def next(self, tokens: torch.Tensor | None) -> torch.Tensor:

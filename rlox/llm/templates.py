@@ -22,12 +22,7 @@ COLUMNS = ("tools", "chat_template_kwargs")  # columns of a dataset that the cha
 class Template:
     """The chat template of a tokenizer, with the arguments of one row.
 
-    Raises
-    ------
-    ValueError
-        If there is no chat template, or it does not read an argument.
-    TypeError
-        If an argument has the wrong type.
+    Raises ValueError if there is no template, or it does not read an argument, and TypeError for a wrong type.
     """
 
     where: str
@@ -81,10 +76,7 @@ class Template:
     def opening(self, prompt: Chat) -> str:
         """Return the prompt up to where the assistant writes: within its last message, if that is the assistant's.
 
-        Raises
-        ------
-        ValueError
-            If the assistant's last message calls tools, so that it cannot be continued.
+        Raises ValueError if the assistant's last message calls tools, so that it cannot be continued.
         """
         last = prompt[-1]
         if last["role"] != "assistant":
@@ -103,11 +95,7 @@ class Template:
         """Return the prompt with its answer; `opening` is the prompt alone.
 
         If the template writes the prompt otherwise once messages follow, only the answer's content follows `opening`.
-
-        Raises
-        ------
-        ValueError
-            If it does, and the answer consists of several messages or calls tools.
+        Raises ValueError if the answer then consists of several messages or calls tools.
         """
         messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         whole = self._write(_join_chat(prompt, messages))

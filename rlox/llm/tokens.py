@@ -162,13 +162,11 @@ def pad_left(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tensor 
     The mask is None if all lengths are equal.
     """
     arrays = [_array(row) for row in rows]
-    width = max(map(len, arrays))
-    ids = np.full((len(arrays), width), pad, np.int64)
-    mask = np.zeros((len(arrays), width), np.int64)
-    for i, array in enumerate(arrays):
-        ids[i, width - len(array) :] = array
-        mask[i, width - len(array) :] = 1
-    return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)
+    lengths = np.array([len(array) for array in arrays])
+    mask = np.arange(lengths.max()) >= lengths.max() - lengths[:, None]
+    ids = np.full(mask.shape, pad, np.int64)
+    ids[mask] = np.concatenate(arrays)
+    return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask.astype(np.int64))
 
 
 def in_parts(n: int, count: int) -> list[np.ndarray]:
@@ -178,13 +176,8 @@ def in_parts(n: int, count: int) -> list[np.ndarray]:
 
 def unique_rows(rows: Iterable[Any]) -> tuple[list[int], np.ndarray]:
     """Return the indices of rows of ids without their repetitions, and for each row (N,) its index among them."""
-    seen: dict[bytes, int] = {}
-    first: list[int] = []
-    index = []
+    seen: dict[bytes, tuple[int, int]] = {}  # the number of a row among the different ones, and its index
+    numbers = []
     for i, row in enumerate(rows):
-        key = np.asarray(row, np.int64).tobytes()
-        if key not in seen:
-            seen[key] = len(first)
-            first.append(i)
-        index.append(seen[key])
-    return first, np.array(index, np.int64)
+        numbers.append(seen.setdefault(np.asarray(row, np.int64).tobytes(), (len(seen), i))[0])
+    return [i for _, i in seen.values()], np.array(numbers, np.int64)

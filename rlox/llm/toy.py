@@ -21,10 +21,10 @@ def make_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     ids = {"<pad>": 0, "<eos>": 1, **{character: i + 2 for i, character in enumerate(_CHARACTERS)}}
-    made = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    made.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    words = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def make_model(seed: int = 0, hidden: int = 64, layers: int = 2) -> tuple[Any, Any]:
@@ -87,9 +87,9 @@ class TextGridWorld:
         """Move in the direction of the first character."""
         if text[:1] not in ("0", "1", "2", "3"):
             return f"{self._grid.pos[0]}{self._grid.pos[1]}=", -0.01, False
-        found = self._grid.step(int(text[0]))
+        step = self._grid.step(int(text[0]))
         row, column = self._grid.pos
-        return f"{row}{column}=", float(found["reward"]), bool(found["terminated"])
+        return f"{row}{column}=", float(step["reward"]), bool(step["terminated"])
 
 
 def copy_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:

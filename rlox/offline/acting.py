@@ -31,13 +31,7 @@ def random_actions(spec: EnvSpec, obs: np.ndarray, mask: np.ndarray | None, rng:
 
 
 class RandomPolicy:
-    """Uniformly random legal actions for all agents.
-
-    Raises
-    ------
-    ValueError
-        For continuous actions without bounds; the message names the group.
-    """
+    """Uniformly random legal actions for all agents; a ValueError names a group whose actions have no bounds."""
 
     def __init__(self, spec: MultiAgentSpec, where: str):
         for group in spec.groups:
@@ -57,22 +51,8 @@ class RandomPolicy:
 class SharedPolicy:
     """One policy for all agents with the observations and actions of the policy; other agents act at random.
 
-    Masks of legal actions are respected.
-
-    Parameters
-    ----------
-    policy : Actor
-        A policy as described in `rlox.nn.policies`.
-    own : EnvSpec
-        Its observations, (D,) f32, and actions.
-    spec : MultiAgentSpec
-        The environment's agents.
-    device : str
-        The policy's device.
-    transform : callable, optional
-        Applied to observations (B, D) before the policy sees them.
-    where : str
-        Name at the beginning of error messages.
+    Masks of legal actions are respected. `own` describes the policy's observations, (D,) f32, and actions, and `spec`
+    the environment's agents; `transform` is applied to observations (B, D) before the policy sees them.
 
     Attributes
     ----------
@@ -122,12 +102,11 @@ class SharedPolicy:
         self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
     ) -> list[np.ndarray]:
         """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
-        groups = self._spec.groups
         return [
             self._play(rows, mask, deterministic, rng)
             if group in self.groups
             else random_actions(group.spec, rows, mask, rng)
-            for group, rows, mask in zip(groups, obs, masks, strict=True)
+            for group, rows, mask in zip(self._spec.groups, obs, masks, strict=True)
         ]
 
     def _play(self, rows: np.ndarray, mask: np.ndarray | None, deterministic: bool, rng: Rng) -> np.ndarray:
@@ -149,8 +128,8 @@ def share_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPoli
 
 def evaluate_shared(policy: SharedPolicy, **arguments: Any) -> AgentsEvaluation:
     """Run `rlox.evaluation.agents.evaluate_agents`; `returns` are sums over the agents of the policy."""
-    found = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
-    return replace(found, returns=found.agent_returns[:, policy.slots].sum(1))
+    evaluation = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
+    return replace(evaluation, returns=evaluation.agent_returns[:, policy.slots].sum(1))
 
 
 def read_group(spec: MultiAgentSpec, dataset: Any) -> Group:
@@ -158,21 +137,17 @@ def read_group(spec: MultiAgentSpec, dataset: Any) -> Group:
 
     If no group has these sizes, return the first group.
     """
-    shown = set(getattr(dataset, "metadata", {}).get("agents", ()))
-    named = [group for group in spec.groups if shown and shown <= set(group.agents)]
-    shape, n_actions = getattr(dataset, "obs_shape", None), getattr(dataset, "n_actions", None)
-    alike = [
-        group
-        for group in spec.groups
-        if group.spec.obs_shape == shape and group.spec.discrete == (n_actions is not None)
-    ]
+    agents = set(getattr(dataset, "metadata", {}).get("agents", ()))
+    named = [group for group in spec.groups if agents and agents <= set(group.agents)]
+    kind = (getattr(dataset, "obs_shape", None), getattr(dataset, "n_actions", None) is not None)
+    alike = [group for group in spec.groups if (group.spec.obs_shape, group.spec.discrete) == kind]
     return [*named, *alike, *spec.groups][0]
 
 
-def _alike(one: EnvSpec, other: EnvSpec) -> bool:
+def _alike(spec: EnvSpec, other: EnvSpec) -> bool:
     """Return whether observations and actions are the same, regardless of their names."""
     names = ("obs_shape", "n_actions", "n_choices", "act_dim", "act_low", "act_high")
-    return not one.image and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return not spec.image and all(np.array_equal(getattr(spec, name), getattr(other, name)) for name in names)
 
 
 def _require_bounds(group: Group, where: str) -> None:

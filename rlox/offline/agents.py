@@ -24,25 +24,11 @@ _PATIENCE = 10_000  # steps without an action of any chosen agent after which an
 class AgentEpisodes:
     """N environments with several agents, of which only the chosen agents are recorded.
 
-    Parameters
-    ----------
-    env_id, n_envs, seed, kwargs
-        As for `rlox.multi_agent.make_multi_agent_env`.
-    chosen : sequence of str, optional
-        Names of agents with equal spaces, or of their group. None records all agents, which must then have equal
-        spaces.
+    `chosen` contains names of agents with equal spaces, or of their group; None records all agents, which must then
+    have equal spaces. The other arguments are those of `rlox.multi_agent.make_multi_agent_env`. `spec` describes
+    observations and actions of one agent; `agents` are the names of the M recorded agents.
 
-    Attributes
-    ----------
-    spec : EnvSpec
-        Observations and actions of one agent.
-    agents : tuple of str
-        Names of the M recorded agents.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, or agents of different groups; the message names the groups.
+    Raises ValueError, with the groups, for an unknown name, or agents of different groups.
     """
 
     def __init__(
@@ -75,18 +61,8 @@ class AgentEpisodes:
     ) -> list[float]:
         """Take steps until there are `count` rows. Returns the returns of completed lives.
 
-        Parameters
-        ----------
-        algorithm
-            Acts for all agents; None takes uniformly random legal actions.
-        count, seed : int
-            Number of rows, and seed of the actions.
-        deterministic : bool
-            Take the most likely actions.
-        push : callable
-            Called with the number of an agent, environment * M + its index, and its next rows.
-        progress : callable, optional
-            Called with the number of rows since its last call.
+        `algorithm` acts for all agents; None takes uniformly random legal actions. `push` is called with the number of
+        an agent, environment * M + its index, and its next rows; `progress` with the number of new rows.
         """
         spec, env, g, members = self.spec, self.env, self._group, self._members
         rng, policy = Rng(seed, Stream.ACTION), _load_acting(algorithm, env.spec, self._name)
@@ -130,8 +106,8 @@ class AgentEpisodes:
             for i in range(n):
                 for a in range(m):
                     rows = np.flatnonzero(lived[:used, i, a])
-                    found = {name: column[rows, i, a] for name, column in block.items()}
-                    push(i * m + a, {**found, AGENT: np.full(len(rows), a, np.int32)})
+                    own = {name: column[rows, i, a] for name, column in block.items()}
+                    push(i * m + a, {**own, AGENT: np.full(len(rows), a, np.int32)})
             taken += reported
             if progress is not None:
                 progress(reported)
@@ -178,15 +154,15 @@ def _choose_group(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[in
         return 0, list(range(spec.n_agents))
     known = {agent: {(g, a)} for g, group in enumerate(spec.groups) for a, agent in enumerate(group.agents)}
     known |= {group.name: {(g, a) for a in range(len(group.agents))} for g, group in enumerate(spec.groups)}
-    found: set[tuple[int, int]] = set()
+    members: set[tuple[int, int]] = set()
     for name in names:
         if name not in known:
             raise ValueError(
                 f"collect: agents must be among {_spell(spec)}, got {name!r}; {nearest(name, list(known))}"
             )
-        found |= known[name]
-    groups = {g for g, _ in found}
+        members |= known[name]
+    groups = {g for g, _ in members}
     if len(groups) != 1:
         got = ", ".join(names) or "none"
         raise ValueError(f"collect: agents must be of one group, whose spaces are equal, got {got}; {_spell(spec)}")
-    return groups.pop(), sorted(a for _, a in found)
+    return groups.pop(), sorted(a for _, a in members)

@@ -14,6 +14,8 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,28 @@ _BLOCK_BYTES = 4 << 20
 NUMPY_NAMES = {"halffloat": "f2", "float": "f4", "double": "f8"}
 
 
-def import_arrow(where: str):
-    """Return pyarrow, or raise an ImportError with the remedy."""
+def import_package(name: str, extra: str, where: str) -> Any:
+    """Return a package, or raise an ImportError with the remedy, an extra of rlox."""
     try:
-        import pyarrow
-        import pyarrow.ipc
+        return import_module(name)
     except ImportError as e:
-        raise ImportError(f'{where}: pyarrow is required; pip install "rlox-cli[arrow]"') from e
+        raise ImportError(f'{where}: {name} is required; pip install "rlox-cli[{extra}]"') from e
+
+
+def import_arrow(where: str) -> Any:
+    """Return pyarrow, or raise an ImportError with the remedy."""
+    pyarrow = import_package("pyarrow", "arrow", where)
+    import_module("pyarrow.ipc")
     return pyarrow
+
+
+@contextmanager
+def report_damage(what: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """Raise exceptions of these `kinds` as a ValueError: `what`, a full sentence, and theirs."""
+    try:
+        yield
+    except kinds as e:
+        raise ValueError(f"{what}: {one_line(e)}") from e
 
 
 def block_rows(row_bytes: int) -> int:
@@ -143,9 +159,9 @@ def open_reader(path: Path, where: str):
     pa = import_arrow(where)
     try:
         return pa.ipc.open_file(pa.memory_map(os.fsencode(path)))
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError) as e:
-        if isinstance(e, FileNotFoundError):
-            raise
         raise ValueError(
             f"{where}: {path} must be an Arrow IPC (Feather V2) file, but is not, or was cut short: {one_line(e)}"
         ) from e
@@ -160,23 +176,20 @@ def metadata_of(schema: Any, where: str) -> dict[str, Any]:
 def read_metadata(text: str, where: str) -> dict[str, Any]:
     """Parse the JSON metadata of a file written by rlox.
 
-    Raises
-    ------
-    ValueError
-        If it is damaged, or from a newer version of rlox.
+    Raises ValueError if it is damaged, or from a newer version of rlox.
     """
     try:
-        found = parse_json(text)
-        if isinstance(found, dict) and "env" in found:
-            found["env"] = decode_value(found["env"])
+        metadata = parse_json(text)
+        if isinstance(metadata, dict) and "env" in metadata:
+            metadata["env"] = decode_value(metadata["env"])
     except ValueError as e:
         raise ValueError(f"{where}: its metadata is damaged: {one_line(e)}") from e
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = one_line(found.get("format") if isinstance(found, dict) else found, 40)
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        got = one_line(metadata.get("format") if isinstance(metadata, dict) else metadata, 40)
         raise ValueError(f"{where}: its format must be {FORMAT}, got {got}; update rlox-cli")
-    if bad := [name for name, holds in _RULES.items() if name in found and not holds(found[name])]:
-        raise ValueError(f"{where}: its metadata is damaged: {bad[0]} cannot be {one_line(found[bad[0]], 80)}")
-    return found
+    if bad := [name for name, holds in _RULES.items() if name in metadata and not holds(metadata[name])]:
+        raise ValueError(f"{where}: its metadata is damaged: {bad[0]} cannot be {one_line(metadata[bad[0]], 80)}")
+    return metadata
 
 
 def map_columns(reader: Any, where: str) -> Block | None:
@@ -190,17 +203,10 @@ def map_columns(reader: Any, where: str) -> Block | None:
     if reader.num_record_batches != 1 or "next_obs" not in names or "episode" in names:
         return None
     kinds = [reader.schema.field(names[name]).type for name in COLUMNS]
-    floats, flags = (pa.float32(),), (pa.uint8(), pa.bool_())
     rows = [kind.value_type if pa.types.is_fixed_size_list(kind) else kind for kind in kinds]
-    wanted = (
-        (pa.float32(), pa.uint8()),
-        (rows[0],),
-        (pa.float32(), pa.int64(), pa.int32()),
-        floats,
-        flags,
-        flags,
-    )
-    if any(kind not in these for kind, these in zip(rows, wanted, strict=True)):
+    observations, flags = (pa.float32(), pa.uint8()), (pa.uint8(), pa.bool_())
+    mapped = (observations, (rows[0],), (pa.float32(), pa.int64(), pa.int32()), (pa.float32(),), flags, flags)
+    if any(kind not in these for kind, these in zip(rows, mapped, strict=True)):
         return None
     if any(pa.types.is_fixed_size_list(kind) for kind in kinds[3:]):
         return None
@@ -212,19 +218,13 @@ def map_columns(reader: Any, where: str) -> Block | None:
 
 
 def map_agents(reader: Any, where: str) -> np.ndarray | None:
-    """Return the column ``agent`` of a file whose columns are mapped, (N,) integers; None if there is none.
-
-    Raises
-    ------
-    ValueError
-        If it has another type.
-    """
+    """Return the column ``agent`` (N,) of a mapped file, or None; raise a ValueError unless it has integers."""
     if AGENT not in reader.schema.names:
         return None
-    found = as_numpy(reader.get_batch(0).column(AGENT), AGENT, where, 0)
-    if found.dtype.kind not in "iu" or found.ndim != 1:
-        raise ValueError(f"{where}: column {AGENT} must hold one integer in each row, got {found.dtype}")
-    return found
+    agents = as_numpy(reader.get_batch(0).column(AGENT), AGENT, where, 0)
+    if agents.dtype.kind not in "iu" or agents.ndim != 1:
+        raise ValueError(f"{where}: column {AGENT} must hold one integer in each row, got {agents.dtype}")
+    return agents
 
 
 def _first_null(array: Any) -> int:
@@ -234,10 +234,7 @@ def _first_null(array: Any) -> int:
 def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
     """Convert an Arrow array to (n, …) numbers, without a copy if possible; `first` is its first row in the dataset.
 
-    Raises
-    ------
-    ValueError
-        For missing values, lists of different lengths, or values that are not numbers.
+    Raises ValueError for missing values, lists of different lengths, or values that are not numbers.
     """
     pa = import_arrow(where)
     if isinstance(array, pa.ExtensionArray):
@@ -291,7 +288,5 @@ def file_blocks(reader: Any, names: dict[str, str], where: str) -> Iterator[Bloc
     """Yield the record batches of an open Arrow file as blocks."""
     pa = import_arrow(where)
     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-    try:
+    with report_damage(f"{where}: its contents are damaged or cut short", pa.ArrowException, OSError):
         yield from table_blocks(batches, names, where)
-    except (pa.ArrowException, OSError) as e:
-        raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e

@@ -105,18 +105,10 @@ def collect(
 
     Parameters
     ----------
-    behaviours : sequence of Behaviour
-        At least one.
     env : dict
         ``id kwargs wrappers backend``, as in a checkpoint's header.
     n_steps : int
         Rows of the dataset; with several agents, a step of the environment gives one row for each agent that acts.
-    path : path
-        Path of the file.
-    seed : int
-        Determines environments and actions.
-    n_envs : int
-        Number of parallel environments, whose unfinished episodes are in memory.
     deterministic : bool
         Take the most likely actions instead of acting as in training, where actions are sampled with exploration noise.
     agents : sequence of str, optional
@@ -129,8 +121,8 @@ def collect(
     -------
     dict
         The file's metadata: ``env``, ``seed``, ``policies`` (each with its steps, episodes, returns, whether it acted
-        deterministically, and the added noise), ``versions``,
-        ``reference_returns`` if both are known, ``agents`` if there are several.
+        deterministically, and the added noise), ``versions``, ``reference_returns`` if both are known, ``agents`` if
+        there are several.
 
     Raises
     ------
@@ -167,19 +159,18 @@ def collect(
             try:
                 if rows is None:
                     _require_disk(path, n_steps, spec)
-                    rows = Rows("collect", writer, **_limits(spec))
+                    rows = Rows("collect", writer.write, **_limits(spec))
                 episodes = _Episodes(rows, side_by_side * len(names or [""]))
                 if several:
-                    returns = vec.gather(
-                        behaviour.algorithm, count, int(own_seed), deterministic, episodes.push, progress
-                    )
+                    own = (behaviour.algorithm, count, int(own_seed), deterministic)
+                    returns = vec.gather(*own, episodes.push, progress)
                     episodes.finish()
                 else:
                     returns = _act(vec, behaviour, count, int(own_seed), deterministic, episodes, progress)
             finally:
                 vec.close()
             n_cut += episodes.n_cut
-            acting = {**_describe_behaviour(behaviour), **_exploration(behaviour.algorithm, deterministic)}
+            acting = {"name": behaviour.name, **behaviour.info, **_exploration(behaviour.algorithm, deterministic)}
             entries.append({**acting, "n_steps": count, **_summary(returns)})
         metadata = {
             "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
@@ -197,7 +188,7 @@ def collect(
 
 def _require_agents(behaviours: Sequence[Behaviour], env: dict[str, Any], agents: Sequence[str] | None) -> bool:
     """Return whether the environment has several agents. Raises ValueError if other arguments contradict that."""
-    trained = next((one for one in behaviours if getattr(one.algorithm, "several", False)), None)
+    trained = next((each for each in behaviours if getattr(each.algorithm, "several", False)), None)
     several = is_multi_agent(env["id"]) or (trained is not None and not isinstance(env["id"], str))
     name = env_name(env["id"])
     if several and env["wrappers"]:
@@ -222,10 +213,6 @@ def _require_disk(path: str | os.PathLike, n_steps: int, spec: EnvSpec) -> None:
             f"collect: n_steps must fit on the disk, got {n_steps:,}, whose rows take {n_steps * row / 2**30:,.1f} "
             f"GiB, but {free / 2**30:,.1f} GiB are free at {folder}"
         )
-
-
-def _describe_behaviour(behaviour: Behaviour) -> dict[str, Any]:
-    return {"name": behaviour.name, **behaviour.info}
 
 
 def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
@@ -353,23 +340,12 @@ def write_replay(
     """Write the contents of an off-policy algorithm's replay memory, oldest first, in the format of `collect`.
 
     An episode is truncated where the next transition does not continue it: where environments started new episodes
-    after a resume.
+    after a resume. `algorithm` comes from `from_checkpoint`, with its memory; `info` has entries on the learning policy
+    for the dataset's metadata; `path` and `progress` are as for `collect`.
 
-    Parameters
-    ----------
-    algorithm
-        An algorithm from `from_checkpoint`, with its memory.
-    path, progress
-        As for `collect`.
-    info : dict
-        Entries on the learning policy for the dataset's metadata.
-
-    Raises
-    ------
-    ValueError
-        If the memory is empty, is neither uniform nor prioritized, or contains n-step returns.
+    Raises ValueError if the memory is empty, is neither uniform nor prioritized, or contains n-step returns.
     """
-    buffer, n_envs, spec = algorithm.buffer, algorithm.n_envs, algorithm.spec
+    buffer, n_envs, spec, options = algorithm.buffer, algorithm.n_envs, algorithm.spec, algorithm.env_options
     if not isinstance(buffer, ReplayBuffer):
         raise ValueError(f"collect: the memory must be uniform or prioritized, got {type(buffer).__name__}")
     if buffer.n_step > 1:
@@ -380,7 +356,7 @@ def write_replay(
     # The k-th pushed row belongs to environment k % n_envs.
     first = -(-(count - len(buffer)) // n_envs) * n_envs
     with ArrowWriter(path) as writer:
-        rows = Rows("collect", writer, **_limits(spec))
+        rows = Rows("collect", writer.write, **_limits(spec))
         episodes = _Episodes(rows, n_envs)
         size = max(1, block_rows(8 * spec.obs_dim) // n_envs) * n_envs
         reached: list[np.ndarray | None] = [None] * n_envs  # the observation after each environment's last row
@@ -407,11 +383,7 @@ def write_replay(
                 progress(stop - start)
         episodes.finish()
         metadata = {
-            "env": {
-                "id": env_name(algorithm.env_id),
-                "kwargs": algorithm.env_options.kwargs,
-                "wrappers": algorithm.env_options.wrappers,
-            },
+            "env": {"id": env_name(algorithm.env_id), "kwargs": options.kwargs, "wrappers": options.wrappers},
             "seed": algorithm.seed,
             "policies": [{**info, "name": "replay", "n_steps": count - first}],
             "n_cut_episodes": episodes.n_cut,

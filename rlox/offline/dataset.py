@@ -92,11 +92,10 @@ def open_dataset(
     ImportError
         If pyarrow, h5py or minari is required but missing.
     """
-    settings = source
-    given = (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
+    settings, options = source, (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
     if not isinstance(settings, DatasetConfig):
-        settings = DatasetConfig(str(source), *given)
-    elif given != (False, None, 1.0, 0.0, False):
+        settings = DatasetConfig(str(source), *options)
+    elif options != (False, None, 1.0, 0.0, False):
         raise TypeError("open_dataset: a DatasetConfig must be the only argument; its fields replace the others")
     where = f"dataset {settings.source}"
     path, others = _find(settings.source, where)
@@ -106,10 +105,7 @@ def open_dataset(
 def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
     """Return a dataset's metadata, such as ``env``, ``policies`` and ``seed``, without reading its rows.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError, ImportError
-        As `open_dataset`.
+    Raises the errors of `open_dataset`.
     """
     where = f"dataset {source}"
     path, others = _find(str(source), where)
@@ -132,10 +128,7 @@ def _find(source: str, where: str) -> tuple[Path, tuple[str, Callable[[], Source
 def check_source(source: str) -> None:
     """Raise unless `source` is a file that can be opened, or may be a Minari id.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        With the nearest file name, or the supported endings.
+    The FileNotFoundError or ValueError has the nearest file name, or the supported endings.
     """
     where, path = f"dataset {source}", Path(source)
     if source.startswith("minari:"):
@@ -173,7 +166,7 @@ def _convert_once(name: str, key: str, make: Callable[[], Source]) -> Path:
 def convert(source: Source, path: str | os.PathLike) -> None:
     """Check the rows of `source`, and write them to an Arrow file that opens at once."""
     with ArrowWriter(path) as writer:
-        rows = Rows(source.where, writer, **source.limits())
+        rows = Rows(source.where, writer.write, **source.limits())
         for block in source.blocks:
             rows.push(block)
         writer.finish({**source.metadata, **rows.finish()})
@@ -239,12 +232,7 @@ def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where
 
 def _check_mapped(columns: Block, where: str) -> None:
     """Run the checks that files written by rlox have already passed, without keeping or copying anything."""
-
-    class Discard:
-        def write(self, block: Block) -> None:
-            pass
-
-    rows, n = Rows(where, Discard()), len(columns["rewards"])
+    rows, n = Rows(where, lambda block: None), len(columns["rewards"])
     for start in range(0, n, _ROWS):
         rows.push({name: column[start : start + _ROWS] for name, column in columns.items()})
 
@@ -267,14 +255,9 @@ def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
 
 
 def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
-    """Raise unless the dataset's observations and actions match the environment's.
+    """Raise a ValueError unless the dataset's observations and actions have the environment's shape, kind and bounds.
 
     Attributes that a custom dataset does not define (``obs_shape act_dim n_actions metadata``) are not checked.
-
-    Raises
-    ------
-    ValueError
-        For another shape or kind; for actions beyond the bounds, with their row.
     """
     known = getattr(dataset, "metadata", {})
     name = f"{where}: the dataset {one_line(known.get('source', ''), 200)}".rstrip()

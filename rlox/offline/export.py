@@ -6,13 +6,15 @@ import math
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
-from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_text
+from rlox.offline.arrow import METADATA, block_rows, import_arrow, import_package, metadata_text
 from rlox.offline.returns import episode_starts
 from rlox.offline.rows import AGENT, COLUMNS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
@@ -26,23 +28,15 @@ SUFFIXES = (*ARROW_SUFFIXES, ".npz", ".h5", ".hdf5", ".parquet")
 def check_destination(dest: str, force: bool = False) -> None:
     """Raise unless a dataset may be written to `dest`.
 
-    Raises
-    ------
-    ValueError
-        For an ending of no known format, an invalid Minari id, or a destination that already exists, unless `force`.
-    ImportError
-        If the format's package is missing.
+    Raises ValueError for an ending of no known format, an invalid Minari id, or a destination that already exists,
+    unless `force`, and ImportError if the format's package is missing.
     """
     where = f"--out {dest}"
     if dest.startswith("minari:"):
         name = dest.removeprefix("minari:")
         if not MINARI_ID.fullmatch(name):
             raise ValueError(f"{where}: a Minari id must be minari:(namespace/)name-vN")
-        try:
-            from minari import list_local_datasets
-        except ImportError as e:
-            raise ImportError(f'{where}: minari is required; pip install "rlox-cli[minari]"') from e
-        if name in list_local_datasets():
+        if name in import_package("minari", "minari", where).list_local_datasets():
             raise ValueError(f"{where}: the dataset must be new; `minari delete {name}` removes the old one")
         return
     path = Path(dest)
@@ -53,10 +47,7 @@ def check_destination(dest: str, force: bool = False) -> None:
     if path.exists() and not force:
         raise ValueError(f"{where}: this file already exists; --force replaces it")
     if path.suffix in (".h5", ".hdf5"):
-        try:
-            import h5py  # noqa: F401 (checked before anything is collected)
-        except ImportError as e:
-            raise ImportError(f'{where}: h5py is required; pip install "rlox-cli[hdf5]"') from e
+        import_package("h5py", "hdf5", where)  # before anything is collected
 
 
 def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
@@ -114,17 +105,16 @@ def _to_hdf5(columns: Block, integers: bool, text: str, path: Path) -> None:
 
     with h5py.File(path, "w") as file:
         file.attrs[METADATA] = text
-        made = {}
+        arrays, at = {}, 0
         theirs_of = {**dict(zip(COLUMNS, _D4RL_NAMES, strict=True)), AGENT: AGENT}
         for name in columns:
             flag = name in ("terminated", "truncated")
             dtype = np.bool_ if flag else np.int64 if name == "actions" and integers else columns[name].dtype
-            made[name] = file.create_dataset(theirs_of[name], columns[name].shape, dtype)
-        at = 0
+            arrays[name] = file.create_dataset(theirs_of[name], columns[name].shape, dtype)
         for block in _blocks(columns, integers):
             n = len(block["rewards"])
             for name, column in block.items():
-                made[name][at : at + n] = column
+                arrays[name][at : at + n] = column
             at += n
 
 
@@ -149,6 +139,7 @@ def _to_parquet(columns: Block, integers: bool, text: str, path: Path) -> None:
 
 
 def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], name: str) -> None:
+    import gymnasium
     import minari
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
@@ -161,15 +152,14 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
     low, high = (0, 255) if pixels else (-np.inf, np.inf)
     if n_actions is None:
         width = columns["actions"].shape[1]
-        bounds = [np.asarray(known.get(key, [value] * width), np.float32) for key, value in
-                  (("act_low", -np.inf), ("act_high", np.inf))]  # fmt: skip
+        limits = {"act_low": -np.inf, "act_high": np.inf}
+        bounds = [np.asarray(known.get(key, [value] * width), np.float32) for key, value in limits.items()]
         act_space: spaces.Space = spaces.Box(*bounds, dtype=np.float32)
     else:
         act_space = spaces.Discrete(n_actions)
 
     def episodes() -> Iterator[EpisodeBuffer]:
-        start = 0
-        for stop in ends.tolist():
+        for start, stop in pairwise([0, *ends.tolist()]):
             part = slice(start, stop)
             actions = columns["actions"][part]
             yield EpisodeBuffer(
@@ -179,17 +169,19 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
                 terminations=columns["terminated"][part].astype(bool),
                 truncations=columns["truncated"][part].astype(bool),
             )
-            start = stop
 
     env = known.get("env", {})
-    plain = env and not env["kwargs"] and not env["wrappers"]
+    spec = None
+    if env and not env["kwargs"] and not env["wrappers"]:
+        with suppress(gymnasium.error.Error):  # environments unknown to gymnasium
+            spec = gymnasium.spec(env["id"])
     policies = ", ".join(policy["name"] for policy in known.get("policies", ())) or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the author, permalink and other fields that only a publisher can fill
-        made = minari.create_dataset_from_buffers(
+        created = minari.create_dataset_from_buffers(
             name,
             episodes(),
-            env=_gym_spec(env["id"]) if plain else None,
+            env=spec,
             observation_space=spaces.Box(low, high, obs.shape[1:], obs.dtype.type),
             action_space=act_space,
             algorithm_name=policies,
@@ -198,15 +190,4 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
         )
         if "reference_returns" in known:
             scores = known["reference_returns"]
-            made.storage.update_metadata({"ref_min_score": scores["random"], "ref_max_score": scores["expert"]})
-
-
-def _gym_spec(env_id: str) -> Any:
-    """Return gymnasium's spec for an id; None for environments unknown to gymnasium."""
-    import gymnasium
-    from gymnasium.error import Error
-
-    try:
-        return gymnasium.spec(env_id)
-    except Error:
-        return None
+            created.storage.update_metadata({"ref_min_score": scores["random"], "ref_max_score": scores["expert"]})

@@ -19,12 +19,8 @@ _DRAWN = 1024
 def require_mixable(dataset: Any, spec: EnvSpec, where: str) -> None:
     """Raise unless the dataset's transitions match the environment's.
 
-    Raises
-    ------
-    TypeError
-        If `dataset` is not a dataset.
-    ValueError
-        For normalised samples, another shape or kind, or actions beyond the bounds, with their row.
+    Raises TypeError if `dataset` is not a dataset, and ValueError for normalised samples, another shape or kind, or
+    actions beyond the bounds, with their row.
     """
     if not isinstance(dataset, OfflineDataset):
         raise TypeError(

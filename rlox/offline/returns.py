@@ -19,30 +19,12 @@ def returns_to_go(
     gamma: float,
     most: int = 10_000,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return discounted returns from `rows` (M,) of N recorded transitions to the end of their episodes.
+    """Return discounted returns (M,) f64 from `rows` (M,) of N recorded transitions to the end of their episodes.
 
-    The transitions are in the order in which they happened; rows after the last end belong to an unfinished episode.
-
-    Parameters
-    ----------
-    rewards, terminated, truncated : array (N,)
-        As in `rlox.OfflineDatasetBuffer`.
-    rows : array (M,) of int
-        First rows of the sums.
-    gamma : float
-        Discount per step.
-    most : int
-        Largest number of steps of a sum.
-
-    Returns
-    -------
-    returns : array (M,) f64
-        Discounted sums of the rewards from each row on.
-    rest : array (M,) f64
-        Factor for adding the value of the last row's next observation: 0 after a termination, else gamma to the power
-        of the number of steps.
-    last : array (M,) int64
-        The last row of each sum.
+    The transitions are in the order in which they happened; rows after the last end belong to an unfinished episode. A
+    sum has at most `most` steps. Also returns the factor (M,) f64 for adding the value of the last row's next
+    observation, 0 after a termination, else gamma to the power of the number of steps; and the last row (M,) int64 of
+    each sum.
     """
     ends = np.flatnonzero((terminated != 0) | (truncated != 0))
     ends = np.append(ends, len(rewards) - 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -51,29 +51,25 @@ def allocate_block(spec: EnvSpec, shape: tuple[int, ...]) -> Block:
     return {name: np.empty((*shape, *own), dtype) for name, (own, dtype) in dtypes.items()}
 
 
-def names_of(found: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
+def names_of(present: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the file's name for each column; ``next_obs`` and ``episode`` may be missing.
 
-    ``agent`` is included only if the `metadata` names the agents.
-
-    Raises
-    ------
-    ValueError
-        For a column that is missing, or exists under two names.
+    ``agent`` is included only if the `metadata` names the agents. Raises ValueError for a column that is missing, or
+    exists under two names.
     """
     chosen: dict[str, str] = {}
     for name, others in ALIASES.items():
-        present = [known for known in (name, *others) if known in found]
-        if len(present) > 1:
-            raise ValueError(f"{where}: column {name} must be present once, got {' and '.join(present)}")
-        if present:
-            chosen[name] = present[0]
+        spellings = [known for known in (name, *others) if known in present]
+        if len(spellings) > 1:
+            raise ValueError(f"{where}: column {name} must be present once, got {' and '.join(spellings)}")
+        if spellings:
+            chosen[name] = spellings[0]
         elif name not in ("next_obs", "episode"):
             raise ValueError(
-                f"{where}: column {name} must be present, got {', '.join(sorted(found)) or 'no columns'}"
+                f"{where}: column {name} must be present, got {', '.join(sorted(present)) or 'no columns'}"
                 f"{_REMEDIES.get(name, '')}"
             )
-    if AGENT in found and (metadata or {}).get("agents"):
+    if AGENT in present and (metadata or {}).get("agents"):
         chosen[AGENT] = AGENT
     return chosen
 
@@ -93,12 +89,6 @@ def check_bounds(actions: np.ndarray, low: Any, high: Any, where: str, first: in
         )
 
 
-class Sink(Protocol):
-    """Receiver of checked rows."""
-
-    def write(self, block: Block) -> None: ...
-
-
 class Rows:
     """Checks blocks of rows in order, and passes them on complete, with next observations.
 
@@ -110,7 +100,7 @@ class Rows:
     ----------
     where : str
         Name at the beginning of error messages.
-    sink
+    write : callable
         Receives every finished block: the six columns with equal dtypes and shapes throughout, and ``agent`` if it is
         present.
     n_actions : int, optional
@@ -124,15 +114,15 @@ class Rows:
     def __init__(
         self,
         where: str,
-        sink: Sink,
+        write: Callable[[Block], Any],
         n_actions: int | None = None,
         act_low: Any = None,
         act_high: Any = None,
         n_agents: int | None = None,
     ):
         self._where = where
-        self._sink = sink
-        self._given = n_actions
+        self._write = write
+        self._n_actions = n_actions
         self._n_agents = n_agents
         self._largest = -1  # largest discrete action
         self._bounds = None if act_low is None else (np.asarray(act_low), np.asarray(act_high))
@@ -145,21 +135,20 @@ class Rows:
         self._flagged = True  # whether the previous row ended its episode
         self.dropped = 0
 
-    def push(self, given: Block) -> None:
+    def push(self, raw: Block) -> None:
         """Process the next rows of every column."""
-        n = len(given["rewards"])
+        n = len(raw["rewards"])
         if n == 0:
             return
-        block = {
-            name: self._numbers(name, column, n) for name, column in given.items() if name not in ("episode", AGENT)
-        }
-        if AGENT in given:
-            block[AGENT] = self._places(np.asarray(given[AGENT]), n)
+        block = {name: self._numbers(name, column, n) for name, column in raw.items() if name not in ("episode", AGENT)}
+        if AGENT in raw:
+            block[AGENT] = self._places(np.asarray(raw[AGENT]), n)
         for name in ("terminated", "truncated"):
-            block[name] = self._flags(name, block[name])
+            self._refuse_where((block[name] != 0) & (block[name] != 1), name, "hold only 0 and 1", block[name])
+            block[name] = block[name].astype(np.uint8)
         block["actions"] = self._actions(block["actions"])
-        if "episode" in given:
-            self._check_episodes(np.asarray(given["episode"]), block)
+        if "episode" in raw:
+            self._check_episodes(np.asarray(raw["episode"]), block)
         self._n += n
         if "next_obs" in block:
             self._emit(block)
@@ -174,16 +163,9 @@ class Rows:
             self._pending = block
 
     def finish(self) -> dict[str, Any]:
-        """Pass on the waiting rows. Returns data on all rows, for the file's metadata.
-
-        Raises
-        ------
-        ValueError
-            If there were no rows.
-        """
+        """Pass on the waiting rows. Returns data on all rows, for the file's metadata; ValueError if there are none."""
         if self._pending is not None:
-            last = self._pending["terminated"][-1] | self._pending["truncated"][-1]
-            if not last:
+            if not self._pending["terminated"][-1] | self._pending["truncated"][-1]:
                 self._pending["truncated"] = self._pending["truncated"].copy()
                 self._pending["truncated"][-1] = 1
             self._derive(self._pending, None)
@@ -194,15 +176,15 @@ class Rows:
                 f"{self._where}: column next_obs must be present, because every episode has one row and was truncated "
                 "after it"
             )
-        found: dict[str, Any] = {"obs_shape": list(self._shapes["obs"]), "n_dropped": self.dropped}
+        metadata: dict[str, Any] = {"obs_shape": list(self._shapes["obs"]), "n_dropped": self.dropped}
         if self._discrete:
-            found["n_actions"] = self._given or self._largest + 1
+            metadata["n_actions"] = self._n_actions or self._largest + 1
         elif self._bounds is not None:
-            found["act_low"], found["act_high"] = (np.ravel(bound).tolist() for bound in self._bounds)
+            metadata["act_low"], metadata["act_high"] = (np.ravel(bound).tolist() for bound in self._bounds)
         if self._stats is not None:
-            found["obs_mean"] = self._stats.mean().tolist()
-            found["obs_std"] = (self._stats.std() + STD_EPS).tolist()
-        return found
+            metadata["obs_mean"] = self._stats.mean().tolist()
+            metadata["obs_std"] = (self._stats.std() + STD_EPS).tolist()
+        return metadata
 
     @property
     def _discrete(self) -> bool:
@@ -211,10 +193,13 @@ class Rows:
     def _refuse(self, name: str, rule: str, got: Any, row: int) -> NoReturn:
         raise ValueError(f"{self._where}: column {name} must {rule}, got {got} in row {self._n + row}")
 
-    def _numbers(self, name: str, given: Any, n: int) -> np.ndarray:
-        """Convert a column of a block to float32, uint8 (images) or int64 (discrete actions); check for finite values
-        and equal shapes."""
-        column = np.asarray(given)
+    def _refuse_where(self, wrong: np.ndarray, name: str, rule: str, column: np.ndarray) -> None:
+        if wrong.any():
+            self._refuse(name, rule, column[wrong.argmax()], int(wrong.argmax()))
+
+    def _numbers(self, name: str, raw: Any, n: int) -> np.ndarray:
+        """Convert a column to float32, uint8 (images) or int64 (discrete actions), of finite values in equal shapes."""
+        column = np.asarray(raw)
         if column.dtype.kind not in "biuf":
             kind = "rows of different shapes" if column.dtype.kind == "O" else f"dtype {column.dtype}"
             raise ValueError(f"{self._where}: column {name} must hold numbers in rows of one shape, got {kind}")
@@ -252,43 +237,28 @@ class Rows:
 
     def _counts(self, column: np.ndarray) -> bool:
         """Return whether floats are the whole numbers of a known number of discrete actions."""
-        return self._given is not None and bool((column == np.floor(column)).all())
-
-    def _flags(self, name: str, column: np.ndarray) -> np.ndarray:
-        wrong = (column != 0) & (column != 1)
-        if wrong.any():
-            row = int(wrong.argmax())
-            self._refuse(name, "hold only 0 and 1", column[row], row)
-        return column.astype(np.uint8)
+        return self._n_actions is not None and bool((column == np.floor(column)).all())
 
     def _places(self, column: np.ndarray, n: int) -> np.ndarray:
         """Check indices of agents in their list, and return them as int32."""
         if column.shape != (n,) or column.dtype.kind not in "iu":
             self._refuse(AGENT, "hold one integer for each row", f"shape {column.shape} of {column.dtype}", 0)
         wrong = (column < 0) | (column >= (math.inf if self._n_agents is None else self._n_agents))
-        if wrong.any():
-            row = int(wrong.argmax())
-            self._refuse(AGENT, f"hold indices in the list of {self._n_agents} agents", column[row], row)
+        self._refuse_where(wrong, AGENT, f"hold indices in the list of {self._n_agents} agents", column)
         return column.astype(np.int32)
 
     def _actions(self, column: np.ndarray) -> np.ndarray:
         if self._discrete:
             if column.ndim > 1:
                 self._refuse("actions", "hold one integer in each row, or floats", f"{column.shape[1]} integers", 0)
-            wrong = (column < 0) | (column >= (math.inf if self._given is None else self._given))
-            if wrong.any():
-                row = int(wrong.argmax())
-                rule = ">= 0" if self._given is None else f"from 0 to {self._given - 1}"
-                self._refuse("actions", f"hold integers {rule}", column[row], row)
+            wrong = (column < 0) | (column >= (math.inf if self._n_actions is None else self._n_actions))
+            rule = ">= 0" if self._n_actions is None else f"from 0 to {self._n_actions - 1}"
+            self._refuse_where(wrong, "actions", f"hold integers {rule}", column)
             self._largest = max(self._largest, int(column.max()))
             return column
-        if self._given is not None:
-            self._refuse(
-                "actions",
-                f"hold integers, because the environment has {self._given} discrete actions",
-                f"{column.dtype} ({column.flat[0]})",
-                0,
-            )
+        if self._n_actions is not None:
+            rule = f"hold integers, because the environment has {self._n_actions} discrete actions"
+            self._refuse("actions", rule, f"{column.dtype} ({column.flat[0]})", 0)
         column = column.reshape(len(column), -1)
         if self._bounds is not None:
             check_bounds(column, *self._bounds, self._where, self._n)
@@ -336,4 +306,4 @@ class Rows:
             if self._stats is None:
                 self._stats = RunningStatsVec(math.prod(obs.shape[1:]))
             self._stats.batch_update(obs.reshape(len(obs), -1))
-        self._sink.write({name: block[name] for name in (*COLUMNS, AGENT) if name in block})
+        self._write({name: block[name] for name in (*COLUMNS, AGENT) if name in block})

@@ -40,8 +40,8 @@ def reference_returns(env_id: str, metadata: Mapping[str, Any] | None = None) ->
     known = (metadata or {}).get("reference_returns")
     if known is not None:
         return Reference(float(known["random"]), float(known["expert"]))
-    found = _TASK.fullmatch(env_id.lower())
-    return _D4RL.get(found[1]) if found else None
+    task = _TASK.fullmatch(env_id.lower())
+    return _D4RL.get(task[1]) if task else None
 
 
 def normalized_score(env_id: str, mean_return: float, metadata: Mapping[str, Any] | None = None) -> float | None:

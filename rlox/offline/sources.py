@@ -18,7 +18,16 @@ from rlox.checkpoint import one_line
 from rlox.config import nearest
 from rlox.config.servers import unreachable_hub
 from rlox.envs.spec import SpaceAdapter
-from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_of, read_metadata, table_blocks
+from rlox.offline.arrow import (
+    METADATA,
+    block_rows,
+    import_arrow,
+    import_package,
+    metadata_of,
+    read_metadata,
+    report_damage,
+    table_blocks,
+)
 from rlox.offline.rows import Block, names_of
 
 # (namespace/)*name-vN, Minari's form of dataset names.
@@ -45,19 +54,16 @@ def parquet(path: Path, where: str) -> Source:
     pa = import_arrow(where)
     import pyarrow.parquet as pq
 
-    try:
+    damage = (pa.ArrowException, OSError)
+    with report_damage(f"{where}: {path} must be a Parquet file, but is not, or was cut short", *damage):
         file = pq.ParquetFile(pa.OSFile(os.fsencode(path)))
-    except (pa.ArrowException, OSError) as e:
-        raise ValueError(f"{where}: {path} must be a Parquet file, but is not, or was cut short: {one_line(e)}") from e
     metadata = metadata_of(file.schema_arrow, where)
     names = names_of(file.schema_arrow.names, where, metadata)
 
     def blocks() -> Iterator[Block]:
-        try:
+        with report_damage(f"{where}: its contents are damaged or cut short", *damage):
             batches = file.iter_batches(batch_size=16_384, columns=list(names.values()))
             yield from table_blocks(batches, names, where)
-        except (pa.ArrowException, OSError) as e:
-            raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
 
     return Source(where, blocks(), metadata)
 
@@ -88,42 +94,35 @@ class _Member:
     def take(self, n: int) -> np.ndarray:
         """Return the next `n` rows."""
         if self._rest is not None:
-            found, self._rest = self._rest[:n], self._rest[n:]
-            return found
-        wanted = n * self.row_bytes
-        data = self._file.read(wanted)
-        if len(data) < wanted:
+            rows, self._rest = self._rest[:n], self._rest[n:]
+            return rows
+        data = self._file.read(n * self.row_bytes)
+        if len(data) < n * self.row_bytes:
             raise ValueError(f"{self._where}: column {self._name} must have {self.shape[0]} rows, but was cut short")
         return np.frombuffer(data, self.dtype).reshape(n, *self.shape[1:])
 
 
 def npz(path: Path, where: str) -> Source:
     """Read arrays of `numpy.savez` or `numpy.savez_compressed`, by column name."""
-    try:
+    damage = (zipfile.BadZipFile, OSError)
+    with report_damage(f"{where}: {path} must be an .npz file, but is not, or was cut short", *damage):
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as e:
-        raise ValueError(f"{where}: {path} must be an .npz file, but is not, or was cut short: {one_line(e)}") from e
-    found = [name.removesuffix(".npy") for name in archive.namelist()]
+    arrays = [name.removesuffix(".npy") for name in archive.namelist()]
     metadata: dict[str, Any] = {}
-    if NPZ_METADATA in found:
+    if NPZ_METADATA in arrays:
         with archive.open(f"{NPZ_METADATA}.npy") as file:
             metadata = read_metadata(str(np.lib.format.read_array(file)), where)
-    names = names_of(found, where, metadata)
+    names = names_of(arrays, where, metadata)
 
     def blocks() -> Iterator[Block]:
-        with archive:
+        what = f"{where}: its contents are damaged or cut short"
+        with report_damage(what, *damage, EOFError, zlib.error), archive:
             members = {name: _Member(archive, theirs, where) for name, theirs in names.items()}
             n = members["rewards"].shape[0]
-            yield from _ranges({name: (member.shape, member.row_bytes) for name, member in members.items()}, n, where,
-                               lambda name, start, stop: members[name].take(stop - start))  # fmt: skip
+            sizes = {name: (member.shape, member.row_bytes) for name, member in members.items()}
+            yield from _ranges(sizes, n, where, lambda name, start, stop: members[name].take(stop - start))
 
-    def guarded() -> Iterator[Block]:
-        try:
-            yield from blocks()
-        except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as e:
-            raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
-
-    return Source(where, guarded(), metadata)
+    return Source(where, blocks(), metadata)
 
 
 def _ranges(sizes: dict[str, tuple[tuple[int, ...], int]], n: int, where: str, read: Any) -> Iterator[Block]:
@@ -138,29 +137,21 @@ def _ranges(sizes: dict[str, tuple[tuple[int, ...], int]], n: int, where: str, r
 
 def hdf5(path: Path, where: str) -> Source:
     """Read an HDF5 file in D4RL's layout: one array per column, at the root."""
-    try:
-        import h5py
-    except ImportError as e:
-        raise ImportError(f'{where}: h5py is required; pip install "rlox-cli[hdf5]"') from e
-    try:
+    h5py = import_package("h5py", "hdf5", where)
+    with report_damage(f"{where}: {path} must be an HDF5 file, but is not, or was cut short", OSError):
         file = h5py.File(path, "r")
-    except OSError as e:
-        raise ValueError(f"{where}: {path} must be an HDF5 file, but is not, or was cut short: {one_line(e)}") from e
     metadata = read_metadata(file.attrs[METADATA], where) if METADATA in file.attrs else {}
     names = names_of([name for name, item in file.items() if isinstance(item, h5py.Dataset)], where, metadata)
 
     def blocks() -> Iterator[Block]:
-        with file:
+        with file, report_damage(f"{where}: its contents are damaged or cut short", OSError):
             columns = {name: file[theirs] for name, theirs in names.items()}
             sizes = {
                 name: (column.shape, math.prod(column.shape[1:]) * column.dtype.itemsize)
                 for name, column in columns.items()
             }
             n = columns["rewards"].shape[0] if columns["rewards"].shape else 0
-            try:
-                yield from _ranges(sizes, n, where, lambda name, start, stop: columns[name][start:stop])
-            except OSError as e:
-                raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
+            yield from _ranges(sizes, n, where, lambda name, start, stop: columns[name][start:stop])
 
     return Source(where, blocks(), metadata)
 
@@ -168,18 +159,9 @@ def hdf5(path: Path, where: str) -> Source:
 def minari_dataset(name: str, where: str) -> Any:
     """Return a Minari dataset by its id; download it if it is not on this machine.
 
-    Raises
-    ------
-    ImportError
-        If minari is not installed.
-    ValueError
-        If the dataset is neither on this machine nor available for download.
+    Raises ImportError if minari is not installed, and ValueError if the dataset cannot be read or downloaded.
     """
-    try:
-        import minari
-        from minari.storage.datasets_root_dir import get_dataset_path
-    except ImportError as e:
-        raise ImportError(f'{where}: minari is required; pip install "rlox-cli[minari]"') from e
+    minari = import_package("minari", "minari", where)
     if not MINARI_ID.fullmatch(name):
         raise ValueError(f"{where}: a Minari id must be minari:(namespace/)name-vN")
     try:
@@ -195,6 +177,8 @@ def minari_dataset(name: str, where: str) -> Any:
             return minari.load_dataset(name, download=True)
         except Exception as e:  # any error of the network or the server
             reason = f"{type(e).__name__}: {one_line(e, 160)}"
+    from minari.storage.datasets_root_dir import get_dataset_path
+
     local = sorted(minari.list_local_datasets())
     raise ValueError(
         f"{where}: it must be on this machine or on the server; {get_dataset_path(name)} does not exist, and it cannot "
@@ -275,12 +259,7 @@ def _observations(adapter: SpaceAdapter, space: Any, recorded: Any, where: str) 
     return np.concatenate([adapter.read(item, where)[0] for item in items])
 
 
-READERS = {
-    ".parquet": parquet,
-    ".npz": npz,
-    ".h5": hdf5,
-    ".hdf5": hdf5,
-}
+READERS = {".parquet": parquet, ".npz": npz, ".h5": hdf5, ".hdf5": hdf5}
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 

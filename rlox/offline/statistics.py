@@ -10,16 +10,8 @@ import numpy as np
 class DatasetStatistics:
     """Transforms observations for a policy that was learned from a dataset.
 
-    Parameters
-    ----------
-    where : str
-        Name at the beginning of error messages.
-    shape : tuple of int
-        Shape of an observation.
-    mean, std : array, optional
-        Mean and standard deviation of the dataset's observations, f32 of `shape`; None leaves observations unchanged.
-    fixed : bool
-        Whether a dataset determines mean and std, so that a checkpoint must have the same.
+    `mean` and `std` of the dataset's observations are f32 of `shape`; None leaves observations unchanged. If they are
+    `fixed`, because a dataset determines them, a checkpoint must have the same.
     """
 
     def __init__(
@@ -49,10 +41,7 @@ class DatasetStatistics:
     def set_state(self, saved: Mapping[str, np.ndarray], returns: bool = True) -> None:
         """Restore what `state` returned.
 
-        Raises
-        ------
-        ValueError
-            For other names, shapes or types, or values that differ from the dataset's.
+        Raises ValueError for other names, shapes or types, or values that differ from the dataset's.
         """
         names, shape = ("obs_mean", "obs_std"), self._shape
         if saved and (

@@ -125,15 +125,9 @@ class LLMAlgorithm(Algorithm):
         **hyper_parameters: Any,
     ):
         where = type(self).__name__
+        settings = {"config": config, **hyper_parameters}
         super().__init__(
-            seed,
-            logger,
-            callbacks,
-            {"config": config, **hyper_parameters},
-            device=device,
-            backend=backend,
-            threads=threads,
-            clock="updates",
+            seed, logger, callbacks, settings, device=device, backend=backend, threads=threads, clock="updates"
         )
         if backend == "native":
             raise ValueError(f"{where}: backend must be auto or torch, got 'native': language models need PyTorch")
@@ -175,9 +169,9 @@ class LLMAlgorithm(Algorithm):
         self.setup(Rng(self.seed, Stream.INIT))
         self.ranks.average(self)
         if self.config.packing:
-            for one in (self.model, None if self.reference is None else self.reference.separate):
-                if one is not None:
-                    require_packing(one, self.cast)
+            for packed in (self.model, None if self.reference is None else self.reference.separate):
+                if packed is not None:
+                    require_packing(packed, self.cast)
         self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not passed again
         self.rows: Encoded | None = None
         self._order: RowOrder | None = None
@@ -226,8 +220,8 @@ class LLMAlgorithm(Algorithm):
         read = self.policy.blank if isinstance(self.policy, RewardHead) else self.model.blank
         separate = None if self.reference is None else self.reference.separate
         passes = [(self.policy, read), *([] if separate is None else [(separate.module, separate.blank)])]
-        for module, one in passes:
-            self.ranks.shard(module, partial(self._blank, one), self.device, self._precision() == "bfloat16")
+        for module, blank in passes:
+            self.ranks.shard(module, partial(self._blank, blank), self.device, self._precision() == "bfloat16")
         self.model.one_pass = self.ranks.sharded
 
     def _blank(self, read: Callable[[], torch.Tensor], learn: bool) -> None:
@@ -244,11 +238,8 @@ class LLMAlgorithm(Algorithm):
     def use(self, dataset: Any) -> None:
         """Learn from `dataset` from now on, starting with its first pass.
 
-        Raises
-        ------
-        TypeError, ValueError, FileNotFoundError
-            If rows lack columns that the algorithm reads, have text but there is no tokenizer, or are longer than the
-            model's context.
+        Raises TypeError, ValueError or FileNotFoundError if rows lack columns that the algorithm reads, have text but
+        there is no tokenizer, or are longer than the model's context.
         """
         self.rows = self._encode(dataset)
         self._order = RowOrder(len(self.rows), self.rng, self.counters.updates)
@@ -306,7 +297,7 @@ class LLMAlgorithm(Algorithm):
 
         They are computed in `accumulation` parts, like the gradient.
         """
-        found = torch.empty(int(sequences.n_scored.sum()), dtype=torch.float32, device=self.device)
+        log_probs = torch.empty(int(sequences.n_scored.sum()), dtype=torch.float32, device=self.device)
         separate = None if self.reference is None else self.reference.separate
         reader = self.model if not reference or separate is None else separate
         for rows in in_parts(len(sequences), self.config.accumulation):
@@ -314,8 +305,8 @@ class LLMAlgorithm(Algorithm):
             layout = reader.layout(part, self._row_length(part))
             with self.cast():
                 score = self.reference.score if reference else self.model.score  # type: ignore[union-attr]
-                found[tokens.to(self.device)] = score(layout, temperature).log_probs
-        return found
+                log_probs[tokens.to(self.device)] = score(layout, temperature).log_probs
+        return log_probs
 
     # ---- completions
 
@@ -509,9 +500,8 @@ class LLMAlgorithm(Algorithm):
             self._served.require_training()
         batch = self._batch_of(*data, **named)
         with torch_threads(self._threads):
-            metrics = loops.to_floats(
-                {name: torch.as_tensor(x, device=self.device) for name, x in self.update(batch).items()}
-            )
+            tensors = {name: torch.as_tensor(x, device=self.device) for name, x in self.update(batch).items()}
+            metrics = loops.to_floats(tensors)
         self.counters.updates += 1
         loops.require_finite(metrics, self)
         return metrics
@@ -567,10 +557,7 @@ class LLMAlgorithm(Algorithm):
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
         """Sample `n` completions of each of the first `n_rows` prompts of `scored`. Returns them with their rewards.
 
-        Raises
-        ------
-        ValueError
-            If there are no prompts or no reward.
+        Raises ValueError if there are no prompts or no reward.
         """
         raise ValueError(f"{type(self).__name__}.sampled: there must be a reward")
 
@@ -580,8 +567,8 @@ class LLMAlgorithm(Algorithm):
         If there is a reward, completions are sampled, else they are generated at temperature 0.
         """
         if self.rewarded:
-            found = self.sampled(n, 1, 10_000 + self.seed)
-            return list(zip(found.prompts, found.texts, found.rewards.tolist(), strict=True))
+            scored = self.sampled(n, 1, 10_000 + self.seed)
+            return list(zip(scored.prompts, scored.texts, scored.rewards.tolist(), strict=True))
         rows = self.rows if self.eval_rows is None else self.eval_rows
         if rows is None:
             return []
@@ -663,8 +650,8 @@ class LLMAlgorithm(Algorithm):
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit or
             is not the one on which adapters were trained, or different rows.
         """
-        given = {"callbacks": callbacks, "logger": logger, "device": device, "dataset": dataset, **arguments}
-        return with_model(cls, path, model, ref_model, tokenizer, given)
+        arguments |= {"callbacks": callbacks, "logger": logger, "device": device, "dataset": dataset}
+        return with_model(cls, path, model, ref_model, tokenizer, arguments)
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         self._load_weights(checkpoint.tensors["policy"], where)
@@ -681,10 +668,7 @@ class LLMAlgorithm(Algorithm):
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write model and tokenizer in Hugging Face's format, with adapters merged into the weights.
 
-        Raises
-        ------
-        ValueError
-            For a custom module, and if the model is sharded over ranks.
+        Raises ValueError for a custom module, and if the model is sharded over ranks.
         """
         if self.ranks.sharded:
             where = type(self).__name__

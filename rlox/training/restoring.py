@@ -73,10 +73,8 @@ def require_acting_header(
         raise ValueError(f"{where}: {path} is damaged: env must have an id")
     require_no_code(where, path, header["env"], env_id or other_env, env_wrappers)
     _require_counts(checkpoint, f"{where}: {path}", trusted=env_id is not None)
-    try:
+    with explained(f"{where}: {path} is damaged", kinds=(TypeError, ValueError)):
         cls.Config.from_kwargs(cls.__name__, **header["config"])
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"{where}: {path} is damaged: {one_line(e)}") from e
 
 
 def complete_kwargs(
@@ -84,29 +82,22 @@ def complete_kwargs(
 ) -> dict[str, Any]:
     """Return the environment's saved `kwargs`, completed by those that no file can contain, from `arguments`.
 
-    Removes ``env_kwargs`` from `arguments`.
-
-    Raises
-    ------
-    TypeError
-        If ``env_kwargs`` contains others than these.
-    ValueError
-        If one of these is missing.
+    Removes ``env_kwargs`` from `arguments`. Raises TypeError if it contains others, and ValueError if one is missing.
     """
     lost = {name: text for name, value in kwargs.items() if (text := find_lost(value)) is not None}
-    given = arguments.pop("env_kwargs", None) or {}
-    if extra := given.keys() - lost.keys():
+    own = arguments.pop("env_kwargs", None) or {}
+    if extra := own.keys() - lost.keys():
         raise TypeError(
-            f"{where}: env_kwargs must be the checkpoint's, got {min(extra)}={shown(given[min(extra)])}; leave it out, "
+            f"{where}: env_kwargs must be the checkpoint's, got {min(extra)}={shown(own[min(extra)])}; leave it out, "
             "or create a new algorithm and call init_from(path)"
         )
-    if missing := lost.keys() - given.keys():
+    if missing := lost.keys() - own.keys():
         name = min(missing)
         raise ValueError(
             f"{where}: {path} cannot contain the value of env_kwargs[{name!r}], {one_line(lost[name], 80)}; pass "
             f"env_kwargs={{{', '.join(f'{name!r}: ...' for name in sorted(lost))}}}"
         )
-    return {**kwargs, **given}
+    return {**kwargs, **own}
 
 
 def require_algorithm(cls: type[Any], header: dict[str, Any], path: str | os.PathLike) -> None:
@@ -133,9 +124,7 @@ def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
         raise ValueError(f"{where} is damaged: n_envs must be that of its environments' state, {saved.shape}, got {n}")
     if trusted:
         return
-    most = _MOST_ENVS
-    if env["id"] in NATIVE_ENVS:
-        most = _MOST_NATIVE_ENVS if saved is None else n
+    most = _MOST_ENVS if env["id"] not in NATIVE_ENVS else _MOST_NATIVE_ENVS if saved is None else n
     for name, value, bound in (("n_envs", n, most), ("workers", workers, _MOST_WORKERS)):
         if value > bound:
             raise ValueError(
@@ -170,12 +159,13 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
 
     The arguments that replace them (`env_id`, `env_wrappers`) are trusted.
     """
-    names = [name if isinstance(name, str) else next(iter(name), "") for name in env["wrappers"]]
-    if env_wrappers is None and any(":" in name or "." in name for name in names):
+    wrappers = env["wrappers"] if env_wrappers is None else ()
+    names = [name if isinstance(name, str) else next(iter(name), "") for name in wrappers]
+    if any(":" in name or "." in name for name in names):
         raise ValueError(
             f"{where}: the wrappers {names} of {path} name a module to import; if you trust it, pass env_wrappers=[...]"
         )
-    if env_wrappers is None and "RecordVideo" in names:
+    if "RecordVideo" in names:
         raise ValueError(
             f"{where}: the wrapper RecordVideo of {path} writes to a folder that the file chose; if you trust it, "
             "pass env_wrappers=[...]"

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from rlox.checkpoint import load_checkpoint, one_line
+from rlox.checkpoint import load_checkpoint
 from rlox.config import integer, shown
 from rlox.llm.models.adapters import require_base
 from rlox.llm.models.saved import model_of
-from rlox.nn.devices import out_of_memory
-from rlox.training.restoring import require_algorithm
+from rlox.training.restoring import explained, require_algorithm
 
 
 def with_model(
@@ -26,31 +25,26 @@ def with_model(
 ) -> Any:
     """Restore an algorithm of class `cls`; `arguments` are the others of its constructor.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As `LLMAlgorithm.from_checkpoint`.
+    Raises the errors of `LLMAlgorithm.from_checkpoint`.
     """
     where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path, mapped=True)
     header = checkpoint.header
     require_algorithm(cls, header, path)
     typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
     kept = {} if "config" in arguments else header["config"]
-    try:
+    with explained(f"{where}: {path}", kinds=(TypeError, ValueError)):
         config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"{where}: {path}: {one_line(e, 1000)}") from e
-    found = model_of(checkpoint, model, tokenizer, where, path)
+    loaded = model_of(checkpoint, model, tokenizer, where, path)
     others = {name: value for name, value in arguments.items() if name not in typed and name != "config"}
     algorithm = cls(
-        found.module,
+        loaded.module,
         ref_model if cls.has_reference else None,
         **{
-            "tokenizer": found.tokenizer,
-            "eos_token_id": found.eos,
+            "tokenizer": loaded.tokenizer,
+            "eos_token_id": loaded.eos,
             "seed": header["seed"],
             "threads": header["threads"],
-            "source": found.source,
+            "source": loaded.source,
             "config": config,
             **others,
         },
@@ -72,12 +66,8 @@ def with_model(
         elif header.get("reference") == "switched":
             algorithm.reference.frozen = None
             algorithm._parts.pop("reference", None)
-    try:
+    with explained(f"{where}: {path} cannot be restored"):
         algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        if out_of_memory(e):
-            raise
-        raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
     if isinstance(saved, Mapping) and algorithm._order is not None:
         algorithm._order.first_update = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
     return algorithm

@@ -22,8 +22,8 @@ import rlox
 from rlox.compiled import NativePolicy
 from rlox.config import IMPALAConfig
 from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed.collector import make_pool
 from rlox.distributed.grpc_actors import ActorSessions, _check_rollout
-from rlox.distributed.pools import make_pool
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions

@@ -11,7 +11,7 @@ import toy
 from torch import nn
 
 from rlox.algorithms import DPO
-from rlox.llm.pairs import Pairs
+from rlox.llm.encoded import Pairs
 from rlox.llm.tokens import Sequences
 
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]

@@ -9,7 +9,7 @@ import toy
 
 from rlox.algorithms import DPO, OnlineDPO
 from rlox.algorithms.online_dpo import JudgedPairs
-from rlox.llm.pairs import Pairs
+from rlox.llm.encoded import Pairs
 from rlox.llm.tokens import Sequences
 
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]

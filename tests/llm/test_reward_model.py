@@ -11,7 +11,7 @@ import toy
 from torch import nn
 
 from rlox.algorithms import GRPO, RewardModel
-from rlox.llm.pairs import Pairs
+from rlox.llm.encoded import Pairs
 from rlox.llm.rewards import EnsembleRewardModel, MultiObjectiveReward, RemoteReward, RewardModelServer
 from rlox.llm.tokens import Sequences
 

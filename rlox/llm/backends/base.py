@@ -106,14 +106,8 @@ class Backend:
     def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
         """Draw `n` completions for each of `prompts` (P_i,); the completions of a prompt are adjacent.
 
-        Raises
-        ------
-        ConnectionError
-            If the server is lost.
-        RuntimeError
-            If it refuses the request, with its explanation.
-        ValueError
-            If its answer does not match the request.
+        Raises ConnectionError if the server is lost, RuntimeError if it refuses the request, with its explanation, and
+        ValueError if its answer does not match the request.
         """
         raise NotImplementedError
 
@@ -127,20 +121,14 @@ class Backend:
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         """Send the weights of `model` to the server through a `folder` that it can read, by default the backend's own.
 
-        Raises
-        ------
-        ValueError
-            If the backend takes no new weights. Otherwise raises the same errors as `complete`.
+        Raises ValueError if the backend takes no new weights, otherwise the same errors as `complete`.
         """
         raise ValueError(f"{self.where}: {self.kind} takes no new weights while it runs")
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         """Check that the server answers, has a context of `longest` tokens, and with `sync` accepts new weights.
 
-        Raises
-        ------
-        ConnectionError, RuntimeError, ValueError
-            If it does not, with a remedy.
+        Raises ConnectionError, RuntimeError or ValueError if it does not, with a remedy.
         """
 
     @property
@@ -197,33 +185,30 @@ class Backend:
     def completions(self, drawn: Sequence[RawCompletion], settings: Settings, what: str) -> Completions:
         """Check each of `drawn` and return them as `Completions`; `what` names the server in messages.
 
-        Raises
-        ------
-        ValueError
-            If ids or log-probabilities are invalid, their numbers differ, or a completion's end is wrong.
+        Raises ValueError if ids or log-probabilities are invalid, their numbers differ, or a completion's end is wrong.
         """
         ends = set(self.ends(settings))
         ids, log_probs = [], []
-        for row, one in enumerate(drawn):
+        for row, completion in enumerate(drawn):
             place = f"{what}: completion {row}"
-            ids.append(self._check_ids(one, settings, ends, place))
+            ids.append(self._check_ids(completion, settings, ends, place))
             if settings.temperature == 0.0:  # one token has all of the probability
                 log_probs.append(np.zeros(len(ids[-1]), np.float32))
             else:
-                log_probs.append(check_log_probs(one.log_probs, len(ids[-1]), place))
-        ended = np.array([one.ended or int(found[-1]) in ends for one, found in zip(drawn, ids, strict=True)], bool)
-        return Completions(ids, log_probs, ended)
+                log_probs.append(check_log_probs(completion.log_probs, len(ids[-1]), place))
+        ended = [raw.ended or int(row[-1]) in ends for raw, row in zip(drawn, ids, strict=True)]
+        return Completions(ids, log_probs, np.array(ended, bool))
 
-    def _check_ids(self, one: RawCompletion, settings: Settings, ends: set[int], place: str) -> np.ndarray:
-        ids = check_ids(one.ids, place, self._vocabulary)
+    def _check_ids(self, completion: RawCompletion, settings: Settings, ends: set[int], place: str) -> np.ndarray:
+        ids = check_ids(completion.ids, place, self._vocabulary)
         if not 1 <= len(ids) <= settings.max_new_tokens:
             raise ValueError(f"{place} must have 1 to max_new_tokens={settings.max_new_tokens} tokens, got {len(ids)}")
-        if not one.ended and len(ids) < settings.max_new_tokens and int(ids[-1]) not in ends:
+        if not completion.ended and len(ids) < settings.max_new_tokens and int(ids[-1]) not in ends:
             raise ValueError(
                 f"{place} must continue to max_new_tokens={settings.max_new_tokens}, got {len(ids)} tokens and no end: "
                 "the server cuts it off; start it with a larger context"
             )
-        if ends and one.ended and int(ids[-1]) not in ends:
+        if ends and completion.ended and int(ids[-1]) not in ends:
             raise ValueError(
                 f"{place} must end with one of the ids {sorted(ends)}, got {int(ids[-1])}: the server has a different "
                 "end of sequence than the model here; pass eos_token_id=…, or let the server load this model"
@@ -247,13 +232,7 @@ def as_lists(rows: Sequence[Any]) -> list[list[int]]:
 
 
 def check_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
-    """Return token ids (L,) int64 of an answer.
-
-    Raises
-    ------
-    ValueError
-        If `ids` is not a list of ids in the vocabulary.
-    """
+    """Return token ids (L,) int64 of an answer; raise a ValueError unless they are a list of ids in the vocabulary."""
     if not isinstance(ids, (list, tuple)):
         raise ValueError(f"{place} must have token ids, got {shown(ids)}: the server omits requested values")
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
@@ -266,19 +245,13 @@ def check_ids(ids: Any, place: str, vocabulary: int | None) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-def check_log_probs(found: Any, n: int, place: str) -> np.ndarray:
-    """Return `n` log-probabilities f32 of an answer.
-
-    Raises
-    ------
-    ValueError
-        Unless `found` contains n finite numbers, none above 0 except by rounding.
-    """
-    if not isinstance(found, (list, tuple)):
-        raise ValueError(f"{place} must have log-probabilities, got {shown(found)}: the server omits requested values")
-    if len(found) != n:
-        raise ValueError(f"{place} must have as many log-probabilities as tokens, {n}, got {len(found)}")
-    for value in found:
+def check_log_probs(values: Any, n: int, place: str) -> np.ndarray:
+    """Return `n` log-probabilities f32 of an answer; raise a ValueError unless they are finite and at most 0."""
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"{place} must have log-probabilities, got {shown(values)}: the server omits requested values")
+    if len(values) != n:
+        raise ValueError(f"{place} must have as many log-probabilities as tokens, {n}, got {len(values)}")
+    for value in values:
         if not is_number(value) or not _LEAST < value <= 1e-3:
             raise ValueError(f"{place} must have finite log-probabilities of at most 0, got {shown(value)}")
-    return np.minimum(np.array(found, np.float32), 0.0)
+    return np.minimum(np.array(values, np.float32), 0.0)

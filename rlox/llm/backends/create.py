@@ -55,7 +55,7 @@ def create_backend(kind: str, **settings: Any) -> Backend:
         for key in settings:
             if key not in known:
                 raise TypeError(f"create_backend: {kind} has no setting {key!r}; {nearest(key, known)}")
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD and key not in settings:
+    for key in known:
+        if parameters[key].default is inspect.Parameter.empty and key not in settings:
             raise TypeError(f"create_backend: {kind} needs {key}=…")
     return cls(**settings)

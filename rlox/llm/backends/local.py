@@ -48,8 +48,8 @@ class HFBackend(Backend):
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         rows = [np.asarray(ids, np.int64) for ids in sequences]
         layout = self.model.layout(Sequences([ids[:1] for ids in rows], [ids[1:] for ids in rows]))
-        found = self.model.score(layout).log_probs.cpu().numpy()
-        return np.split(found, np.cumsum([len(ids) - 1 for ids in rows])[:-1])
+        log_probs = self.model.score(layout).log_probs.cpu().numpy()
+        return np.split(log_probs, np.cumsum([len(ids) - 1 for ids in rows])[:-1])
 
     @torch.no_grad()
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:

@@ -89,15 +89,8 @@ class Served:
     def require_training(self) -> None:
         """Raise a ValueError unless the model can be trained on samples of the backend."""
         can, kind = self.backend.capabilities, self.backend.kind
-        lacking = [
-            what
-            for there, what in (
-                (can.weight_sync, "new weights while it runs"),
-                (can.token_ids, "prompts as token ids"),
-            )
-            if not there
-        ]
-        if lacking:
+        needs = {"new weights while it runs": can.weight_sync, "prompts as token ids": can.token_ids}
+        if lacking := [what for what, supported in needs.items() if not supported]:
             raise ValueError(
                 f"{self._where}: sampler must be able to train, got {kind}, which does not take "
                 f"{' or '.join(lacking)}; it can generate, sample for best-of-n and evaluate. Use vllm or sglang"
@@ -106,10 +99,7 @@ class Served:
     def start(self, longest: int) -> None:
         """Check that the server has all that is needed for sequences of `longest` tokens. Repeated calls cost nothing.
 
-        Raises
-        ------
-        ConnectionError, RuntimeError, ValueError
-            If it does not answer, or lacks a capability.
+        Raises ConnectionError, RuntimeError or ValueError if it does not answer, or lacks a capability.
         """
         if longest > self._checked:
             self.backend.check(sync=self._follows, longest=longest)
@@ -128,16 +118,8 @@ class Served:
     ) -> Completions:
         """Draw completions like `Backend.complete`, with this `version` of the model's weights.
 
-        `seed` and `step` determine the random numbers.
-
-        Raises
-        ------
-        ConnectionError
-            If the server is lost, and is not back within the waiting time.
-        RuntimeError
-            If it refuses a request.
-        ValueError
-            If its answer does not match the request, or its weights differ from the model's.
+        `seed` and `step` determine the random numbers. Also raises ValueError if the server's weights differ from the
+        model's, and ConnectionError only if it is not back within the waiting time.
         """
         since: float | None = None
         seed = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
@@ -164,11 +146,11 @@ class Served:
 
     def metrics(self) -> dict[str, float]:
         """Return the seconds spent on new weights since the last call, and the difference that was found after them."""
-        found = {"time/sync_s": self._sync_s}
+        metrics = {"time/sync_s": self._sync_s}
         if not np.isnan(self.gap):
-            found["sampler/probe_gap"] = self.gap
+            metrics["sampler/probe_gap"] = self.gap
         self._sync_s = 0.0
-        return found
+        return metrics
 
     def close(self) -> None:
         """Close the backend."""

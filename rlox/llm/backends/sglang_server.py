@@ -40,7 +40,6 @@ class SGLangBackend(HTTPBackend):
     def __init__(self, url: str, **more: Any):
         super().__init__(url, **more)
         self._version: str | None = None  # version of the last weights sent to the server
-        self._n_syncs = 0
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         self._require_healthy()
@@ -63,23 +62,28 @@ class SGLangBackend(HTTPBackend):
             "stop_token_ids": self.ends(settings),
         }
 
-        def one(place: int) -> list[RawCompletion]:
+        def request(place: int) -> list[RawCompletion]:
             body = {"input_ids": rows[place], "sampling_params": sampling, "return_logprob": True}
             what = f"{self.where}/generate: prompt {place}"
             return self._read_completions(self.client.post("/generate", body), len(rows[place]), n, what)
 
-        found = self.client.map(one, range(len(rows)))
-        return self.completions([drawn for group in found for drawn in group], settings, self.where)
+        groups = self.client.map(request, range(len(rows)))
+        return self.completions([completion for group in groups for completion in group], settings, self.where)
 
     def _read_completions(self, answer: Any, n_prompt: int, n: int, what: str) -> list[RawCompletion]:
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != n:
             raise ValueError(f"{what}: the server must answer with n={n} completions, got {len(answers)}: it ignores n")
-        found = []
-        for row, one in enumerate(answers):
+        completions = []
+        for row, completion in enumerate(answers):
             place = f"{what}, completion {row}"
-            meta = field(one, "meta_info", dict, place)
-            self._require_version(meta, place)
+            meta = field(completion, "meta_info", dict, place)
+            version = meta.get("weight_version")
+            if self._version is not None and version is not None and version != self._version:
+                raise ValueError(
+                    f"{place} must be drawn with the last weights sent to the server, {self._version!r}, got "
+                    f"{shown(version)}: another training sends it weights as well, or it was restarted"
+                )
             if meta.get("prompt_tokens", n_prompt) != n_prompt:
                 raise ValueError(
                     f"{place} must be of a prompt of {n_prompt} tokens, got one of {shown(meta['prompt_tokens'])}"
@@ -88,27 +92,19 @@ class SGLangBackend(HTTPBackend):
             if reason not in ("stop", "length"):
                 raise ValueError(f"{place} must have finish_reason stop or length, got {shown(meta['finish_reason'])}")
             log_probs, ids = _pairs(field(meta, "output_token_logprobs", list, place), place)
-            written = field(one, "output_ids", list, place)
+            written = field(completion, "output_ids", list, place)
             # Some versions omit the token that stopped the completion.
             if written not in (ids, ids[:-1] if reason == "stop" else ids):
                 raise ValueError(
                     f"{place} must have log-probabilities of its tokens {shown(written)}, got {shown(ids)}"
                 )
-            found.append(RawCompletion(ids, log_probs, reason == "stop"))
-        return found
-
-    def _require_version(self, meta: dict[str, Any], place: str) -> None:
-        found = meta.get("weight_version")
-        if self._version is not None and found is not None and found != self._version:
-            raise ValueError(
-                f"{place} must be drawn with the last weights sent to the server, {self._version!r}, got "
-                f"{shown(found)}: another training sends it weights as well, or it was restarted"
-            )
+            completions.append(RawCompletion(ids, log_probs, reason == "stop"))
+        return completions
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         rows = as_lists(sequences)
 
-        def one(place: int) -> np.ndarray:
+        def request(place: int) -> np.ndarray:
             body = {
                 "input_ids": rows[place],
                 "sampling_params": {"n": 1, "max_new_tokens": 1, "temperature": 1.0},
@@ -123,12 +119,11 @@ class SGLangBackend(HTTPBackend):
                 raise ValueError(f"{what} must have log-probabilities of {shown(rows[place])}, got of {shown(ids)}")
             return check_log_probs(log_probs[1:], len(ids) - 1, what)
 
-        return self.client.map(one, range(len(rows)))
+        return self.client.map(request, range(len(rows)))
 
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         path = self.write(model, folder)
-        self._n_syncs += 1
-        version = f"rlox-{os.getpid()}-{id(self):x}-{self._n_syncs}"
+        version = f"rlox-{path.name.removeprefix('weights-')}"  # a new one each time
         body = {
             "model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version,
         }  # fmt: skip
@@ -145,9 +140,9 @@ class SGLangBackend(HTTPBackend):
         self._version = version
 
 
-def _pairs(found: list[Any], place: str) -> tuple[list[Any], list[Any]]:
+def _pairs(tokens: list[Any], place: str) -> tuple[list[Any], list[Any]]:
     """Return the log-probabilities and the ids of ``[[logprob, id, text], …]``."""
-    for one in found:
-        if not isinstance(one, list) or len(one) < 2:
-            raise ValueError(f"{place} must have [log-probability, id, text] for each token, got {shown(one)}")
-    return [one[0] for one in found], [one[1] for one in found]
+    for token in tokens:
+        if not isinstance(token, list) or len(token) < 2:
+            raise ValueError(f"{place} must have [log-probability, id, text] for each token, got {shown(token)}")
+    return [token[0] for token in tokens], [token[1] for token in tokens]

@@ -64,14 +64,12 @@ class TGIBackend(HTTPBackend):
         if settings.top_p < 1.0 and settings.temperature > 0.0:
             asked["top_p"] = settings.top_p
 
-        def one(number: int) -> RawCompletion:
+        def request(number: int) -> RawCompletion:
             # `best_of` would be limited, and would take no seed.
             place = number // n
             what = f"{self.where}/generate: prompt {place}, completion {number % n}"
             parameters = {**asked, "seed": seed_of(seed, number)}
-            details = self._details(
-                self.client.post("/generate", {"inputs": texts[place], "parameters": parameters}), what
-            )
+            details = self._details(texts[place], parameters, what)
             self._prompt_log_probs(details, rows[place], what)
             reason = details.get("finish_reason")
             if reason not in ("length", "eos_token", "stop_sequence"):
@@ -80,27 +78,26 @@ class TGIBackend(HTTPBackend):
                 )
             tokens = field(details, "tokens", list, what)
             ids = [field(token, "id", int, what) for token in tokens]
-            return RawCompletion(
-                ids, [field(token, "logprob", (int, float), what) for token in tokens], reason != "length"
-            )
+            log_probs = [field(token, "logprob", (int, float), what) for token in tokens]
+            return RawCompletion(ids, log_probs, reason != "length")
 
-        drawn = self.client.map(one, range(len(rows) * n))
-        return self.completions(drawn, settings, self.where)
+        return self.completions(self.client.map(request, range(len(rows) * n)), settings, self.where)
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         rows = as_lists(sequences)
 
-        def one(place: int) -> np.ndarray:
+        def request(place: int) -> np.ndarray:
             # At least one token must be drawn.
             parameters = {"max_new_tokens": 1, "do_sample": False, "details": True, "decoder_input_details": True}
             what = f"{self.where}/generate: sequence {place}"
-            answer = self.client.post("/generate", {"inputs": self._text(rows[place]), "parameters": parameters})
-            found = self._prompt_log_probs(self._details(answer, what), rows[place], what)
-            return check_log_probs(found[1:], len(found) - 1, what)
+            details = self._details(self._text(rows[place]), parameters, what)
+            log_probs = self._prompt_log_probs(details, rows[place], what)
+            return check_log_probs(log_probs[1:], len(log_probs) - 1, what)
 
-        return self.client.map(one, range(len(rows)))
+        return self.client.map(request, range(len(rows)))
 
-    def _details(self, answer: Any, what: str) -> dict[str, Any]:
+    def _details(self, text: str, parameters: dict[str, Any], what: str) -> dict[str, Any]:
+        answer = self.client.post("/generate", {"inputs": text, "parameters": parameters})
         return field(answer[0] if isinstance(answer, list) and answer else answer, "details", dict, what)
 
     def _prompt_log_probs(self, details: dict[str, Any], ids: list[int], what: str) -> list[Any]:

@@ -96,32 +96,31 @@ class VLLMLocalBackend(Backend):
             )
             for place in range(len(rows))
         ]
-        found = engine.generate([{"prompt_token_ids": ids} for ids in rows], asked, use_tqdm=False)
         drawn = []
-        for place, answer in enumerate(found):
+        answers = engine.generate([{"prompt_token_ids": ids} for ids in rows], asked, use_tqdm=False)
+        for place, answer in enumerate(answers):
             if len(answer.outputs) != n:
                 raise ValueError(f"{self.where}: prompt {place} must have n={n} completions, got {len(answer.outputs)}")
-            for one in answer.outputs:
-                if one.finish_reason not in ("stop", "length"):
+            for output in answer.outputs:
+                reason, ids = output.finish_reason, [*output.token_ids]
+                if reason not in ("stop", "length"):
                     raise ValueError(
-                        f"{self.where}: prompt {place} must have finish_reason stop or length, got "
-                        f"{shown(one.finish_reason)}"
+                        f"{self.where}: prompt {place} must have finish_reason stop or length, got {shown(reason)}"
                     )
-                ids = [*one.token_ids]
-                log_probs = [float(entry[token].logprob) for token, entry in zip(ids, one.logprobs, strict=True)]
-                drawn.append(RawCompletion(ids, log_probs, one.finish_reason == "stop"))
+                log_probs = [float(entry[token].logprob) for token, entry in zip(ids, output.logprobs, strict=True)]
+                drawn.append(RawCompletion(ids, log_probs, reason == "stop"))
         return self.completions(drawn, settings, self.where)
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         engine, rows = self._load_engine(), as_lists(sequences)
         asked = self._vllm.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         answers = engine.generate([{"prompt_token_ids": ids} for ids in rows], asked, use_tqdm=False)
-        found = []
+        scores = []
         for ids, answer in zip(rows, answers, strict=True):
             pairs = zip(ids[1:], answer.prompt_logprobs[1:], strict=True)
             values = [float(entry[token].logprob) for token, entry in pairs]
-            found.append(check_log_probs(values, len(ids) - 1, self.where))
-        return found
+            scores.append(check_log_probs(values, len(ids) - 1, self.where))
+        return scores
 
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         path = self.write(model, folder)

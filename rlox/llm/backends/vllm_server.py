@@ -40,8 +40,6 @@ class VLLMBackend(HTTPBackend):
     lora : bool
         Whether to send only adapters, to a server that was started with ``--enable-lora`` and
         ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``; its own model must be the base model of the adapters.
-    **more
-        See `rlox.llm.backends.HTTPBackend`.
     """
 
     kind = "vllm"
@@ -59,8 +57,8 @@ class VLLMBackend(HTTPBackend):
         self._require_healthy()
         place = f"{self.where}/v1/models"
         listed = field(self.client.get("/v1/models"), "data", list, place)
-        own = [one for one in listed if isinstance(one, dict) and one.get("parent") is None]
-        names = [field(one, "id", str, place) for one in own]
+        own = [model for model in listed if isinstance(model, dict) and model.get("parent") is None]
+        names = [field(model, "id", str, place) for model in own]
         if not names:
             raise ValueError(f"{place} must have a model, got {shown(listed)}; is it a vLLM server?")
         if self._asked_model is not None and self._asked_model not in names:
@@ -95,19 +93,17 @@ class VLLMBackend(HTTPBackend):
             "return_tokens_as_token_ids": True,
         }
 
-        def one(place: int) -> list[RawCompletion]:
-            answer = self.client.post(
-                "/v1/completions", {**asked, "prompt": [rows[place]], "seed": seed_of(seed, place)}
-            )
-            return self._read_completions(answer, rows[place], n, f"{self.where}/v1/completions: prompt {place}")
+        def request(place: int) -> list[RawCompletion]:
+            body = {**asked, "prompt": [rows[place]], "seed": seed_of(seed, place)}
+            what = f"{self.where}/v1/completions: prompt {place}"
+            return self._read_completions(self.client.post("/v1/completions", body), rows[place], n, what)
 
-        found = self.client.map(one, range(len(rows)))
-        return self.completions([drawn for group in found for drawn in group], settings, self.where)
+        groups = self.client.map(request, range(len(rows)))
+        return self.completions([completion for group in groups for completion in group], settings, self.where)
 
     def _read_completions(self, answer: Any, prompt: list[int], n: int, what: str) -> list[RawCompletion]:
-        choices = _choices(answer, n, what)
-        found = []
-        for row, choice in enumerate(choices):
+        completions = []
+        for row, choice in enumerate(_choices(answer, n, what)):
             place = f"{what}, completion {row}"
             seen = field(choice, "prompt_token_ids", list, place)
             if seen != prompt:
@@ -116,8 +112,8 @@ class VLLMBackend(HTTPBackend):
             reason = choice.get("finish_reason")
             if reason not in ("stop", "length"):
                 raise ValueError(f"{place} must have finish_reason stop or length, got {shown(reason)}")
-            found.append(RawCompletion(field(choice, "token_ids", list, place), log_probs, reason == "stop"))
-        return found
+            completions.append(RawCompletion(field(choice, "token_ids", list, place), log_probs, reason == "stop"))
+        return completions
 
     def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         rows = as_lists(sequences)
@@ -126,13 +122,13 @@ class VLLMBackend(HTTPBackend):
             "return_token_ids": True,
         }  # fmt: skip
 
-        def one(place: int) -> np.ndarray:
+        def request(place: int) -> np.ndarray:
             what = f"{self.where}/v1/completions: sequence {place}"
             # The whole sequence is the prompt. Its first token has no log-probability; one more token must be drawn.
             (choice,) = _choices(self.client.post("/v1/completions", {**asked, "prompt": [rows[place]]}), 1, what)
             return _prompt_log_probs(field(choice, "prompt_logprobs", list, what), rows[place], what)
 
-        return self.client.map(one, range(len(rows)))
+        return self.client.map(request, range(len(rows)))
 
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         self._served_name()
@@ -203,11 +199,11 @@ def _choices(answer: Any, n: int, what: str) -> list[Any]:
     return choices
 
 
-def _prompt_log_probs(found: list[Any], ids: list[int], what: str) -> np.ndarray:
-    """Return the log-probabilities of the tokens `ids` except the first; `found` has {id: {logprob, …}} per token."""
-    if len(found) != len(ids):
-        raise ValueError(f"{what}: prompt_logprobs must be as many as tokens, {len(ids)}, got {len(found)}")
+def _prompt_log_probs(entries: list[Any], ids: list[int], what: str) -> np.ndarray:
+    """Return the log-probabilities of the tokens `ids` except the first; `entries` has {id: {logprob, …}} per token."""
+    if len(entries) != len(ids):
+        raise ValueError(f"{what}: prompt_logprobs must be as many as tokens, {len(ids)}, got {len(entries)}")
     values = []
-    for token, entry in zip(ids[1:], found[1:], strict=True):
+    for token, entry in zip(ids[1:], entries[1:], strict=True):
         values.append(field(field(entry, str(token), dict, f"{what}: prompt_logprobs"), "logprob", (int, float), what))
     return check_log_probs(values, len(ids) - 1, what)

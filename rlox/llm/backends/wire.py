@@ -86,16 +86,10 @@ class HTTPBackend(Backend):
                 )
 
 
-def field(found: Any, name: str, kind: Any, place: str) -> Any:
-    """Return the value of `name` in an object of an answer.
-
-    Raises
-    ------
-    ValueError
-        If the value is missing, or is not of the `kind`.
-    """
-    value = found.get(name) if isinstance(found, dict) else None
+def field(content: Any, name: str, kind: Any, place: str) -> Any:
+    """Return the value of `name` in an object of an answer; raise a ValueError unless it is of the `kind`."""
+    value = content.get(name) if isinstance(content, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        got = f"got {shown(value)}" if isinstance(found, dict) else f"got {shown(found)} instead of an object"
+        got = f"got {shown(value)}" if isinstance(content, dict) else f"got {shown(content)} instead of an object"
         raise ValueError(f"{place} must have {name}, {got}: the server omits requested values")
     return value

@@ -50,12 +50,8 @@ def with_adapters(
         import peft
     except ImportError as e:
         raise ImportError(f'{where}: lora_rank needs peft; pip install "rlox-cli[llm]"') from e
-    settings = peft.LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        target_modules=[*targets] if targets else "all-linear",
-        task_type="CAUSAL_LM",
-    )
+    chosen = [*targets] if targets else "all-linear"
+    settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
         try:
@@ -70,12 +66,7 @@ def with_adapters(
 class FrozenAdapters:
     """A copy of the active adapters of a peft model, which stays as they are now. The model contains it, unused.
 
-    Parameters
-    ----------
-    module : peft.PeftModel
-        A copy that an earlier training left in it is replaced.
-    full : callable
-        Gathers a tensor that is sharded across several processes.
+    A copy that an earlier training left in the model is replaced. `full` gathers a tensor that is sharded.
     """
 
     def __init__(self, module: Any, full: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -94,16 +85,16 @@ class FrozenAdapters:
             module.add_adapter(_FROZEN, settings)
         module.train(module.training)
         self._switch(self._active)
-        held = dict(module.named_parameters())
+        parameters = dict(module.named_parameters())
         names = {name: ".".join(_FROZEN if x == self._active else x for x in name.split(".")) for name in self._trained}
-        self._names = {name: other for name, other in names.items() if other != name and other in held}
+        self._names = {name: other for name, other in names.items() if other != name and other in parameters}
         for p, frozen in self._copies().values():
             frozen.data = p.detach().float().clone()  # trained weights become float32
 
     def _copies(self) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
         """Return each parameter and its copy. Sharding replaces parameters by others."""
-        held = dict(self._module.named_parameters())
-        return {name: (held[name], held[other]) for name, other in self._names.items()}
+        parameters = dict(self._module.named_parameters())
+        return {name: (parameters[name], parameters[other]) for name, other in self._names.items()}
 
     def _switch(self, name: str) -> None:
         self._module.set_adapter(name)
@@ -164,10 +155,9 @@ def _digest(tensor: torch.Tensor) -> bytes:
     return hashlib.sha256(repr(tuple(tensor.shape)).encode() + values.tobytes()).digest()
 
 
-def require_base(saved: Mapping[str, Any], found: str | None, where: str, path: str | os.PathLike) -> None:
-    """Raise a ValueError unless the base model of the adapters `saved` at `path` has the fingerprint `found`."""
-    known = saved.get("base")  # missing in older checkpoints
-    if known is not None and known != found:
+def require_base(saved: Mapping[str, Any], base: str | None, where: str, path: str | os.PathLike) -> None:
+    """Raise a ValueError unless the adapters `saved` at `path` were trained on a model with the fingerprint `base`."""
+    if saved.get("base") not in (None, base):  # missing in older checkpoints
         raise ValueError(
             f"{where}: model must be the one that the adapters of {path} were trained on, got one with other weights; "
             "pass that model or put it back, or start a new training on this model with init_from"

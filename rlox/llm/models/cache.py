@@ -27,8 +27,8 @@ def samples_with_cache(model: LanguageModel) -> bool:
     ids, mask = (torch.as_tensor(x, device=model.device) for x in pad_left(rows, model.pad))
     position = (mask.cumsum(1) - 1).clamp(min=0)
     try:
-        found = model.module(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)
-        cache = getattr(found, model.cache_name)
+        output = model.module(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)
+        cache = getattr(output, model.cache_name)
         cache.batch_repeat_interleave(2)
         mask = torch.cat([mask.repeat_interleave(2, 0), torch.ones_like(last)], 1)
         position = position[:, -1:].repeat_interleave(2, 0) + 1
@@ -38,10 +38,8 @@ def samples_with_cache(model: LanguageModel) -> bool:
     except Exception as e:  # a reason that has nothing to do with the cache is raised by the pass over whole rows, too
         why = f"cannot be used ({type(e).__name__})"
     else:
-        theirs = torch.stack(
-            [model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows]
-        )
-        theirs = theirs.repeat_interleave(2, 0)
+        alone = [model.row_logits(torch.tensor([[*row, new]], device=model.device))[0, -1] for row in rows]
+        theirs = torch.stack(alone).repeat_interleave(2, 0)
         # Logits that are not finite are an error of `sample`.
         if not float((ours - theirs).abs().max()) > _TOLERANCE * float(theirs.abs().max()):
             return True
@@ -65,9 +63,9 @@ class RoomyLayer(DynamicLayer):
         self.lazy_initialization(layer.keys, layer.values)
         length = layer.keys.shape[-2]
         self._buffers = []
-        for held in (layer.keys, layer.values):
-            buffer = held.new_empty(*held.shape[:-2], length + room, held.shape[-1])
-            buffer[..., :length, :] = held
+        for x in (layer.keys, layer.values):
+            buffer = x.new_empty(*x.shape[:-2], length + room, x.shape[-1])
+            buffer[..., :length, :] = x
             self._buffers.append(buffer)
         self._show(length)
 

@@ -64,14 +64,8 @@ def decodes(model: LanguageModel, length: int) -> bool:
 class Native:
     """Computes logits of each row's next token with the native decoder, starting from the model's cache of the prompts.
 
-    Parameters
-    ----------
-    ids, mask
-        The prompts (B, P), padded on the left, as the model read them.
-    past
-        The model's cache of their keys and values.
-    n, room
-        Number of rows that continue each prompt, and the maximum number of tokens by which they grow.
+    The model has read the prompts `ids` (B, P), padded on the left where `mask` is 0, and left their keys and values in
+    `past`. `n` rows continue each prompt, by at most `room` tokens.
     """
 
     def __init__(
@@ -79,7 +73,9 @@ class Native:
     ) -> None:
         width = ids.shape[1]
         padding = np.zeros(len(ids), np.int64) if mask is None else (mask == 0).sum(1).numpy()
-        cosine, sine = (x[0].numpy() for x in _angles(model.module, width + room))
+        inner: Any = model.module.model
+        angles = inner.rotary_emb(inner.norm.weight, torch.arange(width + room, device="cpu")[None])
+        cosine, sine = (x[0].numpy() for x in angles)  # (T, D) of the positions from 0
         self._decoder = _decoder(model.module)
         layers = past.layers
         self._decoder.begin(
@@ -117,8 +113,8 @@ def native(
     """
     if room < 2 or not decodes(model, ids.shape[1] + room) or not bool(logits.isfinite().all()):
         return None
-    made = Native(model, ids, mask, past, n, room)
-    gap, largest = float((made.again() - logits).abs().max()), float(logits.abs().max())
+    decoder = Native(model, ids, mask, past, n, room)
+    gap, largest = float((decoder.again() - logits).abs().max()), float(logits.abs().max())
     if not gap <= _TOLERANCE * largest:
         model.native = False
         warnings.warn(
@@ -127,12 +123,7 @@ def native(
             stacklevel=2,
         )
         return None
-    return made
-
-
-def _angles(module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the model's cosines and sines (1, length, D) of the positions from 0."""
-    return module.model.rotary_emb(module.model.norm.weight, torch.arange(length, device="cpu")[None])
+    return decoder
 
 
 def _decoder(module: Any) -> Decoder:
@@ -148,13 +139,8 @@ def _decoder(module: Any) -> Decoder:
             "post_norm": norm(layer.post_attention_layernorm),
             "query_norm": norm(getattr(layer.self_attn, "q_norm", None)),
             "key_norm": norm(getattr(layer.self_attn, "k_norm", None)),
-            "query": pair(layer.self_attn.q_proj),
-            "key": pair(layer.self_attn.k_proj),
-            "value": pair(layer.self_attn.v_proj),
-            "output": pair(layer.self_attn.o_proj),
-            "gate": pair(layer.mlp.gate_proj),
-            "up": pair(layer.mlp.up_proj),
-            "down": pair(layer.mlp.down_proj),
+            **{name: pair(getattr(layer.self_attn, f"{name[0]}_proj")) for name in ("query", "key", "value", "output")},
+            **{name: pair(getattr(layer.mlp, f"{name}_proj")) for name in ("gate", "up", "down")},
         }
         for layer in module.model.layers
     ]

@@ -33,13 +33,8 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, scales = ctx.saved_tensors
         out, shape = torch.empty_like(x), (-1, x.shape[-1])
-        d_weight = rms_norm_gradient(
-            x.detach().view(shape).numpy(),
-            weight.detach().numpy(),
-            scales.numpy(),
-            slopes.reshape(shape).numpy(),
-            out.view(shape).numpy(),
-        )
+        rows = (x.detach().view(shape), weight.detach(), scales, slopes.reshape(shape), out.view(shape))
+        d_weight = rms_norm_gradient(*(array.numpy() for array in rows))
         return out, torch.from_numpy(d_weight), None
 
 

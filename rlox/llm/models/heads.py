@@ -43,13 +43,7 @@ class RewardHead(nn.Module):
             self.head.to(model.device)
 
     def forward(self, sequences: Sequences) -> torch.Tensor:
-        """Return rewards (B,) f32.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a custom module returns anything but (B,).
-        """
+        """Return rewards (B,) f32; raises a TypeError or ValueError if a custom module returns anything else."""
         self._model.evaluation_mode()
         ids, lengths = sequences.padded_rows()
         last = torch.from_numpy(lengths - 1).to(self._model.device)
@@ -61,8 +55,8 @@ class RewardHead(nn.Module):
             # that are gathered from several ranks may be bfloat16.
             with torch.autocast(hidden.device.type, enabled=False):
                 x = hidden[torch.arange(len(last), device=last.device), last].float()
-                found = F.linear(x, self.head.weight.float(), self.head.bias.float())
-            return found[:, 0].clone()  # not a view, which FSDP warns about, since it might be changed in place
+                rewards = F.linear(x, self.head.weight.float(), self.head.bias.float())
+            return rewards[:, 0].clone()  # not a view, which FSDP warns about, since it might be changed in place
         rewards = torch.zeros(len(lengths), dtype=torch.float32, device=self._model.device)
         # Only rows of the same length together, since a custom module may not handle padding.
         for length in np.unique(lengths):
@@ -75,10 +69,9 @@ class RewardHead(nn.Module):
         return self(Sequences([np.zeros(1, np.int64)], [np.zeros(1, np.int64)]))
 
     def _own(self, ids: torch.Tensor) -> torch.Tensor:
-        found = self.model(ids)
-        where = self._model.where
-        if not isinstance(found, torch.Tensor):
-            raise TypeError(f"{where}: model must return rewards (B,), got {type(found).__name__}")
-        if found.shape not in ((len(ids),), (len(ids), 1)):
-            raise ValueError(f"{where}: model must return rewards ({len(ids)},), got {tuple(found.shape)}")
-        return found.reshape(-1).float()
+        rewards, where = self.model(ids), self._model.where
+        if not isinstance(rewards, torch.Tensor):
+            raise TypeError(f"{where}: model must return rewards (B,), got {type(rewards).__name__}")
+        if rewards.shape not in ((len(ids),), (len(ids), 1)):
+            raise ValueError(f"{where}: model must return rewards ({len(ids)},), got {tuple(rewards.shape)}")
+        return rewards.reshape(-1).float()

@@ -100,10 +100,8 @@ class LanguageModel:
         self.eos = self._eos(eos_token_id)
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad = int(pad) if pad is not None else (self.eos[0] if self.eos else 0)
-        for name in ("max_position_embeddings", "n_positions"):
-            self.context: int | None = getattr(self.config, name, None)
-            if self.context is not None:
-                break
+        limits = (getattr(self.config, name, None) for name in ("max_position_embeddings", "n_positions"))
+        self.context: int | None = next((limit for limit in limits if limit is not None), None)
         self.size = sum(p.numel() for p in module.parameters())
         self._without_dropout()
 
@@ -121,22 +119,16 @@ class LanguageModel:
         """Number of token ids; None if only a forward pass would show it."""
         return None if self.config is None else self.config.get_text_config().vocab_size
 
-    def _eos(self, given: int | Iterable[int] | None) -> tuple[int, ...]:
+    def _eos(self, chosen: int | Iterable[int] | None) -> tuple[int, ...]:
         generation = getattr(self.base, "generation_config", None) if self.hugging_face else None
-        for found in (
-            given,
-            getattr(generation, "eos_token_id", None),
-            getattr(self.tokenizer, "eos_token_id", None),
-            getattr(self.config, "eos_token_id", None),
-        ):
-            if found is not None:
-                ids = tuple(found) if isinstance(found, Iterable) else (found,)
-                if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-                    raise TypeError(f"{self.where}: eos_token_id must be a token id, or several, got {shown(found)}")
-                own = getattr(self.tokenizer, "eos_token_id", None)
-                # Completions that the tokenizer encodes end with its own id.
-                return ids if given is not None or own is None or own in ids else (*ids, own)
-        return ()
+        sources = (getattr(x, "eos_token_id", None) for x in (generation, self.tokenizer, self.config))
+        eos: Any = next((x for x in (chosen, *sources) if x is not None), ())
+        ids = tuple(eos) if isinstance(eos, Iterable) else (eos,)
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise TypeError(f"{self.where}: eos_token_id must be a token id, or several, got {shown(eos)}")
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        # Completions that the tokenizer encodes end with its own id.
+        return ids if chosen is not None or own is None or own in ids else (*ids, own)
 
     def _without_dropout(self) -> None:
         self.module.eval()
@@ -148,13 +140,7 @@ class LanguageModel:
                 part.p = 0.0
 
     def checkpoint_activations(self) -> None:
-        """Recompute activations for the gradient instead of keeping them.
-
-        Raises
-        ------
-        ValueError
-            If the module is not a Hugging Face model.
-        """
+        """Recompute activations for the gradient instead of keeping them; raises a ValueError for a custom module."""
         if not hasattr(self.base, "gradient_checkpointing_enable"):
             raise ValueError(
                 f"{self.where}: gradient_checkpointing must be false for a module of your own, got true; call "
@@ -219,12 +205,8 @@ class LanguageModel:
     def layout(self, sequences: Sequences, max_length: int | None = None) -> Layout:
         """Return `sequences` as this model reads them; with `max_length`, pack them into rows of that many tokens.
 
-        With FlashAttention, they are packed into a single row.
-
-        Raises
-        ------
-        ValueError
-            If `max_length` is given for a custom module, since packed rows need positions.
+        With FlashAttention, they are packed into a single row. Raises ValueError if a custom module would have to read
+        packed rows, which need positions.
         """
         if max_length is None:
             return sequences.padded().to(self.device)
@@ -258,8 +240,7 @@ class LanguageModel:
     def _beginnings(self, layout: Layout) -> Any:
         """Return a cache of the columns before all scored columns, computed once for rows with the same beginning.
 
-        Completions of one prompt are such rows. Returns None if another pass over the model would cost more than it
-        saves.
+        Returns None if that costs more than it saves.
         """
         first, rows = layout.first_column, len(layout.ids)
         if layout.positions is not None or self.checkpointed or rows * first * self.size < _WORTH:
@@ -271,10 +252,10 @@ class LanguageModel:
         cache: Any = DynamicCache(config=self.config)
         if not all(type(layer) is DynamicLayer for layer in cache.layers):
             return None
-        found, row = torch.unique(layout.ids[:, :first], dim=0, return_inverse=True)
-        if (rows - len(found)) * first * self.size < _WORTH:
+        unique, row = torch.unique(layout.ids[:, :first], dim=0, return_inverse=True)
+        if (rows - len(unique)) * first * self.size < _WORTH:
             return None
-        self.module(input_ids=found, use_cache=True, logits_to_keep=1, **{self.cache_name: cache})
+        self.module(input_ids=unique, use_cache=True, logits_to_keep=1, **{self.cache_name: cache})
         cache.batch_select_indices(row)
         return cache
 
@@ -287,26 +268,20 @@ class LanguageModel:
         return self.module(input_ids=ids, use_cache=False).logits if self.hugging_face else self.bare_logits(ids)
 
     def bare_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits (B, T, V) of a custom module.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the module returns something else.
-        """
+        """Return the logits (B, T, V) of a custom module; raises a TypeError or ValueError for anything else."""
         try:
-            found = self.module(ids)
+            logits = self.module(ids)
         except IndexError as e:
             raise ValueError(
                 f"{self.where}: model must accept token ids up to {int(ids.max())}, but raised: {e}"
             ) from e
-        if not isinstance(found, torch.Tensor):
-            raise TypeError(f"{self.where}: model must return logits (B, T, V), got {shown(type(found).__name__)}")
-        if found.ndim != 3 or found.shape[:2] != ids.shape:
+        if not isinstance(logits, torch.Tensor):
+            raise TypeError(f"{self.where}: model must return logits (B, T, V), got {shown(type(logits).__name__)}")
+        if logits.ndim != 3 or logits.shape[:2] != ids.shape:
             raise ValueError(
-                f"{self.where}: model must return logits ({ids.shape[0]}, {ids.shape[1]}, V), got {tuple(found.shape)}"
+                f"{self.where}: model must return logits ({ids.shape[0]}, {ids.shape[1]}, V), got {tuple(logits.shape)}"
             )
-        return found
+        return logits
 
     def score(
         self, layout: Layout, temperature: float = 1.0, entropy: bool = False, entropy_gradient: bool = False
@@ -318,8 +293,8 @@ class LanguageModel:
         """
         whole, column = self.logits(layout)
         if kernels_take(whole) and not (entropy and entropy_gradient):
-            found = token_scores(whole, layout.row, column, layout.targets, temperature)
-            return Scores(found[0], found[1] if entropy else None)
+            log_probs, entropies = token_scores(whole, layout.row, column, layout.targets, temperature)
+            return Scores(log_probs, entropies if entropy else None)
         logits = whole[layout.row, column].float()
         if temperature != 1.0:
             logits = logits / temperature
@@ -350,9 +325,8 @@ class LanguageModel:
 
     def frozen_copy(self) -> LanguageModel:
         """Return a copy that is never trained, for example a reference."""
-        return LanguageModel(
-            copy.deepcopy(self.module).requires_grad_(False), self.tokenizer, self.eos or None, self.where
-        )
+        module = copy.deepcopy(self.module).requires_grad_(False)
+        return LanguageModel(module, self.tokenizer, self.eos or None, self.where)
 
 
 def _recompute(layer: nn.Module, checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:

@@ -42,8 +42,8 @@ def require_packing(model: LanguageModel, cast: Callable[[], AbstractContextMana
     with nullcontext() if in_float32 else cast():
         with torch.no_grad():
             together = model.score(packed).log_probs
-            each = (sequences.take(np.array([i]))[0] for i in range(len(sequences)))
-            alone = torch.cat([model.score(model.layout(one)).log_probs for one in each])
+            rows = (sequences.take(np.array([i]))[0] for i in range(len(sequences)))
+            alone = torch.cat([model.score(model.layout(row)).log_probs for row in rows])
         # The ranks of a sharded model expect that a pass with a gradient also changes its weights.
         leaks = not model.one_pass and _leaks(model, packed)
     rounding = _BFLOAT16 if not in_float32 else _FLOAT32 if model.device.type == "cpu" else _TF32
@@ -67,8 +67,7 @@ def _short_sequences(model: LanguageModel) -> Sequences:
 def _leaks(model: LanguageModel, packed: Layout) -> bool:
     """Return whether tokens of the first sequence of a row have an effect on the sequences after it.
 
-    The derivative by their embeddings is exactly 0 if they have none, in any precision. In bfloat16, rounding hides a
-    small effect on the values, such as that of a convolution over a boundary.
+    The derivative by their embeddings is exactly 0 if not. Rounding hides small effects on values, as of a convolution.
     """
     assert packed.positions is not None
     inputs: list[torch.Tensor] = []

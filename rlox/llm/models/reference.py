@@ -95,8 +95,8 @@ class Reference:
         """Make the policy as it is now the reference, unless the user has passed one."""
         if self.own_module is not None:
             theirs = dict(_tensors(self._policy.module))
-            for name, held in _tensors(self.own_module):
-                held.copy_(theirs[name])
+            for name, tensor in _tensors(self.own_module):
+                tensor.copy_(theirs[name])
         elif self.frozen is not None:
             self.frozen.follow_()
 
@@ -122,10 +122,7 @@ class Reference:
     def synchronise(self, share: float) -> None:
         """Move a `share` of the way to the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656).
 
-        Raises
-        ------
-        ValueError
-            If the reference is the policy with other adapters or without them, which have no whole weights to move.
+        Raises ValueError if the reference is the policy with other adapters, which have no whole weights to move.
         """
         if self._switched:
             raise ValueError(
@@ -158,8 +155,8 @@ class ReferenceCache:
 
     def get(self, numbers: np.ndarray) -> np.ndarray | None:
         """Return the values of the pairs `numbers` (B,), or None unless all are known."""
-        found = self.values[:, numbers]
-        return None if np.isnan(found).any() else found
+        values = self.values[:, numbers]
+        return None if np.isnan(values).any() else values
 
     def put(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Store `values` (2, B) of the pairs that were unknown, and return the stored values of all `numbers`.

@@ -40,8 +40,7 @@ class LoadedModel(NamedTuple):
 def description(model: LanguageModel, base: str | None, source: str | None, rewards: bool) -> dict[str, Any]:
     """Return the description of a model for a checkpoint's header, as JSON values.
 
-    `base` is the fingerprint of the weights that its adapters are applied to; `rewards` says whether the model returns
-    rewards instead of tokens.
+    `base` is the fingerprint of the weights under its adapters; `rewards`: it returns rewards instead of tokens.
     """
     config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
     return {
@@ -78,11 +77,11 @@ def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
         raise ValueError(f"{where}: the tokenizer must be at most {_MOST_TEXT:,} bytes of JSON")
     try:
         settings = json.loads(state["settings"].tobytes().decode())
-        made = Tokenizer.from_str(state["tokenizer"].tobytes().decode())
-        given = {name: settings[name] for name in _SPECIAL if isinstance(settings.get(name), str)}
+        tokenizer = Tokenizer.from_str(state["tokenizer"].tobytes().decode())
+        special = {name: settings[name] for name in _SPECIAL if isinstance(settings.get(name), str)}
     except Exception as e:  # the Rust library raises plain exceptions
         raise ValueError(f"{where}: the tokenizer is damaged: {one_line(e)}") from e
-    return PreTrainedTokenizerFast(tokenizer_object=made, **given)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def model_of(
@@ -90,10 +89,7 @@ def model_of(
 ) -> LoadedModel:
     """Return the model for `checkpoint`: `model`, or a new one whose weights must still be replaced.
 
-    Raises
-    ------
-    ValueError
-        If the model is a custom module and was not passed, or the base model of adapters is no longer where it was.
+    Raises ValueError if a custom module was not passed, or the base model of adapters is no longer where it was.
     """
     saved = checkpoint.header.get("model")
     if not isinstance(saved, dict):
@@ -124,8 +120,7 @@ def _make_module(config: Any, where: str, path: Any) -> nn.Module:
 
     try:
         settings = {name: value for name, value in config.items() if name not in ("auto_map", "model_type")}
-        made = AutoConfig.for_model(config["model_type"], **settings)
-        return AutoModelForCausalLM.from_config(made)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ValueError(
             f"{where}: {path} holds a model that the installed transformers cannot create: {one_line(e)}"
@@ -190,25 +185,17 @@ def _locate_source(where: str, key: str, source: str) -> str:
 
 def _hint(source: str) -> str:
     """Return the nearest name of a model that is on this machine, if `source` itself is not."""
-    names = [] if Path(source).exists() else [*_folders_beside(Path(source)), *_list_downloaded()]
-    near = difflib.get_close_matches(source, names, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _folders_beside(path: Path) -> list[str]:
-    """Return the folders in the same place as `path` that hold a model or a run."""
-    try:
-        folders = [folder for folder in path.parent.iterdir() if folder.is_dir()]
-    except OSError:
-        return []
-    return [str(f) for f in folders if (f / "config.json").is_file() or _checkpoint_file(f) is not None]
-
-
-def _list_downloaded() -> list[str]:
-    """Return the names of the models in the cache of the hub."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return [path.name.removeprefix("models--").replace("--", "/") for path in Path(HF_HUB_CACHE).glob("models--*")]
+    if Path(source).exists():
+        return ""
+    names = [path.name.removeprefix("models--").replace("--", "/") for path in Path(HF_HUB_CACHE).glob("models--*")]
+    with contextlib.suppress(OSError):
+        beside = [folder for folder in Path(source).parent.iterdir() if folder.is_dir()]
+        holding = [str(f) for f in beside if (f / "config.json").is_file() or _checkpoint_file(f) is not None]
+        names = [*holding, *names]
+    near = difflib.get_close_matches(source, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @contextlib.contextmanager
@@ -256,8 +243,8 @@ def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:
 def _checkpoint_file(path: Path) -> Path | None:
     if path.is_file() and path.suffix == ".safetensors":
         return path
-    found = [path / "checkpoints" / f"{kind}.safetensors" for kind in ("best", "last")]
-    return next((file for file in found if file.is_file()), None)
+    files = (path / "checkpoints" / f"{kind}.safetensors" for kind in ("best", "last"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _from_run(file: Path, where: str) -> LoadedModel:
@@ -268,13 +255,16 @@ def _from_run(file: Path, where: str) -> LoadedModel:
         raise ValueError(
             f"{where}: model={file} must hold a language model, got {one_line(checkpoint.header['algorithm'], 40)}"
         )
-    found = model_of(checkpoint, None, None, where, file)
-    model = LanguageModel(found.module, found.tokenizer, found.eos, where)
+    module, tokenizer, eos, _ = model_of(checkpoint, None, None, where, file)
+    model = LanguageModel(module, tokenizer, eos, where)
     if saved.get("adapters"):
         model = with_adapters(model, config["lora_rank"], config["lora_alpha"], config["lora_targets"], 0)
         require_base(saved, fingerprint(model.module), where, file)
     load_weights_(model.module, checkpoint.tensors["policy"], f"{where}: {file}")
-    return LoadedModel(merge_adapters(model), found.tokenizer, found.eos, str(file.absolute()))
+    merged: Any = model.module
+    if hasattr(merged, "merge_and_unload"):
+        merged = merged.merge_and_unload().requires_grad_(True)  # peft has frozen the weights under its adapters
+    return LoadedModel(merged, tokenizer, eos, str(file.absolute()))
 
 
 def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray]:
@@ -288,11 +278,11 @@ def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray
 def _read_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that `weights` returns."""
     adapted = any(hasattr(part, "disable_adapter") for part in module.modules())
-    held: dict[str, torch.Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad or not adapted}
+    tensors: dict[str, torch.Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad or not adapted}
     if not adapted:
         saved = module.state_dict().keys()
-        held |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
-    return held
+        tensors |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    return tensors
 
 
 def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: str) -> None:
@@ -315,15 +305,8 @@ def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: st
 
 def _numpy(value: torch.Tensor) -> np.ndarray:
     # NumPy has no bfloat16.
-    found = value.detach().cpu()
-    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
-
-
-def merge_adapters(model: LanguageModel) -> nn.Module:
-    """Merge the adapters of a model into its weights, and return its module."""
-    module: Any = model.module
-    # peft has frozen the weights that its adapters are applied to.
-    return module.merge_and_unload().requires_grad_(True) if hasattr(module, "merge_and_unload") else module
+    tensor = value.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def copy_merged(model: LanguageModel) -> nn.Module:

@@ -16,17 +16,14 @@ def kernels_take(*tensors: torch.Tensor) -> bool:
 
 
 class _TokenScores(torch.autograd.Function):
-    """The kernel and its derivative.
-
-    The gradient of the logits is written once, in their own shape, without gathering or scattering rows.
-    """
+    """The kernel and its derivative, which is written once in the shape of the logits, without gathering rows."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, places: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = score_tokens(logits.numpy(), places.numpy(), targets.numpy(), temperature)
-        log_probs, totals, entropies = map(torch.from_numpy, found)
+        scores = score_tokens(logits.numpy(), places.numpy(), targets.numpy(), temperature)
+        log_probs, totals, entropies = map(torch.from_numpy, scores)
         ctx.save_for_backward(logits, places, targets, totals)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropies)
@@ -37,15 +34,8 @@ class _TokenScores(torch.autograd.Function):
     def backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits, places, targets, totals = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        score_gradient(
-            logits.numpy(),
-            places.numpy(),
-            targets.numpy(),
-            totals.numpy(),
-            slopes.contiguous().numpy(),
-            gradient.numpy(),
-            ctx.temperature,
-        )
+        arrays = (x.numpy() for x in (logits, places, targets, totals, slopes.contiguous(), gradient))
+        score_gradient(*arrays, ctx.temperature)
         return gradient, None, None, None
 
 

@@ -40,8 +40,8 @@ _SHOWN = 80  # characters of a prompt or completion in a message
 
 def excerpt(text: Any) -> str:
     """Shorten a text, chat or tensor of ids for a message: one line of at most 80 characters."""
-    found = shown(text.tolist() if isinstance(text, torch.Tensor) else text)
-    return found if len(found) <= _SHOWN else f"{found[: _SHOWN - 3]}..."
+    line = shown(text.tolist() if isinstance(text, torch.Tensor) else text)
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
 def pair_excerpt(prompt: Any, completion: Any) -> str:
@@ -50,15 +50,7 @@ def pair_excerpt(prompt: Any, completion: Any) -> str:
 
 
 def check_pairs(where: str, prompts: Any, completions: Any) -> None:
-    """Raise an error unless prompts and completions are lists of the same length.
-
-    Raises
-    ------
-    TypeError
-        If one of them is not a sequence, or is a single text.
-    ValueError
-        If their lengths differ.
-    """
+    """Raise a TypeError or ValueError unless prompts and completions are lists of the same length."""
     for name, texts in (("prompts", prompts), ("completions", completions)):
         if isinstance(texts, str) or not isinstance(texts, Sequence):
             raise TypeError(f"{where}: {name} must be a list of texts, got {shown(texts)}")
@@ -67,27 +59,12 @@ def check_pairs(where: str, prompts: Any, completions: Any) -> None:
 
 
 def as_scores(what: str, result: Any, n: int, describe: Callable[[int], str], optional: bool = False) -> np.ndarray:
-    """Convert the result of a reward to (N,) float64.
+    """Convert the result of a reward, a list, array or tensor of `n` finite numbers, to (N,) float64.
 
-    Parameters
-    ----------
-    what : str
-        The name that starts error messages.
-    result : list, tuple, numpy.ndarray or torch.Tensor
-        N numbers.
-    n : int
-        The required number of results.
-    describe : callable
-        Returns a description of a row's prompt and completion.
-    optional : bool
-        Whether None is allowed instead of a number; it becomes NaN.
+    `what` starts error messages; ``describe(row)`` returns a description of a row's prompt and completion. None is
+    allowed instead of a number if `optional`, and becomes NaN.
 
-    Raises
-    ------
-    TypeError
-        If `result` is not a sequence, or contains something other than numbers.
-    ValueError
-        If it does not contain N numbers, or one of them is not finite.
+    Raises TypeError if `result` is not a sequence of numbers, and ValueError if it does not contain N finite ones.
     """
     if isinstance(result, (torch.Tensor, np.ndarray)):
         if result.ndim != 1:
@@ -144,32 +121,13 @@ class _Function:
     takes_all: bool
     takes_ended: bool
 
-    def missing(self, columns: Iterable[str]) -> str | None:
-        """Return the first required parameter without a matching column."""
-        return next((name for name, needed in self.parameters.items() if needed and name not in columns), None)
-
-    def chosen(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, list]:
-        """Return copies of the columns that the function takes, so that it may change them."""
-        reserved = ("prompts", "completions")
-        return {
-            name: list(column)
-            for name, column in columns.items()
-            if name in self.parameters or (self.takes_all and name not in reserved)
-        }
-
-
-def _name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__).strip("<>")
-
 
 def _read(function: Any, where: str, tokenizer: bool) -> _Function:
-    """Determine the form of a reward function from its parameters' names, without calling it.
-
-    Without a `tokenizer`, a function with other names takes token ids.
-    """
-    name, call = _name(function), getattr(function, "score_batch", None)
+    """Determine the form of a function by its parameters; without a `tokenizer`, other names mean token ids."""
+    bare, call = function, getattr(function, "score_batch", None)
+    while isinstance(bare, functools.partial):
+        bare = bare.func
+    name = getattr(bare, "__name__", type(bare).__name__).strip("<>")
     by_method = call is not None and not inspect.isclass(function)
     call = call if by_method else function
     if not callable(call):
@@ -178,37 +136,27 @@ def _read(function: Any, where: str, tokenizer: bool) -> _Function:
         signature = inspect.signature(call)
     except ValueError as e:  # a compiled function without a signature
         raise TypeError(f"{where}: reward {name} must have a signature, got {e}; wrap it in a function") from e
-    listed = list(signature.parameters.values())
-    by_place = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = list(signature.parameters.values())
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     first = [p.name for p in by_place[:2]]
     module = isinstance(function, torch.nn.Module)
     takes_ids = first == ["completions", "prompts"] and not by_method
     if not tokenizer and not by_method and not module and first != ["prompts", "completions"]:
-        takes_ids = len(by_place) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in listed)
+        takes_ids = len(by_place) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if not takes_ids and first != ["prompts", "completions"]:
-        remedy = "name its first two parameters like this"
-        if module:
-            remedy = "wrap a model as RewardModelServer(model, tokenizer=...)"
+        wrap = "wrap a model as RewardModelServer(model, tokenizer=...)"
+        remedy = wrap if module else "name its first two parameters like this"
         raise TypeError(
             f"{where}: reward {name} must take texts, {TEXT_FORM}, or token ids, {TOKEN_FORM}, got {signature}; "
             f"{remedy}"
         )
-    rest = [p for p in listed if p not in by_place[:2]]
+    rest = [p for p in parameters if p not in by_place[:2]]
     for p in rest:
         if p.kind is p.POSITIONAL_ONLY and p.default is p.empty:
             raise TypeError(f"{where}: reward {name} must take its parameter {p.name!r} by keyword, got {signature}")
-    return _Function(
-        name,
-        call,
-        takes_ids,
-        {
-            p.name: p.default is p.empty
-            for p in rest
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "ended"
-        },
-        any(p.kind is p.VAR_KEYWORD for p in rest),
-        takes(call, "ended"),
-    )
+    named = [p for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "ended"]
+    required, takes_all = {p.name: p.default is p.empty for p in named}, any(p.kind is p.VAR_KEYWORD for p in rest)
+    return _Function(name, call, takes_ids, required, takes_all, takes(call, "ended"))
 
 
 class Rewards:
@@ -247,17 +195,17 @@ class Rewards:
         tokenizer: bool = True,
     ):
         self._where = where
-        given = list(functions) if isinstance(functions, (list, tuple)) else [functions]
-        if not given:
+        functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
+        if not functions:
             raise ValueError(f"{where}: there must be at least one reward function, got none")
-        self._functions = [_read(function, where, tokenizer) for function in given]
+        self._functions = [_read(function, where, tokenizer) for function in functions]
         self.names: list[str] = []
         for function in self._functions:
             taken, n, name = {*self.names}, 2, function.name
             while function.name in taken:
                 function.name, n = f"{name}_{n}", n + 1
             self.names.append(function.name)
-        self.weights = self._check_weights([1.0] * len(given) if weights is None else weights)
+        self.weights = self._check_weights([1.0] * len(functions) if weights is None else weights)
         # Kept between calls, because clients that a function holds are bound to the loop they first ran in.
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
@@ -280,13 +228,10 @@ class Rewards:
         return not all(function.takes_ids for function in self._functions)
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise an error unless a dataset with these columns fits every function; `scores` checks this too.
+        """Raise a ValueError unless a dataset with these columns fits every function; `scores` checks this too.
 
-        Raises
-        ------
-        ValueError
-            Names the parameter without a column, and the column with the nearest name; also for a column ``ended``, if
-            a function has a parameter of this name.
+        It names the parameter without a column, and the column with the nearest name; also for a column ``ended``, if a
+        function has a parameter of this name.
         """
         columns = list(columns)
         for function in self._functions:
@@ -295,7 +240,7 @@ class Rewards:
                     f"{self._where}: the dataset must have no column 'ended', because reward {function.name} gets "
                     "under this name whether completions have ended; rename the column"
                 )
-            if (lacks := function.missing(columns)) is not None:
+            for lacks in (name for name, needed in function.parameters.items() if needed and name not in columns):
                 hint = nearest(lacks, columns) if columns else "the dataset has no other columns"
                 raise ValueError(
                     f"{self._where}: reward {function.name} must find a column for its parameter {lacks!r}, got none; "
@@ -334,9 +279,8 @@ class Rewards:
         Raises
         ------
         ValueError, TypeError
-            If a function returns anything but N finite numbers or None, or no function applies to a completion. The
-            message contains the function's name, the prompt and the completion. Exceptions of a function itself are
-            raised unchanged, with a note.
+            Unless functions return N finite numbers or None, and one applies to each completion; with the name of the
+            function, the prompt and the completion. Exceptions of a function itself are raised unchanged, with a note.
         """
         columns = columns or {}
         self.check_columns(columns)
@@ -349,19 +293,18 @@ class Rewards:
             return pair_excerpt(prompt, completion_ids[row] if completions is None else completions[row])
 
         # Each function gets copies, so that it cannot change the training data or the arguments of the next function.
-        calls = [
-            functools.partial(
-                function.call,
-                *([ids.clone() for ids in completion_ids], prompt_ids.clone())
-                if function.takes_ids
-                else (list(prompts or ()), list(completions or ())),
-                **function.chosen(columns),
-                **(
-                    {"ended": [True] * n if ended is None else [bool(e) for e in ended]} if function.takes_ended else {}
-                ),
-            )
-            for function in self._functions
-        ]
+        calls = []
+        for function in self._functions:
+            arguments: tuple[Any, Any]
+            if function.takes_ids:
+                arguments = ([ids.clone() for ids in completion_ids], prompt_ids.clone())
+            else:
+                arguments = (list(prompts or ()), list(completions or ()))
+            unknown = columns.keys() - {"prompts", "completions"} if function.takes_all else ()
+            own = {name: list(rows) for name, rows in columns.items() if name in function.parameters or name in unknown}
+            if function.takes_ended:
+                own["ended"] = [True] * n if ended is None else [bool(e) for e in ended]
+            calls.append(functools.partial(function.call, *arguments, **own))
         scores = np.empty((len(self), n))
         for k, answer in enumerate(self._answers(calls)):
             scores[k] = as_scores(f"{self._where}: reward {self.names[k]}", answer, n, describe, optional=True)
@@ -373,21 +316,9 @@ class Rewards:
         return scores
 
     def combine(self, scores: np.ndarray) -> np.ndarray:
-        """Return the weighted sum over the functions that apply.
+        """Return the weighted sum (N,) f64 of `scores` (K, N) f64 over the functions that apply, not NaN.
 
-        Parameters
-        ----------
-        scores : (K, N) float64
-            NaN where a function does not apply.
-
-        Returns
-        -------
-        (N,) float64
-
-        Raises
-        ------
-        ValueError
-            If the shape is different, or no function applies to a completion.
+        Raises ValueError if the shape is different, or no function applies to a completion.
         """
         scores = np.asarray(scores, dtype=np.float64)
         if scores.ndim != 2 or len(scores) != len(self):
@@ -402,16 +333,16 @@ class Rewards:
 
     def _count(self, prompt_ids: Any, completion_ids: Any, prompts: Any, completions: Any, columns: Any) -> int:
         """Return N; raise an error if a required argument is missing, or lengths differ."""
-        given = {"prompts": prompts, "completions": completions} if self.needs_text else {}
+        rows = {"prompts": prompts, "completions": completions} if self.needs_text else {}
         if any(function.takes_ids for function in self._functions):
-            given |= {"completion_ids": completion_ids, "prompt_ids": prompt_ids}
-        for name, value in given.items():
+            rows |= {"completion_ids": completion_ids, "prompt_ids": prompt_ids}
+        for name, value in rows.items():
             if value is None:
                 asks = next(f.name for f in self._functions if f.takes_ids == name.endswith("ids"))
                 raise ValueError(f"{self._where}: {name} must be given, since reward {asks} takes them, got None")
-        given |= {f"column {name}": column for name, column in columns.items()}
-        first, n = next((name, len(value)) for name, value in given.items())
-        for name, value in given.items():
+        rows |= {f"column {name}": column for name, column in columns.items()}
+        first, n = next((name, len(value)) for name, value in rows.items())
+        for name, value in rows.items():
             if len(value) != n:
                 raise ValueError(f"{self._where}: {name} must have {n} rows, like {first}, got {len(value)}")
         return n

@@ -77,9 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
             more = taken(score, **rows)
             try:
                 with self.server.lock:
-                    found = score(prompts, completions, **more)
+                    result = score(prompts, completions, **more)
                 scores = as_scores(
-                    "the reward", found, len(completions), lambda i: pair_excerpt(prompts[i], completions[i])
+                    "the reward", result, len(completions), lambda i: pair_excerpt(prompts[i], completions[i])
                 )
             except Exception as e:
                 raise _Refused(500, f"{type(e).__name__}: {one_line(e)}") from e
@@ -90,8 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _check_token(self) -> None:
         if self.server.token is None:
             return
-        kind, _, given = self.headers.get("Authorization", "").partition(" ")
-        right = hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode())
+        kind, _, token = self.headers.get("Authorization", "").partition(" ")
+        right = hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode())
         if kind.lower() != "bearer" or not right:
             raise _Refused(401, "the header must be 'Authorization: Bearer TOKEN' with this server's token")
 
@@ -122,19 +122,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(1)
         left = 2 * MOST_BYTES
-        while left > 0 and (found := self.connection.recv(1 << 16)):
-            left -= len(found)
+        while left > 0 and (data := self.connection.recv(1 << 16)):
+            left -= len(data)
 
 
 def _read_request(body: bytes) -> tuple[list[Text], list[Text], dict[str, list | None]]:
     try:
-        found = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError) as e:
         raise _Refused(400, f"the request must be JSON: {one_line(e)}") from e
-    rows = {name: found.pop(name, None) if isinstance(found, dict) else None for name in ("ended", *COLUMNS)}
-    if not isinstance(found, dict) or found.keys() != {"prompts", "completions"}:
-        raise _Refused(400, f'the request must be {{"prompts": [...], "completions": [...]}}, got {shown(found)}')
-    for name, texts in found.items():
+    rows = {name: request.pop(name, None) if isinstance(request, dict) else None for name in ("ended", *COLUMNS)}
+    if not isinstance(request, dict) or request.keys() != {"prompts", "completions"}:
+        raise _Refused(400, f'the request must be {{"prompts": [...], "completions": [...]}}, got {shown(request)}')
+    for name, texts in request.items():
         if not isinstance(texts, list):
             raise _Refused(400, f"{name} must be a list of texts, got {shown(texts)}")
         if len(texts) > MOST_ROWS:
@@ -144,7 +144,7 @@ def _read_request(body: bytes) -> tuple[list[Text], list[Text], dict[str, list |
                 check_text(f"row {row}", name, text)
         except ValueError as e:
             raise _Refused(400, str(e)) from e
-    prompts, completions = found["prompts"], found["completions"]
+    prompts, completions = request["prompts"], request["completions"]
     if len(prompts) != len(completions):
         raise _Refused(400, f"prompts must be as many as completions, got {len(prompts)} and {len(completions)}")
     for name, values in rows.items():
@@ -284,16 +284,8 @@ class RemoteReward:
         """Return the server's scores, (N,) float64.
 
         `ended`, False for completions that were cut off, is sent only if there are any; so are the arguments of chat
-        templates.
-
-        Raises
-        ------
-        ConnectionError
-            If the server cannot be reached, or stays busy.
-        RuntimeError
-            If it refuses the request, with its explanation and a remedy.
-        ValueError
-            If its answer is not N finite numbers.
+        templates. Raises ConnectionError if the server cannot be reached, or stays busy, RuntimeError if it refuses the
+        request, with its explanation and a remedy, and ValueError if its answer is not N finite numbers.
         """
         check_pairs(self._where, prompts, completions)
         body: dict[str, list[Any]] = {"prompts": list(prompts), "completions": list(completions)}

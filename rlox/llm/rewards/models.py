@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from rlox.config import integer, nearest, shown
 from rlox.llm.data import Text, encode, template_arguments
-from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken, takes
 from rlox.llm.tokens import unique_rows
 from rlox.nn.modes import evaluating
 from rlox.processes.failures import note_cause, require_exception
@@ -42,10 +43,7 @@ def _call(
     completions: Sequence[Any],
     rows: Mapping[str, Sequence[Any] | None],
 ) -> np.ndarray:
-    """Call `scorer` and return its result as (N,) float64; its exceptions get a note with its name.
-
-    Of `rows`, it gets those that it has parameters for.
-    """
+    """Call `scorer` with those of `rows` that it takes, for (N,) f64; its exceptions get a note with its name."""
     more = taken(scorer, **rows)
     try:
         result = scorer(list(prompts), list(completions), **more)
@@ -89,7 +87,7 @@ class MultiObjectiveReward:
         for name in objectives:
             if name not in weights:
                 raise ValueError(f"{where}: weights must have the key {name!r}, as objectives has, got none")
-        self._scorers = {name: _scorer(f"{where}: objective {name!r}", given) for name, given in objectives.items()}
+        self._scorers = {name: _scorer(f"{where}: objective {name!r}", reward) for name, reward in objectives.items()}
         self.weights = {name: _weight(where, f"weight {name!r}", weights[name]) for name in objectives}
 
     def score_each(
@@ -103,12 +101,8 @@ class MultiObjectiveReward:
         """Return the scores (N,) float64 of every objective, without its weight.
 
         `ended` is False for completions that were cut off; `tools` and `chat_template_kwargs` are those of each chat.
-        Objectives with these parameters get them.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If an objective returns anything but N finite numbers. Its own exceptions are raised unchanged, with a note.
+        Objectives with these parameters get them. Raises ValueError or TypeError if an objective returns anything but N
+        finite numbers; its own exceptions are raised unchanged, with a note.
         """
         where = type(self).__name__
         check_pairs(where, prompts, completions)
@@ -133,10 +127,10 @@ class MultiObjectiveReward:
     __call__ = score_batch
 
 
-def _scorer(what: str, given: Any) -> Scorer:
-    """Return `given` as a function ``(prompts, completions) -> scores``."""
-    if inspect.isclass(given) or not callable(scorer := getattr(given, "score_batch", given)):
-        raise TypeError(f"{what} must be a function of (prompts, completions) or have score_batch, got {shown(given)}")
+def _scorer(what: str, reward: Any) -> Scorer:
+    """Return `reward` as a function ``(prompts, completions) -> scores``."""
+    if inspect.isclass(reward) or not callable(scorer := getattr(reward, "score_batch", reward)):
+        raise TypeError(f"{what} must be a function of (prompts, completions) or have score_batch, got {shown(reward)}")
     return scorer
 
 
@@ -169,35 +163,26 @@ class _Reader:
         keep, n = self._max_length or 0, len(completions)
         ends = [True] * n if ended is None else ended
         columns = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
-        given = {name: list(values) for name, values in columns.items() if values is not None}
+        chats = {name: list(values) for name, values in columns.items() if values is not None}
         rows = enumerate(zip(prompts, completions, ends, strict=True))
-        return [self._ids(i, *row, template_arguments(given, i))[-keep:] for i, row in rows]
+        return [self._ids(i, *row, template_arguments(chats, i))[-keep:] for i, row in rows]
 
     def _ids(self, row: int, prompt: Text, completion: Text, ended: bool, template: dict[str, Any]) -> list[int]:
         if self._tokenizer is not None:
             # Without a prompt, the completion is encoded as a whole text.
-            ends = getattr(self._tokenizer, "eos_token_id", None) is not None
-            ids = encode(
-                self._tokenizer,
-                prompt or None,
-                completion,
-                add_eos=ends and ended,
-                ended=ended,
-                row=row,
-                where=self._where,
-                **template,
-            )
-            return [*ids[0], *ids[1]]
+            add_eos = ended and getattr(self._tokenizer, "eos_token_id", None) is not None
+            options = {"add_eos": add_eos, "ended": ended, "row": row, "where": self._where, **template}
+            head, rest = encode(self._tokenizer, prompt or None, completion, **options)
+            return [*head, *rest]
         for name, text in (("prompt", prompt), ("completion", completion)):
             if not isinstance(text, str):
                 raise ValueError(
                     f"{self._where}: row {row}: {name} must be a text if there is no tokenizer, got {shown(text)}; "
                     "pass a tokenizer with a chat template as tokenizer="
                 )
-        found = list(f"{prompt}{completion}".encode(errors="replace"))
-        if not found:
+        if not f"{prompt}{completion}":
             raise ValueError(f"{self._where}: row {row}: prompt and completion must not both be empty, got '' and ''")
-        return found
+        return list(f"{prompt}{completion}".encode(errors="replace"))
 
 
 class _Network:
@@ -210,35 +195,26 @@ class _Network:
         self.what = f"{where}: reward model {type(network).__name__}"
         self._network = network if device is None else network.to(device)
         self._batch_size = integer(where, "batch_size", batch_size, 1)
-        try:
-            self._takes_mask = "attention_mask" in inspect.signature(network.forward).parameters
-        except ValueError:  # a compiled function without a signature
-            self._takes_mask = False
+        self._takes_mask = takes(network.forward, "attention_mask")
         config: Any = getattr(network, "config", None)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         # Models of transformers use this id to find a row's last token.
         self._config = config if hasattr(config, "pad_token_id") else None
         self._lock = threading.Lock()
 
-    def score(self, rows: Sequence[list[int]]) -> np.ndarray:
-        """Return the scores (N,) float64 of N rows of ids. Equal rows have equal scores, to the last bit."""
+    def score(self, rows: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]) -> np.ndarray:
+        """Return finite scores (N,) float64 of the ids of N prompts and completions; equal ones of equal rows."""
         first, index = unique_rows(rows)
-        return self._score_rows([rows[i] for i in first])[index]
-
-    def _score_rows(self, rows: Sequence[list[int]]) -> np.ndarray:
-        scores = np.empty(len(rows))
+        rows, scores = [rows[i] for i in first], np.empty(len(first))
         with self._lock, torch.no_grad(), evaluating(self._network), self._with_padding() as pad:
             weights = next(self._network.parameters(), None)
             device = "cpu" if weights is None else weights.device
             for batch in self._batches(rows, pad is not None):
-                longest = len(rows[batch[-1]])
-                ids = torch.full((len(batch), longest), pad or 0, dtype=torch.int64, device="cpu")
-                mask = torch.zeros_like(ids)
-                for i, row in enumerate(batch):
-                    ids[i, : len(rows[row])] = torch.tensor(rows[row], device="cpu")
-                    mask[i, : len(rows[row])] = 1
+                tensors = [torch.tensor(rows[row], dtype=torch.int64, device="cpu") for row in batch]
+                ids = pad_sequence(tensors, batch_first=True, padding_value=pad or 0)
+                mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True)
                 scores[batch] = self._forward(ids.to(device), mask.to(device))
-        return scores
+        return as_scores(self.what, scores[index], len(index), lambda i: pair_excerpt(prompts[i], completions[i]))
 
     def _batches(self, rows: Sequence[list[int]], padded: bool) -> Iterator[list[int]]:
         """Yield batches of indices, shorter rows first; without `padded`, all rows of a batch have the same length."""
@@ -256,9 +232,8 @@ class _Network:
     def _with_padding(self) -> Iterator[int | None]:
         """Yield the padding id, or None if all rows of a batch must have the same length.
 
-        A network that takes no mask would score the padding too. A network of transformers without ``pad_token_id``
-        scores the last column, and rejects batches; with -1, which is no token's id, it scores the last column of
-        batches too.
+        A network that takes no mask would score padding. One of transformers without ``pad_token_id`` scores the last
+        column, and rejects batches; with -1, which is no token's id, it scores the last column of batches too.
         """
         if not self._takes_mask:
             yield None
@@ -276,18 +251,18 @@ class _Network:
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
         n = len(ids)
         try:
-            found = self._network(ids, attention_mask=mask) if self._takes_mask else self._network(ids)
+            output = self._network(ids, attention_mask=mask) if self._takes_mask else self._network(ids)
         except Exception as e:
             note_cause(e, self.what)
             raise
-        found = getattr(found, "logits", found)
-        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        scores = getattr(output, "logits", output)
+        shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         if shape not in ((n,), (n, 1)):
             raise ValueError(
                 f"{self.what} must return one score per row, ({n},) or .logits ({n}, 1), got "
                 f"{shape}{'; load it with num_labels=1' if self._config is not None else ''}"
             )
-        return found.reshape(n).double().cpu().numpy()
+        return scores.reshape(n).double().cpu().numpy()
 
 
 class RewardModelServer:
@@ -342,21 +317,11 @@ class RewardModelServer:
         """Return scores (N,) float64, computed without gradients and in evaluation mode.
 
         Completions with False in `ended` were cut off, and are read without an EOS. `tools` and `chat_template_kwargs`
-        contain the arguments of each row's chat template, or None.
-
-        Warns
-        -----
-        RuntimeWarning
-            Once, if there is no tokenizer.
-
-        Raises
-        ------
-        ValueError
-            If a text cannot be read, the model returns other shapes, or a score is not finite. The message contains the
-            text.
+        contain the arguments of each row's chat template, or None. Warns once if there is no tokenizer. Raises
+        ValueError, with the text, if one cannot be read, the model returns other shapes, or a score is not finite.
         """
         ids = self._reader.read(prompts, completions, ended, tools, chat_template_kwargs)
-        return _score_rows(self._network, ids, prompts, completions)
+        return self._network.score(ids, prompts, completions)
 
     __call__ = score_batch
 
@@ -365,13 +330,6 @@ class RewardModelServer:
         from rlox.llm.rewards.http import RewardHTTPServer
 
         return RewardHTTPServer(self, host, port, token)
-
-
-def _score_rows(
-    network: _Network, ids: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]
-) -> np.ndarray:
-    """Return the network's scores, each of which must be finite."""
-    return as_scores(network.what, network.score(ids), len(ids), lambda i: pair_excerpt(prompts[i], completions[i]))
 
 
 class EnsembleRewardModel:
@@ -405,10 +363,10 @@ class EnsembleRewardModel:
         where = type(self).__name__
         if not isinstance(models, (list, tuple, nn.ModuleList)) or not len(models):
             raise ValueError(f"{where}: models must be a list of at least one model, got {shown(models)}")
-        given = [1 / len(models)] * len(models) if weights is None else list(weights)
-        if len(given) != len(models):
+        weights = [1 / len(models)] * len(models) if weights is None else list(weights)
+        if len(weights) != len(models):
             raise ValueError(f"{where}: weights must be one for each of {len(models)} models, got {shown(weights)}")
-        self.weights = np.array([_weight(where, f"weight {k}", weight) for k, weight in enumerate(given)])
+        self.weights = np.array([_weight(where, f"weight {k}", weight) for k, weight in enumerate(weights)])
         self._reader = _Reader(where, tokenizer, max_length)
         self._members: list[_Network | Scorer] = []
         for k, model in enumerate(models):
@@ -434,14 +392,13 @@ class EnsembleRewardModel:
         reads = any(isinstance(member, _Network) for member in self._members)
         rows = {"ended": ended, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
         ids = self._reader.read(prompts, completions, **rows) if reads else []
-        return np.array(
-            [
-                _score_rows(member, ids, prompts, completions)
-                if isinstance(member, _Network)
-                else _call(where, f"model {k}", member, prompts, completions, rows)
-                for k, member in enumerate(self._members)
-            ]
-        )
+        scores = []
+        for k, member in enumerate(self._members):
+            if isinstance(member, _Network):
+                scores.append(member.score(ids, prompts, completions))
+            else:
+                scores.append(_call(where, f"model {k}", member, prompts, completions, rows))
+        return np.array(scores)
 
     def score_batch(
         self,

@@ -22,13 +22,7 @@ from rlox.processes.failures import note_cause, require_exception
 
 
 class Preferences:
-    """Compares pairs of completions with a user function or with reward functions.
-
-    Raises
-    ------
-    TypeError
-        If both are given, or `preference_fn` is not a function.
-    """
+    """Compares pairs of completions with a user function or with reward functions; a TypeError if both are given."""
 
     def __init__(
         self,
@@ -84,17 +78,8 @@ class Preferences:
     ) -> np.ndarray:
         """Return which completion of each pair the function prefers, (B,) int64: 0 or 1, -1 for neither.
 
-        Parameters
-        ----------
-        numbers : array (B,)
-            The prompts.
-        completions : sequence of 2 B arrays
-            The two completions of each prompt, next to each other.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If the function returns anything but 0, 1 or None for each pair.
+        `completions` contains the two completions of each of the prompts `numbers` (B,), next to each other. Raises
+        ValueError or TypeError if the function returns anything but 0, 1 or None for each pair.
         """
         assert self._function is not None
         prompts: Any
@@ -113,14 +98,15 @@ class Preferences:
             note_cause(e, "preference_fn")
             raise
         try:
-            given = [*answer]
+            indices = [*answer]
         except TypeError as e:
             raise TypeError(f"{self._where}: preference_fn must return a list, got {shown(answer)}") from e
-        if len(given) != len(both):
+        if len(indices) != len(both):
             raise ValueError(
-                f"{self._where}: preference_fn must return one index for each of {len(both)} prompts, got {len(given)}"
+                f"{self._where}: preference_fn must return one index for each of {len(both)} prompts, got "
+                f"{len(indices)}"
             )
-        return np.array([self._index(one, prompts[i], both[i]) for i, one in enumerate(given)], np.int64)
+        return np.array([self._index(index, prompts[i], both[i]) for i, index in enumerate(indices)], np.int64)
 
     def _index(self, answer: Any, prompt: Any, pair: tuple[Any, Any]) -> int:
         if answer is None:

@@ -52,12 +52,8 @@ def scores_of(
 ) -> np.ndarray:
     """Return scores (K, R) f64 of R completions of the prompts `numbers` (R,), NaN where a function does not apply.
 
-    `ended` (R,) is False where a completion was cut off.
-
-    Raises
-    ------
-    ValueError
-        If a function takes texts and there is no tokenizer, and for the same reasons as `Rewards.scores`.
+    `ended` (R,) is False where a completion was cut off. Raises ValueError if a function takes texts and there is no
+    tokenizer, and for the same reasons as `Rewards.scores`.
     """
     if rewards.needs_text and model.tokenizer is None:
         raise ValueError(
