@@ -55,21 +55,11 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """A message from one side to the other.
+    """A message from one side to the other."""
 
-    Attributes
-    ----------
-    kind : str
-        The kind of request or answer.
-    fields : dict
-        JSON values by name.
-    arrays : dict
-        Arrays by name; in a decoded message, read-only views of its bytes.
-    """
-
-    kind: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    kind: str  # of request or answer
+    fields: dict[str, Any] = field(default_factory=dict)  # JSON values by name
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # in a decoded message, read-only views of its bytes
 
 
 def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
@@ -104,7 +94,7 @@ def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[s
         except (TypeError, ValueError, RecursionError) as e:
             raise ProtocolError(f"encode: fields must be JSON: {e}") from e
     else:
-        beginning = _plain_beginning(kind, tuple(layout))
+        beginning = _kept_beginning(kind, tuple(layout), "{}")
     return b"".join([beginning, *parts])
 
 
@@ -120,10 +110,7 @@ def _write_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], 
     return b"".join([_START.pack(_MAGIC, VERSION, 0, len(head)), head, b"\0" * (-start % 8)])
 
 
-@lru_cache(256)
-def _plain_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    """Cached `_write_beginning` of a message without fields: all steps have the same one."""
-    return _write_beginning(kind, layout, "{}")
+_kept_beginning = lru_cache(256)(_write_beginning)  # of messages without fields: all steps have the same one
 
 
 def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:
