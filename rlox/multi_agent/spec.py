@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,18 +71,16 @@ class MultiAgentStep:
     @classmethod
     def empty(cls, spec: MultiAgentSpec, n: int) -> MultiAgentStep:
         """Return new arrays for `n` environments: zeros, all masks True, returns nan."""
-        made = cls.over({key: np.zeros(*like) for key, like in step_layout(spec, n).items()})
-        made.clear()
-        return made
+        step = cls.over({key: np.zeros(*like) for key, like in step_layout(spec, n).items()})
+        step.clear()
+        return step
 
     @classmethod
     def over(cls, arrays: Mapping[str, np.ndarray]) -> MultiAgentStep:
         """Return a step that uses the arrays with the names of `step_layout`."""
         n_groups = sum(key.startswith("obs.") for key in arrays)
-        made: dict[str, Any] = {key: array for key, array in arrays.items() if "." not in key}
-        for name in _BY_GROUP:
-            made[name] = [arrays.get(f"{name}.{g}") for g in range(n_groups)]
-        return cls(**made)
+        by_group: dict[str, Any] = {name: [arrays.get(f"{name}.{g}") for g in range(n_groups)] for name in _BY_GROUP}
+        return cls(**by_group, **{key: array for key, array in arrays.items() if "." not in key})
 
     def clear(self) -> None:
         """Reset all arrays to zeros, masks to True, and returns to nan."""
@@ -96,14 +95,6 @@ class MultiAgentStep:
         """Copy the numbers of `other`, a step of the same environments, into these arrays."""
         for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
             mine[...] = theirs
-
-    def rows(self, rows: slice) -> MultiAgentStep:
-        """Return views of the arrays with only these environments."""
-        views: dict[str, Any] = {}
-        for key, value in vars(self).items():
-            by_group = key in _BY_GROUP
-            views[key] = [None if array is None else array[rows] for array in value] if by_group else value[rows]
-        return MultiAgentStep(**views)
 
     def _arrays(self) -> Iterable[np.ndarray]:
         for value in vars(self).values():
@@ -141,34 +132,19 @@ def action_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ..
 
 
 def group_agents(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[EnvSpec]) -> tuple[Group, ...]:
-    """Group `agents` of the same kind, in order of their first agents.
-
-    Parameters
-    ----------
-    agents : sequence of str
-        A names.
-    kinds : sequence
-        (A) kind of each agent; agents of the same kind form a group.
-    specs : sequence of EnvSpec
-        (A) specification of each agent.
-    """
+    """Group A agents, given by name, kind and specification; those of one kind form a group."""
     slots: dict[Hashable, list[int]] = {}
     for slot, kind in enumerate(kinds):
         slots.setdefault(kind, []).append(slot)
     groups: list[Group] = []
     for members in slots.values():
         names = tuple(agents[slot] for slot in members)
-        common = _find_prefix(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
+        prefix = os.path.commonprefix(names)  # noqa: RUF071 (of strings)
+        common = prefix.rstrip("_-. 0123456789") if len(names) > 1 else names[0]
         # If the prefix is already used, the group is named after its first agent.
         name = common if common and common not in {group.name for group in groups} else names[0]
         groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
     return tuple(groups)
-
-
-def _find_prefix(names: Sequence[str]) -> str:
-    """Return the common prefix of `names`."""
-    first, last = min(names), max(names)
-    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def check_group_actions(
@@ -193,14 +169,13 @@ def check_group_actions(
         )
     checked = []
     for g, group in enumerate(spec.groups):
-        n_agents, one = len(group.agents), group.spec
-        given = np.asarray(actions[g])
-        shape = (n, n_agents, *one.action_shape)
-        if given.size != math.prod(shape):
-            raise ValueError(f"{where}: actions of {group.name} must have shape {shape}, got {given.shape}")
-        given = given.reshape(shape)
+        rows, n_agents = np.asarray(actions[g]), len(group.agents)
+        shape = (n, n_agents, *group.spec.action_shape)
+        if rows.size != math.prod(shape):
+            raise ValueError(f"{where}: actions of {group.name} must have shape {shape}, got {rows.shape}")
+        rows = rows.reshape(shape)
         if alive is not None and not alive[g].all():
-            given = given.copy()
-            given[~alive[g]] = 0
-        checked.append(check_actions(one, given, n * n_agents, f"{where}: {group.name}").reshape(shape))
+            rows = rows.copy()
+            rows[~alive[g]] = 0
+        checked.append(check_actions(group.spec, rows, n * n_agents, f"{where}: {group.name}").reshape(shape))
     return checked

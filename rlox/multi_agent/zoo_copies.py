@@ -13,7 +13,6 @@ import numpy as np
 from rlox.config import shown
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, describe_answer, require_separate
-from rlox.envs.registry import env_name
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, group_agents
@@ -47,32 +46,13 @@ class _Space:
     masked: bool  # whether a mask of legal actions comes with the observation
 
 
-class ZooCopies:
+class ZooCopies(env_state.EnvCopies):
     """PettingZoo environments stepped one after the other into rows of arrays, with auto-reset and episode statistics.
 
-    Parameters
-    ----------
-    env, kwargs
-        See `make_zoo_env`.
-    seeds : sequence of int
-        One seed for each copy, which is reset once to inspect its observations and infos.
-    where : str
-        The name that starts error messages.
-    first : int
-        The number of the first copy in error messages.
-    process : str
-        The process that steps the copies, if it is not the training process.
-    state : str
-        One of `STATES`.
-
-    Attributes
-    ----------
-    spec : MultiAgentSpec
-    stacks : list
-        For each copy, the classes that it is composed of.
-    unrestorable_reason : str, optional
-        Why the copies cannot be restored exactly.
+    Each copy is reset once with its item of `seeds`, to inspect its observations and infos.
     """
+
+    spec: MultiAgentSpec
 
     def __init__(
         self,
@@ -86,13 +66,11 @@ class ZooCopies:
     ):
         if state not in STATES:
             raise ValueError(f"{where}: state must be one of {', '.join(STATES)}, got {state!r}")
-        self.where, self._first = f"{where}: {env_name(env)}", first
-        self._name = ", ".join(filter(None, [env_name(env), process]))
+        super().__init__(env, where, first, process)
         n = len(seeds)
         self._lengths = [0] * n
         self._agents: dict[Any, _Agent] = {}
-        self.envs: list[Any] = []
-        for _ in range(n):
+        for self.at in range(n):
             self.envs.append(make_zoo_env(env, kwargs))
         require_separate(self.envs, self.where)
         answers = [self._first_answer(i, seed) for i, seed in enumerate(seeds)]
@@ -109,8 +87,7 @@ class ZooCopies:
         self._listed: list[list[Any]] = [[] for _ in range(n)]
         self._returns = [[0.0] * len(names) for _ in range(n)]
         self._alive = [np.zeros((n, len(group.agents)), np.bool_) for group in self.spec.groups]
-        self.stacks = [env_state.stack_of(e) for e in self.envs]
-        self.unrestorable_reason = next(filter(None, map(env_state.explain_unrestorable, self.envs)), None)
+        self._inspect()
 
     def _first_answer(self, i: int, seed: int) -> tuple[Any, Any]:
         answer = UNANSWERED
@@ -140,9 +117,9 @@ class ZooCopies:
         from gymnasium import spaces
 
         for method in ("observation_space", "action_space"):
-            if not callable(held := getattr(self.envs[0], method, None)):
+            if not callable(value := getattr(self.envs[0], method, None)):
                 self._refuse(
-                    0, f"{method} must be a method that takes an agent's name, got {shown(held)}; name it {method}s"
+                    0, f"{method} must be a method that takes an agent's name, got {shown(value)}; name it {method}s"
                 )
         observed, taken = self.envs[0].observation_space(name), self.envs[0].action_space(name)
         where = f"{self.where}: agent {name!r}"
@@ -371,11 +348,14 @@ class ZooCopies:
         stayed = before.difference(flagged)
         self._live[i] = [self._agents[name] for name in names if name in stayed or name not in known]
         self._listed[i] = names
+        self._mark_alive(i)
+        return came
+
+    def _mark_alive(self, i: int) -> None:
         for alive in self._alive:
             alive[i] = False
         for agent in self._live[i]:
             self._alive[agent.group][i, agent.column] = True
-        return came
 
     def _put_masks(self, i: int, obs: Any, infos: Any, out: MultiAgentStep) -> None:
         """Write the masks of legal actions for the agents of copy `i` that act next."""
@@ -387,14 +367,14 @@ class ZooCopies:
                 )
             if mask is None:
                 continue
-            given = np.asarray((obs if kind == "observation" else infos)[name][MASK])
-            if given.shape != mask.shape[2:] or given.dtype.kind not in "biu":
+            flags = np.asarray((obs if kind == "observation" else infos)[name][MASK])
+            if flags.shape != mask.shape[2:] or flags.dtype.kind not in "biu":
                 self._refuse(
                     i,
                     f"{MASK} of agent {name!r} must be {mask.shape[2]} flags, one for each action, got "
-                    f"{describe_answer(given)} of dtype {given.dtype}",
+                    f"{describe_answer(flags)} of dtype {flags.dtype}",
                 )
-            mask[i, a] = given
+            mask[i, a] = flags
             if not mask[i, a].any():
                 self._refuse(i, f"{MASK} of agent {name!r} must allow at least one action, got none")
 
@@ -436,34 +416,16 @@ class ZooCopies:
                     f"{self._lengths[i]} of its episode; fix the environment"
                 )
 
-    def get_state(self) -> tuple[list[Any], bytes] | None:
-        """Encode each copy and its running episode with `rlox.envs.state.encode`; None if they cannot be restored."""
-        nodes, data = [], bytearray()
-        if self.unrestorable_reason is not None:
-            return None
-        slots = {name: agent.slot for name, agent in self._agents.items()}
-        try:
-            for i, env in enumerate(self.envs):
-                running = {
-                    "live": [agent.slot for agent in self._live[i]],
-                    "listed": [slots[name] for name in self._listed[i]],
-                    "returns": np.array(self._returns[i]),
-                    "length": self._lengths[i],
-                }
-                nodes.append(env_state.encode({"env": env_state.get_env_state(env), **running}, data))
-        except env_state.UnsavableState as e:
-            self.unrestorable_reason = str(e)
-            return None
-        return nodes, bytes(data)
+    def _get_episode(self, i: int) -> dict[str, Any]:
+        return {
+            "live": [agent.slot for agent in self._live[i]],
+            "listed": [self._agents[name].slot for name in self._listed[i]],
+            "returns": np.array(self._returns[i]),
+            "length": self._lengths[i],
+        }
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Continue from the states that `rlox.envs.state.unpack` returned for each copy.
-
-        Raises
-        ------
-        ValueError
-            If a state does not fit the environment.
-        """
+        """Continue from the states that `rlox.envs.state.unpack` returned for each copy."""
         agents = list(self._agents.values())
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             try:
@@ -475,10 +437,7 @@ class ZooCopies:
             self._listed[i] = [agents[slot].name for slot in listed]
             self._live[i] = [agents[slot] for slot in live]
             self._returns[i] = returns.tolist()
-            for alive in self._alive:
-                alive[i] = False
-            for agent in self._live[i]:
-                self._alive[agent.group][i, agent.column] = True
+            self._mark_alive(i)
 
     def _running(self, state: Any) -> tuple[list[int], list[int], np.ndarray]:
         """Return the agents that act next, the agents that are listed, and the returns so far."""
