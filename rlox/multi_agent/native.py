@@ -22,12 +22,12 @@ _PURSUERS = ((38, 93, 171), (22, 133, 112), (128, 74, 161), (180, 120, 20), (70,
 
 def agents_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
     """Return the specification of the environment in `env`."""
-    one = native_spec(env)
+    spec = native_spec(env)  # of one agent
     agents = tuple(f"{_NAMES.get(env.env_id, 'agent')}_{a}" for a in range(env.n_agents))
     central = env.central_dim and state != "observations"
     return MultiAgentSpec(
         agents,
-        group_agents(agents, [0] * len(agents), [one] * len(agents)),
+        group_agents(agents, [0] * len(agents), [spec] * len(agents)),
         env.central_dim if central else env.n_agents * env.obs_dim,
         "environment" if central else "observations",
         (False,),

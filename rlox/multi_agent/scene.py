@@ -68,20 +68,20 @@ class NativeParallelEnv(ParallelEnv):
         self.render_mode = render_mode
         self.possible_agents = list(spec.agents)
         self.agents: list[str] = []
-        one = spec.groups[0].spec
+        own = spec.groups[0].spec  # of one agent
         low, high = (-1.0, 1.0) if env_id == "GridPursuit-v0" else (-np.inf, np.inf)
         # Each agent has its own spaces, which are seeded separately.
         self.observation_spaces = {
-            agent: spaces.Box(low, high, one.obs_shape, np.float32) for agent in self.possible_agents
+            agent: spaces.Box(low, high, own.obs_shape, np.float32) for agent in self.possible_agents
         }
         self.action_spaces = {
-            agent: spaces.Discrete(one.n_actions)
-            if one.discrete
-            else spaces.Box(one.act_low, one.act_high, dtype=np.float32)
+            agent: spaces.Discrete(own.n_actions)
+            if own.discrete
+            else spaces.Box(own.act_low, own.act_high, dtype=np.float32)
             for agent in self.possible_agents
         }
         self.state_space = spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32)
-        self._actions: np.ndarray = np.zeros((1, spec.n_agents, *one.action_shape), one.action_dtype)
+        self._actions: np.ndarray = np.zeros((1, spec.n_agents, *own.action_shape), own.action_dtype)
         self._out = MultiAgentStep.empty(spec, 1)
         self._state = np.zeros(spec.state_dim, np.float32)  # the state after the last step, before an auto-reset
         self._waits = False  # whether the next episode has already started and waits for `reset`

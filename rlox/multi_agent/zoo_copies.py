@@ -40,8 +40,8 @@ class _Agent(NamedTuple):
 class _Space:
     """Spaces of one agent's observations and actions."""
 
-    observed: Any
-    taken: Any
+    observation: Any
+    action: Any
     adapter: SpaceAdapter
     masked: bool  # whether a mask of legal actions comes with the observation
 
@@ -121,26 +121,23 @@ class ZooCopies(env_state.EnvCopies):
                 self._refuse(
                     0, f"{method} must be a method that takes an agent's name, got {shown(value)}; name it {method}s"
                 )
-        observed, taken = self.envs[0].observation_space(name), self.envs[0].action_space(name)
+        observation, action = self.envs[0].observation_space(name), self.envs[0].action_space(name)
         where = f"{self.where}: agent {name!r}"
-        part, masked = observed, isinstance(observed, spaces.Dict) and MASK in observed.spaces
+        part, masked = observation, isinstance(observation, spaces.Dict) and MASK in observation.spaces
         if masked:
-            part = spaces.Dict({key: space for key, space in observed.spaces.items() if key != MASK})
+            part = spaces.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
             if not part.spaces:
-                raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observed}")
-        adapter = SpaceAdapter(part, taken, where)
+                raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observation}")
+        adapter = SpaceAdapter(part, action, where)
         adapter.spec.refuse_mixed_images(where, remedy="")
-        return _Space(observed, taken, adapter, masked)
+        return _Space(observation, action, adapter, masked)
 
     def _check_spaces(self, i: int) -> None:
         """Raise an error unless the spaces of copy `i` are unchanged, and equal to those of the first copy."""
         env = self.envs[i]
         for slot, name in enumerate(self._possible(i)):
-            had = self._spaces[slot]
-            for kind, space, now in (
-                ("observation", had.observed, env.observation_space(name)),
-                ("action", had.taken, env.action_space(name)),
-            ):
+            for kind in ("observation", "action"):
+                space, now = getattr(self._spaces[slot], kind), getattr(env, f"{kind}_space")(name)
                 if now is not space and now != space:
                     self._refuse(
                         i,
@@ -150,13 +147,8 @@ class ZooCopies(env_state.EnvCopies):
 
     def _describe(self, names: list[Any], infos: Any, state: str) -> None:
         """Determine the groups, the masks and the state."""
-        kinds: list[int] = []
-        seen: list[Any] = []
-        for space in self._spaces:
-            kind = (space.observed, space.taken)
-            kinds.append(next((k for k, other in enumerate(seen) if other == kind), len(seen)))
-            if kinds[-1] == len(seen):
-                seen.append(kind)
+        pairs = [(space.observation, space.action) for space in self._spaces]
+        kinds = [pairs.index(pair) for pair in pairs]  # equal for equal spaces
         groups = group_agents([str(name) for name in names], kinds, [space.adapter.spec for space in self._spaces])
         places = {slot: (g, a) for g, group in enumerate(groups) for a, slot in enumerate(group.slots)}
         self._agents = {
@@ -173,7 +165,7 @@ class ZooCopies(env_state.EnvCopies):
             if self._masks[-1] and not group.spec.discrete:
                 raise ValueError(
                     f"{self.where}: {MASK} of agent {names[group.slots[0]]!r} must come with Discrete actions, got "
-                    f"{first.taken}"
+                    f"{first.action}"
                 )
         joined = sum(group.spec.obs_dim * len(group.agents) for group in groups)
         self._reads_state = state != "observations" and self._has_state(state)
@@ -483,7 +475,7 @@ class ZooCopies(env_state.EnvCopies):
             return  # Ctrl-C
         if failure_of(e).what or (answer is UNANSWERED and frames_of(e.__traceback__)[-1].module == "rlox"):
             return
-        spaces = {name: self._spaces[agent.slot].observed for name, agent in self._agents.items()}
+        spaces = {name: self._spaces[agent.slot].observation for name, agent in self._agents.items()}
         wrong = None if answer is UNANSWERED else wrong_answer(self.envs[i], hook, answer, live, spaces)
         if wrong is None:
             note_cause(e, what)
