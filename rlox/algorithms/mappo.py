@@ -21,8 +21,6 @@ from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
-from rlox.envs.gym_make import make_gym_env
-from rlox.envs.registry import is_native
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
@@ -96,15 +94,6 @@ class MAPPO(OnPolicyAlgorithm):
         env = env_id if env_fn is None else env_fn
         more = callable(env_id) and n_agents not in (None, 1)
         self.several = env_fn is not None or more or is_multi_agent(env)
-        if not self.several and n_agents not in (None, 1):
-            if not is_native(env_id):
-                make_gym_env(
-                    env_id, arguments.get("env_kwargs")
-                ).close()  # an unknown id is the first mistake to report
-            raise ValueError(
-                f"MAPPO: n_agents must be 1 on {shown(env_id)}, which has one agent, got {n_agents}; for several "
-                "agents, use pettingzoo:MODULE or env_fn=FUNCTION"
-            )
         if self.several and policy is not None:
             raise ValueError(
                 "MAPPO: policy must be None with several agents, whose policies are built from their spaces, got "
@@ -121,6 +110,12 @@ class MAPPO(OnPolicyAlgorithm):
                 if getattr(c, name):
                     raise ValueError(f"MAPPO: {name} must be false with one agent, got True")
             single = super()._make_collector(n, reward_fn)
+            if self._n_agents not in (None, 1):
+                single.close()
+                raise ValueError(
+                    f"MAPPO: n_agents must be 1 on {shown(self.env_id)}, which has one agent, got {self._n_agents}; "
+                    "for several agents, use pettingzoo:MODULE or env_fn=FUNCTION"
+                )
             self.players = [only_player(single.spec)]
             return single
         remote = options.remote
