@@ -187,9 +187,9 @@ class MAPPO(OnPolicyAlgorithm):
         if self.several:
             self.collector.norms = norms
             self.keep("returns", self.collector.returns)
-            policies = self._policy.players if self.native is None else self.native.policies
-            optimizers = self._optimizers = [self._make_optimizer(policy) for policy in policies]
-            self.optimizer = Optimizers(optimizers)
+            policies: Any = self._policy.players if self.native is None else self.native.policies
+            optimizers: list[Any] = [self._make_optimizer(policy) for policy in policies]
+            self._optimizers, self.optimizer = optimizers, Optimizers(optimizers)
             acting = [acting_policy(policy, self.device) for policy in policies]
             self._actors = Actors(self.players, acting)
         else:

@@ -173,12 +173,7 @@ class NativeMultiAgentVecEnv:
 def draw_pursuit(state: np.ndarray, size: int) -> np.ndarray:
     """Draw GridPursuit-v0 as (H, W, 3) uint8: the prey is a red disc, the pursuers are squares of other colours.
 
-    Parameters
-    ----------
-    state : array (2 * (A + 1),)
-        Row and column of each pursuer, then of the prey, divided by size - 1.
-    size : int
-        Cells in a row.
+    `state` (2 * (A + 1),) has row and column of each pursuer, then of the prey, divided by size - 1.
     """
     cells = np.rint(np.asarray(state, np.float64).reshape(-1, 2) * (size - 1)).astype(int)
     frame = np.empty((size * _CELL + 1, size * _CELL + 1, 3), np.uint8)

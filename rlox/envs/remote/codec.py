@@ -63,14 +63,7 @@ class Message:
 
 
 def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
-    """Return the bytes of a message.
-
-    Raises
-    ------
-    ProtocolError
-        For contents that a message cannot have: a dtype that is not a fixed-size number, too many dimensions or arrays,
-        or a field that is not JSON.
-    """
+    """Return the bytes of a message; raise a `ProtocolError` for contents that a message cannot have."""
     layout, parts, size = [], [], 0
     for name, array in (arrays or {}).items():
         array = np.asarray(array)
@@ -116,10 +109,7 @@ _kept_beginning = lru_cache(256)(_write_beginning)  # of messages without fields
 def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:
     """Return the message in `data`, with arrays that are views of `data`.
 
-    Raises
-    ------
-    ProtocolError
-        For anything that `encode` does not produce, and for more than `limit` bytes.
+    A `ProtocolError` is raised for anything that `encode` does not produce, and for more than `limit` bytes.
     """
     if len(data) > limit:
         raise ProtocolError(f"a message must have at most {limit:,} bytes, got {len(data):,}")
