@@ -308,7 +308,7 @@ class MAPPO(OnPolicyAlgorithm):
         where = "MAPPO.predict"
         index = integer(where, "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
         at, player = next((p, player) for p, player in enumerate(self.players) if index in player.slots)
-        if player.masked and isinstance(obs, Mapping) and MASK in obs:
+        if player.spec.masked and isinstance(obs, Mapping) and MASK in obs:
             mask = obs[MASK] if mask is None else mask
             obs = {name: value for name, value in obs.items() if name != MASK}
         legal = _check_mask(player, mask)
@@ -390,7 +390,7 @@ def _check_mask(player: Player, mask: Any) -> np.ndarray | None:
     """Return a mask of legal actions as bool after checking it."""
     if mask is None:
         return None
-    if not player.masked:
+    if not player.spec.masked:
         raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
     legal = np.asarray(mask)
     if legal.shape[-1:] != (player.spec.n_actions,) or not legal.astype(bool).any(-1).all():

@@ -187,7 +187,7 @@ class MultiAgentCollector(Collector):
         terminated, truncated = column("terminated", results), column("truncated", results)
         rewards = column("rewards", results).astype(np.float32)
         obs = player.identify(column("obs", before)[t, m], m % members)
-        masks = column("masks", before)[t, m] if player.masked else None
+        masks = column("masks", before)[t, m] if player.spec.masked else None
         # Values are also needed after the last step, for agents that continue, and where time limits cut.
         goes_on = np.flatnonzero(player.pick_rows(last.alive))
         cut_t, cut_m = np.nonzero(truncated)

@@ -20,20 +20,6 @@ _PAPER, _LINE, _PREY = (250, 250, 248), (215, 215, 210), (214, 69, 65)
 _PURSUERS = ((38, 93, 171), (22, 133, 112), (128, 74, 161), (180, 120, 20), (70, 70, 75))
 
 
-def agents_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
-    """Return the specification of the environment in `env`."""
-    spec = native_spec(env)  # of one agent
-    agents = tuple(f"{_NAMES.get(env.env_id, 'agent')}_{a}" for a in range(env.n_agents))
-    central = env.central_dim and state != "observations"
-    return MultiAgentSpec(
-        agents,
-        group_agents(agents, [0] * len(agents), [spec] * len(agents)),
-        env.central_dim if central else env.n_agents * env.obs_dim,
-        "environment" if central else "observations",
-        (False,),
-    )
-
-
 class NativeMultiAgentVecEnv:
     """N copies of a native environment with A agents, which start and end their episode together.
 
@@ -78,12 +64,19 @@ class NativeMultiAgentVecEnv:
                 f"{where}: state must be observations if the environment has no state of its own, like {env_id}, got "
                 f"{state!r}"
             )
-        self.spec = agents_spec(self.kernel, state)
+        n, own = self.kernel.n_agents, native_spec(self.kernel)
+        agents = tuple(f"{_NAMES.get(env_id, 'agent')}_{a}" for a in range(n))
+        self._has_central = bool(self.kernel.central_dim) and state != "observations"
+        self.spec = MultiAgentSpec(
+            agents,
+            group_agents(agents, [0] * n, [own] * n),
+            self.kernel.central_dim if self._has_central else n * own.obs_dim,
+            "environment" if self._has_central else "observations",
+        )
         self.env_id = env_id
         self.n_envs = n_envs
         self._draws = mode is not None
         self._started = False
-        self._has_central = self.spec.state_source == "environment"
         # Whether each array of a step is in a list by group, its shape and its dtype.
         self._layout = {
             name.partition(".")[0]: ("." in name, *like) for name, like in step_layout(self.spec, n_envs).items()

@@ -31,7 +31,6 @@ class Player:
     spec: EnvSpec  # of one agent
     n_ids: int  # length of the one-hot vector that identifies an agent; 0: networks do not see it
     state_dim: int | None  # input size of a central critic, including the one-hot vector; None: the critic is local
-    masked: bool  # whether the environment offers masks of legal actions
 
     @property
     def obs_dim(self) -> int:
@@ -79,13 +78,13 @@ class Player:
 
 def only_player(spec: EnvSpec) -> Player:
     """Return the player of an environment with one agent."""
-    return Player("agent", 0, (0,), (0,), ("agent",), spec, 0, None, False)
+    return Player("agent", 0, (0,), (0,), ("agent",), spec, 0, None)
 
 
 def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Player]:
     """Return the players of an environment; raise a ValueError for images with settings that need vectors."""
     players = []
-    for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
+    for g, group in enumerate(spec.groups):
         for name, wrong in (("critic", config.critic == "central"), ("agent_id", config.agent_id)):
             if group.spec.image and wrong:
                 raise ValueError(
@@ -106,7 +105,6 @@ def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Pl
                     group.spec,
                     n_ids,
                     spec.state_dim + n_ids if config.critic == "central" else None,
-                    masked,
                 )
             )
     return players

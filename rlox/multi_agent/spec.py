@@ -33,12 +33,16 @@ class MultiAgentSpec:
     groups: tuple[Group, ...]  # every agent is in exactly one
     state_dim: int  # S: length of the flat f32 state
     state_source: str  # "environment": its state(); "observations": of all agents in order, zeros for dead agents
-    masked: tuple[bool, ...]  # by group: whether the environment offers masks of legal actions
 
     @property
     def n_agents(self) -> int:
         """Number of agents A."""
         return len(self.agents)
+
+    @property
+    def masked(self) -> tuple[bool, ...]:
+        """By group: whether the environment offers masks of legal actions."""
+        return tuple(group.spec.masked for group in self.groups)
 
 
 # Arrays of a step that exist once for each group.
@@ -107,12 +111,12 @@ def step_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...]
     Names of a group's arrays end in its number.
     """
     arrays: dict[str, tuple[tuple[int, ...], type]] = {}
-    for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
+    for g, group in enumerate(spec.groups):
         rows = (n, len(group.agents))
         obs = ((*rows, *group.spec.obs_shape), group.spec.obs_dtype)
         arrays |= {f"obs.{g}": obs, f"final_obs.{g}": obs, f"rewards.{g}": (rows, np.float64)}
         arrays |= {f"{name}.{g}": (rows, np.bool_) for name in ("alive", "terminated", "truncated")}
-        if masked:
+        if group.spec.masked:
             arrays[f"masks.{g}"] = ((*rows, group.spec.n_actions or 0), np.bool_)
     return arrays | {
         "state": ((n, spec.state_dim), np.float32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -167,15 +167,17 @@ class ZooCopies(env_state.EnvCopies):
                     f"{self.where}: {MASK} of agent {names[group.slots[0]]!r} must come with Discrete actions, got "
                     f"{first.action}"
                 )
-        joined = sum(group.spec.obs_dim * len(group.agents) for group in groups)
+        groups = tuple(
+            replace(group, spec=replace(group.spec, masked=bool(masks)))
+            for group, masks in zip(groups, self._masks, strict=True)
+        )
+        dims = [space.adapter.spec.obs_dim for space in self._spaces]
         self._reads_state = state != "observations" and self._has_state(state)
-        dim = self._read_state(0).size if self._reads_state else joined
+        dim = self._read_state(0).size if self._reads_state else sum(dims)
         source = "environment" if self._reads_state else "observations"
-        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source, tuple(map(bool, self._masks)))
-        ends = list(itertools.accumulate(self._spaces[slot].adapter.spec.obs_dim for slot in range(len(names))))
-        self._joints = [
-            (slice(end - self._spaces[slot].adapter.spec.obs_dim, end), *places[slot]) for slot, end in enumerate(ends)
-        ]
+        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source)
+        ends = enumerate(itertools.accumulate(dims))
+        self._joints = [(slice(end - dims[slot], end), *places[slot]) for slot, end in ends]
 
     def _has_state(self, state: str) -> bool:
         """Return whether to read the state of the copies: it must exist and be more than their joined observations."""
