@@ -21,8 +21,6 @@ from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
-from rlox.envs.gym_make import make_gym_env
-from rlox.envs.registry import is_native
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
@@ -96,15 +94,6 @@ class MAPPO(OnPolicyAlgorithm):
         env = env_id if env_fn is None else env_fn
         more = callable(env_id) and n_agents not in (None, 1)
         self.several = env_fn is not None or more or is_multi_agent(env)
-        if not self.several and n_agents not in (None, 1):
-            if not is_native(env_id):
-                make_gym_env(
-                    env_id, arguments.get("env_kwargs")
-                ).close()  # an unknown id is the first mistake to report
-            raise ValueError(
-                f"MAPPO: n_agents must be 1 on {shown(env_id)}, which has one agent, got {n_agents}; for several "
-                "agents, use pettingzoo:MODULE or env_fn=FUNCTION"
-            )
         if self.several and policy is not None:
             raise ValueError(
                 "MAPPO: policy must be None with several agents, whose policies are built from their spaces, got "
@@ -121,10 +110,16 @@ class MAPPO(OnPolicyAlgorithm):
                 if getattr(c, name):
                     raise ValueError(f"MAPPO: {name} must be false with one agent, got True")
             single = super()._make_collector(n, reward_fn)
+            if self._n_agents not in (None, 1):
+                single.close()
+                raise ValueError(
+                    f"MAPPO: n_agents must be 1 on {shown(self.env_id)}, which has one agent, got {self._n_agents}; "
+                    "for several agents, use pettingzoo:MODULE or env_fn=FUNCTION"
+                )
             self.players = [only_player(single.spec)]
             return single
         remote = options.remote
-        for name, given, meant in (
+        for name, value, rule in (
             ("env_wrappers", options.wrappers, "empty"),
             ("env_backend", options.backend != "auto" and options.backend, "auto"),
             ("reward_fn", reward_fn is not None and reward_fn, "None"),
@@ -132,8 +127,8 @@ class MAPPO(OnPolicyAlgorithm):
             ("normalize_obs", c.normalize_obs, "false"),
             ("normalize_rewards", c.normalize_rewards, "false (value_norm=true normalises critics' values)"),
         ):
-            if given:
-                raise ValueError(f"MAPPO: {name} must be {meant} with several agents, got {given}")
+            if value:
+                raise ValueError(f"MAPPO: {name} must be {rule} with several agents, got {value}")
         env = make_multi_agent_env(self.env_id, n, self.seed, options.kwargs, options.workers)
         try:
             collector = MultiAgentCollector(env, self.seed, c)
@@ -169,43 +164,42 @@ class MAPPO(OnPolicyAlgorithm):
 
     def _policy_size(self) -> int:
         sizes = self.config.hidden_sizes
-        specs = [(one.network_spec, one.state_dim) for one in self.players if one.spec.n_choices is None]
+        specs = [(player.network_spec, player.state_dim) for player in self.players]
         return sum(
             n_parameters(spec.obs_dim, spec.n_actions or spec.act_dim, sizes, spec.continuous, state_dim)
             for spec, state_dim in specs
-            if not spec.image
+            if not spec.image and spec.n_choices is None
         )
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
-        made = [self._make_one(player.network_spec, rng, policy, player.state_dim) for player in self.players]
+        policies = [self._make_one(player.network_spec, rng, policy, player.state_dim) for player in self.players]
         # The weights of an only agent have the same names as PPO's.
         if self.backend == "native":
-            self.native = NativePlayers(made) if self.several else made[0]
+            self.native = NativePlayers(policies) if self.several else policies[0]
         else:
             from rlox.nn.policies import PlayerPolicies
 
-            self.policy = PlayerPolicies(made) if self.several else made[0]
+            self.policy = PlayerPolicies(policies) if self.several else policies[0]
 
     def setup(self, rng: Rng) -> None:
-        c = self.config
-        names = [player.name for player in self.players]
+        c, names = self.config, [player.name for player in self.players]
         norms = self.keep("value_norm", ValueNorms(names)).by_name if c.value_norm else {}
-        if not self.several:
+        if self.several:
+            self.collector.norms = norms
+            self.keep("returns", self.collector.returns)
+            policies: Any = self._policy.players if self.native is None else self.native.policies
+            optimizers: list[Any] = [self._make_optimizer(policy) for policy in policies]
+            self._optimizers, self.optimizer = optimizers, Optimizers(optimizers)
+            acting = [acting_policy(policy, self.device) for policy in policies]
+            self._actors = Actors(self.players, acting)
+        else:
             super().setup(rng)
             self.collector.value_norm = norms.get("agent")
-            self.learners = [Learner("agent", self.native or self._policy, self.optimizer, norms.get("agent"))]
-            return
-        self.collector.norms = norms
-        self.keep("returns", self.collector.returns)
-        policies = self._policy.players if self.native is None else self.native.policies
+            policies, optimizers = [self.native or self._policy], [self.optimizer]
         self.learners = [
-            Learner(name, policy, self._make_optimizer(policy), norms.get(name))
-            for name, policy in zip(names, policies, strict=True)
+            Learner(name, policy, optimizer, norms.get(name))
+            for name, policy, optimizer in zip(names, policies, optimizers, strict=True)
         ]
-        self._optimizers = [learner.optimizer for learner in self.learners]
-        self.optimizer = Optimizers(self._optimizers)
-        acting = [acting_policy(policy, self.device) for policy in policies]
-        self._actors = Actors(self.players, acting)
         if c.self_play:
             slots, copies = [player.slots for player in self.players], [copy.deepcopy(policy) for policy in acting]
             game = SelfPlay(names, slots, acting, copies, c.self_play_pool, c.self_play_every, self.seed)
@@ -313,9 +307,8 @@ class MAPPO(OnPolicyAlgorithm):
         """
         where = "MAPPO.predict"
         index = integer(where, "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
-        at = next(p for p, player in enumerate(self.players) if index in player.slots)
-        player = self.players[at]
-        if player.masked and isinstance(obs, Mapping) and MASK in obs:
+        at, player = next((p, player) for p, player in enumerate(self.players) if index in player.slots)
+        if player.spec.masked and isinstance(obs, Mapping) and MASK in obs:
             mask = obs[MASK] if mask is None else mask
             obs = {name: value for name, value in obs.items() if name != MASK}
         legal = _check_mask(player, mask)
@@ -367,13 +360,7 @@ class MAPPO(OnPolicyAlgorithm):
 
 
 class Optimizers:
-    """The optimisers of all policies, saved together.
-
-    Attributes
-    ----------
-    learning_rate : float
-        The learning rate of all optimisers.
-    """
+    """The optimisers of all policies, with one learning rate, saved together."""
 
     def __init__(self, optimizers: list[Any]):
         self._optimizers = optimizers
@@ -389,20 +376,21 @@ class Optimizers:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of moments and step counts, by the index of the policy."""
-        return {f"{i}.{name}": x for i, one in enumerate(self._optimizers) for name, x in one.state().items()}
+        states = [optimizer.state() for optimizer in self._optimizers]
+        return {f"{i}.{name}": array for i, state in enumerate(states) for name, array in state.items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned. Raises ValueError if kind or size differ."""
-        for i, one in enumerate(self._optimizers):
-            own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(i)}
-            one.set_state(own)
+        for i, optimizer in enumerate(self._optimizers):
+            start = f"{i}."
+            optimizer.set_state({k.removeprefix(start): x for k, x in state.items() if k.startswith(start)})
 
 
 def _check_mask(player: Player, mask: Any) -> np.ndarray | None:
     """Return a mask of legal actions as bool after checking it."""
     if mask is None:
         return None
-    if not player.masked:
+    if not player.spec.masked:
         raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
     legal = np.asarray(mask)
     if legal.shape[-1:] != (player.spec.n_actions,) or not legal.astype(bool).any(-1).all():

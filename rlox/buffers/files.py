@@ -51,16 +51,10 @@ class MemorySnapshot:
 
 
 class ReplayFiles:
-    """The files that one training writes next to its checkpoints.
+    """The files that one training writes next to its checkpoints, into a `folder` that is created when first needed.
 
-    Parameters
-    ----------
-    folder : path
-        Folder of the files; created when it is first needed.
-    entry : dict, optional
-        The entry that a `MemorySnapshot` wrote in another process, to continue with its files. Requires `buffer`.
-    buffer : Buffer, optional
-        The memory that `load` restored from `entry`.
+    To continue with the files of another process, `entry` is what its `MemorySnapshot` wrote, and `buffer` the memory
+    that `load` restored from it.
     """
 
     _files: list[dict[str, Any]]  # oldest first, including those of a save that is being written
@@ -71,15 +65,11 @@ class ReplayFiles:
         self._run = secrets.token_hex(4)
         self._lock = threading.Lock()  # guards the disk: a checkpoint may be requested while another is written
         self._start_over()
-        if entry is not None and entry["files"] and isinstance(buffer, SequenceReplayBuffer) and len(buffer):
+        if entry is None or not entry["files"] or buffer is None or not len(buffer):
+            return
+        if isinstance(buffer, SequenceReplayBuffer):
             self._files, self._mark = list(entry["files"]), buffer.mark
-        if (
-            entry is not None
-            and entry["files"]
-            and all("joined" in file for file in entry["files"])
-            and isinstance(buffer, ReplayBuffer)
-            and len(buffer)
-        ):
+        elif isinstance(buffer, ReplayBuffer) and all("joined" in file for file in entry["files"]):
             # Only the newest row, and no frames.
             saved = entry["values"]
             values, arrays = _split(buffer.get_state(saved["count"] - 1, saved.get("next_frame", 0)))
@@ -94,10 +84,7 @@ class ReplayFiles:
         self._mark = None  # for a memory of sequences: marks what the files contain
 
     def take(self, buffer: Buffer) -> MemorySnapshot:
-        """Copy the new rows, so that another thread can write them while the memory continues to change.
-
-        Errors such as OSError are raised there, by `MemorySnapshot.write`.
-        """
+        """Copy the new rows, so that another thread can write them while the memory continues to change."""
         if isinstance(buffer, MmapReplayBuffer):
             # Its file keeps the transitions that the two newest states name.
             values, arrays = _split(buffer.get_state(include_cold=False))
@@ -135,23 +122,23 @@ class ReplayFiles:
         before = [file for file in self._files if "states" in file]
         row = 8 + 4 * buffer.state_dim  # bytes of a state and its place
         all_states = sum(file["bytes"] for file in before) > row * len(buffer)
-        found = buffer.get_news(self._mark, all_states)
-        values, arrays = _split(found["values"])
-        self._mark = found["mark"]
-        kept = [] if found["whole"] else self._files
+        changes = buffer.get_news(self._mark, all_states)
+        values, arrays = _split(changes["values"])
+        self._mark = changes["mark"]
+        kept = [] if changes["whole"] else self._files
         oldest, now = arrays["pushed"] - arrays["sizes"], int(arrays["pushed"].sum())
         rows = [file for file in kept if "states" not in file and (np.asarray(file["ended"]) > oldest).any()]
         states = [] if all_states else [file for file in kept if "states" in file]
         news: dict[str, dict[str, np.ndarray]] = {}
-        if len(found["rows"]["places"]):
+        if len(changes["rows"]["places"]):
             file = {**self._make_entry(f"{now:012d}-{secrets.token_hex(4)}"), "ended": arrays["pushed"].tolist()}
-            news[file["name"]] = found["rows"]
-            size = sum(x.nbytes for x in found["rows"].values())
+            news[file["name"]] = changes["rows"]
+            size = sum(x.nbytes for x in changes["rows"].values())
             rows.append({**file, "count": now, "bytes": size, "joined": 0})
-        if len(found["states"]["places"]):
+        if len(changes["states"]["places"]):
             file = {**self._make_entry(f"states-{secrets.token_hex(4)}"), "states": True}
-            news[file["name"]] = found["states"]
-            states.append({**file, "bytes": sum(x.nbytes for x in found["states"].values())})
+            news[file["name"]] = changes["states"]
+            states.append({**file, "bytes": sum(x.nbytes for x in changes["states"].values())})
         return self._snapshot_of([*rows, *states], values, arrays, news)
 
     def _make_entry(self, stem: str) -> dict[str, Any]:
@@ -240,13 +227,7 @@ def _require_entry(entry: Any) -> None:
 
 
 def list_missing_files(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None = None) -> list[str]:
-    """Return the missing files of a header entry; `own` is the folder in an `MmapReplayBuffer`'s configuration.
-
-    Raises
-    ------
-    ValueError
-        If the entry is not as it was saved.
-    """
+    """Return the missing files of a header entry; `own` is the folder in an `MmapReplayBuffer`'s configuration."""
     _require_entry(entry)
     paths = [folder / os.path.basename(file["name"]) for file in entry["files"]]
     if "cold_path" in entry["values"]:
@@ -287,22 +268,16 @@ def _require_pieces(entry: dict[str, Any], pieces: list[dict[str, np.ndarray]], 
     """Raise a ValueError unless every piece has rows (and frames) of bytes, each as long as those of `own`."""
     for file, piece in zip(entry["files"], pieces, strict=True):
         for name in _BIG:
-            found = piece.get(name)
-            if name in own and (found is None or found.dtype != np.uint8 or found.shape[1:] != own[name].shape[1:]):
-                got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+            rows = piece.get(name)
+            if name in own and (rows is None or rows.dtype != np.uint8 or rows.shape[1:] != own[name].shape[1:]):
+                got = "nothing" if rows is None else f"{rows.dtype} {rows.shape}"
                 raise ValueError(
                     f"replay memory: {name} of {file['name']} must be uint8 (N, {own[name].shape[1]}), got {got}"
                 )
 
 
 def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Restore `buffer` to the state that `ReplayFiles.take` copied.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        Same as `rlox.checkpoint.load_checkpoint`; and if the files do not fit the memory, which is then unchanged.
-    """
+    """Restore `buffer` to the state that `ReplayFiles.take` copied; it stays unchanged if the files do not fit it."""
     _require_entry(entry)
     values, pieces = entry["values"], _pieces(folder, entry)
     if "cold_path" in values:
@@ -361,8 +336,8 @@ def _set_sequences(
         raise ValueError(f"replay memory: sizes and pushed must fit {n} environments of {buffer.capacity // n} steps")
     own = {name: x for name, x in buffer.get_state().items() if isinstance(x, np.ndarray)}
     columns: dict[str, np.ndarray] = {}
-    held = np.arange(sizes.max(initial=0)) < sizes[:, None]  # (N, L)
-    filled = {name: ~held for name in (("obs", "state") if buffer.state_dim else ("obs",))}
+    stored = np.arange(sizes.max(initial=0)) < sizes[:, None]  # (N, L)
+    filled = {name: ~stored for name in (("obs", "state") if buffer.state_dim else ("obs",))}
     for piece in pieces:
         places = piece["places"]
         if places.ndim != 1 or places.dtype != np.int64 or (len(places) and places.min() < 0):
@@ -380,11 +355,11 @@ def _set_sequences(
                     f"{column.shape} for {len(places)} places"
                 )
             if name not in columns:
-                columns[name] = np.zeros((*held.shape, *column.shape[1:]), column.dtype)
+                columns[name] = np.zeros((*stored.shape, *column.shape[1:]), column.dtype)
             columns[name][env[kept], at[kept]] = column[kept]
             if name in filled:
                 filled[name][env[kept], at[kept]] = True
-    if any(not found.all() for found in filled.values()):
+    if not all(steps.all() for steps in filled.values()):
         raise ValueError("replay memory: its files must contain every step, but some are missing")
     if not pieces:
         columns = {name: array[:, :0] for name, array in own.items() if array.ndim > 1}

@@ -31,11 +31,6 @@ def footprint(
     """Return the bytes that `make_buffer`'s memory for the same arguments takes after `n_pushed` transitions.
 
     Return None if its class has no ``nbytes``. The full size is never allocated.
-
-    Raises
-    ------
-    TypeError
-        Same as `make_buffer`.
     """
     least = max(_MINIATURE, n_envs, config.n_step)
     if config.holds == "sequences":

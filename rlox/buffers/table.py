@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import metadata
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from rlox.buffers.protocols import Buffer
@@ -91,32 +92,20 @@ def _entry(name: str) -> Entry:
     return entry
 
 
-def _resolve(found: Any) -> Any:
+def _resolve(cls: Any) -> Any:
     """Return the class itself, or import the class that "module:Class" names."""
-    if not isinstance(found, str):
-        return found
-    module, _, name = found.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(cls) if isinstance(cls, str) else cls
 
 
 def buffer_class(name: str) -> type:
-    """Import and return the class of the buffer `name`.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown; the message names the nearest.
-    """
+    """Import and return the class of the buffer `name`; raise a ValueError if it is unknown."""
     return _resolve(_entry(name).cls)
 
 
 def buffer_config_class(name: str) -> type[BufferConfig]:
     """Return the configuration class of the buffer `name`. Raises the same ValueError as `buffer_class`."""
     entry = _entry(name)
-    config = entry.config
-    if config is None:
-        config = getattr(_resolve(entry.cls), "Config", OutsideBufferConfig)
-    config = _resolve(config)
+    config = _resolve(entry.config or getattr(_resolve(entry.cls), "Config", OutsideBufferConfig))
     if not (isinstance(config, type) and issubclass(config, BufferConfig)):
         raise TypeError(
             f"buffer: the Config of {name!r} must be a dataclass derived from rlox.config.BufferConfig, got {config!r}"

@@ -43,18 +43,7 @@ def _envpool():
 
 
 def check_envpool_id(env_id: Any) -> None:
-    """Raise unless EnvPool has an environment of this id, other than an Atari game.
-
-    Raises
-    ------
-    TypeError
-        If it is not an id.
-    ValueError
-        If EnvPool does not know it; the message names the nearest id that EnvPool and gymnasium know. If it is an Atari
-        game; the message names what to use.
-    ImportError
-        If EnvPool is not installed.
-    """
+    """Raise TypeError, ValueError or ImportError unless EnvPool has such an environment other than an Atari game."""
     if not isinstance(env_id, str):
         raise TypeError(f"EnvPoolVecEnv: env_id must be an EnvPool id, got {env_id!r}; pass backend='gymnasium'")
     known = _envpool().list_all_envs()
@@ -86,14 +75,8 @@ def _atari_game(env_id: str, known: Collection[str]) -> str | None:
 def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
     """Return the kwargs that evaluation passes to ``gymnasium.make``: those of `pool` without the ones about threads.
 
-    The gymnasium environment is created once, so that a missing one raises an error before training.
-
-    Raises
-    ------
-    ValueError
-        If gymnasium does not have this environment, or has it with other observations or actions.
-    ImportError
-        If the environment needs a package that is not installed.
+    The gymnasium environment is created once, so that an error is raised before training if it is missing, or has other
+    observations or actions.
     """
     env_id, spec = pool.env_id, pool.spec
     kwargs = {key: value for key, value in pool.kwargs.items() if key not in _THREAD_KWARGS}
@@ -112,9 +95,7 @@ def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
         raise kind(
             f"EnvPoolVecEnv: {env_id} must exist in gymnasium too, where evaluation runs it with kwargs {kwargs}: {e}"
         ) from e
-    theirs, parts = env.spec, []
-    if not env.native:
-        parts = _parts(env.envs[0].observation_space)
+    theirs, parts = env.spec, [] if env.native else _parts(env.envs[0].observation_space)
     env.close()
     if parts != _parts(pool.observation_space):
         raise ValueError(
@@ -159,23 +140,8 @@ class EnvPoolVecEnv(ForeignVecEnv):
     gymnasium's environment of the same id, or of the native one. EnvPool's Atari games are refused, because gymnasium
     has no environments with the same observations.
 
-    Parameters
-    ----------
-    env_id : str
-        One of ``envpool.list_all_envs()``.
-    n_envs : int
-        Number of copies N.
-    seed : int
-        EnvPool's seed is derived from it. The number of threads does not change the trajectories.
-    kwargs : dict, optional
-        Passed to ``envpool.make``. ``num_threads`` is 1 unless given; 0 lets EnvPool choose.
-
-    Raises
-    ------
-    ImportError
-        If EnvPool is not installed.
-    TypeError, ValueError
-        For an unknown id, arguments that EnvPool rejects, or spaces that `SpaceAdapter` does not support.
+    `env_id` is one of ``envpool.list_all_envs()``, and `kwargs` are passed to ``envpool.make``: ``num_threads`` is 1
+    unless given, and 0 lets EnvPool choose. The number of threads does not change the trajectories.
     """
 
     def __init__(self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None):
@@ -221,13 +187,12 @@ class EnvPoolVecEnv(ForeignVecEnv):
             self.observation_space, self._act_space = _sort_parts(pool.observation_space), pool.action_space
         return pool
 
-    def _open(self) -> Any:
+    def _require_open(self) -> None:
         if self._pool is None:
             raise ValueError(f"EnvPoolVecEnv: {self.env_id} must be open, but was closed; create a new one")
-        return self._pool
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
-        self._open()
+        self._require_open()
         if seeds[0] is not None and self._started:
             self._pool = self._make_pool(seeds[0])  # EnvPool is only seeded when it is created
         first, _ = self._pool.reset()
@@ -235,7 +200,8 @@ class EnvPoolVecEnv(ForeignVecEnv):
         self._returns[:], self._lengths[:] = 0.0, 0
 
     def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
-        pool, space = self._open(), self._act_space
+        self._require_open()
+        pool, space = self._pool, self._act_space
         taken = actions.reshape(self.n_envs, *space.shape) + getattr(space, "start", 0)
         raw, rewards, terminated, truncated, _ = pool.step(taken.astype(space.dtype))
         self._returns += rewards

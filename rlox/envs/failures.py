@@ -12,9 +12,8 @@ import numpy as np
 from rlox.processes.failures import failure_of, frames_of, note_cause, require_exception
 
 UNANSWERED = object()  # stands for the answer if ``reset`` or ``step`` did not return
-NO_ANSWERS = frozenset(
-    (str, bytes, np.str_, type(None))
-)  # types that `float` or `bool` would accept as a reward or flag
+# Types that `float` or `bool` would accept as a reward or flag.
+NO_ANSWERS = frozenset((str, bytes, np.str_, type(None)))
 
 
 def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
@@ -34,15 +33,21 @@ def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
     obs, reward, *flags, _ = answer
     if (wrong := wrong_observation(env.observation_space, obs)) is not None:
         return wrong
-    try:
-        if type(reward) in NO_ANSWERS:
-            raise TypeError("a string is not a number")
-        float(reward)
-    except OverflowError:
-        return f"the reward must fit a float, got an integer of {reward.bit_length():,} bits"
-    except (TypeError, ValueError):
-        return f"the reward must be a number, got {describe_answer(reward)}"
-    for name, flag in zip(("terminated", "truncated"), flags, strict=True):
+    return wrong_numbers({"the reward": reward}, dict(zip(("terminated", "truncated"), flags, strict=True)))
+
+
+def wrong_numbers(rewards: Mapping[str, Any], flags: Mapping[str, Any]) -> str | None:
+    """Return which of the rewards is no number, or which of the flags no bool; None if all are valid."""
+    for name, reward in rewards.items():
+        try:
+            if type(reward) in NO_ANSWERS:
+                raise TypeError("a string is not a number")
+            float(reward)
+        except OverflowError:
+            return f"{name} must fit a float, got an integer of {reward.bit_length():,} bits"
+        except (TypeError, ValueError):
+            return f"{name} must be a number, got {describe_answer(reward)}"
+    for name, flag in flags.items():
         if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
             return f"{name} must be a bool, got {describe_answer(flag)}"
     return None
@@ -97,22 +102,8 @@ def explain_env_failure(
 ) -> None:
     """Store on `e` which environment raised it; if the environment's answer is wrong, raise a ValueError from `e`.
 
-    An environment must not end the process: see `require_exception`.
-
-    Parameters
-    ----------
-    e : BaseException
-        The exception from a call of ``reset`` or ``step``, or from using its answer.
-    env : gymnasium.Env
-        The environment with all its wrappers.
-    hook : str
-        ``reset`` or ``step``.
-    answer : Any
-        The return value; `UNANSWERED` if the call did not return.
-    where, what, when : str
-        The start of error messages; the call and its environment; its step.
-    action : Any
-        The action that ``step`` was called with.
+    The call of ``reset`` or ``step`` (`hook`) returned `answer`, or `UNANSWERED`. Messages start with `where`; `what`
+    is the call and its environment, `when` its step. An environment must not end the process: see `require_exception`.
     """
     what_and_when = f"{what} {when}".strip()
     require_exception(e, f"{where}: the environment", what_and_when)

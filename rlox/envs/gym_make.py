@@ -55,13 +55,7 @@ _REFUSED_WRAPPERS = {
 
 
 def register_atari() -> None:
-    """Register the ``ALE/…`` ids with gymnasium.
-
-    Raises
-    ------
-    ImportError
-        If ale-py is not installed; the message names the extra that installs it.
-    """
+    """Register the ``ALE/…`` ids with gymnasium; raise an ImportError with the remedy if ale-py is not installed."""
     try:
         import ale_py
     except ImportError as e:
@@ -114,7 +108,7 @@ def _make_one(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
     if isinstance(env, gymnasium.Env):
         if kwargs:
             raise ValueError(f"make_gym_env: kwargs must be empty for an existing environment, got {kwargs}")
-        made = env
+        created = env
     elif isinstance(env, str):
         env = foreign_id(env)
         kwargs = dict(kwargs or {})
@@ -123,18 +117,18 @@ def _make_one(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
             wrappers = wrappers or ATARI_WRAPPERS
             if any(_split_item(item)[0] == "AtariPreprocessing" for item in wrappers):
                 kwargs.setdefault("frameskip", 1)  # the wrapper skips frames itself
-        made = _from_id(env, kwargs)
+        created = _from_id(env, kwargs)
     elif callable(env):
-        made = env(**(kwargs or {}))
-        if not isinstance(made, gymnasium.Env):
-            several = hasattr(made, "possible_agents")
+        created = env(**(kwargs or {}))
+        if not isinstance(created, gymnasium.Env):
+            several = hasattr(created, "possible_agents")
             hint = "; for an environment with several agents, use MAPPO(NAME, env_fn=FUNCTION)" if several else ""
-            raise TypeError(f"make_gym_env: env must return a gymnasium.Env, got {type(made).__name__}{hint}")
+            raise TypeError(f"make_gym_env: env must return a gymnasium.Env, got {type(created).__name__}{hint}")
     else:
         raise TypeError(f"make_gym_env: env must be an id, a callable or a gymnasium.Env, got {env!r}")
     for item in wrappers:
-        made = _wrap(made, item)
-    return made
+        created = _wrap(created, item)
+    return created
 
 
 def whole_games(wrappers: Sequence[Any]) -> list[Any]:
@@ -150,30 +144,26 @@ def whole_games(wrappers: Sequence[Any]) -> list[Any]:
 def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
     """Same as `make_gym_env`, but create a new environment from the spec of a given one, which stays unchanged.
 
-    A function that returns an environment in use (see `stepped`) also gives such an environment.
-
-    Raises
-    ------
-    ValueError
-        If the environment has no spec, or ``gymnasium.make`` fails with it.
+    A function that returns an environment in use (see `stepped`) also gives such an environment. A ValueError is raised
+    if the environment has no spec, or ``gymnasium.make`` fails with it.
     """
     import gymnasium
 
     if not isinstance(env, gymnasium.Env):
-        made = make_gym_env(env, kwargs, wrappers)
-        if stepped.get(id(made.unwrapped)) is None:
-            return made
-        env, kwargs, wrappers = made, None, ()
+        created = make_gym_env(env, kwargs, wrappers)
+        if stepped.get(id(created.unwrapped)) is None:
+            return created
+        env, kwargs, wrappers = created, None, ()
     try:
         if env.spec is None:
             raise ValueError("it has no spec")
-        made = gymnasium.make(env.spec, **(kwargs or {}))
+        copy = gymnasium.make(env.spec, **(kwargs or {}))
     except Exception as e:
         raise ValueError(
             f"make_fresh_gym_env: env must be an id or a callable here, got an environment ({type(env).__name__}) "
             f"that cannot be created again: {e}; pass lambda: {type(env.unwrapped).__name__}(...) instead"
         ) from e
-    return make_gym_env(made, None, wrappers)
+    return make_gym_env(copy, None, wrappers)
 
 
 def _from_id(env: str, kwargs: dict[str, Any]):
@@ -228,8 +218,8 @@ def _split_item(item: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(item, Mapping):
         arguments = next(iter(item.values()), None)
         if len(item) == 1 and (arguments is None or isinstance(arguments, Mapping)):
-            given = {key: tuple(v) if isinstance(v, list) else v for key, v in (arguments or {}).items()}
-            return str(next(iter(item))), given
+            converted = {key: tuple(v) if isinstance(v, list) else v for key, v in (arguments or {}).items()}
+            return str(next(iter(item))), converted
     elif isinstance(item, str):
         return item, {}
     raise TypeError(
@@ -267,12 +257,7 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
 def _convert_arguments(name: str, wrapper: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of one of gymnasium's wrappers, with lists as arrays where it needs an array.
 
-    Some wrappers check no types, and fail later, in a step.
-
-    Raises
-    ------
-    ValueError
-        For an argument of another type than the wrapper's signature has.
+    A ValueError is raised for other types: some wrappers check no types, and fail later, in a step.
     """
     try:
         hints = typing.get_type_hints(wrapper.__init__)
@@ -316,11 +301,11 @@ def _wrap(env, item: Any):
     if wrapper.__module__.startswith("gymnasium."):
         arguments = _convert_arguments(name, wrapper, arguments)
     try:
-        made = wrapper(env, **arguments)
+        wrapped = wrapper(env, **arguments)
     except gymnasium.error.DependencyNotInstalled as e:
         raise _missing(f"wrapper {name}", str(e)) from e
     except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as e:
         raise ValueError(f"make_gym_env: wrapper {name} does not accept {env} with {arguments!r}: {e}") from e
-    if not isinstance(made, gymnasium.Env):
-        raise TypeError(f"make_gym_env: wrapper {name} must return a gymnasium.Env, got {type(made).__name__}")
-    return made
+    if not isinstance(wrapped, gymnasium.Env):
+        raise TypeError(f"make_gym_env: wrapper {name} must return a gymnasium.Env, got {type(wrapped).__name__}")
+    return wrapped

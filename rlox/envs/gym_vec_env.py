@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,22 +23,8 @@ from rlox.kernels.envs.native_env import Count
 from rlox.kernels.rng import Rng
 
 
-class EnvGroup:
-    """Environments stepped one after the other into the rows of arrays, with auto-reset and episode statistics.
-
-    Parameters
-    ----------
-    env, kwargs, wrappers
-        Arguments of `make_gym_env`.
-    n : int
-        Number of environments.
-    where : str
-        Name at the start of error messages.
-    first : int
-        Number of the first environment in error messages.
-    process : str
-        Name of the process that steps them, if it is not the training process.
-    """
+class EnvGroup(env_state.EnvCopies):
+    """Environments stepped one after the other into the rows of arrays, with auto-reset and episode statistics."""
 
     def __init__(
         self,
@@ -51,14 +38,11 @@ class EnvGroup:
     ):
         from gymnasium.wrappers import FrameStackObservation
 
-        self.where, self._first = f"{where}: {env_name(env)}", first
-        self._name = ", ".join(filter(None, [env_name(env), process]))
-        self.at = 0  # the environment that is currently created, reset or stepped
-        self.envs: list[Any] = []
+        super().__init__(env, where, first, process)
         for self.at in range(n):
             self.envs.append(make_gym_env(env, kwargs, wrappers))
         require_separate(self.envs, self.where)
-        stepped.update((id(one.unwrapped), one.unwrapped) for one in self.envs)
+        stepped.update((id(e.unwrapped), e.unwrapped) for e in self.envs)
         obs_space, act_space = self.envs[0].observation_space, self.envs[0].action_space
         self.adapter = SpaceAdapter(obs_space, act_space, where)
         for other in self.envs:
@@ -88,37 +72,17 @@ class EnvGroup:
         }
         self.return_queue: deque[float] = deque(maxlen=100)  # undiscounted returns of the last episodes
         self.length_queue: deque[int] = deque(maxlen=100)  # their steps
-        self.stacks = [env_state.stack_of(e) for e in self.envs]
-        self.unrestorable_reason = next(filter(None, map(env_state.explain_unrestorable, self.envs)), None)
+        self._inspect()
 
     @property
     def spec(self) -> EnvSpec:
         return self.adapter.spec
 
-    def get_state(self) -> tuple[list[Any], bytes] | None:
-        """Return `env_state.encode` of each environment and its running episode; None if they cannot be restored."""
-        nodes, data = [], bytearray()
-        if self.unrestorable_reason is not None:
-            return None
-        try:
-            for i, env in enumerate(self.envs):
-                self.at = i
-                running = {"return": float(self._returns[i]), "length": int(self._lengths[i])}
-                state = {"env": env_state.get_env_state(env), **running}
-                nodes.append(env_state.encode(state, data))
-        except env_state.UnsavableState as e:
-            self.unrestorable_reason = str(e)
-            return None
-        return nodes, bytes(data)
+    def _get_episode(self, i: int) -> dict[str, Any]:
+        return {"return": float(self._returns[i]), "length": int(self._lengths[i])}
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Continue from the states that `env_state.unpack` returned, one for each environment.
-
-        Raises
-        ------
-        ValueError
-            If a value is not a state of its environment.
-        """
+        """Continue from the states that `env_state.unpack` returned, one for each environment."""
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self.at = i
             if not isinstance(state, dict) or type(state.get("return")) is not float:
@@ -222,29 +186,10 @@ class ForeignVecEnv(ForeignEnvs):
         """`n_envs` under gymnasium's name."""
         return Count(self.n_envs)
 
-    @property
-    def obs_dim(self) -> int:
-        return self.spec.obs_dim
-
-    @property
-    def discrete(self) -> bool:
-        return self.spec.discrete
-
-    @property
-    def n_actions(self) -> int | None:
-        return self.spec.n_actions
-
-    @property
-    def act_dim(self) -> int | None:
-        return self.spec.act_dim
-
-    @property
-    def act_low(self) -> np.ndarray | None:
-        return self.spec.act_low
-
-    @property
-    def act_high(self) -> np.ndarray | None:
-        return self.spec.act_high
+    obs_dim, discrete, n_actions, act_dim, act_low, act_high = (
+        property(attrgetter(f"spec.{name}"))
+        for name in ("obs_dim", "discrete", "n_actions", "act_dim", "act_low", "act_high")
+    )
 
     def reset_all(self, seed: int | None = None) -> np.ndarray:
         """Start a new episode in every copy. The first call seeds the copies; later calls do only if `seed` is given.

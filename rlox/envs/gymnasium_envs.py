@@ -113,24 +113,10 @@ class NativeVectorEnv(VectorEnv):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start a new episode in all copies, or in those that ``options["reset_mask"]``, (N,) bool, selects.
 
-        Parameters
-        ----------
-        seed : int, list or None
-            An integer seeds each copy with a different mix, as in ``rlox.VecEnv(N, seed, env_id)``, and not with
-            ``seed + i``. With a list, copy i is seeded as in ``rlox.VecEnv(1, seed[i], env_id)``. None continues the
-            sequence of episodes, which is initially seeded by the operating system.
-        options : dict, optional
-            Only the key ``reset_mask``.
-
-        Returns
-        -------
-        tuple
-            (N, D) f32 observations, and an empty dict.
-
-        Raises
-        ------
-        ValueError, TypeError
-            For seeds out of range, a list of the wrong length, unknown options, or an invalid mask.
+        An integer seeds each copy with a different mix, as in ``rlox.VecEnv(N, seed, env_id)``, and not with
+        ``seed + i``. With a list, copy i is seeded as in ``rlox.VecEnv(1, seed[i], env_id)``. None continues the
+        sequence of episodes, which is initially seeded by the operating system. Returns (N, D) f32 observations and an
+        empty dict; raises ValueError or TypeError for wrong arguments.
         """
         mask = self._mask(options)
         before = {} if mask is None else self._env.get_state()
@@ -177,22 +163,9 @@ class NativeVectorEnv(VectorEnv):
         self._env.set_state(state)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step all copies once.
+        """Step all copies once with actions (N,) int or (N, A) f32; raises ValueError or TypeError for any others.
 
-        Parameters
-        ----------
-        actions : array
-            (N,) integers or (N, A) floats.
-
-        Returns
-        -------
-        tuple
-            Observations (N, D) f32, rewards (N,) f64, terminated and truncated (N,) bool, info.
-
-        Raises
-        ------
-        ValueError, TypeError
-            For actions of the wrong number, type or range; no copy is stepped then.
+        Returns observations (N, D) f32, rewards (N,) f64, terminated and truncated (N,) bool, info.
         """
         out = self._env.step_all(actions)
         terminated, truncated = out["terminated"], out["truncated"]

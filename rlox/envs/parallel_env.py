@@ -11,7 +11,7 @@ from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv
 from rlox.envs.protocols import step_layout
 from rlox.envs.registry import foreign_id
 from rlox.envs.spec import EnvSpec
-from rlox.envs.workers import Share, WorkerGroup, read_seeds, write_seeds
+from rlox.envs.workers import Share, WorkerGroup
 from rlox.processes.memory import Layout
 
 
@@ -20,16 +20,8 @@ class ParallelGymVecEnv(ForeignVecEnv):
 
     Parameters
     ----------
-    env_id : str or callable
-        A gymnasium id, or a callable that returns a ``gymnasium.Env`` and that cloudpickle can pickle.
-    n_envs : int
-        Number of copies N.
-    seed : int
-        Copy i is seeded with an independent mix of (seed, i).
-    kwargs : dict, optional
-        Passed to ``gymnasium.make`` or the callable.
-    wrappers : sequence
-        See `rlox.envs.gym_make.make_gym_env`.
+    env_id, n_envs, seed, kwargs, wrappers
+        As for `GymVecEnv`; cloudpickle must be able to pickle a callable.
     workers : int
         Number of processes, at most N. Each steps an equal share of the copies, one after the other.
 
@@ -61,8 +53,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
         self._shared = self._group.arrays
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
-        write_seeds(seeds, self._shared["seeds"])
-        self._group.reset()
+        self._group.reset(seeds)
         obs[...] = self._shared["obs"]
 
     def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
@@ -85,11 +76,6 @@ class GymShare(Share):
         n = self.rows.stop - self.rows.start
         return EnvGroup(env, kwargs, wrappers, n, "ParallelGymVecEnv", self.rows.start, process)
 
-    def attach(self, arrays: dict[str, np.ndarray]) -> None:
-        self._arrays = {key: array[self.rows] for key, array in arrays.items()}
-
-    def step(self) -> None:
-        self.group.step(self._arrays["actions"], self._arrays)
-
-    def reset(self) -> None:
-        self.group.reset(read_seeds(self._arrays["seeds"]), self._arrays["obs"])
+    def select(self, arrays: dict[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
+        own = {key: array[self.rows] for key, array in arrays.items()}
+        return own["seeds"], own["actions"], own, own["obs"]

@@ -18,12 +18,7 @@ def rgb_frame(rendered: Any, where: str) -> np.ndarray:
 
     Converted is what has exactly one meaning: one channel, (H, W) or (H, W, 1); channels first, unless the last axis
     can be the channels; an alpha channel without transparency; bool; integers in [0, 255]; floats in [0, 1]; nested
-    lists, a list with one picture, and images of Pillow.
-
-    Raises
-    ------
-    ValueError
-        For anything else, such as None, text, several pictures, or floats above 1, with what it is.
+    lists, a list with one picture, and images of Pillow. A ValueError is raised for anything else.
     """
     if hasattr(rendered, "getbands"):  # an image of Pillow, whose pixels may be numbers of colours
         rendered = rendered.convert("RGBA")

@@ -148,12 +148,12 @@ def _get_mpe(env: Any) -> dict[str, Any]:
             raise UnsavableState("mpe2's world contains a dict")
         return value
 
-    held = {
+    fields = {
         name: {key: plain(value) for key, value in vars(thing).items() if not callable(value)}
         for name, thing in objects.items()
     }
     bits = _bits(env.np_random, f"of {type(env).__name__}")
-    return {"objects": held, "steps": env.steps, "range": float(env.original_cam_range), "draws": bits}
+    return {"objects": fields, "steps": env.steps, "range": float(env.original_cam_range), "draws": bits}
 
 
 def _put_mpe(env: Any, state: Any) -> None:
@@ -297,13 +297,7 @@ def explain_unrestorable(env: Any) -> str | None:
 
 
 def get_env_state(env: Any) -> dict[str, Any]:
-    """Return everything that the future of `env` depends on. It must have been reset and be restorable.
-
-    Raises
-    ------
-    UnsavableState
-        If its generator is not a PCG64.
-    """
+    """Return everything that the future of `env` depends on. It must have been reset and be restorable."""
     layers = _layers(env)
     generator, bits = getattr(layers[-1], "_np_random", None), None
     if generator is not None:
@@ -313,13 +307,7 @@ def get_env_state(env: Any) -> dict[str, Any]:
 
 
 def set_env_state(env: Any, state: Any) -> None:
-    """Let `env`, which need not have been reset, continue from a state that `get_env_state` returned.
-
-    Raises
-    ------
-    ValueError
-        If it is not a state of such an environment; the message names what does not fit.
-    """
+    """Let `env`, which need not have been reset, continue from a state of `get_env_state`; else raise a ValueError."""
     layers = _layers(env)
     states = state.get("layers") if isinstance(state, dict) else None
     if not isinstance(states, list) or len(states) != len(layers):
@@ -346,13 +334,7 @@ def _generator(state: Any) -> np.random.Generator:
 
 
 def encode(value: Any, data: bytearray) -> Any:
-    """Convert `value` to JSON types, and append the contents of its arrays to `data`.
-
-    Raises
-    ------
-    UnsavableState
-        For types that the contract in the module's docstring does not allow.
-    """
+    """Convert `value` to JSON types, and append the contents of its arrays to `data`; else raise `UnsavableState`."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         if array.dtype.name not in _DTYPES:
@@ -416,24 +398,12 @@ def pack(stacks: Sequence[list[str]], nodes: Sequence[Any], data: bytes) -> dict
 
 
 def fits(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> bool:
-    """Whether `state` comes from `pack`, for environments with the same stacks of classes.
-
-    Raises
-    ------
-    ValueError
-        If it is damaged.
-    """
+    """Whether `state` comes from `pack`, for equal stacks of classes; raise a ValueError if it is damaged."""
     return _JSON in state and _read(state)["stacks"] == list(stacks)
 
 
 def unpack(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> list[Any]:
-    """Return the state of each environment.
-
-    Raises
-    ------
-    ValueError
-        If `state` is damaged or not a state of such environments; the message names what is wrong.
-    """
+    """Return the state of each environment; raise a ValueError if `state` is damaged or of others."""
     content = _read(state)
     if content["stacks"] != list(stacks):
         raise ValueError(f"the state must be of {len(stacks)} x {stacks[0]}, got {repr(content['stacks'])[:200]}")
@@ -465,16 +435,48 @@ def _read(state: dict[str, np.ndarray]) -> dict[str, Any]:
     return content
 
 
-class ForeignEnvs:
-    """N copies of a foreign environment: whether they have started, and how they are saved and restored together.
+class EnvCopies:
+    """Environments that are stepped one after the other: their names in messages, and how they are saved.
 
-    Attributes
-    ----------
-    env_id, n_envs
-        As given.
-    unrestorable_reason : str, optional
-        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None if they can.
+    `first` is the number of the first one in messages, `process` what steps them if it is not the training process.
     """
+
+    envs: list[Any]
+    stacks: list[list[str]]  # classes that each environment is composed of
+    unrestorable_reason: str | None  # why they cannot be restored exactly
+
+    def __init__(self, env: Any, where: str, first: int, process: str):
+        self.where, self._first = f"{where}: {env_name(env)}", first
+        self._name = ", ".join(filter(None, [env_name(env), process]))
+        self.at = 0  # the environment that is currently created, reset, stepped or saved
+        self.envs = []
+
+    def _inspect(self) -> None:
+        """Determine how the created environments can be restored."""
+        self.stacks = [stack_of(env) for env in self.envs]
+        self.unrestorable_reason = next(filter(None, map(explain_unrestorable, self.envs)), None)
+
+    def _get_episode(self, i: int) -> dict[str, Any]:
+        """Return what must be saved of the running episode of environment `i`, in addition to its own state."""
+        raise NotImplementedError
+
+    def get_state(self) -> tuple[list[Any], bytes] | None:
+        """Return `encode` of each environment and its running episode; None if they cannot be restored."""
+        if self.unrestorable_reason is not None:
+            return None
+        nodes, data = [], bytearray()
+        try:
+            for i, env in enumerate(self.envs):
+                self.at = i
+                nodes.append(encode({"env": get_env_state(env), **self._get_episode(i)}, data))
+        except UnsavableState as e:
+            self.unrestorable_reason = str(e)
+            return None
+        return nodes, bytes(data)
+
+
+class ForeignEnvs:
+    """N copies of a foreign environment: whether they have started, and how they are saved and restored together."""
 
     native = False
     unrestorable_reason: str | None
@@ -490,7 +492,7 @@ class ForeignEnvs:
         self._at_rest = False  # whether all are open and have taken the same number of steps
 
     def _hold(self, group: Any) -> None:
-        """Use `group` to step the copies, unless a subclass overrides the methods below."""
+        """Use `group` to step the copies."""
         self._group, self.spec, self._stacks = group, group.spec, group.stacks
         self.unrestorable_reason = group.unrestorable_reason
 
@@ -510,21 +512,15 @@ class ForeignEnvs:
         self.close()
 
     def get_state(self) -> dict[str, np.ndarray] | None:
-        """Return everything that the future of the running episodes depends on.
+        """Return what the episodes depend on.
 
-        Return None if no episode has started, after `close` or a failed step, and if they cannot be restored.
+        None before the first episode, after `close` or a failed step, and if they cannot be restored.
         """
         states = self._get_state() if self._at_rest and self.unrestorable_reason is None else None
         return None if states is None else pack(self._stacks, *states)
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` comes from environments like these, so that `set_state` may succeed.
-
-        Raises
-        ------
-        ValueError
-            If it is damaged.
-        """
+        """Whether `state` comes from environments like these; raise a ValueError if it is damaged."""
         return self.unrestorable_reason is None and fits(state, self._stacks)
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
@@ -551,6 +547,8 @@ class ForeignEnvs:
         """End the environments; may be called again."""
         self._at_rest = False
         self._close()
+
+    # What subclasses without a `_group` override.
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
         states, self.unrestorable_reason = self._group.get_state(), self._group.unrestorable_reason

@@ -27,20 +27,9 @@ _NO_SEED = -1
 
 
 class Share:
-    """A worker's environments, and their rows of the shared arrays. Answers the messages of `WorkerGroup`.
+    """A worker's environments, and their rows of the shared arrays. Answers the messages of `WorkerGroup`."""
 
-    Parameters
-    ----------
-    memory_fd : int
-        Descriptor of the shared memory.
-    sent : bytes
-        What the environments are made of, see `pack_with_imports`.
-    rows : slice
-        Their numbers among all copies.
-    index : int
-        Number of this worker.
-    """
-
+    # `sent`: what the environments are made of, see `pack_with_imports`; `index`: number of this worker
     def __init__(self, memory_fd: int, sent: bytes, rows: slice, index: int):
         self._memory_fd, self.rows = memory_fd, rows
         self.group = self.make(unpack_imports(sent), f"worker {index}, pid {os.getpid()}")
@@ -54,14 +43,8 @@ class Share:
         """Create the environments, an object as in `rlox.envs.state.ForeignEnvs`."""
         raise NotImplementedError
 
-    def attach(self, arrays: dict[str, Any]) -> None:
-        """Use the shared arrays."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        raise NotImplementedError
-
-    def reset(self) -> None:
+    def select(self, arrays: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        """Return this worker's rows of the shared arrays: seeds, actions, and what a step and a reset write."""
         raise NotImplementedError
 
     def hello(self) -> tuple[Any, str | None, list[list[str]]]:
@@ -69,11 +52,13 @@ class Share:
 
     def answer(self, kind: bytes, value: Any) -> Any:
         if kind == _STEP:
-            return self.step()
+            return self.group.step(self._actions, self._out)
         if kind == _RESET:
-            return self.reset()
+            return self.group.reset([None if seed == _NO_SEED else seed for seed in self._seeds.tolist()], self._first)
         if kind == _ATTACH:
-            return self.attach(map_arrays(self._memory_fd, self.layout(self.group.spec, value)))
+            arrays = map_arrays(self._memory_fd, self.layout(self.group.spec, value))
+            self._seeds, self._actions, self._out, self._first = self.select(arrays)
+            return None
         if kind == _SAVE:
             return self.group.get_state(), self.group.unrestorable_reason
         if kind == _RESTORE:
@@ -87,38 +72,8 @@ class Share:
 class WorkerGroup:
     """Processes that each step a part of N environments and share memory with this process.
 
-    A worker ignores Ctrl-C, computes with one thread, and ends when its parent process ends for any reason.
-
-    Parameters
-    ----------
-    where : str
-        The class name at the start of error messages.
-    env : str or callable
-        The environment.
-    share : type
-        A `Share`, created in each worker.
-    value
-        What its environments are made of.
-    n_envs, workers : int
-        Number of environments N and of processes, which get equal shares of them.
-
-    Attributes
-    ----------
-    spec
-        Spec of the environments, the same in all workers.
-    unrestorable_reason : str, optional
-        Why the environments cannot be restored exactly.
-    stacks : list
-        Classes that each environment is built of.
-    arrays : dict
-        The shared arrays.
-
-    Raises
-    ------
-    ValueError
-        If `workers` is out of range, or not all environments have the same spec.
-    TypeError
-        If `env` is neither an id nor a callable, or cannot be sent.
+    A worker ignores Ctrl-C, computes with one thread, and ends when its parent process ends for any reason. In each, a
+    `share` creates its environments from `value`; `arrays` are shared.
     """
 
     def __init__(self, where: str, env: Any, share: type[Share], value: Any, n_envs: int, workers: int):
@@ -164,8 +119,9 @@ class WorkerGroup:
         """Let every worker step its environments."""
         self._command(_STEP)
 
-    def reset(self) -> None:
-        """Let every worker start new episodes."""
+    def reset(self, seeds: list[int | None]) -> None:
+        """Let every worker start new episodes with its seeds."""
+        self.arrays["seeds"][:] = [_NO_SEED if seed is None else seed for seed in seeds]
         self._command(_RESET)
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
@@ -219,9 +175,9 @@ class WorkerGroup:
         answers = []
         for child in self.children:
             try:
-                got, value = child.receive(self.children)
-                while got not in (kind, FAILED):  # an answer to a message from before an interrupt
-                    got, value = child.receive(self.children)
+                answered, value = child.receive(self.children)
+                while answered not in (kind, FAILED):  # an answer to a message from before an interrupt
+                    answered, value = child.receive(self.children)
             except ChildDied as e:
                 self._failed = True
                 rows = self._rows[self.children.index(e.child)]
@@ -230,7 +186,7 @@ class WorkerGroup:
                     f"{self._where}: worker {self.children.index(e.child)} (pid {e.child.process.pid}) died ({e.how}) "
                     f"with environments {rows.start} to {rows.stop - 1} of {env_name(self._env)}{hint}"
                 ) from None
-            if got == FAILED:
+            if answered == FAILED:
                 self._failed = True
                 raise_packed(*value)
             answers.append(value)
@@ -263,22 +219,12 @@ def pack_with_imports(value: Any, env_id: Any, imports: Iterable[str] = worker_i
 
 def unpack_imports(data: bytes) -> Any:
     """Return the value that was given to `pack_with_imports`."""
-    imports, made = pickle.loads(data)
+    imports, inner = pickle.loads(data)
     for name in imports:
         import_module(name)
-    value, registered = pickle.loads(made)
+    value, registered = pickle.loads(inner)
     if registered is not None:
         import gymnasium
 
         gymnasium.registry.setdefault(registered.id, registered)
     return value
-
-
-def read_seeds(numbers: Any) -> list[int | None]:
-    """Return the seeds of a reset from the array that carries them to a worker."""
-    return [None if seed == _NO_SEED else seed for seed in numbers.tolist()]
-
-
-def write_seeds(seeds: list[int | None], to: Any) -> None:
-    """Write the seeds of a reset where `read_seeds` reads them."""
-    to[:] = [_NO_SEED if seed is None else seed for seed in seeds]

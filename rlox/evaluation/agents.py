@@ -44,29 +44,9 @@ def evaluate_agents(
     max_steps: int | None = None,
     longest: int | None = None,
 ) -> AgentsEvaluation:
-    """Run `n_episodes` episodes in a new environment with `seed`, without using the random numbers of training.
+    """Run episodes of several agents; arguments and errors as for `rlox.evaluation.episodes.evaluate`.
 
-    Parameters
-    ----------
-    policy : Actors
-        Policies, which act with their modes if `deterministic`, otherwise with samples.
-    env_id, env_kwargs
-        See `rlox.multi_agent.make_multi_agent_env`. Native episodes run simultaneously.
-    wrappers
-        Must be empty.
-    frames : callable, optional
-        Called with each picture of the first episode, (H, W, 3) uint8.
-    render : bool
-        Show the episodes in a window.
-    max_steps : int, optional
-        Number of steps after which an episode is cut, with a RuntimeWarning; None: 108,000.
-    longest : int, optional
-        Length of the longest episode in training; as in `rlox.evaluation.episodes.evaluate`.
-
-    Raises
-    ------
-    ValueError
-        If `n_episodes` or `max_steps` < 1, or the environment does not support the requested rendering.
+    `wrappers` must be empty, and `env_id` and `env_kwargs` are those of `rlox.multi_agent.make_multi_agent_env`.
     """
     episodes = Episodes(env_id, n_episodes, seed, deterministic, frames, render, max_steps, longest)
     n_episodes, seed, mode = episodes.n_episodes, episodes.seed, episodes.render_mode
@@ -88,11 +68,21 @@ def evaluate_agents(
                 env = make_multi_agent_env(env_id, n, (seed + done) % 2**64, kwargs, backend=backend)
             # PettingZoo has no common name for a limit, which ends the episodes of training, too.
             limit = episodes.step_limit(env.kernel.max_episode_steps if env.native else None)
-            rows = slice(done, done + n)
-            cut = _play(env, policy, rng, limit, returns[rows], lengths[rows], episodes, done == 0)
-            if cut:
-                episodes.warn_of_cut(limit)
-            n_cut += cut
+            rows, running, step = slice(done, done + n), np.ones(n, bool), env.reset_all()
+            if done == 0:
+                episodes.show(env)
+            while running.any():
+                step = env.step_all(policy.actions(step.obs, step.masks, episodes.deterministic, rng))
+                for group, rewards in zip(spec.groups, step.rewards, strict=True):
+                    returns[rows][np.ix_(running, group.slots)] += rewards[running]
+                lengths[rows][running] += 1
+                if done == 0 and not step.ended[0]:  # otherwise its next episode has already started
+                    episodes.show(env)
+                running &= ~step.ended
+                if running.any() and lengths[rows][running].max() >= limit:
+                    episodes.warn_of_cut(limit)
+                    n_cut += int(running.sum())
+                    break
             done += n
     finally:
         env.close()
@@ -100,33 +90,3 @@ def evaluate_agents(
     return AgentsEvaluation(
         returns.sum(1), lengths, seed, deterministic, n_cut, returns, AgentReturns(spec).by_name(returns.mean(0))
     )
-
-
-def _play(
-    env: Any,
-    policy: Actors,
-    rng: Rng,
-    limit: int,
-    returns: np.ndarray,
-    lengths: np.ndarray,
-    episodes: Episodes,
-    first: bool,
-) -> int:
-    """Run an episode in each environment, fill `returns` (N, A) and `lengths` (N,), and return how many were cut.
-
-    The `first` episodes are shown, if pictures are wanted.
-    """
-    step, running = env.reset_all(), np.ones(len(lengths), bool)
-    if first:
-        episodes.show(env)
-    while running.any():
-        step = env.step_all(policy.actions(step.obs, step.masks, episodes.deterministic, rng))
-        for group, rewards in zip(env.spec.groups, step.rewards, strict=True):
-            returns[np.ix_(running, group.slots)] += rewards[running]
-        lengths[running] += 1
-        if first and not step.ended[0]:  # otherwise its next episode has already started
-            episodes.show(env)
-        running &= ~step.ended
-        if running.any() and lengths[running].max() >= limit:
-            return int(running.sum())
-    return 0

@@ -20,9 +20,9 @@ _TRUTH, _PREDICTED = "#444444", "#D55E00"
 
 def require_kind(path: Path, image: bool) -> None:
     """Raise a ValueError or an ImportError if predictions of images or vectors cannot be written to `path`."""
-    wanted, what = (KINDS, "images") if image else (PLOTS, "vectors")
-    if path.suffix not in wanted:
-        raise ValueError(f"predictions: the file must end in {' or '.join(wanted)} for {what}, got {path}")
+    suffixes, what = (KINDS, "images") if image else (PLOTS, "vectors")
+    if path.suffix not in suffixes:
+        raise ValueError(f"predictions: the file must end in {' or '.join(suffixes)} for {what}, got {path}")
     if path.suffix == ".mp4":
         VideoWriter(path)
 
@@ -31,11 +31,6 @@ def save(predictions: Predictions, path: Path) -> None:
     """Write a film (``.mp4``, ``.gif``) of images, or a plot (``.png``, ``.svg``, ``.pdf``) of vectors.
 
     The file appears only when it is complete.
-
-    Raises
-    ------
-    ValueError
-        If the suffix of `path` does not fit.
     """
     require_kind(path, predictions.image)
     if path.suffix == ".mp4":
@@ -70,9 +65,9 @@ def _draw(predictions: Predictions):
 
     truth, context = predictions.truth, predictions.context
     variances = truth.astype(np.float64).var((0, 1))
-    shown = np.sort(np.argsort(-variances, kind="stable")[:_MOST_PLOTTED])
-    figure = Figure(figsize=(7, 2.2 * (1 + len(shown))), layout="constrained")
-    top, *axes = figure.subplots(1 + len(shown), 1)
+    plotted = np.sort(np.argsort(-variances, kind="stable")[:_MOST_PLOTTED])
+    figure = Figure(figsize=(7, 2.2 * (1 + len(plotted))), layout="constrained")
+    top, *axes = figure.subplots(1 + len(plotted), 1)
     steps = np.arange(1, predictions.horizon + 1)
     top.plot(steps, predictions.errors(), color=_PREDICTED, marker="o", markersize=3, label="mean squared error")
     top.axhline(predictions.variance(), color=_TRUTH, linestyle=":", label="variance of the observations")
@@ -80,7 +75,7 @@ def _draw(predictions: Predictions):
     top.legend(frameon=False)
     # Show the stretch with the largest variance.
     b = int(np.argmax(truth.reshape(len(truth), truth.shape[1], -1).var(1).sum(1)))
-    for axis, i in zip(axes, shown, strict=True):
+    for axis, i in zip(axes, plotted, strict=True):
         axis.plot(np.arange(truth.shape[1]), truth[b, :, i], color=_TRUTH, label="truth")
         axis.plot(
             np.arange(context, truth.shape[1]), predictions.predicted[b, :, i], color=_PREDICTED, label="prediction"

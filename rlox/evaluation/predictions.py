@@ -81,15 +81,10 @@ class Predictions:
         }
 
     def frames(self, n: int = 4) -> Iterator[np.ndarray]:
-        """Yield pictures (h, w, 3) uint8 of a film of the first `n` stretches, one below the other.
+        """Yield pictures (h, w, 3) uint8 of a film of the first `n` stretches of images, one below the other.
 
         The columns are truth, prediction and error. During the context, the column of predictions shows the truth with
         a green edge; afterwards its edge is red.
-
-        Raises
-        ------
-        ValueError
-            If observations are not images.
         """
         if not self.image:
             raise ValueError("Predictions.frames: observations must be images, got vectors; draw them as a plot")
@@ -121,10 +116,10 @@ class Predictions:
 def _draw_frame(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     """Return an image (h, w, 3) with an edge of this colour, and a margin around it, as bytes."""
     h, w, _ = image.shape
-    found = np.full((h + 4 * _MARGIN, w + 4 * _MARGIN, 3), 255, np.uint8)
-    found[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = colour
-    found[2 * _MARGIN : -2 * _MARGIN, 2 * _MARGIN : -2 * _MARGIN] = np.rint(image).astype(np.uint8)
-    return found
+    frame = np.full((h + 4 * _MARGIN, w + 4 * _MARGIN, 3), 255, np.uint8)
+    frame[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = colour
+    frame[2 * _MARGIN : -2 * _MARGIN, 2 * _MARGIN : -2 * _MARGIN] = np.rint(image).astype(np.uint8)
+    return frame
 
 
 class Recording(ActingPolicy):
@@ -174,32 +169,16 @@ def open_loop(
     n_episodes: int = 8,
     seed: int | None = None,
     deterministic: bool = True,
-    context: int = CONTEXT,
-    horizon: int = HORIZON,
-    n_stretches: int = 64,
+    context: int = CONTEXT,  # steps that the model sees
+    horizon: int = HORIZON,  # steps that it then predicts
+    n_stretches: int = 64,  # at most, spread over the episodes
     max_steps: int | None = None,
 ) -> Predictions:
-    """Run episodes in a new environment, and let the model predict stretches of them.
+    """Run episodes of at most 1,000 steps in a new environment, and let the model predict stretches of them.
 
-    If no episode has ``context + horizon`` steps, the horizon is shortened to fit the longest.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-        Its ``actor`` must have ``open_loop(carry, obs, actions, context, rng)``, like that of DreamerV3.
-    n_episodes, seed, deterministic, max_steps
-        See `rlox.training.Algorithm.evaluate`; here, an episode has at most 1,000 steps.
-    context, horizon : int
-        Number of steps that the model sees, and number of steps that it then predicts.
-    n_stretches : int
-        Maximum number of stretches, spread over the episodes.
-
-    Raises
-    ------
-    ValueError
-        If the algorithm has no world model.
-    EpisodesTooShort
-        If every episode ends within `context` steps.
+    The algorithm's ``actor`` must have ``open_loop(carry, obs, actions, context, rng)``, like that of DreamerV3. If no
+    episode has ``context + horizon`` steps, the horizon is shortened to fit the longest; `EpisodesTooShort` is raised
+    if every episode ends within `context` steps.
     """
     where = "open_loop"
     context = integer(where, "context", context, 1)

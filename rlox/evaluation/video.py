@@ -30,23 +30,9 @@ def render_fps(env: str | Callable[..., Any]) -> int:
 
 
 class VideoWriter:
-    """Writer of frames to `path`, whose extension sets the format. Use it as a context manager.
+    """Writer of frames to `path`, which ends in ``.mp4`` or ``.gif``. Use it as a context manager.
 
     The file gets its name once it is complete; after an exception there is no file.
-
-    Parameters
-    ----------
-    path : path
-        Ends in ``.mp4`` or ``.gif``.
-    fps : int
-        Frames per second.
-
-    Raises
-    ------
-    ValueError
-        For another extension, or `fps` < 1.
-    ImportError
-        If imageio or its ffmpeg is not installed.
     """
 
     def __init__(self, path: str | os.PathLike, fps: int = 30):
@@ -83,13 +69,7 @@ class VideoWriter:
             self._partial.unlink(missing_ok=True)
 
     def add(self, frame: Any) -> None:
-        """Append one frame, (H, W, 3) uint8 or what `rgb_frame` converts to that. All must have one size.
-
-        Raises
-        ------
-        ValueError
-            For anything else, with what it is.
-        """
+        """Append one frame, (H, W, 3) uint8 or what `rgb_frame` converts to that. All must have one size."""
         frame = rgb_frame(frame, "VideoWriter")
         self._shape = self._shape or frame.shape
         if frame.shape != self._shape:

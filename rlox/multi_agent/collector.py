@@ -40,15 +40,7 @@ class MultiAgentBatch:
 
 
 class Actors:
-    """The policies of all players.
-
-    Parameters
-    ----------
-    players : list of Player
-        The agents of each policy.
-    policies : list of ActingPolicy
-        The policy of each player (see `rlox.nn.acting`).
-    """
+    """The policies of all players, each an `rlox.nn.acting.ActingPolicy`."""
 
     def __init__(self, players: Sequence[Player], policies: Sequence[Any]):
         self.players = list(players)
@@ -87,20 +79,7 @@ class MultiAgentCollector(Collector):
 
     Batches contain no rows of agents that are not alive. A trace of advantages ends where its agent is terminated (with
     value 0 after it) or truncated (with the value of this agent's final observation or state), or with the rollout.
-
-    Parameters
-    ----------
-    env : MultiAgentVecEnv
-        The environments, from `rlox.multi_agent.make_multi_agent_env`.
-    seed : int
-        Seed of the actions.
-    config : MAPPOConfig
-        Determines which agents share a policy, and the inputs of critics.
-
-    Raises
-    ------
-    ValueError
-        As `rlox.multi_agent.players.players_of`.
+    `config` determines which agents share a policy, and the inputs of critics.
     """
 
     _where = "MultiAgentCollector.collect"
@@ -142,9 +121,8 @@ class MultiAgentCollector(Collector):
             policies, learning = self.self_play.begin()
         noise = []
         for player, policy in zip(players, policies, strict=True):
-            drawn = np.empty((n_steps, *policy.noise_shape(n * len(player.members))), np.float32)
-            policy.fill_noise(self.rng, drawn)
-            noise.append(drawn)
+            noise.append(np.empty((n_steps, *policy.noise_shape(n * len(player.members))), np.float32))
+            policy.fill_noise(self.rng, noise[-1])
         acted: list[list[np.ndarray]] = [[] for _ in players]
         try:
             steps = self._take_steps(policies, noise, acted)
@@ -176,7 +154,11 @@ class MultiAgentCollector(Collector):
             acted[p].append(actions)
             spec = self.players[p].spec
             if spec.continuous and not all_finite(spec.clip(actions)):
-                self._refuse_policies(self.players[p], actions)
+                raise Diverged(
+                    f"{self._where}: the actions of {self.players[p].name} on {self.name} became "
+                    f"{actions[~np.isfinite(actions)][0]} about step {self.env_steps:,}, though observations were "
+                    "finite: the policy's weights have diverged. Try a lower learning_rate or max_grad_norm"
+                )
             return actions
 
         for _ in range(len(noise[0])):
@@ -205,7 +187,7 @@ class MultiAgentCollector(Collector):
         terminated, truncated = column("terminated", results), column("truncated", results)
         rewards = column("rewards", results).astype(np.float32)
         obs = player.identify(column("obs", before)[t, m], m % members)
-        masks = column("masks", before)[t, m] if player.masked else None
+        masks = column("masks", before)[t, m] if player.spec.masked else None
         # Values are also needed after the last step, for agents that continue, and where time limits cut.
         goes_on = np.flatnonzero(player.pick_rows(last.alive))
         cut_t, cut_m = np.nonzero(truncated)
@@ -252,13 +234,6 @@ class MultiAgentCollector(Collector):
             masks=place(masks),
         )
 
-    def _refuse_policies(self, player: Player, actions: np.ndarray) -> None:
-        raise Diverged(
-            f"{self._where}: the actions of {player.name} on {self.name} became {actions[~np.isfinite(actions)][0]} "
-            f"about step {self.env_steps:,}, though observations were finite: the policy's weights have diverged. Try "
-            "a lower learning_rate or max_grad_norm"
-        )
-
     # ---- checkpoints
 
     def state(self) -> dict[str, np.ndarray] | None:
@@ -268,13 +243,7 @@ class MultiAgentCollector(Collector):
         return saved | {name: array.copy() for name, array in _name_inputs(self._raw).items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from the result of `state`.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If `state` is damaged, or does not fit the environments.
-        """
+        """Continue from the result of `state`; raise a ValueError or TypeError if it is damaged or does not fit."""
         now = MultiAgentStep.empty(self.agents, self.n_envs)
         targets = _name_inputs(now)
         for name, target in targets.items():
@@ -295,9 +264,8 @@ class MultiAgentCollector(Collector):
 
     def lines(self) -> list[str]:
         """Return one line for each agent and group with its mean return, for a live view."""
-        start = "episode/return/"
-        found = {name.removeprefix(start): x for name, x in self.returns.metrics().items() if name.startswith(start)}
-        return [f"{name}  return {value:.1f}" for name, value in found.items()]
+        means = self.returns.metrics().items()
+        return [f"{name.removeprefix('episode/return/')}  return {value:.1f}" for name, value in means]
 
     def close(self) -> None:
         """Close the environments and their worker processes."""

@@ -10,7 +10,7 @@ import numpy as np
 from rlox.envs.native import native_spec
 from rlox.envs.registry import is_native_multi_agent
 from rlox.kernels.envs.multi_agent import AgentVecEnv
-from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions, group_agents
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions, group_agents, step_layout
 
 # Names of the agents of rlox's own environments; agents of other environments are agent_0, agent_1, …
 _NAMES = {"GridPursuit-v0": "pursuer"}
@@ -18,20 +18,6 @@ _NAMES = {"GridPursuit-v0": "pursuer"}
 _CELL = 40  # pixels
 _PAPER, _LINE, _PREY = (250, 250, 248), (215, 215, 210), (214, 69, 65)
 _PURSUERS = ((38, 93, 171), (22, 133, 112), (128, 74, 161), (180, 120, 20), (70, 70, 75))
-
-
-def agents_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
-    """Return the specification of the environment in `env`."""
-    one = native_spec(env)
-    agents = tuple(f"{_NAMES.get(env.env_id, 'agent')}_{a}" for a in range(env.n_agents))
-    central = env.central_dim and state != "observations"
-    return MultiAgentSpec(
-        agents,
-        group_agents(agents, [0] * len(agents), [one] * len(agents)),
-        env.central_dim if central else env.n_agents * env.obs_dim,
-        "environment" if central else "observations",
-        (False,),
-    )
 
 
 class NativeMultiAgentVecEnv:
@@ -51,15 +37,6 @@ class NativeMultiAgentVecEnv:
     state : str
         Input of a central critic: ``environment``, ``observations`` (of all agents, joined), or ``auto``: the state of
         the environment if it has a function for it.
-
-    Attributes
-    ----------
-    spec : MultiAgentSpec
-        Agents, their only group, shapes and bounds.
-    kernel : AgentVecEnv
-        The compiled environments; its ``stepper()`` gives a kernel the N * A agents as rows.
-    unrestorable_reason : None
-        They can always be saved and restored exactly.
 
     Raises
     ------
@@ -87,12 +64,23 @@ class NativeMultiAgentVecEnv:
                 f"{where}: state must be observations if the environment has no state of its own, like {env_id}, got "
                 f"{state!r}"
             )
-        self.spec = agents_spec(self.kernel, state)
+        n, own = self.kernel.n_agents, native_spec(self.kernel)
+        agents = tuple(f"{_NAMES.get(env_id, 'agent')}_{a}" for a in range(n))
+        self._has_central = bool(self.kernel.central_dim) and state != "observations"
+        self.spec = MultiAgentSpec(
+            agents,
+            group_agents(agents, [0] * n, [own] * n),
+            self.kernel.central_dim if self._has_central else n * own.obs_dim,
+            "environment" if self._has_central else "observations",
+        )
         self.env_id = env_id
         self.n_envs = n_envs
         self._draws = mode is not None
         self._started = False
-        self._has_central = self.spec.state_source == "environment"
+        # Whether each array of a step is in a list by group, its shape and its dtype.
+        self._layout = {
+            name.partition(".")[0]: ("." in name, *like) for name, like in step_layout(self.spec, n_envs).items()
+        }
         # A place for the environment's own state if it is not used.
         self._unused = np.empty((2, n_envs, self.kernel.central_dim), np.float32)
 
@@ -123,17 +111,22 @@ class NativeMultiAgentVecEnv:
         if not self._started:
             self.reset_all()
         group = self.spec.groups[0].spec
-        taken = actions[0] if len(actions) == 1 else actions
+        own = actions[0] if len(actions) == 1 else actions
         shape = (self.n_envs, self.spec.n_agents, *group.action_shape)
         # The kernel checks the numbers; other types and shapes are converted here.
-        if not isinstance(taken, np.ndarray) or taken.dtype != group.action_dtype or taken.shape != shape:
-            (taken,) = check_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
+        if not isinstance(own, np.ndarray) or own.dtype != group.action_dtype or own.shape != shape:
+            (own,) = check_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
         if out is None:
-            out = self._fresh()
+            # All these numbers are written below.
+            arrays = {
+                name: [np.empty(shape, dtype)] if grouped else np.empty(shape, dtype)
+                for name, (grouped, shape, dtype) in self._layout.items()
+            }
+            out = MultiAgentStep(masks=[None], **arrays)
         unused, has = self._unused, self._has_central
         central, final = (out.state, out.final_state) if has else (unused[0], unused[1])
         self.kernel.step_into(
-            np.ascontiguousarray(taken), out.obs[0], out.rewards[0], out.terminated[0], out.truncated[0],
+            np.ascontiguousarray(own), out.obs[0], out.rewards[0], out.terminated[0], out.truncated[0],
             out.final_obs[0], out.episode_returns, out.episode_lengths, central, final,
         )  # fmt: skip
         out.alive[0].fill(True)
@@ -145,25 +138,6 @@ class NativeMultiAgentVecEnv:
         out.episode_returns[going] = np.nan
         out.episode_lengths[going] = 0
         return out
-
-    def _fresh(self) -> MultiAgentStep:
-        """Return new arrays; `step_all` writes every number in them."""
-        n, agents, group = self.n_envs, self.spec.n_agents, self.spec.groups[0].spec
-        obs, state = (n, agents, *group.obs_shape), (n, self.spec.state_dim)
-        return MultiAgentStep(
-            obs=[np.empty(obs, np.float32)],
-            alive=[np.empty((n, agents), np.bool_)],
-            masks=[None],
-            state=np.empty(state, np.float32),
-            rewards=[np.empty((n, agents))],
-            terminated=[np.empty((n, agents), np.bool_)],
-            truncated=[np.empty((n, agents), np.bool_)],
-            final_obs=[np.empty(obs, np.float32)],
-            final_state=np.empty(state, np.float32),
-            ended=np.empty(n, np.bool_),
-            episode_returns=np.empty((n, agents)),
-            episode_lengths=np.empty(n, np.int64),
-        )
 
     def get_state(self) -> dict[str, np.ndarray] | None:
         """Return everything that the future of the running episodes depends on; None before the first episode."""
@@ -192,12 +166,7 @@ class NativeMultiAgentVecEnv:
 def draw_pursuit(state: np.ndarray, size: int) -> np.ndarray:
     """Draw GridPursuit-v0 as (H, W, 3) uint8: the prey is a red disc, the pursuers are squares of other colours.
 
-    Parameters
-    ----------
-    state : array (2 * (A + 1),)
-        Row and column of each pursuer, then of the prey, divided by size - 1.
-    size : int
-        Cells in a row.
+    `state` (2 * (A + 1),) has row and column of each pursuer, then of the prey, divided by size - 1.
     """
     cells = np.rint(np.asarray(state, np.float64).reshape(-1, 2) * (size - 1)).astype(int)
     frame = np.empty((size * _CELL + 1, size * _CELL + 1, 3), np.uint8)

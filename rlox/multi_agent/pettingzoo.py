@@ -20,13 +20,7 @@ def zoo_seeds(seed: int, n: int) -> list[int]:
 
 
 class ForeignMultiAgentVecEnv(ForeignEnvs):
-    """Base class of `PettingZooVecEnv` and `ParallelPettingZooVecEnv`, with the handling of input and output arrays.
-
-    Attributes
-    ----------
-    spec : MultiAgentSpec
-        Agents, groups, shapes and bounds.
-    """
+    """Base class of `PettingZooVecEnv` and `ParallelPettingZooVecEnv`, with the handling of input and output arrays."""
 
     spec: MultiAgentSpec
 
@@ -69,8 +63,8 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
         super()._set_state(states)
         self._alive = [np.zeros((self.n_envs, len(group.agents)), np.bool_) for group in self.spec.groups]
         places = {slot: (g, a) for g, group in enumerate(self.spec.groups) for a, slot in enumerate(group.slots)}
-        for i, one in enumerate(states):
-            for slot in one["live"]:
+        for i, state in enumerate(states):
+            for slot in state["live"]:
                 g, a = places[slot]
                 self._alive[g][i, a] = True
 

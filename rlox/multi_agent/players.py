@@ -31,7 +31,6 @@ class Player:
     spec: EnvSpec  # of one agent
     n_ids: int  # length of the one-hot vector that identifies an agent; 0: networks do not see it
     state_dim: int | None  # input size of a central critic, including the one-hot vector; None: the critic is local
-    masked: bool  # whether the environment offers masks of legal actions
 
     @property
     def obs_dim(self) -> int:
@@ -79,19 +78,13 @@ class Player:
 
 def only_player(spec: EnvSpec) -> Player:
     """Return the player of an environment with one agent."""
-    return Player("agent", 0, (0,), (0,), ("agent",), spec, 0, None, False)
+    return Player("agent", 0, (0,), (0,), ("agent",), spec, 0, None)
 
 
 def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Player]:
-    """Return the players of an environment.
-
-    Raises
-    ------
-    ValueError
-        If agents see images, and the configuration has a central critic or agent ids, which need vectors.
-    """
+    """Return the players of an environment; raise a ValueError for images with settings that need vectors."""
     players = []
-    for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
+    for g, group in enumerate(spec.groups):
         for name, wrong in (("critic", config.critic == "central"), ("agent_id", config.agent_id)):
             if group.spec.image and wrong:
                 raise ValueError(
@@ -112,7 +105,6 @@ def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Pl
                     group.spec,
                     n_ids,
                     spec.state_dim + n_ids if config.critic == "central" else None,
-                    masked,
                 )
             )
     return players
@@ -170,20 +162,12 @@ class ValueNorms:
 
 
 class AgentReturns:
-    """Undiscounted returns of each agent over the last episodes, as a part of a checkpoint.
+    """Undiscounted returns of each agent over the last 100 episodes, as a part of a checkpoint."""
 
-    Parameters
-    ----------
-    spec : MultiAgentSpec
-        Names of agents and groups.
-    kept : int
-        Number of last episodes that are averaged.
-    """
-
-    def __init__(self, spec: MultiAgentSpec, kept: int = 100):
+    def __init__(self, spec: MultiAgentSpec):
         self.agents = spec.agents
         self._groups = {group.name: list(group.slots) for group in spec.groups}
-        self._recent: deque[np.ndarray] = deque(maxlen=kept)
+        self._recent: deque[np.ndarray] = deque(maxlen=100)
 
     def extend(self, returns: np.ndarray) -> None:
         """Add the returns of ended episodes, (E, A) f64."""
@@ -200,12 +184,12 @@ class AgentReturns:
 
     def by_name(self, returns: Sequence[float] | np.ndarray) -> dict[str, float]:
         """Return `returns` (A,) by the names of agents and groups."""
-        found = {name: float(value) for name, value in zip(self.agents, returns, strict=True)}
+        named = {name: float(value) for name, value in zip(self.agents, returns, strict=True)}
         if len(self._groups) > 1:
             for name, slots in self._groups.items():
                 if len(slots) > 1:
-                    found[name] = float(np.mean([returns[slot] for slot in slots]))
-        return found
+                    named[name] = float(np.mean([returns[slot] for slot in slots]))
+        return named
 
     def state(self) -> dict[str, np.ndarray]:
         return {"returns": np.array(self._recent).reshape(-1, len(self.agents))}

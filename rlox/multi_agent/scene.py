@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rlox.envs.registry import is_native_multi_agent
-from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.kernels.envs.native_env import native_multi_agent_ids
-from rlox.multi_agent.native import agents_spec, draw_pursuit
+from rlox.multi_agent.native import NativeMultiAgentVecEnv, draw_pursuit
+from rlox.multi_agent.spec import MultiAgentStep
 
 try:
     from pettingzoo import ParallelEnv
@@ -62,40 +62,27 @@ class NativeParallelEnv(ParallelEnv):
                 f"parallel_env: render_mode must be None{' or rgb_array' if drawn else ''} for {env_id}, got "
                 f"{render_mode!r}"
             )
-        self._native = AgentVecEnv(1, secrets.randbits(63), env_id, kwargs)
-        spec = agents_spec(self._native)
+        self._vec = NativeMultiAgentVecEnv(env_id, 1, secrets.randbits(63), kwargs)
+        self._native, spec = self._vec.kernel, self._vec.spec
         self.metadata = {"name": env_id, "render_modes": drawn, "render_fps": 5, "is_parallelizable": True}
         self.render_mode = render_mode
         self.possible_agents = list(spec.agents)
         self.agents: list[str] = []
-        one = spec.groups[0].spec
+        own = spec.groups[0].spec  # of one agent
         low, high = (-1.0, 1.0) if env_id == "GridPursuit-v0" else (-np.inf, np.inf)
-        shape = (1, spec.n_agents)
         # Each agent has its own spaces, which are seeded separately.
         self.observation_spaces = {
-            agent: spaces.Box(low, high, one.obs_shape, np.float32) for agent in self.possible_agents
+            agent: spaces.Box(low, high, own.obs_shape, np.float32) for agent in self.possible_agents
         }
         self.action_spaces = {
-            agent: spaces.Discrete(one.n_actions)
-            if one.discrete
-            else spaces.Box(one.act_low, one.act_high, dtype=np.float32)
+            agent: spaces.Discrete(own.n_actions)
+            if own.discrete
+            else spaces.Box(own.act_low, own.act_high, dtype=np.float32)
             for agent in self.possible_agents
         }
         self.state_space = spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32)
-        self._actions: np.ndarray = np.zeros((*shape, *one.action_shape), one.action_dtype)
-        obs, flags = (*shape, *one.obs_shape), np.zeros((2, *shape), np.bool_)
-        central = np.zeros((2, 1, self._native.central_dim), np.float32)
-        self._out = {
-            "obs": np.zeros(obs, np.float32),
-            "rewards": np.zeros(shape),
-            "terminated": flags[0],
-            "truncated": flags[1],
-            "final_obs": np.zeros(obs, np.float32),
-            "episode_return": np.zeros(shape),
-            "episode_length": np.zeros(1, np.int64),
-            "central": central[0],
-            "final_central": central[1],
-        }
+        self._actions: np.ndarray = np.zeros((1, spec.n_agents, *own.action_shape), own.action_dtype)
+        self._out = MultiAgentStep.empty(spec, 1)
         self._state = np.zeros(spec.state_dim, np.float32)  # the state after the last step, before an auto-reset
         self._waits = False  # whether the next episode has already started and waits for `reset`
 
@@ -112,7 +99,7 @@ class NativeParallelEnv(ParallelEnv):
 
         Returns the observations, (D,) float32 each, and empty infos, by agent.
         """
-        obs = self._native.observe() if self._waits and seed is None else self._native.reset_all(seed)
+        obs = self._native.observe() if self._waits and seed is None else self._vec.reset_all(seed).obs[0]
         self._waits = False
         self._state = self._native.central()[0]
         self.agents = list(self.possible_agents)
@@ -140,16 +127,15 @@ class NativeParallelEnv(ParallelEnv):
                 )
             # `operator.index` rejects fractions, which assignment to an array of integers would truncate.
             self._actions[0, a] = operator.index(actions[agent]) if self._native.discrete else actions[agent]
-        out = self._out
-        self._native.step_into(self._actions, **out)
-        agents, obs = self.agents, out["final_obs"][0].copy()
-        self._state = (out["final_central"][0] if self._native.central_dim else obs.reshape(-1)).copy()
-        terminated, truncated = bool(out["terminated"][0, 0]), bool(out["truncated"][0, 0])
+        out = self._vec.step_all([self._actions], self._out)
+        agents, obs = self.agents, out.final_obs[0][0].copy()
+        self._state = out.final_state[0].copy()
+        terminated, truncated = bool(out.terminated[0][0, 0]), bool(out.truncated[0][0, 0])
         if terminated or truncated:
             self.agents, self._waits = [], True
         return (
             dict(zip(agents, obs, strict=True)),
-            dict(zip(agents, out["rewards"][0].tolist(), strict=True)),
+            dict(zip(agents, out.rewards[0][0].tolist(), strict=True)),
             dict.fromkeys(agents, terminated),
             dict.fromkeys(agents, truncated),
             {agent: {} for agent in agents},
@@ -175,6 +161,6 @@ class NativeParallelEnv(ParallelEnv):
         seen = state.get("seen")
         if not isinstance(seen, np.ndarray) or seen.shape != self._state.shape or type(state.get("waits")) is not bool:
             raise ValueError(f"NativeParallelEnv.set_state: state must be a result of get_state, got {state!r:.80}")
-        self._native.set_state(state.get("native", {}))
+        self._vec.set_state(state.get("native", {}))
         self._state, self._waits = seen.astype(np.float32), state["waits"]
         self.agents = [] if self._waits else list(self.possible_agents)

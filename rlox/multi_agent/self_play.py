@@ -28,39 +28,23 @@ class EarlierPolicy:
 
 
 class SelfPlay:
-    """The earlier policies of all players, and the order of turns, as a part of a checkpoint.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of the players.
-    slots : sequence of sequence of int
-        For each player, the indices of its agents among all agents.
-    parts, copies : sequence
-        For each player, the object that acts with its current policy, and the one that acts with an earlier policy.
-    most : int
-        Maximum number of earlier policies of each player.
-    every : int
-        Number of rollouts between two stored policies; the turn then passes to the next player.
-    seed : int
-        Seed of the choice of opponents.
-    """
+    """The earlier policies of all players, and the order of turns, as a part of a checkpoint."""
 
     def __init__(
         self,
         names: Sequence[str],
-        slots: Sequence[Sequence[int]],
-        parts: Sequence[Any],
-        copies: Sequence[Any],
-        most: int,
-        every: int,
-        seed: int,
+        slots: Sequence[Sequence[int]],  # by player, the indices of its agents among all agents
+        parts: Sequence[Any],  # by player, what acts with its current policy
+        copies: Sequence[Any],  # by player, what acts with an earlier policy
+        most: int,  # earlier policies of each player
+        every: int,  # rollouts between two stored policies; the turn then passes to the next player
+        seed: int,  # of the choice of opponents
     ):
         self.names = list(names)
         self.learner = 0  # the player whose turn it is
         self.ratings = np.full(len(self.names), _START)
         self.pools: list[list[EarlierPolicy]] = [[] for _ in self.names]
-        self._slots = [list(one) for one in slots]
+        self._slots = [list(agents) for agents in slots]
         self._parts, self._copies = list(parts), list(copies)
         self._most, self._every, self._seed = most, every, seed
         self._rollouts = 0
@@ -101,32 +85,32 @@ class SelfPlay:
         for row in returns:
             lead = row[self._slots[self.learner]].mean() - row[apart].mean()
             score = 0.5 if lead == 0 else float(lead > 0)
-            opponents = sum(one.rating for one in theirs) / len(theirs)
+            opponents = sum(policy.rating for policy in theirs) / len(theirs)
             expected = 1.0 / (1.0 + 10.0 ** ((opponents - self.ratings[self.learner]) / _SCALE))
             moved = _STEP * (score - expected)
             self.ratings[self.learner] += moved
-            for one in theirs:
-                one.rating -= moved / len(theirs)
+            for policy in theirs:
+                policy.rating -= moved / len(theirs)
 
     def metrics(self) -> dict[str, float]:
         """Return ``rating/<player>``, and ``rating/<player>_kept``, the mean over the stored earlier policies."""
-        found = {f"rating/{name}": float(rating) for name, rating in zip(self.names, self.ratings, strict=True)}
+        ratings = {f"rating/{name}": float(rating) for name, rating in zip(self.names, self.ratings, strict=True)}
         for name, pool in zip(self.names, self.pools, strict=True):
             if pool:
-                found[f"rating/{name}_kept"] = sum(one.rating for one in pool) / len(pool)
-        return found
+                ratings[f"rating/{name}_kept"] = sum(policy.rating for policy in pool) / len(pool)
+        return ratings
 
     def state(self) -> dict[str, np.ndarray]:
-        found = {
+        arrays = {
             "turns": np.array([self._rollouts, self.learner], np.int64),
             "ratings": self.ratings.copy(),
             "chosen": self._chosen.copy(),
         }
         for p, pool in enumerate(self.pools):
             size = len(self._parts[p].flat_weights())
-            found[f"weights.{p}"] = np.array([one.weights for one in pool], np.float32).reshape(-1, size)
-            found[f"ratings.{p}"] = np.array([one.rating for one in pool])
-        return found
+            arrays[f"weights.{p}"] = np.array([policy.weights for policy in pool], np.float32).reshape(-1, size)
+            arrays[f"ratings.{p}"] = np.array([policy.rating for policy in pool])
+        return arrays
 
     def set_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Restore the result of `state`; raise a ValueError if it belongs to other players."""

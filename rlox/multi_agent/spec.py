@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,16 @@ class MultiAgentSpec:
     groups: tuple[Group, ...]  # every agent is in exactly one
     state_dim: int  # S: length of the flat f32 state
     state_source: str  # "environment": its state(); "observations": of all agents in order, zeros for dead agents
-    masked: tuple[bool, ...]  # by group: whether the environment offers masks of legal actions
 
     @property
     def n_agents(self) -> int:
         """Number of agents A."""
         return len(self.agents)
+
+    @property
+    def masked(self) -> tuple[bool, ...]:
+        """By group: whether the environment offers masks of legal actions."""
+        return tuple(group.spec.masked for group in self.groups)
 
 
 # Arrays of a step that exist once for each group.
@@ -70,18 +75,16 @@ class MultiAgentStep:
     @classmethod
     def empty(cls, spec: MultiAgentSpec, n: int) -> MultiAgentStep:
         """Return new arrays for `n` environments: zeros, all masks True, returns nan."""
-        made = cls.over({key: np.zeros(*like) for key, like in step_layout(spec, n).items()})
-        made.clear()
-        return made
+        step = cls.over({key: np.zeros(*like) for key, like in step_layout(spec, n).items()})
+        step.clear()
+        return step
 
     @classmethod
     def over(cls, arrays: Mapping[str, np.ndarray]) -> MultiAgentStep:
         """Return a step that uses the arrays with the names of `step_layout`."""
         n_groups = sum(key.startswith("obs.") for key in arrays)
-        made: dict[str, Any] = {key: array for key, array in arrays.items() if "." not in key}
-        for name in _BY_GROUP:
-            made[name] = [arrays.get(f"{name}.{g}") for g in range(n_groups)]
-        return cls(**made)
+        by_group: dict[str, Any] = {name: [arrays.get(f"{name}.{g}") for g in range(n_groups)] for name in _BY_GROUP}
+        return cls(**by_group, **{key: array for key, array in arrays.items() if "." not in key})
 
     def clear(self) -> None:
         """Reset all arrays to zeros, masks to True, and returns to nan."""
@@ -97,14 +100,6 @@ class MultiAgentStep:
         for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
             mine[...] = theirs
 
-    def rows(self, rows: slice) -> MultiAgentStep:
-        """Return views of the arrays with only these environments."""
-        views: dict[str, Any] = {}
-        for key, value in vars(self).items():
-            by_group = key in _BY_GROUP
-            views[key] = [None if array is None else array[rows] for array in value] if by_group else value[rows]
-        return MultiAgentStep(**views)
-
     def _arrays(self) -> Iterable[np.ndarray]:
         for value in vars(self).values():
             yield from [array for array in value if array is not None] if isinstance(value, list) else [value]
@@ -116,12 +111,12 @@ def step_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...]
     Names of a group's arrays end in its number.
     """
     arrays: dict[str, tuple[tuple[int, ...], type]] = {}
-    for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
+    for g, group in enumerate(spec.groups):
         rows = (n, len(group.agents))
         obs = ((*rows, *group.spec.obs_shape), group.spec.obs_dtype)
         arrays |= {f"obs.{g}": obs, f"final_obs.{g}": obs, f"rewards.{g}": (rows, np.float64)}
         arrays |= {f"{name}.{g}": (rows, np.bool_) for name in ("alive", "terminated", "truncated")}
-        if masked:
+        if group.spec.masked:
             arrays[f"masks.{g}"] = ((*rows, group.spec.n_actions or 0), np.bool_)
     return arrays | {
         "state": ((n, spec.state_dim), np.float32),
@@ -141,34 +136,19 @@ def action_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ..
 
 
 def group_agents(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[EnvSpec]) -> tuple[Group, ...]:
-    """Group `agents` of the same kind, in order of their first agents.
-
-    Parameters
-    ----------
-    agents : sequence of str
-        A names.
-    kinds : sequence
-        (A) kind of each agent; agents of the same kind form a group.
-    specs : sequence of EnvSpec
-        (A) specification of each agent.
-    """
+    """Group A agents, given by name, kind and specification; those of one kind form a group."""
     slots: dict[Hashable, list[int]] = {}
     for slot, kind in enumerate(kinds):
         slots.setdefault(kind, []).append(slot)
     groups: list[Group] = []
     for members in slots.values():
         names = tuple(agents[slot] for slot in members)
-        common = _find_prefix(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
+        prefix = os.path.commonprefix(names)  # noqa: RUF071 (of strings)
+        common = prefix.rstrip("_-. 0123456789") if len(names) > 1 else names[0]
         # If the prefix is already used, the group is named after its first agent.
         name = common if common and common not in {group.name for group in groups} else names[0]
         groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
     return tuple(groups)
-
-
-def _find_prefix(names: Sequence[str]) -> str:
-    """Return the common prefix of `names`."""
-    first, last = min(names), max(names)
-    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def check_group_actions(
@@ -193,14 +173,13 @@ def check_group_actions(
         )
     checked = []
     for g, group in enumerate(spec.groups):
-        n_agents, one = len(group.agents), group.spec
-        given = np.asarray(actions[g])
-        shape = (n, n_agents, *one.action_shape)
-        if given.size != math.prod(shape):
-            raise ValueError(f"{where}: actions of {group.name} must have shape {shape}, got {given.shape}")
-        given = given.reshape(shape)
+        rows, n_agents = np.asarray(actions[g]), len(group.agents)
+        shape = (n, n_agents, *group.spec.action_shape)
+        if rows.size != math.prod(shape):
+            raise ValueError(f"{where}: actions of {group.name} must have shape {shape}, got {rows.shape}")
+        rows = rows.reshape(shape)
         if alive is not None and not alive[g].all():
-            given = given.copy()
-            given[~alive[g]] = 0
-        checked.append(check_actions(one, given, n * n_agents, f"{where}: {group.name}").reshape(shape))
+            rows = rows.copy()
+            rows[~alive[g]] = 0
+        checked.append(check_actions(group.spec, rows, n * n_agents, f"{where}: {group.name}").reshape(shape))
     return checked

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.workers import Share, WorkerGroup, read_seeds, write_seeds
+from rlox.envs.workers import Share, WorkerGroup
 from rlox.multi_agent.pettingzoo import ForeignMultiAgentVecEnv, zoo_seeds
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, action_layout, step_layout
 from rlox.multi_agent.zoo_copies import ZooCopies
@@ -17,24 +17,14 @@ _NAME = "ParallelPettingZooVecEnv"
 
 
 class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
-    """N copies of a PettingZoo environment, stepped by `workers` processes.
-
-    Results for a seed are the same as with `PettingZooVecEnv`.
+    """N copies of a PettingZoo environment, stepped by `workers` processes, with the same results for a seed.
 
     Parameters
     ----------
-    env : str or callable
-        See `rlox.multi_agent.zoo_make.make_zoo_env`; cloudpickle must be able to pickle a callable.
-    n_envs : int
-        Number of copies N.
-    seed : int
-        Copy i is seeded with an independent mix of (seed, i).
-    kwargs : dict, optional
-        Arguments of the environment.
+    env, n_envs, seed, kwargs, state
+        As for `PettingZooVecEnv`; cloudpickle must be able to pickle a callable.
     workers : int
         Number of processes, at most N; each steps an equal share of the copies, one after the other.
-    state : str
-        ``environment``, ``observations`` or ``auto``; see `rlox.multi_agent.make_multi_agent_env`.
 
     Raises
     ------
@@ -59,25 +49,24 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         super().__init__(env, n_envs, seed)
         value = (env, kwargs, zoo_seeds(seed, n_envs), state)
         self._hold(WorkerGroup(_NAME, env, ZooShare, value, n_envs, workers))
-        self._seeds, self._actions, self._shared = _split(self._group.arrays)
+        self._actions, self._shared = _split(self._group.arrays)
 
     def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:
-        write_seeds(seeds, self._seeds)
-        self._group.reset()
+        self._group.reset(seeds)
         out.take(self._shared)
 
     def _step(self, actions: list[np.ndarray], out: MultiAgentStep) -> None:
-        for shared, given in zip(self._actions, actions, strict=True):
-            shared[...] = given
+        for shared, taken in zip(self._actions, actions, strict=True):
+            shared[...] = taken
         self._group.step()
         out.take(self._shared)
 
 
-def _split(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray], MultiAgentStep]:
-    """Return the seeds, the actions by group, and the arrays of a step."""
+def _split(arrays: dict[str, np.ndarray]) -> tuple[list[np.ndarray], MultiAgentStep]:
+    """Return the actions by group, and the arrays of a step."""
     actions = [array for key, array in arrays.items() if key.startswith("actions.")]
     step = {key: array for key, array in arrays.items() if key != "seeds" and not key.startswith("actions.")}
-    return arrays["seeds"], actions, MultiAgentStep.over(step)
+    return actions, MultiAgentStep.over(step)
 
 
 class ZooShare(Share):
@@ -91,13 +80,7 @@ class ZooShare(Share):
         env, kwargs, seeds, state = value
         return ZooCopies(env, kwargs, seeds[self.rows], _NAME, self.rows.start, process, state)
 
-    def attach(self, arrays: dict[str, np.ndarray]) -> None:
-        seeds, actions, step = _split(arrays)
-        self._seeds, self._actions = seeds[self.rows], [array[self.rows] for array in actions]
-        self._out = step.rows(self.rows)
-
-    def step(self) -> None:
-        self.group.step(self._actions, self._out)
-
-    def reset(self) -> None:
-        self.group.reset(read_seeds(self._seeds), self._out)
+    def select(self, arrays: dict[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
+        own = {key: array[self.rows] for key, array in arrays.items()}
+        actions, step = _split(own)
+        return own["seeds"], actions, step, step

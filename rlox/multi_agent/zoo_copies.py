@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from rlox.config import shown
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, describe_answer, require_separate
-from rlox.envs.registry import env_name
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, group_agents
@@ -41,38 +40,19 @@ class _Agent(NamedTuple):
 class _Space:
     """Spaces of one agent's observations and actions."""
 
-    observed: Any
-    taken: Any
+    observation: Any
+    action: Any
     adapter: SpaceAdapter
     masked: bool  # whether a mask of legal actions comes with the observation
 
 
-class ZooCopies:
+class ZooCopies(env_state.EnvCopies):
     """PettingZoo environments stepped one after the other into rows of arrays, with auto-reset and episode statistics.
 
-    Parameters
-    ----------
-    env, kwargs
-        See `make_zoo_env`.
-    seeds : sequence of int
-        One seed for each copy, which is reset once to inspect its observations and infos.
-    where : str
-        The name that starts error messages.
-    first : int
-        The number of the first copy in error messages.
-    process : str
-        The process that steps the copies, if it is not the training process.
-    state : str
-        One of `STATES`.
-
-    Attributes
-    ----------
-    spec : MultiAgentSpec
-    stacks : list
-        For each copy, the classes that it is composed of.
-    unrestorable_reason : str, optional
-        Why the copies cannot be restored exactly.
+    Each copy is reset once with its item of `seeds`, to inspect its observations and infos.
     """
+
+    spec: MultiAgentSpec
 
     def __init__(
         self,
@@ -86,13 +66,11 @@ class ZooCopies:
     ):
         if state not in STATES:
             raise ValueError(f"{where}: state must be one of {', '.join(STATES)}, got {state!r}")
-        self.where, self._first = f"{where}: {env_name(env)}", first
-        self._name = ", ".join(filter(None, [env_name(env), process]))
+        super().__init__(env, where, first, process)
         n = len(seeds)
         self._lengths = [0] * n
         self._agents: dict[Any, _Agent] = {}
-        self.envs: list[Any] = []
-        for _ in range(n):
+        for self.at in range(n):
             self.envs.append(make_zoo_env(env, kwargs))
         require_separate(self.envs, self.where)
         answers = [self._first_answer(i, seed) for i, seed in enumerate(seeds)]
@@ -109,8 +87,7 @@ class ZooCopies:
         self._listed: list[list[Any]] = [[] for _ in range(n)]
         self._returns = [[0.0] * len(names) for _ in range(n)]
         self._alive = [np.zeros((n, len(group.agents)), np.bool_) for group in self.spec.groups]
-        self.stacks = [env_state.stack_of(e) for e in self.envs]
-        self.unrestorable_reason = next(filter(None, map(env_state.explain_unrestorable, self.envs)), None)
+        self._inspect()
 
     def _first_answer(self, i: int, seed: int) -> tuple[Any, Any]:
         answer = UNANSWERED
@@ -140,30 +117,27 @@ class ZooCopies:
         from gymnasium import spaces
 
         for method in ("observation_space", "action_space"):
-            if not callable(held := getattr(self.envs[0], method, None)):
+            if not callable(value := getattr(self.envs[0], method, None)):
                 self._refuse(
-                    0, f"{method} must be a method that takes an agent's name, got {shown(held)}; name it {method}s"
+                    0, f"{method} must be a method that takes an agent's name, got {shown(value)}; name it {method}s"
                 )
-        observed, taken = self.envs[0].observation_space(name), self.envs[0].action_space(name)
+        observation, action = self.envs[0].observation_space(name), self.envs[0].action_space(name)
         where = f"{self.where}: agent {name!r}"
-        part, masked = observed, isinstance(observed, spaces.Dict) and MASK in observed.spaces
+        part, masked = observation, isinstance(observation, spaces.Dict) and MASK in observation.spaces
         if masked:
-            part = spaces.Dict({key: space for key, space in observed.spaces.items() if key != MASK})
+            part = spaces.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
             if not part.spaces:
-                raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observed}")
-        adapter = SpaceAdapter(part, taken, where)
+                raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observation}")
+        adapter = SpaceAdapter(part, action, where)
         adapter.spec.refuse_mixed_images(where, remedy="")
-        return _Space(observed, taken, adapter, masked)
+        return _Space(observation, action, adapter, masked)
 
     def _check_spaces(self, i: int) -> None:
         """Raise an error unless the spaces of copy `i` are unchanged, and equal to those of the first copy."""
         env = self.envs[i]
         for slot, name in enumerate(self._possible(i)):
-            had = self._spaces[slot]
-            for kind, space, now in (
-                ("observation", had.observed, env.observation_space(name)),
-                ("action", had.taken, env.action_space(name)),
-            ):
+            for kind in ("observation", "action"):
+                space, now = getattr(self._spaces[slot], kind), getattr(env, f"{kind}_space")(name)
                 if now is not space and now != space:
                     self._refuse(
                         i,
@@ -173,13 +147,8 @@ class ZooCopies:
 
     def _describe(self, names: list[Any], infos: Any, state: str) -> None:
         """Determine the groups, the masks and the state."""
-        kinds: list[int] = []
-        seen: list[Any] = []
-        for space in self._spaces:
-            kind = (space.observed, space.taken)
-            kinds.append(next((k for k, other in enumerate(seen) if other == kind), len(seen)))
-            if kinds[-1] == len(seen):
-                seen.append(kind)
+        pairs = [(space.observation, space.action) for space in self._spaces]
+        kinds = [pairs.index(pair) for pair in pairs]  # equal for equal spaces
         groups = group_agents([str(name) for name in names], kinds, [space.adapter.spec for space in self._spaces])
         places = {slot: (g, a) for g, group in enumerate(groups) for a, slot in enumerate(group.slots)}
         self._agents = {
@@ -196,17 +165,19 @@ class ZooCopies:
             if self._masks[-1] and not group.spec.discrete:
                 raise ValueError(
                     f"{self.where}: {MASK} of agent {names[group.slots[0]]!r} must come with Discrete actions, got "
-                    f"{first.taken}"
+                    f"{first.action}"
                 )
-        joined = sum(group.spec.obs_dim * len(group.agents) for group in groups)
+        groups = tuple(
+            replace(group, spec=replace(group.spec, masked=bool(masks)))
+            for group, masks in zip(groups, self._masks, strict=True)
+        )
+        dims = [space.adapter.spec.obs_dim for space in self._spaces]
         self._reads_state = state != "observations" and self._has_state(state)
-        dim = self._read_state(0).size if self._reads_state else joined
+        dim = self._read_state(0).size if self._reads_state else sum(dims)
         source = "environment" if self._reads_state else "observations"
-        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source, tuple(map(bool, self._masks)))
-        ends = list(itertools.accumulate(self._spaces[slot].adapter.spec.obs_dim for slot in range(len(names))))
-        self._joints = [
-            (slice(end - self._spaces[slot].adapter.spec.obs_dim, end), *places[slot]) for slot, end in enumerate(ends)
-        ]
+        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source)
+        ends = enumerate(itertools.accumulate(dims))
+        self._joints = [(slice(end - dims[slot], end), *places[slot]) for slot, end in ends]
 
     def _has_state(self, state: str) -> bool:
         """Return whether to read the state of the copies: it must exist and be more than their joined observations."""
@@ -371,11 +342,14 @@ class ZooCopies:
         stayed = before.difference(flagged)
         self._live[i] = [self._agents[name] for name in names if name in stayed or name not in known]
         self._listed[i] = names
+        self._mark_alive(i)
+        return came
+
+    def _mark_alive(self, i: int) -> None:
         for alive in self._alive:
             alive[i] = False
         for agent in self._live[i]:
             self._alive[agent.group][i, agent.column] = True
-        return came
 
     def _put_masks(self, i: int, obs: Any, infos: Any, out: MultiAgentStep) -> None:
         """Write the masks of legal actions for the agents of copy `i` that act next."""
@@ -387,14 +361,14 @@ class ZooCopies:
                 )
             if mask is None:
                 continue
-            given = np.asarray((obs if kind == "observation" else infos)[name][MASK])
-            if given.shape != mask.shape[2:] or given.dtype.kind not in "biu":
+            flags = np.asarray((obs if kind == "observation" else infos)[name][MASK])
+            if flags.shape != mask.shape[2:] or flags.dtype.kind not in "biu":
                 self._refuse(
                     i,
                     f"{MASK} of agent {name!r} must be {mask.shape[2]} flags, one for each action, got "
-                    f"{describe_answer(given)} of dtype {given.dtype}",
+                    f"{describe_answer(flags)} of dtype {flags.dtype}",
                 )
-            mask[i, a] = given
+            mask[i, a] = flags
             if not mask[i, a].any():
                 self._refuse(i, f"{MASK} of agent {name!r} must allow at least one action, got none")
 
@@ -436,34 +410,16 @@ class ZooCopies:
                     f"{self._lengths[i]} of its episode; fix the environment"
                 )
 
-    def get_state(self) -> tuple[list[Any], bytes] | None:
-        """Encode each copy and its running episode with `rlox.envs.state.encode`; None if they cannot be restored."""
-        nodes, data = [], bytearray()
-        if self.unrestorable_reason is not None:
-            return None
-        slots = {name: agent.slot for name, agent in self._agents.items()}
-        try:
-            for i, env in enumerate(self.envs):
-                running = {
-                    "live": [agent.slot for agent in self._live[i]],
-                    "listed": [slots[name] for name in self._listed[i]],
-                    "returns": np.array(self._returns[i]),
-                    "length": self._lengths[i],
-                }
-                nodes.append(env_state.encode({"env": env_state.get_env_state(env), **running}, data))
-        except env_state.UnsavableState as e:
-            self.unrestorable_reason = str(e)
-            return None
-        return nodes, bytes(data)
+    def _get_episode(self, i: int) -> dict[str, Any]:
+        return {
+            "live": [agent.slot for agent in self._live[i]],
+            "listed": [self._agents[name].slot for name in self._listed[i]],
+            "returns": np.array(self._returns[i]),
+            "length": self._lengths[i],
+        }
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Continue from the states that `rlox.envs.state.unpack` returned for each copy.
-
-        Raises
-        ------
-        ValueError
-            If a state does not fit the environment.
-        """
+        """Continue from the states that `rlox.envs.state.unpack` returned for each copy."""
         agents = list(self._agents.values())
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             try:
@@ -475,10 +431,7 @@ class ZooCopies:
             self._listed[i] = [agents[slot].name for slot in listed]
             self._live[i] = [agents[slot] for slot in live]
             self._returns[i] = returns.tolist()
-            for alive in self._alive:
-                alive[i] = False
-            for agent in self._live[i]:
-                self._alive[agent.group][i, agent.column] = True
+            self._mark_alive(i)
 
     def _running(self, state: Any) -> tuple[list[int], list[int], np.ndarray]:
         """Return the agents that act next, the agents that are listed, and the returns so far."""
@@ -524,7 +477,7 @@ class ZooCopies:
             return  # Ctrl-C
         if failure_of(e).what or (answer is UNANSWERED and frames_of(e.__traceback__)[-1].module == "rlox"):
             return
-        spaces = {name: self._spaces[agent.slot].observed for name, agent in self._agents.items()}
+        spaces = {name: self._spaces[agent.slot].observation for name, agent in self._agents.items()}
         wrong = None if answer is UNANSWERED else wrong_answer(self.envs[i], hook, answer, live, spaces)
         if wrong is None:
             note_cause(e, what)

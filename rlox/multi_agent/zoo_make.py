@@ -19,24 +19,12 @@ _REMEDY = 'pip install "rlox-cli[multi-agent]" installs pettingzoo and mpe2'
 def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Any:
     """Create a PettingZoo environment with the parallel interface.
 
-    Parameters
-    ----------
-    env : str or callable
-        ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns an
-        environment. An AEC environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
-    kwargs : mapping, optional
-        Arguments of the environment.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If the environment does not exist, rejects its arguments, or has another interface.
-    ImportError
-        If a package is missing. The message names the remedy.
+    `env` is ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns an
+    environment. An AEC environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
     """
     where = f"make_zoo_env: {env_name(env)}"
     try:
-        made = _factory(env)(**(kwargs or {}))
+        created = _factory(env)(**(kwargs or {}))
     except BaseException as e:
         require_exception(e, f"{where}: the environment", f"making environment {env_name(env)}")
         if isinstance(env, str) and kwargs and isinstance(e, TypeError) and "unexpected keyword argument" in str(e):
@@ -45,24 +33,24 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
             note_cause(e, f"making environment {env_name(env)}")
         raise
     zoo = sys.modules.get("pettingzoo")  # already imported if this is an AEC environment
-    if zoo is not None and isinstance(made, zoo.AECEnv):
+    if zoo is not None and isinstance(created, zoo.AECEnv):
         from pettingzoo.utils.conversions import aec_to_parallel
 
         try:
-            return aec_to_parallel(made)
+            return aec_to_parallel(created)
         except AssertionError as e:
             raise ValueError(
                 f"{where} must be an environment in which all agents act in every step, got an AEC environment whose "
                 "metadata does not set is_parallelizable; if agents take turns, pass a function that returns "
                 "pettingzoo.utils.conversions.turn_based_aec_to_parallel(env)"
             ) from e
-    missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(made, name)]
+    missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(created, name)]
     if missing:
         raise TypeError(
-            f"{where} must be a PettingZoo environment with the parallel interface, got {type(made).__name__}, which "
-            f"has no {missing[0]}"
+            f"{where} must be a PettingZoo environment with the parallel interface, got {type(created).__name__}, "
+            f"which has no {missing[0]}"
         )
-    return made
+    return created
 
 
 def _factory(env: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -124,7 +124,7 @@ def _load_acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
         return RandomPolicy(spec, "collect")
     if getattr(algorithm, "several", False):
         theirs = algorithm.collector.agents
-        if (theirs.groups, theirs.masked) != (spec.groups, spec.masked):
+        if theirs.groups != spec.groups:
             raise ValueError(
                 f"collect: env must have the agents that {algorithm.name} was trained for, {_spell(theirs)}, with "
                 f"their spaces, got {name} with {_spell(spec)}"

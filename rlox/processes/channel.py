@@ -40,11 +40,11 @@ class Channel:
 
     def read(self) -> None:
         """Wait for data, as long as the socket's timeout. Raises EOFError if the other end has closed."""
-        wanted, unread = 4096, self._unread  # more would be allocated for every short message
+        size, unread = 4096, self._unread  # more would be allocated for every short message
         if len(unread) >= _HEAD.size:
-            wanted = min(max(wanted, _HEAD.size + _HEAD.unpack_from(unread)[1] - len(unread)), 1 << 20)
+            size = min(max(size, _HEAD.size + _HEAD.unpack_from(unread)[1] - len(unread)), 1 << 20)
         try:
-            part = self.sock.recv(wanted)
+            part = self.sock.recv(size)
         except ConnectionResetError:
             part = b""
         if not part:

@@ -7,7 +7,6 @@ or worker. The command line prints this note and the frames of the user's code, 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import opcode
 import pickle
@@ -98,14 +97,8 @@ def require_exception(e: BaseException, who: str, what: str = "") -> None:
     """Raise a RuntimeError from `e` if `e` would end the process, although it is neither Ctrl-C nor SIGTERM.
 
     Code outside rlox must not do that with SystemExit, GeneratorExit, a KeyboardInterrupt of its own or another
-    BaseException: the command could end with exit code 0, and nothing would say what happened.
-
-    Parameters
-    ----------
-    who : str
-        The start of the message, such as ``GymVecEnv: Mine-v0: the environment``.
-    what : str
-        The call, for `note_cause`.
+    BaseException: the command could end with exit code 0, and nothing would say what happened. `who` starts the message
+    (``GymVecEnv: Mine-v0: the environment``), `what` is the call, for `note_cause`.
     """
     interrupts = isinstance(e, KeyboardInterrupt) and not (type(e) is KeyboardInterrupt and is_raised(e))
     if isinstance(e, Exception) or interrupts:
@@ -131,29 +124,22 @@ def dumps(value: Any) -> bytes:
 
     cloudpickle 3.1.3 drops them, and a traceback from the other process would then show no line of the user's code.
     """
-    with io.BytesIO() as file:
-        _pickler()(file).dump(value)
-        return file.getvalue()
-
-
-@functools.cache
-def _pickler() -> type:
     import cloudpickle
 
     table = cloudpickle.Pickler.dispatch_table
-    reduced = table[CodeType]
 
     def reduce(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-        make, arguments = reduced(code)
-        return _in_file, (make, arguments, code.co_filename)
+        return _make_code, (*table[CodeType](code), code.co_filename)
 
     class Pickler(cloudpickle.Pickler):
         dispatch_table: ClassVar = ChainMap({CodeType: reduce}, table)
 
-    return Pickler
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
-def _in_file(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
     return make(*arguments).replace(co_filename=file)
 
 

@@ -23,16 +23,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NU
 
 
 class ChildDied(RuntimeError):
-    """A child process ended without being asked to.
-
-    Attributes
-    ----------
-    child : Child
-    how : str
-        ``signal 9``, or ``exit code 1``.
-    hint : str
-        A clause on lack of memory, if the system may have killed it; else empty.
-    """
+    """A child process ended without being asked to."""
 
     def __init__(self, child: Child):
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -40,6 +31,7 @@ class ChildDied(RuntimeError):
         code = kill_child(child.process)
         self.child = child
         self.how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        # A clause on lack of memory, if the system may have killed it.
         self.hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
         super().__init__(f"the process (pid {child.process.pid}) died ({self.how}{self.hint})")
 
@@ -47,18 +39,8 @@ class ChildDied(RuntimeError):
 class Child:
     """A child process, in which an object answers messages (see `rlox.processes.child.serve`).
 
-    Parameters
-    ----------
-    served : type
-        Class of the object, which is imported by its name; it is called with the descriptor of `memory` and `order`.
-    memory : file
-        A file of `rlox.processes.memory.open_nameless`, which the child has open too.
-    order : sequence
-        More arguments, which are pickled.
-    ignored : sequence of int
-        Signals that the child ignores from its first moment on.
-    one_thread : bool
-        Whether numeric libraries in the child compute with one thread.
+    The class `served` is imported by its name and called with the descriptor of `memory`, a file of `open_nameless`
+    that the child has open too, and with the items of `order`, which are pickled.
     """
 
     def __init__(
@@ -66,8 +48,8 @@ class Child:
         served: type,
         memory: Any,
         order: Sequence[Any] = (),
-        ignored: Sequence[int] = (signal.SIGINT,),
-        one_thread: bool = True,
+        ignored: Sequence[int] = (signal.SIGINT,),  # from its first moment on
+        one_thread: bool = True,  # of numeric libraries in the child
     ):
         ours, theirs = socket.socketpair()
         ours.settimeout(_ALIVE_EVERY)

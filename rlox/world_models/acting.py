@@ -80,17 +80,7 @@ class ActorHead(nn.Module):
 
 
 class DreamerPolicy(nn.Module):
-    """Encoder, recurrent model and actor.
-
-    Parameters
-    ----------
-    spec : EnvSpec
-        Observations and actions of the environment.
-    config : DreamerConfig
-        Sizes of the model.
-    rng : Rng
-        Draws the initial weights.
-    """
+    """Encoder, recurrent model and actor, with initial weights from `rng`."""
 
     def __init__(self, spec: EnvSpec, config: DreamerConfig, rng: Rng):
         super().__init__()
@@ -122,16 +112,7 @@ class WorldModelActor(ActingPolicy):
     """Acts in N environments with a `DreamerPolicy`, whose memory of each environment is a row of the state.
 
     It draws the latents of its state also when it takes the most likely actions: a model that was trained with drawn
-    latents acts much better with drawn latents.
-
-    Parameters
-    ----------
-    policy : DreamerPolicy
-        Read at every step, so that changes by training take effect.
-    decoder : Decoder
-        Decoder of the policy's features.
-    device : str
-        Device of both.
+    latents acts much better with drawn latents. The policy is read at every step, so that training takes effect.
     """
 
     def __init__(self, policy: DreamerPolicy, decoder: Decoder, device: str = "cpu"):
@@ -173,10 +154,10 @@ class WorldModelActor(ActingPolicy):
         rssm = policy.rssm
         if inputs.mask is not None:
             self._require_logits()
-        held = self.initial(len(inputs.obs)) if inputs.state is None else inputs.state
+        carry = self.initial(len(inputs.obs)) if inputs.state is None else inputs.state
         if inputs.is_first is not None:
-            held = np.where(inputs.is_first[:, None], np.float32(0), held)
-        state, before = policy.unpack(torch.from_numpy(held).to(self.device))
+            carry = np.where(inputs.is_first[:, None], np.float32(0), carry)
+        state, before = policy.unpack(torch.from_numpy(carry).to(self.device))
         obs = np.ascontiguousarray(inputs.obs, policy.spec.obs_dtype)
         tokens = policy.encoder(torch.from_numpy(obs).to(self.device))
         deter = rssm.step(state, rssm.embed(before))
@@ -196,27 +177,11 @@ class WorldModelActor(ActingPolicy):
     def open_loop(
         self, carry: np.ndarray, obs: np.ndarray, actions: np.ndarray, context: int, rng: Rng, n_futures: int = 16
     ) -> np.ndarray:
-        """Predict observations from `context` observed steps and all actions, as the mean of several drawn futures.
+        """Predict observations (B, T - C, ...) f32 after `context`, C, observed steps, in the environment's units.
 
-        Parameters
-        ----------
-        carry : array (B, S)
-            Carry that `act` was given in the first step; zeros if that step starts an episode.
-        obs : array (B, T, ...)
-            Observations in the environment's units; those after the context are not used.
-        actions : array (B, T, A)
-            Actions in the model's form; row t was taken after observation t.
-        context : int
-            C, at least 1 and below T.
-        rng : Rng
-            Draws the latents, as in training.
-        n_futures : int
-            Number of drawn futures; their mean minimises the squared error.
-
-        Returns
-        -------
-        array (B, T - C, ...)
-            f32, in the environment's units.
+        They are the mean of several drawn futures, which minimises the squared error. `carry` (B, S) is what `act` was
+        given in the first step (zeros if that step starts an episode). `obs` (B, T, ...) are used up to the context;
+        row t of `actions` (B, T, A), in the model's form, was taken after observation t.
         """
         policy, rssm, n_steps = self.policy, self.policy.rssm, actions.shape[1]
         seen = np.ascontiguousarray(obs[:, :context], policy.spec.obs_dtype)

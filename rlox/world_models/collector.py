@@ -23,11 +23,6 @@ class SequenceCollector(ReplayCollector):
 
     While actions are random, the agent's model does not run: the state before a row then consists of zeros and the
     previous action, until updates write a better state.
-
-    Parameters
-    ----------
-    env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
-        See `rlox.collectors.RolloutCollector`.
     """
 
     _where = "SequenceCollector.step"
@@ -40,27 +35,10 @@ class SequenceCollector(ReplayCollector):
         self._first = np.ones(n, np.bool_)  # whether they start an episode
 
     def step(self, agent: ActingPolicy, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Step every environment once and push the rows.
+        """Step every environment once, with actions of the agent or `random` ones, and push the rows.
 
-        Parameters
-        ----------
-        agent : ActingPolicy
-            Has a memory, whose states end with the last actions in the model's form.
-        buffer : rlox.SequenceReplayBuffer
-            Memory for the rows; its ``act_dim`` is the width of the model's actions, its ``state_dim`` that of the
-            agent's state.
-        random : bool
-            Use uniformly random actions instead of the agent's.
-
-        Returns
-        -------
-        returns, lengths : arrays (E,) f64 and int64
-            Of the episodes that ended, from the environment's own statistics.
-
-        Raises
-        ------
-        ValueError
-            If the agent's actions or states do not fit, or `reward_fn` returns another shape.
+        The agent's states end with the last actions in the model's form, whose width is the ``act_dim`` of `buffer`, an
+        `rlox.SequenceReplayBuffer`. Returns the returns (E,) f64 and lengths (E,) int64 of the episodes that ended.
         """
         n, spec, out = self.n_envs, self.spec, self._out
         if self._raw is None:
@@ -118,10 +96,10 @@ class SequenceCollector(ReplayCollector):
 
     def state(self) -> dict[str, np.ndarray] | None:
         """Return an exact snapshot of the environments and the agent's states; None as for other collectors."""
-        found = super().state()
-        if found is None or self._carry is None:
-            return found
-        return {**found, _CARRY: self._carry.copy(), _REWARDS: self._rewards.copy(), _FIRST: self._first.copy()}
+        state = super().state()
+        if state is None or self._carry is None:
+            return state
+        return {**state, _CARRY: self._carry.copy(), _REWARDS: self._rewards.copy(), _FIRST: self._first.copy()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         own = {name: state[name] for name in (_CARRY, _REWARDS, _FIRST) if name in state}

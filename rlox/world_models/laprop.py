@@ -18,18 +18,7 @@ class LaProp(FlatOptimizer):
 
     The norm of a tensor's gradient is clipped to `clip` times the tensor's own norm (Brock et al. 2021,
     arXiv:2102.06171). The gradient is divided by the root of its debiased mean square *before* the momentum, which is
-    also debiased, is updated with it.
-
-    Parameters
-    ----------
-    parameters : iterable of nn.Parameter
-        See `rlox.nn.optimizers.FlatOptimizer`.
-    learning_rate : float
-        Step size after the warm-up.
-    clip : float
-        Largest gradient norm, as a share of the parameter's norm.
-    warmup : int
-        Steps over which the step size rises from 0, linearly.
+    also debiased, is updated with it. The step size rises from 0 to `learning_rate` over `warmup` steps.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, clip: float, warmup: int):

@@ -20,16 +20,7 @@ def fill(buffer: Any, dataset: Any, spec: EnvSpec) -> None:
     """Push a dataset's episodes one after the other, spread evenly over the memory's environments.
 
     The agent's states consist of zeros and the previous action, as for random actions. No row counts as new: batches
-    draw these rows like any others.
-
-    Parameters
-    ----------
-    buffer : rlox.SequenceReplayBuffer
-        With room for `n_rows`.
-    dataset : rlox.OfflineDatasetBuffer
-        Transitions in the order in which they happened; an episode without an end in the data counts as truncated.
-    spec : EnvSpec
-        Specification of the environment.
+    draw these rows like any others. An episode without an end in the data counts as truncated.
     """
     data = dataset.get_state()
     terminated, truncated = np.asarray(data["terminated"], np.bool_), np.asarray(data["truncated"], np.bool_).copy()

@@ -191,13 +191,13 @@ class Encoder(nn.Module):
         if not self.places and self.mlp is not None:
             return self.mlp(x)
         x = x.flatten(-3) if self.image else x
-        found = [
+        tokens = [
             convs(x[..., start : start + math.prod(shape)].unflatten(-1, shape))
             for convs, (start, shape) in zip(self.convs, self.places, strict=True)
         ]
         if not self.image and self.mlp is not None:
-            found.append(self.mlp(x[..., self.numbers]))
-        return torch.cat(found, -1)
+            tokens.append(self.mlp(x[..., self.numbers]))
+        return torch.cat(tokens, -1)
 
 
 class Decoder(nn.Module):
@@ -219,8 +219,8 @@ class Decoder(nn.Module):
         images = [convs(feat) for convs in self.convs]
         if self.image:
             return images[0]
-        found = [x.flatten(-3) for x in images] + ([] if self.mlp is None else [self.mlp(feat)])
-        return torch.cat(found, -1)[..., self.order] if images else found[0]
+        parts = [x.flatten(-3) for x in images] + ([] if self.mlp is None else [self.mlp(feat)])
+        return torch.cat(parts, -1)[..., self.order] if images else parts[0]
 
     def errors(self, feat: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return squared errors, summed over an observation's numbers and over its pixels, (...) each.
@@ -325,16 +325,7 @@ class Latents(NamedTuple):
 class RSSM(nn.Module):
     """The recurrent state-space model: a block-diagonal GRU over h, and categorical latents z.
 
-    Parameters
-    ----------
-    size : Size
-        Widths of the model.
-    n_tokens, n_actions : int
-        Widths of encoded observations and of actions.
-    unimix : float
-        Share of the uniform distribution in the distributions of latents.
-    rng : Rng
-        Draws the initial weights.
+    `unimix` is the share of the uniform distribution in the distributions of latents.
     """
 
     def __init__(self, size: Size, n_tokens: int, n_actions: int, unimix: float, rng: Rng):
@@ -395,34 +386,17 @@ class RSSM(nn.Module):
     def observe(
         self, tokens: Tensor, actions: Tensor, is_first: Tensor, start: Latents, uniform: Tensor
     ) -> tuple[Latents, Tensor]:
-        """Run through T observed steps.
+        """Run through T observed steps from `start`; return posterior states (T, B, ...) and logits (T, B, K C).
 
-        Parameters
-        ----------
-        tokens : Tensor (T, B, E)
-            Encoded observations.
-        actions : Tensor (T, B, A)
-            The action *before* each observation.
-        is_first : Tensor (T, B) bool
-            Where an episode starts; state and previous action count as zero there.
-        start : Latents
-            The state before the first step.
-        uniform : Tensor (T, B, K)
-            Random numbers in (0, 1) for drawing the latents.
-
-        Returns
-        -------
-        states : Latents
-            Posterior states (T, B, ...).
-        logits : Tensor (T, B, K C)
-            Logits of the posterior.
+        `tokens` (T, B, E) are encoded observations, `actions` (T, B, A) those *before* each observation. Where
+        `is_first` (T, B), state and previous action count as zero. The latents are drawn with `uniform` (T, B, K).
         """
         keep = (~is_first).to(tokens.dtype)[..., None]
         embedded = self.embed(actions * keep)
         seen = F.linear(tokens, self.post_tokens)
         # Compiled code resets every step, since it must not depend on the values of a tensor.
         resets = [True] * len(is_first) if torch.compiler.is_compiling() else is_first.any(1).tolist()
-        state, deters, stochs, found = start, [], [], []
+        state, deters, stochs, posteriors = start, [], [], []
         for t, reset in enumerate(resets):
             if reset:
                 state = Latents(state.deter * keep[t], state.stoch * keep[t])
@@ -431,18 +405,14 @@ class RSSM(nn.Module):
             state = Latents(deter, self.draw(logits, uniform[t]))
             deters.append(deter)
             stochs.append(state.stoch)
-            found.append(logits)
-        return Latents(torch.stack(deters), torch.stack(stochs)), torch.stack(found)
+            posteriors.append(logits)
+        return Latents(torch.stack(deters), torch.stack(stochs)), torch.stack(posteriors)
 
     def kl(self, deter: Tensor, post_logits: Tensor, free_nats: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the two halves of the balanced KL divergence (...), summed over latents, then at least `free_nats`.
 
-        Returns
-        -------
-        dyn, rep : Tensor (...)
-            KL(sg(posterior) || prior), which trains the prior, and KL(posterior || sg(prior)).
-        prior_entropy, post_entropy : Tensor (...)
-            Nats.
+        They are KL(sg(posterior) || prior), which trains the prior, and KL(posterior || sg(prior)); the entropies of
+        prior and posterior follow, in nats.
         """
         prior, post = self.mixed(self.prior(deter)), self.mixed(post_logits)
         log_prior, log_post = prior.log(), post.log()

@@ -159,11 +159,11 @@ def step_of(env, seed, steps=40):
     return [env.step_all([rng.integers(5, size=(env.n_envs, env.spec.n_agents))]) for _ in range(steps)]
 
 
-def same(x: MultiAgentStep, y: MultiAgentStep):
+def same(x: MultiAgentStep, y: MultiAgentStep, n: int | None = None):
     for key, mine in vars(x).items():
         theirs = getattr(y, key)
         for a, b in zip(mine, theirs, strict=True) if isinstance(mine, list) else [(mine, theirs)]:
-            np.testing.assert_array_equal(a, b, err_msg=key)
+            np.testing.assert_array_equal(a, b[:n], err_msg=key)
 
 
 def test_a_seed_reproduces_episodes_whatever_the_number_of_copies():
@@ -172,7 +172,7 @@ def test_a_seed_reproduces_episodes_whatever_the_number_of_copies():
     rng = np.random.default_rng(0)
     for _ in range(30):
         actions = rng.integers(5, size=(290, 3))
-        same(few.step_all([actions[:2]]), many.step_all([actions]).rows(slice(0, 2)))
+        same(few.step_all([actions[:2]]), many.step_all([actions]), 2)
     first = few.reset_all(5).obs[0]
     np.testing.assert_array_equal(first, make_multi_agent_env(ID, 2, 5, {"max_cycles": 7}).reset_all().obs[0])
     assert (first != few.reset_all().obs[0]).any()

@@ -27,12 +27,7 @@ _HEARTBEAT, _CLOSE = encode("heartbeat"), encode("close")
 
 
 class WorkerLost(ConnectionError):
-    """A worker cannot be reached, does not answer, or sends an invalid answer. It may be available again later.
-
-    Attributes
-    ----------
-    address, reason : str
-    """
+    """A worker cannot be reached, does not answer, or sends an invalid answer. It may be available again later."""
 
     def __init__(self, address: str, reason: str):
         super().__init__(f"worker {address} {reason}")
@@ -40,12 +35,7 @@ class WorkerLost(ConnectionError):
 
 
 class WorkerRefused(ValueError):
-    """A worker refuses this learner, or does not fit it: it has another version, token or environment.
-
-    Attributes
-    ----------
-    address, reason : str
-    """
+    """A worker refuses this learner, or does not fit it: it has another version, token or environment."""
 
     def __init__(self, address: str, reason: str):
         super().__init__(f"worker {address} refused: {reason}")
@@ -93,34 +83,9 @@ class _Line:
 class Connection:
     """One session at a worker, for use by one thread, which may send to many workers and then receive from all.
 
-    Parameters
-    ----------
-    address : str
-        host:port.
-    remote : RemoteConfig
-        Security and time limits.
-    session : str
-        The kind of session.
-    fields, arrays : mapping, optional
-        Contents of its hello.
-    limit : int
-        Largest message in bytes, in both directions.
-
-    Attributes
-    ----------
-    welcome : Message
-        The worker's answer to the hello.
-
-    Raises
-    ------
-    WorkerLost
-        If the worker cannot be reached, or does not answer in time.
-    WorkerRefused
-        If it refuses this learner.
-    ValueError
-        For invalid files, or an unencrypted connection to another machine without `remote.insecure`.
-    ImportError
-        If gRPC is not installed.
+    `fields` and `arrays` are sent with the hello, whose answer is `welcome`. `limit` is the largest message in bytes,
+    in both directions. A ValueError is raised for invalid files, and for an unencrypted connection to another machine
+    without `remote.insecure`.
     """
 
     def __init__(
@@ -186,13 +151,7 @@ class Connection:
     def send(
         self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
     ) -> None:
-        """Send a message. Answers that were left unread by an interrupt are discarded first.
-
-        Raises
-        ------
-        WorkerLost
-            If the connection is closed, or an unread answer does not arrive.
-        """
+        """Send a message. Answers that were left unread by an interrupt are discarded first."""
         while self._line.unread:
             self.receive()
         data = encode(kind, fields, arrays)

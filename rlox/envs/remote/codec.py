@@ -55,32 +55,15 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """A message from one side to the other.
+    """A message from one side to the other."""
 
-    Attributes
-    ----------
-    kind : str
-        The kind of request or answer.
-    fields : dict
-        JSON values by name.
-    arrays : dict
-        Arrays by name; in a decoded message, read-only views of its bytes.
-    """
-
-    kind: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    kind: str  # of request or answer
+    fields: dict[str, Any] = field(default_factory=dict)  # JSON values by name
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # in a decoded message, read-only views of its bytes
 
 
 def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
-    """Return the bytes of a message.
-
-    Raises
-    ------
-    ProtocolError
-        For contents that a message cannot have: a dtype that is not a fixed-size number, too many dimensions or arrays,
-        or a field that is not JSON.
-    """
+    """Return the bytes of a message; raise a `ProtocolError` for contents that a message cannot have."""
     layout, parts, size = [], [], 0
     for name, array in (arrays or {}).items():
         array = np.asarray(array)
@@ -104,7 +87,7 @@ def encode(kind: str, fields: Mapping[str, Any] | None = None, arrays: Mapping[s
         except (TypeError, ValueError, RecursionError) as e:
             raise ProtocolError(f"encode: fields must be JSON: {e}") from e
     else:
-        beginning = _plain_beginning(kind, tuple(layout))
+        beginning = _kept_beginning(kind, tuple(layout), "{}")
     return b"".join([beginning, *parts])
 
 
@@ -120,19 +103,13 @@ def _write_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], 
     return b"".join([_START.pack(_MAGIC, VERSION, 0, len(head)), head, b"\0" * (-start % 8)])
 
 
-@lru_cache(256)
-def _plain_beginning(kind: str, layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    """Cached `_write_beginning` of a message without fields: all steps have the same one."""
-    return _write_beginning(kind, layout, "{}")
+_kept_beginning = lru_cache(256)(_write_beginning)  # of messages without fields: all steps have the same one
 
 
 def decode(data: bytes, limit: int = LARGEST_MESSAGE) -> Message:
     """Return the message in `data`, with arrays that are views of `data`.
 
-    Raises
-    ------
-    ProtocolError
-        For anything that `encode` does not produce, and for more than `limit` bytes.
+    A `ProtocolError` is raised for anything that `encode` does not produce, and for more than `limit` bytes.
     """
     if len(data) > limit:
         raise ProtocolError(f"a message must have at most {limit:,} bytes, got {len(data):,}")

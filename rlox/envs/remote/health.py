@@ -39,13 +39,7 @@ class Status:
 
 
 def status_of(address: str, remote: RemoteConfig) -> Status:
-    """Query the status of a worker without starting a session of its environments.
-
-    Raises
-    ------
-    ValueError, ImportError
-        For settings with which no worker can be reached.
-    """
+    """Query the status of a worker without starting a session of its environments."""
     try:
         line = Connection(address, remote, "look")
     except (WorkerLost, WorkerRefused) as e:

@@ -105,20 +105,24 @@ class RemoteEnvPool(ForeignVecEnv):
         self._shares: list[_Share] = []
         self._open = True
         with ThreadPoolExecutor(min(16, len(rows))) as pool:
-            made = [
+            lines = [
                 pool.submit(self._connect, address, own.stop - own.start, self._remote)
                 for address, own in zip(self._addresses, rows, strict=True)
             ]
         try:
-            for own, future in zip(rows, made, strict=True):
+            for own, future in zip(rows, lines, strict=True):
                 self._shares.append(_Share(own, future.result()))
         except BaseException:
-            for future in made:
+            for future in lines:
                 if future.exception() is None:
                     future.result().close()
             raise
         first = self._shares[0].line
-        self.spec = self._read_spec(first)
+        try:
+            self.spec = read_spec(first.welcome)
+        except ProtocolError as e:
+            self.close()
+            raise WorkerRefused(first.address, f"it does not describe its environment correctly: {e}") from e
         self._served = first.welcome.fields.get("env")
         if env_id is None:
             self.env_id = str(self._served.get("id") if isinstance(self._served, dict) else None)[:200]
@@ -136,13 +140,6 @@ class RemoteEnvPool(ForeignVecEnv):
 
     def _connect(self, address: str, n: int, remote: RemoteConfig) -> Connection:
         return Connection(address, remote, "env", {"n_envs": n, "env": self._asked})
-
-    def _read_spec(self, line: Connection) -> Any:
-        try:
-            return read_spec(line.welcome)
-        except ProtocolError as e:
-            self.close()
-            raise WorkerRefused(line.address, f"it does not describe its environment correctly: {e}") from e
 
     def _require_same(self, line: Connection) -> None:
         """Raise a WorkerRefused unless a worker serves the same environment as the others, and as before."""
@@ -162,11 +159,11 @@ class RemoteEnvPool(ForeignVecEnv):
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         self._require_open()
-        given = np.array([NO_SEED if seed is None else seed for seed in seeds], np.int64)
+        numbers = np.array([NO_SEED if seed is None else seed for seed in seeds], np.int64)
         fields = {"seed": self._seed if seeds[0] is not None else None}
 
         def ask(share: _Share) -> None:
-            share.line.send("reset", {**fields, "first": self.first + share.rows.start}, {"seeds": given[share.rows]})
+            share.line.send("reset", {**fields, "first": self.first + share.rows.start}, {"seeds": numbers[share.rows]})
 
         for share, answer in zip(self._shares, self._all(ask, self._read_reset), strict=True):
             obs[share.rows] = self._begin(share) if isinstance(answer, WorkerLost) else answer
@@ -256,15 +253,7 @@ class RemoteEnvPool(ForeignVecEnv):
                 self._replace(share, WorkerLost(share.line.address, f"sent an invalid answer: {e}"))
 
     def _replace(self, share: _Share, reason: WorkerLost) -> None:
-        """Connect a share again, to the worker that it had or to any other.
-
-        Raises
-        ------
-        WorkerLost
-            If no worker is found within `reconnect_s` of the loss.
-        WorkerRefused
-            If all workers refuse.
-        """
+        """Connect a share again, to the worker that it had or to any other, within `reconnect_s` of the loss."""
         share.line.close()
         self._n_losses += 1
         if share.lost_at is None:
@@ -279,9 +268,10 @@ class RemoteEnvPool(ForeignVecEnv):
         while time.monotonic() < end:
             refusals = []
             for address in candidates:
-                left = max(1.0, end - time.monotonic())
+                # A hanging worker must not use up all the time.
+                timeout = min(max(1.0, end - time.monotonic()), self._remote.timeout_s, 5.0)
                 try:
-                    line = self._connect(address, share.n, replace(self._remote, timeout_s=min(left, self._timeout)))
+                    line = self._connect(address, share.n, replace(self._remote, timeout_s=timeout))
                     self._require_same(line)
                 except WorkerRefused as e:
                     refusals.append(e)
@@ -312,11 +302,6 @@ class RemoteEnvPool(ForeignVecEnv):
             f"{reason.reason}; none of {', '.join(candidates)} took over its environments within "
             f"{self._remote.reconnect_s:g} s (remote.reconnect_s); last: {last}",
         ) from reason
-
-    @property
-    def _timeout(self) -> float:
-        """Timeout in seconds of the handshake with a replacement: a hanging worker must not use up all the time."""
-        return min(self._remote.timeout_s, 5.0)
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
         self._require_open()

@@ -10,16 +10,9 @@ PERIOD_S, MOST_LINES = 10.0, 20
 
 
 class Refusals:
-    """Logs the first refusals of each period, and the number of the others when the period ends.
+    """Logs the first refusals of each period, and the number of the others when the period ends, from any thread.
 
-    Methods can be called from any thread.
-
-    Parameters
-    ----------
-    log : callable
-        Called with each line.
-    what : str
-        What is refused, for the line with the number of the others: ``"connections"``.
+    `what` is refused, for the line with the number of the others: ``"connections"``.
     """
 
     def __init__(self, log: Callable[[str], None], what: str):
@@ -38,13 +31,7 @@ class Refusals:
                 self._log(line)
 
     def tick(self, end: bool = False) -> None:
-        """Log how many refusals were not logged, if the period is over. To be called once a second or so.
-
-        Parameters
-        ----------
-        end : bool
-            End the period now.
-        """
+        """Log how many refusals were not logged, if the period is over (or should `end`). Called about every second."""
         with self._lock:
             if self._n and (end or time.monotonic() - self._since > PERIOD_S):
                 if self._n > MOST_LINES:

@@ -33,13 +33,7 @@ OPEN_TO_ALL = (
 
 
 def grpc_module() -> Any:
-    """Import gRPC, with its log output off unless GRPC_VERBOSITY is set.
-
-    Raises
-    ------
-    ImportError
-        If it is not installed.
-    """
+    """Import gRPC, with its log output off unless GRPC_VERBOSITY is set."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import grpc
@@ -81,24 +75,12 @@ def _read(where: str, name: str, path: str, most: int, secret: bool) -> bytes:
 
 
 def read_token(where: str, path: str) -> bytes:
-    """Read the token in a file, without surrounding white space.
-
-    Raises
-    ------
-    ValueError
-        If the file cannot be read, or has no token.
-    """
+    """Read the token in a file, without surrounding white space; else raise a ValueError."""
     return _read(where, "token_file", path, _MOST_TOKEN, secret=True).strip()
 
 
 def read_pem(where: str, name: str, path: str) -> bytes:
-    """Read a certificate or a private key in PEM form.
-
-    Raises
-    ------
-    ValueError
-        If the file cannot be read, or is not in PEM form.
-    """
+    """Read a certificate or a private key in PEM form; else raise a ValueError."""
     data = _read(where, name, path, _MOST_PEM, secret="key" in name)
     if b"-----BEGIN " not in data:
         raise ValueError(f"{where}: {name} must be in PEM form (-----BEGIN …), got {path}")
@@ -116,13 +98,7 @@ def _signature(token: bytes, payload: str) -> str:
 
 
 class Proofs:
-    """The proofs of its token that a worker has accepted.
-
-    Parameters
-    ----------
-    token : bytes, optional
-        None: everyone is accepted.
-    """
+    """The proofs of its token that a worker has accepted; without a token, everyone is."""
 
     def __init__(self, token: bytes | None):
         self._token = token
@@ -158,10 +134,7 @@ class Proofs:
 def client_credentials(grpc: Any, remote: RemoteConfig) -> Any:
     """Return gRPC's credentials of a learner; None for unencrypted connections.
 
-    Raises
-    ------
-    ValueError
-        For an invalid file, or an unencrypted connection to another machine without `insecure`.
+    These raise a ValueError for a worker on another machine, unless `insecure` allows them.
     """
     if remote.ca is None:
         for address in remote.addresses:

@@ -60,11 +60,9 @@ class Session(Protocol):
 
     def handle(self, message: Message) -> Message:
         """Return the answer to a message. Exceptions end the session."""
-        ...
 
     def close(self) -> None:
         """Release all resources; called once, whatever ended the session."""
-        ...
 
 
 @dataclass(eq=False)
@@ -84,54 +82,24 @@ class _Stream:
 class Server:
     """Serves sessions until it is stopped.
 
-    Parameters
-    ----------
-    sessions : mapping
-        Functions that create a `Session` from a client's hello, by kind.
-    host : str
-        The address to listen on.
-    port : int
-        0: any free port.
-    token_file : str, optional
-        The file with the token that clients need.
-    tls_cert, tls_key : str, optional
-        The server's certificate chain and private key, PEM.
-    tls_ca : str, optional
-        The certificate that must have signed the clients' certificates.
-    insecure : bool
-        Whether to allow connections from other machines without TLS, or from everyone.
-    max_sessions : int
-        Largest number of simultaneous sessions.
-    max_message : int
-        Largest message in bytes, in both directions.
-    idle_s : float
-        A session ends after this many seconds without a message or heartbeat, or with an answer not received.
-    log : callable, optional
-        Called with a line for every event.
-
-    Raises
-    ------
-    ValueError
-        For invalid files, an unavailable address, or one that is open to others without `insecure`.
-    ImportError
-        If gRPC is not installed.
+    A ValueError is raised for invalid files, an unavailable address, or one that is open to others without `insecure`.
     """
 
     def __init__(
         self,
-        sessions: Mapping[str, Callable[[Message], Session]],
+        sessions: Mapping[str, Callable[[Message], Session]],  # from a client's hello, by kind
         host: str = "127.0.0.1",
-        port: int = 0,
+        port: int = 0,  # 0: any free port
         *,
-        token_file: str | None = None,
-        tls_cert: str | None = None,
+        token_file: str | None = None,  # with the token that clients need
+        tls_cert: str | None = None,  # the server's certificate chain and private key, PEM
         tls_key: str | None = None,
-        tls_ca: str | None = None,
-        insecure: bool = False,
+        tls_ca: str | None = None,  # must have signed the clients' certificates
+        insecure: bool = False,  # allows connections from other machines without TLS, or from everyone
         max_sessions: int = 8,
-        max_message: int = LARGEST_MESSAGE,
-        idle_s: float = 60.0,
-        log: Callable[[str], None] | None = None,
+        max_message: int = LARGEST_MESSAGE,  # bytes, in both directions
+        idle_s: float = 60.0,  # ends a session without a message or heartbeat, or with an answer not received
+        log: Callable[[str], None] | None = None,  # called with a line for every event
     ):
         where = "Server"
         if (tls_cert is None) != (tls_key is None) or (tls_ca is not None and tls_cert is None):
@@ -140,11 +108,8 @@ class Server:
             )
         open_to_all = tls_ca is None and token_file is None
         if not is_loopback(host) and not insecure and (tls_cert is None or open_to_all):
-            what = (
-                OPEN_TO_ALL
-                if tls_cert is None
-                else "without a token or tls_ca, everyone who can reach the port is served"
-            )
+            everyone = "without a token or tls_ca, everyone who can reach the port is served"
+            what = OPEN_TO_ALL if tls_cert is None else everyone
             raise ValueError(
                 f"{where}: host must be local (127.0.0.1) without TLS and a token, got {host}: {what}; "
                 "give a certificate and a token, or insecure"
@@ -257,7 +222,7 @@ class Server:
                 return
             stream.welcome, welcome = True, session.welcome
             own = {"protocol": VERSION, "rlox": __version__, "time": time.time(), "idle_s": self._idle_s}
-            answer = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
+            answer: bytes | None = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
             while True:
                 stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
                 with self._lock:
@@ -270,10 +235,9 @@ class Server:
                     stream.sending = False
                     if stream.broken:
                         return
-                reply, last = self._next(stream, session, requests)
-                if reply is None:
+                answer, last = self._next(stream, session, requests)
+                if answer is None:
                     return
-                answer = reply
                 if last:
                     stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
                     yield answer

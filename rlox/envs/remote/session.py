@@ -39,22 +39,7 @@ from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, require_array,
 
 
 class EnvSessions:
-    """Factory of the sessions of a worker, each with its own environments.
-
-    Parameters
-    ----------
-    env, kwargs, wrappers, workers, backend
-        Same as in `rlox.envs.make_vec_env`.
-    most_envs : int
-        Largest number of environments per session.
-    limit : int
-        Largest message in bytes.
-
-    Attributes
-    ----------
-    about : Message
-        The fields and arrays that describe the environment in a welcome.
-    """
+    """Factory of the sessions of a worker, each with its own environments (see `rlox.envs.make_vec_env`)."""
 
     def __init__(
         self,
@@ -63,8 +48,8 @@ class EnvSessions:
         wrappers: Sequence[Any] = (),
         workers: int = 0,
         backend: str = "auto",
-        most_envs: int = 1024,
-        limit: int = LARGEST_MESSAGE,
+        most_envs: int = 1024,  # of a session
+        limit: int = LARGEST_MESSAGE,  # bytes of a message
     ):
         self.env, self.kwargs, self.wrappers = env, dict(kwargs or {}), list(wrappers)
         self.workers, self.backend = workers, backend
@@ -75,6 +60,7 @@ class EnvSessions:
         probe.close()
         fields, bounds = spec_message(self.spec)
         description = describe(env, self.kwargs, self.wrappers)
+        # The fields and arrays that describe the environment in a welcome.
         self.about = Message("env", {"env": description, "spec": fields, "restorable": self.native}, bounds)
 
     def make(self, n: int, seed: int) -> Any:
@@ -109,10 +95,10 @@ def _short(asked: Any) -> str:
 class EnvSession:
     """N environments that one learner steps."""
 
-    def __init__(self, made: EnvSessions, n: int):
-        self.welcome, self._n, self._native = made.about, n, made.native
-        self._vec = made.make(n, 0)
-        self._out = step_arrays(made.spec, n)
+    def __init__(self, sessions: EnvSessions, n: int):
+        self.welcome, self._n, self._native = sessions.about, n, sessions.native
+        self._vec = sessions.make(n, 0)
+        self._out = step_arrays(sessions.spec, n)
 
     def _rekey(self, seed: int, first: int) -> None:
         """Set the keys of the learner's environments `first` to `first` + n."""

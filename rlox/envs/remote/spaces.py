@@ -37,13 +37,7 @@ def spec_message(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def read_spec(message: Message) -> EnvSpec:
-    """Return the `EnvSpec` in a welcome.
-
-    Raises
-    ------
-    ProtocolError
-        If it is invalid, or has implausible sizes.
-    """
+    """Return the `EnvSpec` in a welcome; raise a `ProtocolError` if it is invalid, or has implausible sizes."""
     fields = message.fields.get("spec")
     if not isinstance(fields, dict):
         raise ProtocolError(f"spec must be an object, got {str(fields)[:80]}")
@@ -124,13 +118,7 @@ def _describe(array: np.ndarray | None) -> str:
 
 
 def require_array(message: Message, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Return an array of a message, which must have this shape and dtype.
-
-    Raises
-    ------
-    ProtocolError
-        If it does not.
-    """
+    """Return an array of a message; raise a `ProtocolError` unless it has this shape and dtype."""
     array = message.arrays.get(name)
     if array is None or array.shape != shape or array.dtype != dtype:
         raise ProtocolError(f"{message.kind}: {name} must be {np.dtype(dtype)} {shape}, got {_describe(array)}")
