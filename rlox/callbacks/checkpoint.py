@@ -124,16 +124,16 @@ class CheckpointCallback(Callback):
         summary = evaluation.summary()
         if self.best < summary["mean_return"] < math.inf:
             self.best = summary["mean_return"]
-            kept = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
+            score = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
             if step is None or copied is None:
-                self._save(algorithm, "best", evaluation=kept)
+                self._save(algorithm, "best", evaluation=score)
                 return
             write, states = copied
             # Use the states of that step, except for callbacks that the evaluation itself changes.
             now, named = algorithm.callbacks.state(), algorithm.callbacks.by_name()
             scored = [name for name, callback in named.items() if isinstance(callback, (EvalCallback, type(self)))]
             states |= {name: now[name] for name in scored if name in now}
-            self._write(algorithm, "best", step, partial(write, evaluation=kept, callbacks=states))
+            self._write(algorithm, "best", step, partial(write, evaluation=score, callbacks=states))
 
     def on_collection_error(self, *, algorithm, **info: Any) -> None:
         # A full disk must not hide the environment's error.

@@ -54,8 +54,8 @@ def main(
     more: Sequence[Stopper] = (),
 ) -> Outcome | None:
     """Resume a run, as `prepare` finds it. Return None if nothing is left to do."""
-    found = prepare(run, flags, overrides, modules, console)
-    return None if found is None else resume(found, console, stop_flag, more)
+    resumption = prepare(run, flags, overrides, modules, console)
+    return None if resumption is None else resume(resumption, console, stop_flag, more)
 
 
 def prepare(

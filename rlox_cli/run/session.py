@@ -138,20 +138,22 @@ def run(
     return Session(algorithm, config, algo, folder, console, verify, stop_flag, more).run()
 
 
-def resume(found: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()) -> Outcome:
+def resume(
+    resumption: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()
+) -> Outcome:
     """Continue a run as if it had not been stopped; as `run`."""
-    checkpoint = found.checkpoint
+    checkpoint = resumption.checkpoint
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
     require_own_files(folder)
     with write_traceback_of(folder):
-        algorithm = restore(found, console)
+        algorithm = restore(resumption, console)
 
     def verify() -> None:
         if _identity(checkpoint) != identity:
             raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
 
-    session = Session(algorithm, found.config, found.algo, folder, console, verify, stop_flag, more, found.changed)
-    return session.run()
+    config, algo, changed = resumption.config, resumption.algo, resumption.changed
+    return Session(algorithm, config, algo, folder, console, verify, stop_flag, more, changed).run()
 
 
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
@@ -176,11 +178,12 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
     return algorithm
 
 
-def restore(found: Resumption, console: Console) -> Any:
+def restore(resumption: Resumption, console: Console) -> Any:
     """Return the algorithm of a run, to train on. Print what cannot be restored."""
-    config, family = found.config, family_of(found.config.algo, found.config.env.id)
+    config = resumption.config
+    family = family_of(config.algo, config.env.id)
     with _printing_notes("from_checkpoint:", console):
-        algorithm = family.restore(config, found.checkpoint, found.trusted)
+        algorithm = family.restore(config, resumption.checkpoint, resumption.trusted)
     if (note := family.note_on_restoring(algorithm)) is not None:
         console.print(note)
     return algorithm
@@ -288,7 +291,9 @@ class Session:
             started = time.perf_counter()
             self._train(record)
             seconds = time.perf_counter() - started
-            early = self._early_end()
+            early = next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
+            if self.time_limit.reached:
+                early = f"max_time={self.config.max_time} was reached"
             if self.stop.signal_number:
                 record.end(self.algorithm.counters.steps, "interrupted")
             else:
@@ -351,24 +356,18 @@ class Session:
             # On a full disk this fails too; the first error is the one to report.
             with suppress(OSError):
                 record.end(steps, "failed", summary(e), may_pass(e), kept)
-            found = failure_of(e)
+            failure = failure_of(e)
             # An error about the files of the replay memory, which are read last, is one about the input.
-            found.running = steps > self.start or not isinstance(e, ValueError)
-            found.saved = _last_good(self.folder)
+            failure.running = steps > self.start or not isinstance(e, ValueError)
+            failure.saved = _last_good(self.folder)
             if isinstance(e, RankLost):
-                found.saved += f". Resume with: {_resume_command(self.folder)}"
+                failure.saved += f". Resume with: {_resume_command(self.folder)}"
             raise
         finally:
             if not closed:
                 with suppress(Exception, SystemExit):  # the first error is the one to report
                     self.evaluations.close()
                     self.algorithm.close()
-
-    def _early_end(self) -> str | None:
-        """Return why the training ended before its last step, if it did."""
-        if self.time_limit.reached:
-            return f"max_time={self.config.max_time} was reached"
-        return next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
 
     def _report(self, seconds: float, early: str | None) -> Outcome:
         """Print the results."""
@@ -485,8 +484,8 @@ def _printing_notes(beginning: str, console: Console | None) -> Iterator[None]:
 
 def _identity(path: Path) -> tuple[int, int, int]:
     """Return what identifies a file that is never changed in place, only replaced."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _resume_command(folder: Path) -> str:
