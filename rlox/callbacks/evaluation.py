@@ -276,16 +276,14 @@ class EvalCallback(Callback):
         """Return why workers=-1 starts no process; None if it starts processes when evaluations take long."""
         if isinstance(algorithm, _HandWritten) or self.workers == 0:
             return "as requested"
+        options = getattr(algorithm, "env_options", None)  # a language model has no environment
+        if options is not None and is_native(algorithm.env_id) and not (options.eval_kwargs or options.wrappers):
+            return "native environments are evaluated within milliseconds"
         if self._free_cores(algorithm) < 1:
             return f"training uses all {cores()} cores"
         if getattr(algorithm, "_own_policy", False):
             return "the policy is a custom module, which may keep state"
-        obstacle = self.obstacle(algorithm)
-        if obstacle is None:
-            arguments = algorithm._evaluation_arguments(self.n_episodes, self.seed)
-            if is_native(arguments["env_id"]) and not (arguments["env_kwargs"] or arguments["wrappers"]):
-                return "native environments are evaluated within milliseconds"
-        return obstacle
+        return self.obstacle(algorithm)
 
     def planned_workers(self, algorithm, seconds: float) -> int:
         """Return how many processes may be started if the remaining evaluations take `seconds` in total."""

@@ -79,10 +79,10 @@ def size(n_bytes: float) -> str:
 
 def require_memory(config: RunConfig) -> None:
     """Raise a UsageError for networks, or a number of environments, that this machine cannot even create."""
-    given = memory()
-    if given is None:
+    available = memory()
+    if available is None:
         return
-    free, hidden = given[0], getattr(config.algo, "hidden_sizes", [])
+    free, hidden = available[0], getattr(config.algo, "hidden_sizes", [])
     # Weights, gradients and two optimiser moments of a policy and a critic. Input and output layers come on top.
     weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
     for key, value, needed, what in (
@@ -96,7 +96,7 @@ def require_memory(config: RunConfig) -> None:
             )
 
 
-def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> Iterator[str]:
+def memory_warnings(config: RunConfig, replay: Footprint | None, more: int) -> Iterator[str]:
     """Yield warnings about the replay memory and `more` bytes in addition to it.
 
     Raises
@@ -104,21 +104,21 @@ def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> It
     UsageError
         If they do not fit in memory.
     """
-    given, needed = memory(), more + (0 if found is None else found.resident)
-    if given is None:
+    available, needed = memory(), more + (0 if replay is None else replay.resident)
+    if available is None:
         return
-    free, total = given
-    if found is not None and found.reserved > total:
+    free, total = available
+    if replay is not None and replay.reserved > total:
         what, remedy = "transitions", ", or use buffer=mmap, which keeps older ones in a file"
         if config.buffer.holds == "sequences":
             what, remedy = "steps", ""
         raise UsageError(
-            f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {found.row:,} bytes, "
-            f"{size(found.reserved)}, but there are only {size(total)}; lower it to "
-            f"{int(_TIGHT * free) // found.row:,}{remedy}"
+            f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {replay.row:,} bytes, "
+            f"{size(replay.reserved)}, but there are only {size(total)}; lower it to "
+            f"{int(_TIGHT * free) // replay.row:,}{remedy}"
         )
     if needed > free:
-        if found is None:
+        if replay is None:
             raise UsageError(
                 f"algo.n_steps must fit in memory, got {config.algo.n_steps:,} in {config.env.n_envs:,} environments, "
                 f"a rollout of {size(more)}, but only {size(free)} are free; lower it, or env.n_envs"
@@ -126,23 +126,23 @@ def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> It
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,}, of which the training fills "
             f"{size(needed)}, but only {size(free)} are free; lower it to "
-            f"{int(_TIGHT * free) // found.row:,}, or use buffer=mmap, which keeps older ones in a file"
+            f"{int(_TIGHT * free) // replay.row:,}, or use buffer=mmap, which keeps older ones in a file"
         )
     if needed > _TIGHT * free:
         yield f"memory is tight: {size(needed)} of experience, and {size(free)} are free"
 
 
-def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tuple[int, int]:
+def disk_bytes(config: RunConfig, replay: Footprint | None, n_steps: int) -> tuple[int, int]:
     """Return the bytes that a replay memory writes in `n_steps`: into its own file, and next to the checkpoints."""
-    if found is None:
+    if replay is None:
         return 0, 0
-    saves = config.checkpoint.memory and not found.disk
+    saves = config.checkpoint.memory and not replay.disk
     # The states of steps are rewritten as they change, until their files have twice the size of the states.
     times = 2 if config.buffer.holds == "sequences" else 1
-    return found.disk, times * min(n_steps, config.buffer.size) * found.row if saves else 0
+    return replay.disk, times * min(n_steps, config.buffer.size) * replay.row if saves else 0
 
 
-def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
+def disk_warnings(config: RunConfig, replay: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
     """Yield warnings about the replay memory's files.
 
     Raises
@@ -150,7 +150,7 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     UsageError
         If the disk has no room for them.
     """
-    own, saved = disk_bytes(config, found, n_steps)
+    own, saved = disk_bytes(config, replay, n_steps)
     at = Path(getattr(config.buffer, "folder", None) or folder)
     free, needed = free_disk(at), own + saved
     if needed > free:

@@ -292,7 +292,7 @@ class Session:
             self._train(record)
             seconds = time.perf_counter() - started
             early = next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
-            if self.time_limit.reached:
+            if self.time_limit is not None and self.time_limit.reached:
                 early = f"max_time={self.config.max_time} was reached"
             if self.stop.signal_number:
                 record.end(self.algorithm.counters.steps, "interrupted")
@@ -314,7 +314,8 @@ class Session:
             max_steps=play.max_steps,
             imports=config.imports,
         )
-        self.time_limit = TimeLimitCallback(config.max_seconds or math.inf, self.evaluations)
+        seconds = config.max_seconds
+        self.time_limit = None if seconds is None else TimeLimitCallback(seconds, self.evaluations)
         self.progress = ProgressCallback(
             self.console, self.label, config.total_timesteps, self.unit, self.family.digits, self.family.counted
         )
@@ -328,7 +329,7 @@ class Session:
                 self.evaluations,
                 *self.family.make_callbacks(self.algorithm, folder, recorder),
                 *self.more,
-                self.time_limit,
+                *([] if self.time_limit is None else [self.time_limit]),
                 AdviceCallback(lambda line: self._print(f"advice: {line}"), plan=False),
                 self.progress,
                 self.stop,
@@ -352,7 +353,7 @@ class Session:
             raise Stopped(e.signal_number) from None
         except BaseException as e:
             self.stop.signals.saving()  # after a SIGTERM, as torchrun sends to the other ranks, there is time to report
-            kept, steps = keep_traceback(e, self.folder, shown(self.folder)), self.algorithm.counters.steps
+            kept, steps = keep_traceback(e, self.folder), self.algorithm.counters.steps
             # On a full disk this fails too; the first error is the one to report.
             with suppress(OSError):
                 record.end(steps, "failed", summary(e), may_pass(e), kept)
@@ -464,7 +465,7 @@ def write_traceback_of(folder: Path) -> Iterator[None]:
         with no_exit("code outside rlox"):
             yield
     except Exception as e:
-        keep_traceback(e, folder, shown(folder))
+        keep_traceback(e, folder)
         raise
 
 
