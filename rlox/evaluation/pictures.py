@@ -20,9 +20,9 @@ _TRUTH, _PREDICTED = "#444444", "#D55E00"
 
 def require_kind(path: Path, image: bool) -> None:
     """Raise a ValueError or an ImportError if predictions of images or vectors cannot be written to `path`."""
-    wanted, what = (KINDS, "images") if image else (PLOTS, "vectors")
-    if path.suffix not in wanted:
-        raise ValueError(f"predictions: the file must end in {' or '.join(wanted)} for {what}, got {path}")
+    suffixes, what = (KINDS, "images") if image else (PLOTS, "vectors")
+    if path.suffix not in suffixes:
+        raise ValueError(f"predictions: the file must end in {' or '.join(suffixes)} for {what}, got {path}")
     if path.suffix == ".mp4":
         VideoWriter(path)
 

@@ -163,10 +163,10 @@ def process_once(command: list[str], folder: str) -> dict[str, Any]:
     """
     watch = [sys.executable, "-c", _WATCH, *command]
     done = subprocess.run(watch, env=environment(1), cwd=folder, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    if found["status"]:
-        raise RuntimeError((found["error"].strip().splitlines() or [f"status {found['status']}"])[-1])
-    return found
+    result = json.loads(done.stdout)
+    if result["status"]:
+        raise RuntimeError((result["error"].strip().splitlines() or [f"status {result['status']}"])[-1])
+    return result
 
 
 def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list[str]:
@@ -195,18 +195,18 @@ def _busy_cores():
         time.sleep(0.2)
         yield
     finally:
-        for one in spinners:
-            one.kill()
-            one.wait()
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
 
 
 def _process(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found = process_once(_whole(python, system, steps, seed, folder), folder)
-        measured = {"wall_s": found["wall_s"], "cpu_s": found["cpu_s"]}
+        result = process_once(_whole(python, system, steps, seed, folder), folder)
+        measured = {"wall_s": result["wall_s"], "cpu_s": result["cpu_s"]}
         if system == "control":
             return measured
-        return {**measured, "eval_return": _read_return(system, found["output"], folder)}
+        return {**measured, "eval_return": _read_return(system, result["output"], folder)}
 
 
 def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:

@@ -216,8 +216,8 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
 
 
 def _versions(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
-    found = checkpoint.header.get("versions")
-    return list(found.items()) if isinstance(found, dict) else []
+    recorded = checkpoint.header.get("versions")
+    return list(recorded.items()) if isinstance(recorded, dict) else []
 
 
 def _describe_end(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
