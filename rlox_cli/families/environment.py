@@ -51,7 +51,10 @@ class Environment(Family):
         module = find_module(run.env.id)
         if modules := [*run.imports, *([module] if module else [])]:
             import_modules(modules)
-        self.check_env(run, algo)
+        if is_multi_agent(run.env.id):
+            _check_agents(run, algo)
+        else:
+            check_env_id(run.env.id.rpartition(":")[2], run.env.kwargs, run.env.backend)
         if run.env.reward_fn is not None:
             resolve_reward(run.env.reward_fn, run.imports)
 
@@ -72,12 +75,6 @@ class Environment(Family):
         from rlox.offline.dataset import check_source
 
         check_source(run.dataset.source)
-
-    def check_env(self, run: RunConfig, algo: str) -> None:
-        if is_multi_agent(run.env.id):
-            _check_agents(run, algo)
-            return
-        check_env_id(run.env.id.rpartition(":")[2], run.env.kwargs, run.env.backend)
 
     def build(self, cls: Any, config: RunConfig, folder: Path) -> Any:
         limits.require_memory(config)

@@ -272,9 +272,6 @@ class Session:
         except BaseException:
             self.algorithm.close()
             raise
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self.changed is None:
-            self._write_config()
         if getattr(self.algorithm, "collector", None) is not None:
             self.algorithm.collector.notify = self._print
         resumed_at = None if self.changed is None else self.start
@@ -283,8 +280,7 @@ class Session:
         )
         self._make_callbacks(record, best_before)
         with self.stop.signals, record:
-            if self.changed is not None:
-                self._write_config()
+            replace_text(self.folder / "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
             tracking.start_mirrors(self.folder)
@@ -445,10 +441,6 @@ class Session:
             print_text(text, stderr=True)
         else:
             self._print(text)
-
-    def _write_config(self) -> None:
-        """Replace ``config.yaml`` atomically."""
-        replace_text(self.folder / "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
 
     def _stopped_at_once(self, e: StopAtOnce) -> str:
         by_torchrun = self.algorithm.ranks.joined and e.signal_number == signal.SIGTERM
