@@ -367,7 +367,7 @@ class Session:
                     self.algorithm.close()
 
     def _report(self, seconds: float, early: str | None) -> Outcome:
-        """Print the results."""
+        """Print the results. Raise `Stopped` if a signal ended the training."""
         evaluations, steps = self.evaluations, self.algorithm.counters.steps
         final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
         best = self.checkpoints.best if evaluations.evaluations else None
@@ -376,35 +376,32 @@ class Session:
                 f"stopped at {self.unit[:-1]} {steps:,}; everything up to it is saved. Resume with: "
                 f"{_resume_command(self.folder)}"
             )
-            self._print_files(best is not None)
+        else:
+            if early:
+                self.console.print(f"stopped early: {early}")
+            digits = f".{self.family.digits}f"
+            begun = "" if self.changed is None else f" (from {self.start:,})"
+            self.console.print(
+                f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
+                f"{final['mean_return']:{digits}} ± {final['std_return']:{digits}} over {final['n_episodes']} "
+                f"{self.family.counted}, best {best:{digits}}"
+            )
+        names = "last.safetensors" if best is None else "best.safetensors and last.safetensors"
+        module = find_module(self.config.env.id)
+        imports = "".join(f" --import {name}" for name in [*self.config.imports, *([module] if module else [])])
+        for name, value in (
+            ("checkpoints", f"{shown(self.folder / 'checkpoints')} ({names})"),
+            ("config", shown(self.folder / "config.yaml")),
+            ("metrics", shown(self.folder / "metrics.jsonl")),
+            ("evaluate", f"rlox eval {shlex.quote(shown(self.folder))}{imports}"),
+        ):
+            self.console.print(f"  {name:<12} {value}")
+        if self.stop.signal_number:
             raise Stopped(self.stop.signal_number)
-        if early:
-            self.console.print(f"stopped early: {early}")
-        digits = f".{self.family.digits}f"
-        begun = "" if self.changed is None else f" (from {self.start:,})"
-        self.console.print(
-            f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
-            f"{final['mean_return']:{digits}} ± {final['std_return']:{digits}} over {final['n_episodes']} "
-            f"{self.family.counted}, best {best:{digits}}"
-        )
-        self._print_files(True)
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.timing.summary().items() if name != "total_s")
         played = f"; in parallel, {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
         self.console.print(f"  {'time':<12} {shares}{played}")
         return Outcome(self.folder, steps, seconds, final, best)
-
-    def _print_files(self, has_best: bool) -> None:
-        folder, config = self.folder, self.config
-        names = "best.safetensors and last.safetensors" if has_best else "last.safetensors"
-        module = find_module(config.env.id)
-        imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
-        for name, value in (
-            ("checkpoints", f"{shown(folder / 'checkpoints')} ({names})"),
-            ("config", shown(folder / "config.yaml")),
-            ("metrics", shown(folder / "metrics.jsonl")),
-            ("evaluate", f"rlox eval {shlex.quote(shown(folder))}{imports}"),
-        ):
-            self.console.print(f"  {name:<12} {value}")
 
     def _follow(self) -> Outcome:
         """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
