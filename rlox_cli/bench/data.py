@@ -213,8 +213,7 @@ def measure(workers: list[Worker], operation: Operation, size: Size, samples: in
     for system, theirs in checks.items():
         if system in operation.differs:
             continue
-        count = math.prod(size) if isinstance(size, tuple) else size
-        if not math.isclose(theirs, ours, rel_tol=1e-3, abs_tol=1e-5 * count):
+        if not math.isclose(theirs, ours, rel_tol=1e-3, abs_tol=1e-5 * _count_elements(size)):
             faults[system] = f"{system} and rlox must agree, got {theirs} and {ours}"
             present = [one for one in present if one.system != system]
     for k in range(rounds):
@@ -304,9 +303,9 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     figure = Figure(figsize=(4.2 * columns, 2.9 * lines + 0.5))
     axes = figure.subplots(lines, columns, squeeze=False)
     for axis, name in zip(axes.flat, names, strict=False):
-        of = sorted((row for row in rows if row["title"] == name), key=_magnitude)
+        of = sorted((row for row in rows if row["title"] == name), key=lambda row: _count_elements(row["size"]))
         for system, colour in _COLOURS.items():
-            xs = [_magnitude(r) for r in of if system in r["systems"]]
+            xs = [_count_elements(r["size"]) for r in of if system in r["systems"]]
             ys = [r["systems"][system]["median_us"] for r in of if system in r["systems"]]
             if xs:
                 axis.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1.8 if system == "rlox" else 1.0,
@@ -341,8 +340,8 @@ def _whole_decades(axis: Axes) -> None:
             limit(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
 
 
-def _magnitude(row: dict[str, Any]) -> int:
-    return math.prod(row["size"]) if isinstance(row["size"], (tuple, list)) else row["size"]
+def _count_elements(size: Size | list[int]) -> int:
+    return math.prod(size) if isinstance(size, (tuple, list)) else size
 
 
 def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, out: Path | None) -> None:
@@ -367,7 +366,7 @@ def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, 
             workers.append(Worker(system, python))
         versions = {k: v for one in workers for k, v in one.versions.items()}
         console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
-        cases = [(o, size) for o in operations for size in sorted(o.sizes, key=_size_key)]
+        cases = [(o, size) for o in operations for size in sorted(o.sizes, key=_count_elements)]
         with Parts(len(cases)) as parts:
             for operation, size in cases:
                 parts.begin(f"{operation.title}, {_label(size)}")
@@ -404,7 +403,3 @@ def _write(out, rows, rounds, samples, versions, only, peer_pythons, console) ->
     )
     plot(rows, out / "data.png", caption)
     console.print(f"written: {out / 'data.json'}, {out / 'data.png'}")
-
-
-def _size_key(size: Size) -> int:
-    return math.prod(size) if isinstance(size, tuple) else size
