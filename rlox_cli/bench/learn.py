@@ -39,7 +39,7 @@ from rlox_cli.config.overrides import split_args
 from rlox_cli.config.schema import with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.runs import unit_of
-from rlox_cli.report.statistics import Interval
+from rlox_cli.report.statistics import Interval, to_json_numbers
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
@@ -75,17 +75,9 @@ def result(command: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {**provenance(command), "versions": versions(), "verdict": verdict, "cells": cells}
 
 
-def dumps(found: Any) -> str:
+def dumps(content: dict[str, Any]) -> str:
     """Return strict JSON on one line; numbers that are not finite become null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return jsonlib.dumps(plain(found), allow_nan=False)
+    return jsonlib.dumps(to_json_numbers(content), allow_nan=False)
 
 
 def describe(label: str, cell: dict[str, Any], console: Console) -> None:

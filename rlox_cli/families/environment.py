@@ -240,9 +240,9 @@ class Environment(Family):
         return f"{describe_steps(config, every)}, learning every {every:,}{batches}"
 
     def describe_memory(self, algorithm: Any, config: RunConfig, estimate: Estimate) -> str:
-        memory = limits.memory()
-        free = "" if memory is None else f" of {limits.size(memory[0])} free"
-        return f"{limits.size(estimate.memory)}{free}{self.describe_stored(algorithm, config)}"
+        free, _ = limits.memory()
+        known = f" of {limits.size(free)} free" if math.isfinite(free) else ""
+        return f"{limits.size(estimate.memory)}{known}{self.describe_stored(algorithm, config)}"
 
     def describe_stored(self, algorithm: Any, config: RunConfig) -> str:
         return ""

@@ -153,12 +153,12 @@ class Language(Family):
         memory, peak = _memory(algorithm, config)
         estimate = Estimate(parts, wall, 0.0, peak, 2 * file.stat().st_size, 0)
         warnings = [*_data_warnings(algorithm), *doubts]
-        given = limits.memory()
+        free, _ = limits.memory()
         # With fsdp, the number of ranks that share the memory is not known here.
         alone = config.distributed != "fsdp"
-        if given is not None and algorithm.device == "cpu" and alone and peak > given[0]:
+        if algorithm.device == "cpu" and alone and peak > free:
             warnings.append(
-                f"it takes {limits.size(peak)} of memory, but only {limits.size(given[0])} are free: raise "
+                f"it takes {limits.size(peak)} of memory, but only {limits.size(free)} are free: raise "
                 "algo.accumulation, lower algo.batch_size, or train adapters with algo.lora_rank=16"
             )
         c = config.algo
@@ -184,14 +184,14 @@ class Language(Family):
 
         If the run has a reward, also score sampled completions of each prompt.
         """
-        for flag, given in (
+        for flag, value in (
             ("--stochastic", typed.stochastic),
             ("--video", typed.video),
             ("--render", typed.render),
             ("--max-steps", typed.max_steps),
             ("--predictions", typed.predictions),
         ):
-            if given:
+            if value:
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         config, pass_at = read_config(), 1.0 if typed.pass_at is None else typed.pass_at
         algorithm = self.restore(config, path, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ _CGROUPS = (  # limit, use, and the part of the use that the system can reclaim
 )
 
 
-def memory() -> tuple[int, int] | None:
-    """Return the free and the total bytes of memory, within a container's limit; None if unknown."""
+def memory() -> tuple[float, float]:
+    """Return the free and the total bytes of memory, within a container's limit; infinite if unknown."""
     try:
         with open("/proc/meminfo") as file:
             fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
@@ -33,7 +34,7 @@ def memory() -> tuple[int, int] | None:
         try:
             free = total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError):
-            return None
+            return math.inf, math.inf
     limit = _container(Path("/sys/fs/cgroup"))
     return (free, total) if limit is None else (min(free, limit[0]), min(total, limit[1]))
 
@@ -79,10 +80,7 @@ def size(n_bytes: float) -> str:
 
 def require_memory(config: RunConfig) -> None:
     """Raise a UsageError for networks, or a number of environments, that this machine cannot even create."""
-    available = memory()
-    if available is None:
-        return
-    free, hidden = available[0], getattr(config.algo, "hidden_sizes", [])
+    (free, _), hidden = memory(), getattr(config.algo, "hidden_sizes", [])
     # Weights, gradients and two optimiser moments of a policy and a critic. Input and output layers come on top.
     weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
     for key, value, needed, what in (
@@ -104,10 +102,7 @@ def memory_warnings(config: RunConfig, replay: Footprint | None, more: int) -> I
     UsageError
         If they do not fit in memory.
     """
-    available, needed = memory(), more + (0 if replay is None else replay.resident)
-    if available is None:
-        return
-    free, total = available
+    (free, total), needed = memory(), more + (0 if replay is None else replay.resident)
     if replay is not None and replay.reserved > total:
         what, remedy = "transitions", ", or use buffer=mmap, which keeps older ones in a file"
         if config.buffer.holds == "sequences":

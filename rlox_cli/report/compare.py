@@ -28,7 +28,7 @@ from rlox_cli.records.runs import (
     short,
     units,
 )
-from rlox_cli.report.statistics import difference, improvement, iqm
+from rlox_cli.report.statistics import difference, improvement, iqm, to_json_numbers
 from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -101,7 +101,7 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
     }
     if len(envs) > 1:
         result["improvement"] = improvement([b for _, b in finals], [a for a, _ in finals])._asdict()
-    return _finite(result)
+    return to_json_numbers(result)
 
 
 def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any]:
@@ -237,16 +237,6 @@ def _differences(sides: Sequence[Sequence[dict[str, Any]]]) -> dict[str, list[li
         if old != new and key != "seed":
             found[key] = [old, new]
     return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def _print(found: dict[str, Any], console: Console) -> None:

@@ -10,6 +10,7 @@ therefore the results, are the same at every call.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -119,6 +120,17 @@ def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray],
             rng=np.random.default_rng(0),
         ).confidence_interval
     return Interval(_plain(value), _plain(found.low), _plain(found.high))
+
+
+def to_json_numbers(value: Any) -> Any:
+    """Return `value`, nested in dicts and lists, with Python's numbers; None for those that are not finite."""
+    if isinstance(value, dict):
+        return {key: to_json_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json_numbers(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _plain(value: np.ndarray) -> float | np.ndarray:
