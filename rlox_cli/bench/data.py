@@ -286,11 +286,6 @@ def print_results(console, rows: list[dict[str, Any]], peers: list[str]) -> None
     print_table(console, table)
 
 
-def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Write the figure of `draw`."""
-    draw(rows, caption).savefig(path, dpi=80)
-
-
 def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     """Draw small multiples: time per call over size, one line per system."""
     from matplotlib.figure import Figure
@@ -401,5 +396,5 @@ def _write(out, rows, rounds, samples, versions, only, peer_pythons, console) ->
     caption = f"{result['machine']}; median of {samples} samples in {rounds} rounds, one thread; " + ", ".join(
         f"{name} {version}" for name, version in versions.items()
     )
-    plot(rows, out / "data.png", caption)
+    draw(rows, caption).savefig(out / "data.png", dpi=80)
     console.print(f"written: {out / 'data.json'}, {out / 'data.png'}")

@@ -105,8 +105,8 @@ def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, 
     return MORE, f"{text}; {more_seeds(n, found, -margin)} of both"
 
 
-def interval_text(found: Interval, sign: str = "") -> str:
-    return f"{found.value:{sign}.1f} [{found.low:.1f}, {found.high:.1f}]"
+def interval_text(of: Interval, sign: str = "", digits: int = 1) -> str:
+    return f"{of.value:{sign}.{digits}f} [{of.low:.{digits}f}, {of.high:.{digits}f}]"
 
 
 def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:

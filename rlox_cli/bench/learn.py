@@ -29,7 +29,7 @@ from rich.console import Console
 
 from rlox.checkpoint import one_line, versions
 from rlox_cli.bench import fingerprint, seeds
-from rlox_cli.bench.curves import plot
+from rlox_cli.bench.curves import draw
 from rlox_cli.bench.judge import FAIL, MORE, PASS, Others, Question, area, interval_text, judge, task_changes, worst
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.sb3 import find_python, read_curves, settings_of, train_curves
@@ -102,7 +102,7 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         theirs = f"; theirs {_reached_text(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
         line(f"{cell['threshold']['score']:g} reached", f"{_reached_text(cell['threshold'], _unit(cell))}{theirs}")
     if key:
-        line("beats theirs", f"with probability {_share_text(Interval(**cell['improvement']))}")
+        line("beats theirs", f"with probability {interval_text(Interval(**cell['improvement']), digits=2)}")
     found = cell.get("fingerprint", {})
     differing = [str(fingerprint.Quantity(**one)) for one in found.get("differing", [])]
     for text in [*differing[:_SHOWN], *([f"… and {len(differing) - _SHOWN} more"] if differing[_SHOWN:] else [])]:
@@ -137,17 +137,13 @@ def _reached_text(found: dict[str, Any], counted: str) -> str:
     return f"by {found['reached']} of {found['of']}{', median ' + ', '.join(times) if times else ''}"
 
 
-def _share_text(found: Interval) -> str:
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
-
-
 def write(found: dict[str, Any], path: Path) -> None:
     """Write the result as JSON, and its curves as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dumps(found) + "\n")
     drawn = {label: cell for label, cell in found["cells"].items() if cell["curves"]}
     if drawn:
-        plot(drawn, path.with_suffix(".png"))
+        draw(drawn).savefig(path.with_suffix(".png"), dpi=110)
 
 
 def compose_cells(words: list[str]) -> dict[str, Job]:

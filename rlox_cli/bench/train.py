@@ -347,11 +347,6 @@ def _rounds(row: dict[str, Any]) -> int:
     return max(len(of) for of in row["runs"].values())
 
 
-def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Write the figure of `draw`."""
-    draw(rows, caption).savefig(path, dpi=90)
-
-
 def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     """Draw CPU seconds, one panel per case, with the ratio and what was learned."""
     from matplotlib.figure import Figure
@@ -452,7 +447,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
         words += ["--peer-python PYTHON" for _ in peer_pythons]
         result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
         (out / "train.json").write_text(json.dumps(result, indent=1) + "\n")
-        plot(rows, out / "train.png", caption(result))
+        draw(rows, caption(result)).savefig(out / "train.png", dpi=90)
         console.print(f"written: {out / 'train.json'}, {out / 'train.png'}")
     faults = [f"{row['case']}, {system}: {fault}" for row in rows for system, fault in row["faults"].items()]
     if faults:

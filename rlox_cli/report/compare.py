@@ -59,7 +59,7 @@ def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json:
     else:
         console = make_console()
         for name, path, runs in zip("AB", (a, b), sides, strict=True):
-            console.print(f"{name}  {path}: {_count(len(runs))}")
+            console.print(f"{name}  {path}: {len(runs)} run{'s' if len(runs) != 1 else ''}")
         _print(found, console)
 
 
@@ -309,7 +309,3 @@ def _seeds(seeds: Sequence[int]) -> str:
     first, last = min(seeds), max(seeds)
     whole = len(seeds) > 2 and sorted(seeds) == list(range(first, last + 1))
     return f"{first} to {last}" if whole else ", ".join(map(str, sorted(seeds)))
-
-
-def _count(n: int) -> str:
-    return f"{n} run{'s' if n != 1 else ''}"

@@ -185,11 +185,13 @@ class Picture:
         profiled = [env for env in envs if self._draw_profile(env)]
         columns = max(min(3, len(envs)), *(min(3, len(self._other_metrics(env))) for env in envs))
         timed = [group for group in self.groups if group.label in self.coloured]
-        rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [(envs, self._curves, 3.6)]
+        rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [
+            ([(env, self.metric) for env in envs], self._draw_curves, 3.6)
+        ]
         if profiled:
             rows.append((profiled, self._profiles, 3.1))
         if others := [(env, metric) for env in envs for metric in self._other_metrics(env)]:
-            rows.append((others, self._metric_panel, 2.9))
+            rows.append((others, self._draw_curves, 2.9))
         names = self._bar_names(timed)
         # The tallest name decides, since bars are evenly spaced.
         tall = max((name.count("\n") + 1 for name in names), default=1)
@@ -257,13 +259,9 @@ class Picture:
             return []
         return [name for name in LANGUAGE if name != self.metric and all(name in run.series for run in runs)]
 
-    def _metric_panel(self, axis: Axes, item: tuple[str, str]) -> None:
-        self._draw_curves(axis, *item)
-
-    def _curves(self, axis: Axes, env: str) -> None:
-        self._draw_curves(axis, env, self.metric)
-
-    def _draw_curves(self, axis: Axes, env: str, metric: str) -> None:
+    def _draw_curves(self, axis: Axes, item: tuple[str, str]) -> None:
+        """Draw one metric of the groups of one environment; `item` is the environment and the metric."""
+        env, metric = item
         groups = sorted(self._of(env), key=lambda group: group.label in self.coloured)
         for group in groups:
             (colour, dashes), found = self.appearance(group.label), curve(group.runs, metric, self.by_time)

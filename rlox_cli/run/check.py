@@ -159,7 +159,10 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
         scratch, before = Path(name), limits.cpu_seconds()
-        algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
+        buffer = config.buffer
+        if isinstance(buffer, MmapBufferConfig):
+            buffer = replace(buffer, folder=str(scratch))  # its file would otherwise be in the run's folder
+        algorithm = build(replace(config, buffer=buffer), job.algo, scratch)
         start = replace(start, building=limits.cpu_seconds() - before)
         try:
             warnings += family.warnings(algorithm, config, folder)
@@ -175,13 +178,6 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         *(("warning", line) for line in dict.fromkeys([*warnings, *result.warnings])),
     ]
     return Report(f"{job.algo} on {config.env.id}", lines, result.estimate)
-
-
-def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
-    """Return `config` with the file of its replay memory, if it has one, in the folder `scratch`."""
-    if not isinstance(config.buffer, MmapBufferConfig):
-        return config
-    return replace(config, buffer=replace(config.buffer, folder=str(scratch)))
 
 
 @contextmanager
