@@ -121,10 +121,10 @@ class Predictions:
 def _draw_frame(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     """Return an image (h, w, 3) with an edge of this colour, and a margin around it, as bytes."""
     h, w, _ = image.shape
-    found = np.full((h + 4 * _MARGIN, w + 4 * _MARGIN, 3), 255, np.uint8)
-    found[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = colour
-    found[2 * _MARGIN : -2 * _MARGIN, 2 * _MARGIN : -2 * _MARGIN] = np.rint(image).astype(np.uint8)
-    return found
+    picture = np.full((h + 4 * _MARGIN, w + 4 * _MARGIN, 3), 255, np.uint8)
+    picture[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = colour
+    picture[2 * _MARGIN : -2 * _MARGIN, 2 * _MARGIN : -2 * _MARGIN] = np.rint(image).astype(np.uint8)
+    return picture
 
 
 class Recording(ActingPolicy):

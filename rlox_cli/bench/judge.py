@@ -73,10 +73,10 @@ def first_reach(curves: Iterable[Curve], threshold: float) -> dict[str, Any]:
     return found
 
 
-def more_seeds(n: int, found: Interval, bound: float) -> str:
-    """Return how many seeds, instead of `n`, would separate `found` from `bound` if value and spread stay the same."""
-    width = found.value - found.low if found.value >= bound else found.high - found.value
-    distance = abs(found.value - bound)
+def more_seeds(n: int, estimate: Interval, bound: float) -> str:
+    """Return how many seeds, instead of `n`, would separate `estimate` from `bound` with this value and spread."""
+    width = estimate.value - estimate.low if estimate.value >= bound else estimate.high - estimate.value
+    distance = abs(estimate.value - bound)
     if n < _FEWEST or math.isinf(width):
         return f"at least {_FEWEST} seeds"
     needed = math.ceil(n * (width / distance) ** 2) if distance > 0 else math.inf

@@ -128,20 +128,20 @@ def _unit(cell: dict[str, Any]) -> str:
     return unit_of(cell.get("settings", {}))  # results of earlier versions have none
 
 
-def _reached_text(found: dict[str, Any], counted: str) -> str:
+def _reached_text(reached: dict[str, Any], counted: str) -> str:
     times = [
-        f"{found[name]:{form}} {unit}"
+        f"{reached[name]:{form}} {unit}"
         for name, form, unit in (("steps", ",.0f", counted), ("cpu_s", ".3g", "s CPU"), ("wall_s", ".3g", "s wall"))
-        if found[name] is not None
+        if reached[name] is not None
     ]
-    return f"by {found['reached']} of {found['of']}{', median ' + ', '.join(times) if times else ''}"
+    return f"by {reached['reached']} of {reached['of']}{', median ' + ', '.join(times) if times else ''}"
 
 
-def write(found: dict[str, Any], path: Path) -> None:
+def write(content: dict[str, Any], path: Path) -> None:
     """Write the result as JSON, and its curves as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dumps(found) + "\n")
-    drawn = {label: cell for label, cell in found["cells"].items() if cell["curves"]}
+    path.write_text(dumps(content) + "\n")
+    drawn = {label: cell for label, cell in content["cells"].items() if cell["curves"]}
     if drawn:
         draw(drawn).savefig(path.with_suffix(".png"), dpi=110)
 
@@ -161,8 +161,8 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
     if any(re.match(r"\+*seed=", override) for override in overrides):
         raise UsageError("seed must be left out, since there are several; use --seeds N --first-seed K")
     jobs = compose_jobs([*flags, "-m"], ["logger=none", *overrides])
-    given = [set(job.overrides) for job in jobs]
-    shared = set.intersection(*given)
+    lists = [set(job.overrides) for job in jobs]
+    shared = set.intersection(*lists)
     cells = {}
     for job in jobs:
         if job.config.eval.n_points < 1:
@@ -308,14 +308,14 @@ def main(
     options = [f"--seeds {n_seeds}", f"--first-seed {first_seed}"] + (["--against sb3"] if against == "sb3" else [])
     command = " ".join(["rlox bench learn", *map(shlex.quote, words), *options])
     judged = {label: measure(label, job, seeds_of_each, runs, jobs, question, progress) for label, job in cells.items()}
-    found = result(command, judged)
+    outcome = result(command, judged)
     if out is not None:
-        write(found, out / "learn.json")
+        write(outcome, out / "learn.json")
     if as_json:
-        print(dumps(found))
+        print(dumps(outcome))
     else:
         console = make_console()
         for label, cell in judged.items():
             describe(label, cell, console)
-        console.print(found["verdict"] or "nothing to judge against")
-    return EXIT_CODES.get(found["verdict"], 0)
+        console.print(outcome["verdict"] or "nothing to judge against")
+    return EXIT_CODES.get(outcome["verdict"], 0)

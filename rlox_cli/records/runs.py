@@ -169,8 +169,8 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
     ledger.scan()
     if not ledger.starts:
         raise ValueError(f"{shown(folder)} has not started: its record is empty")
-    wanted = {*metrics, *(LANGUAGE if flat.get("model") else ())}
-    points_by_name: dict[str, list[tuple[int, float, float]]] = {name: [] for name in wanted}
+    chosen = {*metrics, *(LANGUAGE if flat.get("model") else ())}
+    points_by_name: dict[str, list[tuple[int, float, float]]] = {name: [] for name in chosen}
     recorded: set[str] = set()
     spent = {"collect": 0.0, "update": 0.0}
     segment, before, seconds, steps = -1, 0.0, 0.0, 0

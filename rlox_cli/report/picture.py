@@ -108,8 +108,8 @@ def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
     for pattern in np.unique(there, axis=0):
         at = (there == pattern).all(-1)
         if pattern.any():
-            for into, found in zip(middle, interval([values[at][:, pattern]]), strict=True):
-                into[at] = found
+            for into, part in zip(middle, interval([values[at][:, pattern]]), strict=True):
+                into[at] = part
     return Curve(grid, series, middle, there.sum(-1))
 
 
@@ -264,25 +264,25 @@ class Picture:
         env, metric = item
         groups = sorted(self._of(env), key=lambda group: group.label in self.coloured)
         for group in groups:
-            (colour, dashes), found = self.appearance(group.label), curve(group.runs, metric, self.by_time)
+            (colour, dashes), drawn = self.appearance(group.label), curve(group.runs, metric, self.by_time)
             coloured = group.label in self.coloured
-            points = "." if len(found.x) <= _FEW_POINTS else ""
-            for run, (x, y) in zip(group.runs, found.singles, strict=True):
+            points = "." if len(drawn.x) <= _FEW_POINTS else ""
+            for run, (x, y) in zip(group.runs, drawn.singles, strict=True):
                 if coloured and 1 < len(group.runs) <= _MOST_SINGLE:
                     axis.plot(x, y, color=colour, linewidth=0.8, alpha=0.4, gid=self._id(group.label))
                 if run.status != "finished":
                     axis.plot(x[-1], y[-1], "x", color=colour, markersize=8, gid=self._id(group.label))
-            whole = found.n == len(group.runs)
+            whole = drawn.n == len(group.runs)
             # The dotted line begins where the solid one ends.
             partial = ~whole | np.append(~whole[1:], False)
             for at, style, width in ((whole, dashes, 2.2 if coloured else 0.8), (partial, (0, (1, 1)), 1.4)):
-                line = np.where(at, found.middle.value, np.nan)
+                line = np.where(at, drawn.middle.value, np.nan)
                 options = {"color": colour, "linestyle": style, "linewidth": width, "markersize": 4 * width}
-                axis.plot(found.x, line, marker=points, gid=self._id(group.label), **options)
+                axis.plot(drawn.x, line, marker=points, gid=self._id(group.label), **options)
             if coloured:
                 axis.fill_between(
-                    *(found.x, found.middle.low, found.middle.high),
-                    **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
+                    *(drawn.x, drawn.middle.low, drawn.middle.high),
+                    **{"where": drawn.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
                 )
         references = _draw_references(axis, groups) if metric in RETURNS else ""
         axis.set(title=wrap_text(env, _TITLE), ylabel=wrap_text(metric_name(metric), _HEIGHT))
@@ -299,11 +299,11 @@ class Picture:
         thresholds = np.unique([finals.min() - margin, *finals, finals.max() + margin])
         for group in groups:
             colour, dashes = self.appearance(group.label)
-            found = profile([self.summaries[group].finals], thresholds)
+            shape = profile([self.summaries[group].finals], thresholds)
             style = {"color": colour, "linestyle": dashes, "linewidth": 2.2}
-            axis.step(thresholds, found.value, where="post", gid=self._id(group.label), **style)
+            axis.step(thresholds, shape.value, where="post", gid=self._id(group.label), **style)
             band = {"step": "post", "gid": self._id(group.label), **_band(colour)}
-            axis.fill_between(thresholds, found.low, found.high, **band)
+            axis.fill_between(thresholds, shape.low, shape.high, **band)
         title = wrap_text(f"{env}: performance profile", _TITLE)
         axis.set(title=title, xlabel="τ", ylabel="runs with a final score > τ")
         axis.set_ylim(-0.03, 1.03)

@@ -108,7 +108,7 @@ def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray],
     width = sum(sample.size for sample in samples) * max(sample.shape[-1] for sample in samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # the bounds of NaN are NaN
-        found = stats.bootstrap(
+        limits = stats.bootstrap(
             samples,
             lambda *drawn, axis: statistic(*drawn),
             n_resamples=RESAMPLES,
@@ -119,7 +119,7 @@ def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray],
             method="percentile",
             rng=np.random.default_rng(0),
         ).confidence_interval
-    return Interval(_plain(value), _plain(found.low), _plain(found.high))
+    return Interval(_plain(value), _plain(limits.low), _plain(limits.high))
 
 
 def to_json_numbers(value: Any) -> Any:
