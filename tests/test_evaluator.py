@@ -20,7 +20,7 @@ from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCall
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
-from rlox.evaluation.episodes import evaluate, step_limit
+from rlox.evaluation.episodes import Episodes, evaluate
 from rlox.evaluation.evaluator import cores
 from rlox.nn.modules import copy_module
 from rlox.nn.optimizers import flatten_
@@ -393,7 +393,8 @@ def test_without_a_time_limit_training_bounds_evaluation(tmp_path):
     ],
 )
 def test_where_episodes_of_an_evaluation_are_cut(own, max_steps, longest, limit):
-    assert step_limit(own, max_steps, longest) == limit
+    episodes = Episodes("CartPole-v1", 1, 0, True, None, False, max_steps, longest)
+    assert episodes.step_limit(own) == limit
 
 
 @pytest.mark.slow

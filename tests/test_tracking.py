@@ -397,12 +397,12 @@ def test_the_light_store_writes_the_same_rows_as_mlflow(tmp_path, monkeypatch):
         config = yaml.safe_load((run / "config.yaml").read_text())
         config["logger"]["mlflow"]["tracking_uri"] = f"sqlite:///{database}"
         (run / "config.yaml").write_text(yaml.safe_dump(config))
-        stores.state_path(run, "mlflow").unlink(missing_ok=True)
+        (run / stores.MIRRORS / "mlflow.json").unlink(missing_ok=True)
         logger = Logger("mlflow")
         assert Job(run, "mlflow").round(logger) == "done"
         client = type(logger.mirror({}).client).__name__
         # Once more from the start, as if the state file had been lost: nothing is duplicated.
-        stores.state_path(run, "mlflow").unlink()
+        (run / stores.MIRRORS / "mlflow.json").unlink()
         assert Job(run, "mlflow").round(logger) == "done"
         mirror, state = logger.mirror({}), stores.read_state(run, "mlflow")
         values = [(math.nan, 0), (math.inf, 1), (-math.inf, 2), (1.5, 2), (0.5, 2), (1.5, 2)]
@@ -475,7 +475,7 @@ def test_killed_writers_lose_and_repeat_nothing(db):
             assert not status(run)["mlflow"].complete
             offset = stores.read_state(run, "mlflow").offset
             if attempt == 1:  # the state is lost too: the run is found by its tag and sent again from the start
-                stores.state_path(run, "mlflow").unlink()
+                (run / stores.MIRRORS / "mlflow.json").unlink()
                 offset = 0
         record.end(step, "finished")
     report = sync(run)["mlflow"]

@@ -124,16 +124,18 @@ class CheckpointCallback(Callback):
         summary = evaluation.summary()
         if self.best < summary["mean_return"] < math.inf:
             self.best = summary["mean_return"]
-            kept = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
+            score = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
             if step is None or copied is None:
-                self._save(algorithm, "best", evaluation=kept)
-                return
-            write, states = copied
-            # Use the states of that step, except for callbacks that the evaluation itself changes.
-            now, named = algorithm.callbacks.state(), algorithm.callbacks.by_name()
-            scored = [name for name, callback in named.items() if isinstance(callback, (EvalCallback, type(self)))]
-            states |= {name: now[name] for name in scored if name in now}
-            self._write(algorithm, "best", step, partial(write, evaluation=kept, callbacks=states))
+                step = algorithm.counters.steps
+                write = algorithm.snapshot(self.folder / "best.safetensors", run=self.run, evaluation=score)
+            else:
+                snapshot, states = copied
+                # Use the states of that step, except for callbacks that the evaluation itself changes.
+                now, named = algorithm.callbacks.state(), algorithm.callbacks.by_name()
+                scored = [name for name, callback in named.items() if isinstance(callback, (EvalCallback, type(self)))]
+                states |= {name: now[name] for name in scored if name in now}
+                write = partial(snapshot, evaluation=score, callbacks=states)
+            self._write(algorithm, "best", step, write)
 
     def on_collection_error(self, *, algorithm, **info: Any) -> None:
         # A full disk must not hide the environment's error.
@@ -156,14 +158,11 @@ class CheckpointCallback(Callback):
 
     def save_last(self, algorithm) -> None:
         """Start writing ``last.safetensors`` now, unless it already contains this step."""
-        if self._saved_step != algorithm.counters.steps or not (self.folder / "last.safetensors").is_file():
-            self._save(algorithm, "last", memory=self.memory)
-            self._saved_step = algorithm.counters.steps
+        step, path = algorithm.counters.steps, self.folder / "last.safetensors"
+        if self._saved_step != step or not path.is_file():
+            self._write(algorithm, "last", step, algorithm.snapshot(path, run=self.run, memory=self.memory))
+            self._saved_step = step
         self._saved_at = time.monotonic()
-
-    def _save(self, algorithm, kind: str, **header: Any) -> None:
-        write = algorithm.snapshot(self.folder / f"{kind}.safetensors", run=self.run, **header)
-        self._write(algorithm, kind, algorithm.counters.steps, write)
 
     def _write(self, algorithm, kind: str, step: int, write: Callable[[], None]) -> None:
         if kind in self._writes:

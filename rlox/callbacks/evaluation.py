@@ -188,8 +188,19 @@ class EvalCallback(Callback):
             self.waited, self.stopped = 0, None
         else:
             # The training continues, perhaps exactly where it was stopped, or with other limits.
-            self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.steps else None
-        self._plan_workers(algorithm)
+            evaluated_now = bool(self.evaluations) and self.evaluations[-1][0] == c.steps
+            self.stopped = self._find_reason_to_stop() if evaluated_now else None
+        self.close()
+        # Decide how many processes this training may use for its evaluations, or when to decide that.
+        self._most_workers, self._measuring = 0, False
+        if self.workers > 0:
+            if (obstacle := self.obstacle(algorithm)) is not None:
+                raise ValueError(f"EvalCallback: workers must be 0 or -1 here, got {self.workers}: {obstacle}")
+            self._most_workers = self.workers
+            self._start_worker()  # it starts up while training begins
+        elif self.workers < 0 and self._due and self.obstacle_for_auto(algorithm) is None:
+            self._measuring, self._collected = True, (c.steps, 0.0)
+            self._decide_at = c.steps + (self._due[0] - c.steps) // 4
         return self.stopped is None
 
     def on_step(self, *, step: int, algorithm=None, metrics: dict[str, float] | None = None, **info: Any) -> bool:
@@ -212,7 +223,7 @@ class EvalCallback(Callback):
                 raise
             # At the end of training there is nothing left to stop.
             if not (last or self._pending):
-                self.stopped = self._reason()
+                self.stopped = self._find_reason_to_stop()
         return self.stopped is None
 
     def on_collection_error(self, *, algorithm=None, **info: Any) -> None:
@@ -256,7 +267,7 @@ class EvalCallback(Callback):
         if algorithm.device != "cpu":
             return f"the policy is on {algorithm.device}, and gives the same numbers only there"
         try:
-            self._job(algorithm)
+            self._make_job(algorithm)
         except Exception as e:
             return f"cloudpickle must be able to send policy and environment to another process: {e}"
         return None
@@ -265,16 +276,14 @@ class EvalCallback(Callback):
         """Return why workers=-1 starts no process; None if it starts processes when evaluations take long."""
         if isinstance(algorithm, _HandWritten) or self.workers == 0:
             return "as requested"
+        options = getattr(algorithm, "env_options", None)  # a language model has no environment
+        if options is not None and is_native(algorithm.env_id) and not (options.eval_kwargs or options.wrappers):
+            return "native environments are evaluated within milliseconds"
         if self._free_cores(algorithm) < 1:
             return f"training uses all {cores()} cores"
         if getattr(algorithm, "_own_policy", False):
             return "the policy is a custom module, which may keep state"
-        obstacle = self.obstacle(algorithm)
-        if obstacle is None:
-            arguments = algorithm._evaluation_arguments(self.n_episodes, self.seed)
-            if is_native(arguments["env_id"]) and not (arguments["env_kwargs"] or arguments["wrappers"]):
-                return "native environments are evaluated within milliseconds"
-        return obstacle
+        return self.obstacle(algorithm)
 
     def planned_workers(self, algorithm, seconds: float) -> int:
         """Return how many processes may be started if the remaining evaluations take `seconds` in total."""
@@ -294,20 +303,6 @@ class EvalCallback(Callback):
             if options.backend == "envpool":
                 used.append(options.kwargs.get("num_threads") or algorithm.n_envs)
         return cores() - max(used)
-
-    def _plan_workers(self, algorithm) -> None:
-        """Decide how many processes this training may use for its evaluations, or when to decide that."""
-        c = algorithm.counters
-        self.close()
-        self._most_workers, self._measuring = 0, False
-        if self.workers > 0:
-            if (obstacle := self.obstacle(algorithm)) is not None:
-                raise ValueError(f"EvalCallback: workers must be 0 or -1 here, got {self.workers}: {obstacle}")
-            self._most_workers = self.workers
-            self._start_worker()  # it starts up while training begins
-        elif self.workers < 0 and self._due and self.obstacle_for_auto(algorithm) is None:
-            self._measuring, self._collected = True, (c.steps, 0.0)
-            self._decide_at = c.steps + (self._due[0] - c.steps) // 4
 
     def _start_process_if_slow(self, algorithm, step: int, metrics: dict[str, float]) -> None:
         """Start a process as soon as the remaining evaluations are known to take long enough."""
@@ -336,13 +331,13 @@ class EvalCallback(Callback):
         self._processes.append(EvaluationWorker())
         return self._processes[-1]
 
-    def _job(self, algorithm) -> bytes:
+    def _make_job(self, algorithm) -> bytes:
         arguments = algorithm._evaluation_arguments(self.n_episodes, self.seed)
         return make_job({**arguments, "max_steps": self.max_steps}, algorithm._threads, self.imports)
 
     def _begin(self, algorithm, step: int) -> None:
         """Start the evaluation of the current policy in a process."""
-        job = self._job(algorithm)
+        job = self._make_job(algorithm)
         while len(self._pending) >= self._most_workers > 0:
             self._process_results(algorithm, wait=True, leave=self._most_workers - 1)
         if not self._most_workers:  # a process has died in the meantime
@@ -356,20 +351,20 @@ class EvalCallback(Callback):
     def _process_results(self, algorithm, wait: bool = False, leave: int = 0) -> None:
         """Process available results in the order of steps; with `wait`, until at most `leave` are pending."""
         while self._pending:
-            one = self._pending[0]
+            pending = self._pending[0]
             try:
-                if not one.worker.ready(wait and len(self._pending) > leave):
+                if not pending.worker.ready(wait and len(self._pending) > leave):
                     return
-                evaluation, seconds = one.worker.result()
+                evaluation, seconds = pending.worker.result()
             except ChildDied as e:
                 self._most_workers = 0
-                self._processes.remove(one.worker)
+                self._processes.remove(pending.worker)
                 warnings.warn(
-                    f"EvalCallback: {e} in the evaluation at {one.step:,}; evaluations continue in this process",
+                    f"EvalCallback: {e} in the evaluation at {pending.step:,}; evaluations continue in this process",
                     RuntimeWarning,
                     2,
                 )
-                evaluation = play(one.job)
+                evaluation = play(pending.job)
             except BaseException:
                 self.close()
                 raise
@@ -379,7 +374,7 @@ class EvalCallback(Callback):
                     bounded = self.max_steps is None and algorithm.counters.clock == "env_steps"
                     warn_of_cut(algorithm.env_id, int(evaluation.lengths.max()), bounded)
             self._pending.popleft()
-            self._take(algorithm, one.step, evaluation)
+            self._report(algorithm, pending.step, evaluation)
 
     def evaluate(self, algorithm) -> None:
         """Evaluate now, unless the last evaluation was at this step."""
@@ -396,16 +391,16 @@ class EvalCallback(Callback):
         evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started
         self._process_results(algorithm, wait=True)
-        self._take(algorithm, step, evaluation)
+        self._report(algorithm, step, evaluation)
 
-    def _take(self, algorithm, step: int, evaluation: Evaluation) -> None:
+    def _report(self, algorithm, step: int, evaluation: Evaluation) -> None:
         self.evaluations.append((step, evaluation))
         mean = evaluation.summary()["mean_return"]
         self.waited = 0 if mean > self.best else self.waited + 1
         self.best = max(self.best, mean)
         algorithm.callbacks.on_evaluation(step=step, evaluation=evaluation, algorithm=algorithm)
 
-    def _reason(self) -> str | None:
+    def _find_reason_to_stop(self) -> str | None:
         mean = self.evaluations[-1][1].summary()["mean_return"]
         if self.stop_at is not None and mean >= self.stop_at:
             return f"the evaluation's mean return {mean:.1f} reached stop_at={self.stop_at:g}"

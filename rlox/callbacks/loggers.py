@@ -49,7 +49,7 @@ class LoggerCallback(Callback):
     acts_on_evaluation = False
     logged_at: float | None = None
     # Pending evaluations and the metrics that follow them: step, time, metrics (None for the evaluation itself).
-    _held: deque[tuple[int, float, dict[str, float] | None]] | None = None
+    _waiting: deque[tuple[int, float, dict[str, float] | None]] | None = None
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Log `metrics` (tracker names; values are finite or NaN) of environment step `step`."""
@@ -63,31 +63,31 @@ class LoggerCallback(Callback):
                 raise TypeError(f"{type(self).__name__} needs metrics=…; pass metrics={{name: number}} to on_step")
             metrics = {"mean_reward": reward}
         named = {tracker_name(name): value for name, value in metrics.items()}
-        if self._held:
-            self._held.append((step, time.time(), named))
+        if self._waiting:
+            self._waiting.append((step, time.time(), named))
         else:
             self.log(step, named)
         return True
 
     def on_training_start(self, **info: Any) -> None:
-        self._held = None
+        self._waiting = None
 
     def on_evaluation_start(self, *, step: int, **info: Any) -> None:
-        self._held = deque() if self._held is None else self._held
-        self._held.append((step, time.time(), None))
+        self._waiting = deque() if self._waiting is None else self._waiting
+        self._waiting.append((step, time.time(), None))
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
-        found = {f"eval/{name}": float(value) for name, value in evaluation.summary().items()}
-        if not self._held:
-            self.log(step, found)
+        metrics = {f"eval/{name}": float(value) for name, value in evaluation.summary().items()}
+        if not self._waiting:
+            self.log(step, metrics)
             return
-        _, began, _ = self._held.popleft()
-        self._log_held(step, found, began)
-        while self._held and (metrics := self._held[0][2]) is not None:
-            then, at, _ = self._held.popleft()
-            self._log_held(then, metrics, at)
+        _, began, _ = self._waiting.popleft()
+        self._log_late(step, metrics, began)
+        while self._waiting and (later := self._waiting[0][2]) is not None:
+            then, at, _ = self._waiting.popleft()
+            self._log_late(then, later, at)
 
-    def _log_held(self, step: int, metrics: dict[str, float], at: float) -> None:
+    def _log_late(self, step: int, metrics: dict[str, float], at: float) -> None:
         self.logged_at = at
         try:
             self.log(step, metrics)

@@ -53,14 +53,14 @@ class PredictionsCallback(Callback):
             return
         self._drawn = step
         try:
-            found = open_loop(algorithm, self.n_episodes, evaluation.seed, evaluation.deterministic)
+            prediction = open_loop(algorithm, self.n_episodes, evaluation.seed, evaluation.deterministic)
         except EpisodesTooShort as e:
             if not self._warned:
                 warnings.warn(f"no predictions are drawn: {e}", RuntimeWarning, stacklevel=2)
             self._warned = True
             return
         if self._log is not None:
-            self._log(step, {f"model/{name}": value for name, value in found.summary().items()})
-        file = save_in(found, self.folder)
+            self._log(step, {f"model/{name}": value for name, value in prediction.summary().items()})
+        file = save_in(prediction, self.folder)
         if self._written is not None:
             self._written(step, file)

@@ -150,7 +150,7 @@ class ProgressCallback(Callback):
             done, left = self._step - self._first, self._end - self._step
             text = f"{share:4.0%} [{'#' * full}{'.' * (_BAR - full)}] {text}"
             if done > 0 and left > 0:
-                text += f", {_clock((now - self._began) * left / done)} left"
+                text += f", {format_clock((now - self._began) * left / done)} left"
         text = ", ".join(filter(None, [text, self._state(), self._evaluation]))
         text = text[: shutil.get_terminal_size().columns - 1]
         # Spaces cover the rest of a longer line before.
@@ -164,18 +164,14 @@ class ProgressCallback(Callback):
 
 def _is_redrawn(file: TextIO) -> bool:
     """Return whether a carriage return starts the same line again: in a terminal, and in a notebook."""
-    if type(_shell()).__name__ == "ZMQInteractiveShell":
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":
         return True
     return hasattr(file, "isatty") and file.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _shell() -> Any:
-    """Return IPython's shell; None if this is not IPython."""
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
-
-
-def _clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
+    """Format a time such as ``0:05`` or ``1:02:03``."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

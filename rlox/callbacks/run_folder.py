@@ -119,14 +119,14 @@ class RunFolder:
         record = run_files.check(self.path, FILE)
         if record is None or not record.st_size:
             return {}
-        found = dict(differences(read_config(self.path), plain))
-        if self._callbacks is None and (step == 0 or any(name in found for name in _ONE_RUN)):
+        changes = dict(differences(read_config(self.path), plain))
+        if self._callbacks is None and (step == 0 or any(name in changes for name in _ONE_RUN)):
             raise ValueError(
                 f"{self.where}: logger must be a new folder, got {self.path}, which contains a run; choose another, or "
                 f"continue that run with {cls}.from_checkpoint('{self.path}/checkpoints/last.safetensors', "
                 f"logger='{self.path}')"
             )
-        return found
+        return changes
 
     def _attach(self, algorithm: Any, record: Record, plain: dict[str, Any]) -> None:
         """Let the algorithm write to `record`; the first time, add the callbacks that do so."""
@@ -237,8 +237,8 @@ def _reward(algorithm: Any) -> str | None:
 
 def _evaluation(algorithm: Any) -> EvalConfig:
     """Return the settings of the algorithm's `EvalCallback`; without one, those of a run without evaluations."""
-    found = next((one for one in algorithm.callbacks.callbacks if isinstance(one, EvalCallback)), None)
-    if found is None:
+    callback = next((each for each in algorithm.callbacks.callbacks if isinstance(each, EvalCallback)), None)
+    if callback is None:
         return EvalConfig(n_points=0)
-    names = [item.name for item in dataclasses.fields(EvalConfig) if hasattr(found, item.name)]
-    return EvalConfig(**{name: getattr(found, name) for name in names})
+    names = [item.name for item in dataclasses.fields(EvalConfig) if hasattr(callback, item.name)]
+    return EvalConfig(**{name: getattr(callback, name) for name in names})

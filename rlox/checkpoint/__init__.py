@@ -14,7 +14,7 @@ _EXPORTS = {
     "parse_json": "rlox.checkpoint.header",
     "trained_for": "rlox.checkpoint.header",
     "Stream": "rlox.checkpoint.streams",
-    "versions": "rlox.checkpoint.installed",
+    "versions": "rlox.checkpoint.header",
     "decode_value": "rlox.checkpoint.values",
     "encode_value": "rlox.checkpoint.values",
     "find_lost": "rlox.checkpoint.values",

@@ -154,15 +154,10 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
             + ("the earlier checkpoint there is untouched" if path.is_file() else "there was no earlier checkpoint"),
             str(path),
         ) from e
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable, on systems that allow opening a folder."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path.parent, os.O_RDONLY)
     except OSError:
-        return
+        return  # a system that opens no folders, so that the rename cannot be made durable
     try:
         os.fsync(handle)
     finally:
@@ -179,12 +174,12 @@ def _map_tensors(file: IO[bytes], index: dict[str, Any]) -> dict[str, np.ndarray
     data = file.tell()
     kinds = {theirs: ours for ours, theirs in _DTYPES.items()}
     bytes_ = np.memmap(file, np.uint8, "c")  # copy-on-write: changes stay in this process
-    found = {}
+    tensors = {}
     for name, item in index.items():
         if name != "__metadata__":
             start, end = (data + offset for offset in item["data_offsets"])
-            found[name] = bytes_[start:end].view(kinds[item["dtype"]]).reshape(item["shape"]).view(np.ndarray)
-    return found
+            tensors[name] = bytes_[start:end].view(kinds[item["dtype"]]).reshape(item["shape"]).view(np.ndarray)
+    return tensors
 
 
 def _read(
@@ -260,9 +255,9 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
     for name, array in flat.items():
         section, _, rest = name.partition("/")
         tensors.setdefault(section, {})[rest] = array
-    found = {section: sorted(arrays) for section, arrays in tensors.items() if arrays}
+    names = {section: sorted(arrays) for section, arrays in tensors.items() if arrays}
     sections: Any = header.get("sections")
-    if not _is_object(sections) or {name: x for name, x in sections.items() if x} != found:
+    if not _is_object(sections) or {name: x for name, x in sections.items() if x} != names:
         raise ValueError(f"load_checkpoint: {path} is damaged: the sections in its header must match its tensors")
     tensors |= {section: {} for section in sections if section not in tensors}
     return Checkpoint(header, tensors, path.parent)

@@ -1,11 +1,15 @@
-"""Validation of a checkpoint's JSON header, before another module sees it."""
+"""A checkpoint's JSON header: the versions that it records, and its validation before another module sees it."""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,22 @@ VALUES_OF_USERS = ("callbacks", "env")
 # A header has about ten kilobytes. One that is longer than this, or has more parts, is not even parsed.
 _MOST_BYTES = 8 << 20
 _MOST_PARTS = 200_000
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of everything that can change a run's results, without importing any of it."""
+    from rlox import __version__
+    from rlox.kernels import CPU_LEVEL
+
+    packages = {}
+    for name in ("torch", "numpy", "gymnasium"):
+        try:
+            packages[name] = metadata.version(name)  # slow, hence the cache: parses the package's whole description
+        except metadata.PackageNotFoundError:
+            continue
+    machine = {"platform": f"{sys.platform}-{platform.machine()}", "cpu_level": str(CPU_LEVEL)}
+    return {"rlox": __version__, "python": platform.python_version(), **packages, **machine}
 
 
 def trained_for(header: dict[str, Any]) -> tuple[int, str]:

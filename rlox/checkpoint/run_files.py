@@ -43,14 +43,10 @@ def _require(path: Path, mode: int, is_kind: Callable[[int], bool], rule: str) -
         raise ValueError(f"{path} must be {rule}, got {got}; {remedy}")
 
 
-def _is_file_or_folder(mode: int) -> bool:
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
 def check(
     folder: str | os.PathLike,
     name: str,
-    is_kind: Callable[[int], bool] = _is_file_or_folder,
+    is_kind: Callable[[int], bool] = lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode),
     rule: str = "a file or a folder",
 ) -> os.stat_result | None:
     """Return the status of a file or folder below `folder`; None if nothing has that name.
@@ -60,18 +56,18 @@ def check(
     ValueError
         If a part of its path is a link or no folder, or it is not of the kind that `is_kind` accepts and `rule` names.
     """
-    path, found = Path(folder), None
+    path, status = Path(folder), None
     for part in Path(name).parts:
-        if found is not None:
-            _require(path, found.st_mode, stat.S_ISDIR, "a folder")
+        if status is not None:
+            _require(path, status.st_mode, stat.S_ISDIR, "a folder")
         path /= part
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-    if found is not None:
-        _require(path, found.st_mode, is_kind, rule)
-    return found
+    if status is not None:
+        _require(path, status.st_mode, is_kind, rule)
+    return status
 
 
 def is_file(folder: str | os.PathLike, name: str) -> bool:
@@ -104,20 +100,21 @@ def open_descriptor(folder: str | os.PathLike, name: str, flags: int = os.O_RDON
         # Relative to the descriptor of the folder above, so that nobody can put a link in its place meanwhile.
         for part in above:
             path /= part
-            with _complete_path(path):
-                _require(path, os.lstat(part, dir_fd=at).st_mode, stat.S_ISDIR, "a folder")
-                below = os.open(part, os.O_RDONLY | _FOLDER | _NO_LINK, dir_fd=at)
+            _require(path, os.lstat(part, dir_fd=at).st_mode, stat.S_ISDIR, "a folder")
+            below = os.open(part, os.O_RDONLY | _FOLDER | _NO_LINK, dir_fd=at)
             os.close(at)
             at = below
         path /= last
-        with _complete_path(path):
-            try:
-                _require(path, os.lstat(last, dir_fd=at).st_mode, stat.S_ISREG, "a regular file")
-            except FileNotFoundError:
-                if not flags & os.O_CREAT:
-                    raise
-            # Opening a pipe would wait for its writer.
-            opened = os.open(last, flags | _NO_LINK | _NO_WAIT, 0o644, dir_fd=at)
+        try:
+            _require(path, os.lstat(last, dir_fd=at).st_mode, stat.S_ISREG, "a regular file")
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+        # Opening a pipe would wait for its writer.
+        opened = os.open(last, flags | _NO_LINK | _NO_WAIT, 0o644, dir_fd=at)
+    except OSError as e:
+        # Relative to a descriptor, an error names only the last part of the path.
+        raise type(e)(e.errno, e.strerror, str(path)) from None
     finally:
         os.close(at)
     try:
@@ -126,15 +123,6 @@ def open_descriptor(folder: str | os.PathLike, name: str, flags: int = os.O_RDON
         os.close(opened)
         raise
     return opened
-
-
-@contextmanager
-def _complete_path(path: Path) -> Iterator[None]:
-    """Give an OSError the whole path; relative to a descriptor, it names only the last part."""
-    try:
-        yield
-    except OSError as e:
-        raise type(e)(e.errno, e.strerror, str(path)) from None
 
 
 def open_file(folder: str | os.PathLike, name: str, mode: str = "rb") -> IO[Any]:

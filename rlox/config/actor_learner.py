@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, Config, operational, searched
+from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, operational, searched
 from rlox.config.on_policy import OnPolicyConfig, PPOConfig
 from rlox.config.remote import is_address
 
 ACTOR_KINDS = ("threads", "processes", "ray", "grpc")
 ACTOR_ORDERS = ("auto", "fixed", "arrival")
-RAY_PLACEMENTS = ("spread", "pack")
 
 
 def actor_settings(n_actors: int | None, worker_addresses: list[str] | None) -> dict[str, Any]:
     """Return the hyper-parameters that these arguments of IMPALA and APPO abbreviate; None: argument not given."""
-    found: dict[str, Any] = {} if n_actors is None else {"n_actors": n_actors}
+    settings: dict[str, Any] = {} if n_actors is None else {"n_actors": n_actors}
     if worker_addresses is not None:
-        found["worker_addresses"] = worker_addresses
+        settings["worker_addresses"] = worker_addresses
         if isinstance(worker_addresses, (list, tuple)) and worker_addresses:
-            found["actors"] = "grpc"
-    return found
+            settings["actors"] = "grpc"
+    return settings
 
 
 @dataclass
@@ -89,38 +87,3 @@ class APPOConfig(ActorLearnerConfig, PPOConfig):
 
     n_steps: int = searched(32, "16,32,64,128")  # steps per environment in one rollout
     n_epochs: int = searched(2, "1,2,4")  # passes over each batch
-
-
-@dataclass
-class RayResources(Config):
-    """Ray cluster, and the resources that an actor or a job reserves there."""
-
-    address: str = "local"  # local: a new Ray instance on this machine; HOST:PORT or auto: a cluster
-    num_cpus: float = 1.0  # CPUs that each reserves
-    num_gpus: float = 0.0  # GPUs that each reserves; 0.5: two share one
-    resources: dict[str, float] = field(default_factory=dict)  # other resources that each reserves, by name
-    runtime_env: dict[str, Any] = field(default_factory=dict)  # Ray's runtime environment, for a cluster
-
-    def rules(self):
-        yield "address", bool(self.address), "not be empty"
-        yield "num_cpus", 0 <= self.num_cpus < math.inf, "be >= 0 and finite"
-        yield "num_gpus", 0 <= self.num_gpus < math.inf, "be >= 0 and finite"
-        numbers = self.resources.values()
-        sound = all(isinstance(number, (int, float)) and 0 < number < math.inf for number in numbers)
-        yield "resources", sound, "contain finite numbers > 0"
-
-
-@dataclass
-class RayConfig(RayResources):
-    """Actors on Ray (algo.actors=ray): where they are placed, and what each of them reserves."""
-
-    placement: str = "spread"  # spread actors over the nodes, or pack them onto as few as possible
-    learner_apart: bool = False  # keep actors off the learner's node
-    start_timeout: float = 120.0  # seconds within which all actors must start
-
-    def rules(self):
-        yield from super().rules()
-        yield "placement", self.placement in RAY_PLACEMENTS, f"be one of {', '.join(RAY_PLACEMENTS)}"
-        reserves = self.num_cpus > 0 or self.num_gpus > 0 or self.resources
-        yield "num_cpus", bool(reserves), "be > 0 if an actor reserves nothing else"
-        yield "start_timeout", 0 < self.start_timeout < math.inf, "be > 0 and finite"

@@ -1,10 +1,14 @@
-"""Settings of environments on other machines."""
+"""Settings of work on other machines: environments on workers, actors and jobs on Ray."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlox.config.base import LONGEST_S, Config
+
+RAY_PLACEMENTS = ("spread", "pack")
 
 
 def is_address(text: str) -> bool:
@@ -34,3 +38,38 @@ class RemoteConfig(Config):
         yield "cert", self.cert is None or self.ca is not None, "be set together with ca"
         yield "timeout_s", 0 < self.timeout_s <= LONGEST_S, f"be > 0 and at most {LONGEST_S}"
         yield "reconnect_s", 0 <= self.reconnect_s <= LONGEST_S, f"be >= 0 and at most {LONGEST_S}"
+
+
+@dataclass
+class RayResources(Config):
+    """Ray cluster, and the resources that an actor or a job reserves there."""
+
+    address: str = "local"  # local: a new Ray instance on this machine; HOST:PORT or auto: a cluster
+    num_cpus: float = 1.0  # CPUs that each reserves
+    num_gpus: float = 0.0  # GPUs that each reserves; 0.5: two share one
+    resources: dict[str, float] = field(default_factory=dict)  # other resources that each reserves, by name
+    runtime_env: dict[str, Any] = field(default_factory=dict)  # Ray's runtime environment, for a cluster
+
+    def rules(self):
+        yield "address", bool(self.address), "not be empty"
+        yield "num_cpus", 0 <= self.num_cpus < math.inf, "be >= 0 and finite"
+        yield "num_gpus", 0 <= self.num_gpus < math.inf, "be >= 0 and finite"
+        numbers = self.resources.values()
+        sound = all(isinstance(number, (int, float)) and 0 < number < math.inf for number in numbers)
+        yield "resources", sound, "contain finite numbers > 0"
+
+
+@dataclass
+class RayConfig(RayResources):
+    """Actors on Ray (algo.actors=ray): where they are placed, and what each of them reserves."""
+
+    placement: str = "spread"  # spread actors over the nodes, or pack them onto as few as possible
+    learner_apart: bool = False  # keep actors off the learner's node
+    start_timeout: float = 120.0  # seconds within which all actors must start
+
+    def rules(self):
+        yield from super().rules()
+        yield "placement", self.placement in RAY_PLACEMENTS, f"be one of {', '.join(RAY_PLACEMENTS)}"
+        reserves = self.num_cpus > 0 or self.num_gpus > 0 or self.resources
+        yield "num_cpus", bool(reserves), "be > 0 if an actor reserves nothing else"
+        yield "start_timeout", 0 < self.start_timeout < math.inf, "be > 0 and finite"

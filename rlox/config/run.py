@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox.config.actor_learner import RayConfig
 from rlox.config.base import (
     BACKENDS,
     DEVICES,
@@ -24,7 +23,7 @@ from rlox.config.base import (
     is_below,
     operational,
 )
-from rlox.config.remote import RemoteConfig
+from rlox.config.remote import RayConfig, RemoteConfig
 from rlox.config.sqlite import names_file
 
 DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models only
@@ -165,10 +164,10 @@ class WandbConfig(Config):
         if self.mode is not None:
             return self.mode
         mode_text = os.environ.get("WANDB_MODE") or "online"
-        found = {"dryrun": "offline", "run": "online"}.get(mode_text, mode_text)  # older names of W&B
-        if found not in WANDB_MODES:
+        mode = {"dryrun": "offline", "run": "online"}.get(mode_text, mode_text)  # older names of W&B
+        if mode not in WANDB_MODES:
             raise ValueError(f"WandbConfig: WANDB_MODE must be one of {', '.join(WANDB_MODES)}, got {mode_text!r}")
-        return found
+        return mode
 
 
 @dataclass
@@ -282,8 +281,8 @@ class RunConfig(Config):
     @property
     def max_seconds(self) -> int | None:
         """`max_time` in seconds; None if it is null or not a valid time."""
-        found = re.fullmatch(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time or "")
-        return sum(unit * int(n or 0) for unit, n in zip((3600, 60, 1), found.groups(), strict=True)) if found else None
+        parts = re.fullmatch(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time or "")
+        return sum(unit * int(n or 0) for unit, n in zip((3600, 60, 1), parts.groups(), strict=True)) if parts else None
 
     @property
     def offline(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class Episodes:
     render: bool
     max_steps: int | None
     longest: int | None
+    render_mode: str | None = field(init=False)  # of the environment; None if nothing is drawn
 
     def __post_init__(self) -> None:
         self.n_episodes = integer("evaluate", "n_episodes", self.n_episodes, 1, MOST_AT_ONCE)
@@ -82,11 +83,7 @@ class Episodes:
             raise ValueError(
                 "evaluate: render must be False if frames are given, since an environment has one render mode"
             )
-
-    @property
-    def render_mode(self) -> str | None:
-        """The environment's render mode; None if nothing is drawn."""
-        return "human" if self.render else None if self.frames is None else "rgb_array"
+        self.render_mode = "human" if self.render else None if self.frames is None else "rgb_array"
 
     def show(self, env: Any) -> None:
         """Pass a picture of the environment on, if pictures are wanted."""
@@ -95,7 +92,11 @@ class Episodes:
 
     def step_limit(self, own: int | None) -> int:
         """Return the number of steps after which an episode is cut; `own` is the environment's limit, if it has one."""
-        return step_limit(own, self.max_steps, self.longest)
+        if self.max_steps is not None:
+            return self.max_steps
+        if own or self.longest is None:
+            return max(MAX_STEPS, own or 0)
+        return min(MAX_STEPS, max(LEAST_STEPS, TIMES_LONGEST * self.longest))
 
     def warn_of_cut(self, limit: int) -> None:
         """Warn that an episode was cut at `limit`."""
@@ -186,15 +187,6 @@ def evaluate(
         returns, lengths, n_cut = _play_gym(episodes, begin, env_kwargs, wrappers)
     episodes.require_finite(returns, lengths)
     return Evaluation(returns, lengths, episodes.seed, deterministic, n_cut)
-
-
-def step_limit(own: int | None, max_steps: int | None, longest: int | None) -> int:
-    """Return the number of steps after which an episode is cut; `own` is the environment's limit, if it has one."""
-    if max_steps is not None:
-        return max_steps
-    if own or longest is None:
-        return max(MAX_STEPS, own or 0)
-    return min(MAX_STEPS, max(LEAST_STEPS, TIMES_LONGEST * longest))
 
 
 def warn_of_cut(env_id: Any, limit: int, bounded: bool) -> None:

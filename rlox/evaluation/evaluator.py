@@ -35,11 +35,11 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU t
 
 def cores() -> int:
     """Return the number of cores that this process may use: its affinity, within a container's quota."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text().split()
-        found = min(found, int(quota) // int(period))  # "max" is not a number
-    return max(1, found)
+        n = min(n, int(quota) // int(period))  # "max" is not a number
+    return max(1, n)
 
 
 def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = ()) -> bytes:

@@ -88,11 +88,11 @@ def _loggers(run: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _stores(run: Path) -> dict[str, Path]:
-    found = {name: logger_class(name).store(s, run) for name, s in _loggers(run).items()}
-    for store in found.values():
+    folders = {name: logger_class(name).store(s, run) for name, s in _loggers(run).items()}
+    for store in folders.values():
         if store.is_relative_to(run):
             stores.inside(run, str(store.relative_to(run) / "pending"))
-    return found
+    return folders
 
 
 def _run_folder(run: str | Path) -> Path:
@@ -245,14 +245,14 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
             continue
         follower = _Follower(run, name, store, progress)
         asked = time.time()
-        while (found := follower.poll()) is None:
+        while (final := follower.poll()) is None:
             state = stores.read_state(run, name)
             failed = state.error is not None and state.updated > asked
             if is_alive(run) and (failed or (state.error is None and state.offset >= target)):
-                found = _report(run, name)
+                final = _report(run, name)
                 break
             time.sleep(0.05)
-        reports[name] = found
+        reports[name] = final
     return reports
 
 

@@ -112,20 +112,20 @@ class MlflowMirror:
     def experiment(self, name: str) -> str:
         """Return the experiment's id; create the experiment if it does not exist."""
         if name not in self._experiments:
-            found = self.client.get_experiment_by_name(name)
-            if found is not None and found.lifecycle_stage == "deleted":
+            existing = self.client.get_experiment_by_name(name)
+            if existing is not None and existing.lifecycle_stage == "deleted":
                 raise ValueError(
                     f"rlox.tracking: logger.mlflow.experiment must not be deleted, got {name!r}; "
-                    f"run `mlflow experiments restore -x {found.experiment_id}` or choose another name"
+                    f"run `mlflow experiments restore -x {existing.experiment_id}` or choose another name"
                 )
-            if found is not None:
-                self._experiments[name] = found.experiment_id
+            if existing is not None:
+                self._experiments[name] = existing.experiment_id
             else:
                 # Without a location, MLflow puts artifacts under the writer's working directory.
                 location = self.database and (self.database.parent / "mlartifacts").as_uri()
                 self._experiments[name] = self.client.create_experiment(name, location)
             # MLflow's page guesses an unknown kind, and may then show the layout for traces of language models.
-            known = (found.tags if found is not None else {}).get(KIND, "")
+            known = (existing.tags if existing is not None else {}).get(KIND, "")
             if not known or known.endswith("_inferred") or known == "no_inferred_type":
                 self.client.set_experiment_tag(self._experiments[name], KIND, "custom_model_development")
         return self._experiments[name]
@@ -177,8 +177,8 @@ class MlflowRun:
     def _find(self, job: Job, experiment: str) -> Any:
         if isinstance(self.client, mlflow_sqlite.SqliteStore):
             return self.client.find_run(experiment, job.ledger.run_id)
-        found = self.client.search_runs([experiment], f"tags.`rlox.run_id` = '{job.ledger.run_id}'", max_results=1)
-        return found[0] if found else None
+        runs = self.client.search_runs([experiment], f"tags.`rlox.run_id` = '{job.ledger.run_id}'", max_results=1)
+        return runs[0] if runs else None
 
     def _params(self, job: Job, present: Mapping[str, str]) -> None:
         params = dict(_flat(job.config))

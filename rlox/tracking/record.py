@@ -252,27 +252,27 @@ class Record:
         changed: Mapping[str, Any] | None = None,
         verify: Callable[[], None] | None = None,
     ):
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._path = self._folder / FILE
-        held = lock.acquire(self._folder / LOCK)
-        if held is None:
-            pid = run_files.read_bytes(self._folder, LOCK, 100).decode("utf-8", "replace").strip()
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._path = self.folder / FILE
+        descriptor = lock.acquire(self.folder / LOCK)
+        if descriptor is None:
+            pid = run_files.read_bytes(self.folder, LOCK, 100).decode("utf-8", "replace").strip()
             raise RuntimeError(
-                f"Record: folder must have no other living trainer, got {self._folder} held by "
+                f"Record: folder must have no other living trainer, got {self.folder} held by "
                 f"process {pid}; wait for it, stop it or choose another folder"
             )
-        self._lock, self._file = held, -1
+        self._lock, self._file = descriptor, -1
         try:
             if verify is not None:
                 verify()
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
             # Keep existing contents: the repair below must read what a crashed trainer left.
-            self._file = run_files.open_descriptor(self._folder, FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            self._run_id, self._segment = self._recover()
+            self._file = run_files.open_descriptor(self.folder, FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self.run_id, self.segment = self._recover()
             self._step = 0 if resume_step is None else int(resume_step)
-            start = {"run_id": self._run_id, "pid": os.getpid(), "versions": dict(versions or {})}
+            start = {"run_id": self.run_id, "pid": os.getpid(), "versions": dict(versions or {})}
             self._write("start", self._step, {**start, "changed": dict(changed)} if changed else start)
         except BaseException:
             self.close()
@@ -282,7 +282,7 @@ class Record:
     def _recover(self) -> tuple[str, int]:
         """Remove a partial last line, and return the run's id and this segment's number."""
         run_id, segment, offset = uuid.uuid4().hex, -1, 0
-        with run_files.open_file(self._folder, FILE) as file:
+        with run_files.open_file(self.folder, FILE) as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     os.ftruncate(self._file, offset)
@@ -294,18 +294,6 @@ class Record:
                         run_id, segment = row["run_id"] if segment < 0 else run_id, row["segment"]
                 offset += len(line)
         return run_id, segment + 1
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
-    @property
-    def run_id(self) -> str:
-        return self._run_id
-
-    @property
-    def segment(self) -> int:
-        return self._segment
 
     def metrics(self, step: int, values: Mapping[str, float], time: float | None = None) -> None:
         """Append one row of metrics; values that are not finite become null.
@@ -357,7 +345,7 @@ class Record:
             raise ValueError(f"Record.checkpoint: kind must be one of {', '.join(KINDS)}, got {kind!r}")
         self._write("checkpoint", step, {"kind": kind, "file": str(file)})
         if kind == "last":
-            self._flush()
+            os.fsync(self._file)  # rows that a checkpoint covers must survive a power failure, as it does
 
     def end(
         self, step: int, status: str, message: str = "", may_pass: bool = False, traceback: str | None = None
@@ -379,7 +367,7 @@ class Record:
         if traceback is not None:
             fields["traceback"] = traceback
         self._write("end", step, fields)
-        self._flush()
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Release the run folder. If `end` was not called before, the run counts as killed."""
@@ -394,15 +382,11 @@ class Record:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _flush(self) -> None:
-        # Rows covered by a checkpoint must survive a power failure, as the checkpoint itself does.
-        os.fsync(self._file)
-
     def _write(self, event: str | None, step: int, fields: Mapping[str, Any], time: float | None = None) -> None:
         if self._file < 0:
             raise ValueError(f"Record: {self._path} must be open, got a closed record")
         row: dict[str, Any] = {
-            "segment": self._segment,
+            "segment": self.segment,
             "step": int(step),
             "time": round(clock.time() if time is None else float(time), 3),
         }

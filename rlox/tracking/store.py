@@ -53,10 +53,6 @@ class State:
     updated: float = 0.0  # seconds since the epoch
 
 
-def state_path(run: Path, name: str) -> Path:
-    return run / MIRRORS / f"{name}.json"
-
-
 def read_state(run: Path, name: str) -> State:
     """Return the mirror's state, or a new one if there is no valid state (a mirror can always be filled again)."""
     try:

@@ -275,11 +275,11 @@ def main(name: str, folder: str) -> None:
     store = Path(folder)
     os.nice(10)  # training needs the CPU more
     while stores.list_pending_runs(store):
-        held = lock.acquire(stores.lock_path(store))
-        if held is None:
+        descriptor = lock.acquire(stores.lock_path(store))
+        if descriptor is None:
             return
         try:
             drain(name, store)
         finally:
-            os.close(held)
+            os.close(descriptor)
         # Check again: a run that registered between the last check and the unlock found the lock taken.

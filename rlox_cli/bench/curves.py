@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +25,6 @@ def align_curves(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     steps = steps[steps >= first]
     heights = [np.interp(steps, [row["step"] for row in c], [row["mean"] for row in c]) for c in curves]
     return steps, np.stack(heights, axis=-1)
-
-
-def plot(cells: dict[str, dict[str, Any]], path: Path) -> None:
-    """Write the figure of `draw`."""
-    draw(cells).savefig(path, dpi=110)
 
 
 def draw(cells: dict[str, dict[str, Any]]) -> Figure:

@@ -192,43 +192,42 @@ def measure(workers: list[Worker], operation: Operation, size: Size, samples: in
     times: dict[str, list[float]] = {}
     checks: dict[str, float] = {}
     present = list(workers)
-    wanted: dict[str, int] = {}
+    counts: dict[str, int] = {}
     faults: dict[str, str] = {}
-    for one in workers:
-        answer = one.ask(operation, size, 3)
+    for worker in workers:
+        answer = worker.ask(operation, size, 3)
         if "absent" in answer:
-            present.remove(one)
+            present.remove(worker)
             continue
         if "error" in answer:
-            if one.system == "rlox":
+            if worker.system == "rlox":
                 raise UsageError(f"{operation.title} of rlox at {_label(size)} failed: {answer['error']}")
-            present.remove(one)
-            faults[one.system] = f"failed: {answer['error']}"
+            present.remove(worker)
+            faults[worker.system] = f"failed: {answer['error']}"
             continue
         per_sample = max(_SAMPLE_NS, statistics.median(answer["ns"])) / 1e9
-        wanted[one.system] = max(3, min(math.ceil(samples / rounds), int(_SECONDS / per_sample)))
+        counts[worker.system] = max(3, min(math.ceil(samples / rounds), int(_SECONDS / per_sample)))
         if answer["check"] is not None:
-            checks[one.system] = answer["check"]
+            checks[worker.system] = answer["check"]
     ours = checks.get("rlox", math.nan)
     for system, theirs in checks.items():
         if system in operation.differs:
             continue
-        count = math.prod(size) if isinstance(size, tuple) else size
-        if not math.isclose(theirs, ours, rel_tol=1e-3, abs_tol=1e-5 * count):
+        if not math.isclose(theirs, ours, rel_tol=1e-3, abs_tol=1e-5 * _count_elements(size)):
             faults[system] = f"{system} and rlox must agree, got {theirs} and {ours}"
-            present = [one for one in present if one.system != system]
+            present = [worker for worker in present if worker.system != system]
     for k in range(rounds):
         # The order changes, so that it is not always the same system that runs first on a cold machine.
         turn = present[k % len(present) :] + present[: k % len(present)]
-        for one in turn:
-            times.setdefault(one.system, []).extend(one.ask(operation, size, wanted[one.system])["ns"])
+        for worker in turn:
+            times.setdefault(worker.system, []).extend(worker.ask(operation, size, counts[worker.system])["ns"])
     row = {
-        one.system: {
-            "median_us": round(statistics.median(times[one.system]) / 1e3, 4),
-            "p99_us": round(_p99(times[one.system]) / 1e3, 4),
-            "samples": len(times[one.system]),
+        worker.system: {
+            "median_us": round(statistics.median(times[worker.system]) / 1e3, 4),
+            "p99_us": round(_p99(times[worker.system]) / 1e3, 4),
+            "samples": len(times[worker.system]),
         }
-        for one in present
+        for worker in present
     }
     mine = row["rlox"]
     return {
@@ -287,11 +286,6 @@ def print_results(console, rows: list[dict[str, Any]], peers: list[str]) -> None
     print_table(console, table)
 
 
-def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Write the figure of `draw`."""
-    draw(rows, caption).savefig(path, dpi=80)
-
-
 def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     """Draw small multiples: time per call over size, one line per system."""
     from matplotlib.figure import Figure
@@ -304,17 +298,17 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     figure = Figure(figsize=(4.2 * columns, 2.9 * lines + 0.5))
     axes = figure.subplots(lines, columns, squeeze=False)
     for axis, name in zip(axes.flat, names, strict=False):
-        of = sorted((row for row in rows if row["title"] == name), key=_magnitude)
+        of = sorted((row for row in rows if row["title"] == name), key=lambda row: _count_elements(row["size"]))
         for system, colour in _COLOURS.items():
-            xs = [_magnitude(r) for r in of if system in r["systems"]]
+            xs = [_count_elements(r["size"]) for r in of if system in r["systems"]]
             ys = [r["systems"][system]["median_us"] for r in of if system in r["systems"]]
             if xs:
                 axis.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1.8 if system == "rlox" else 1.0,
                           label=system)  # fmt: skip
         axis.set(xscale="log", yscale="log", xlabel=of[0]["unit"])
-        for one in (axis.xaxis, axis.yaxis):
-            one.set_major_locator(LogLocator(numticks=6))
-            one.set_minor_formatter(NullFormatter())
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(LogLocator(numticks=6))
+            side.set_minor_formatter(NullFormatter())
         _whole_decades(axis)
         axis.set_title(textwrap.fill(name, 44), fontsize=9)
         axis.grid(True, alpha=0.3)
@@ -341,8 +335,8 @@ def _whole_decades(axis: Axes) -> None:
             limit(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
 
 
-def _magnitude(row: dict[str, Any]) -> int:
-    return math.prod(row["size"]) if isinstance(row["size"], (tuple, list)) else row["size"]
+def _count_elements(size: Size | list[int]) -> int:
+    return math.prod(size) if isinstance(size, (tuple, list)) else size
 
 
 def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, out: Path | None) -> None:
@@ -365,17 +359,17 @@ def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, 
     try:
         for system, python in systems.items():
             workers.append(Worker(system, python))
-        versions = {k: v for one in workers for k, v in one.versions.items()}
+        versions = {k: v for worker in workers for k, v in worker.versions.items()}
         console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
-        cases = [(o, size) for o in operations for size in sorted(o.sizes, key=_size_key)]
+        cases = [(o, size) for o in operations for size in sorted(o.sizes, key=_count_elements)]
         with Parts(len(cases)) as parts:
             for operation, size in cases:
                 parts.begin(f"{operation.title}, {_label(size)}")
                 rows.append(measure(workers, operation, size, samples, rounds))
     finally:
-        for one in workers:
-            one.close()
-    print_results(console, rows, [one.system for one in workers if one.system != "rlox"])
+        for worker in workers:
+            worker.close()
+    print_results(console, rows, [worker.system for worker in workers if worker.system != "rlox"])
     short = [row for row in rows if row["ratio"].get("original", 1.0) < 0.95]
     if "original" in systems:
         musts = [row for row in rows if row["must"] is not None]
@@ -402,9 +396,5 @@ def _write(out, rows, rounds, samples, versions, only, peer_pythons, console) ->
     caption = f"{result['machine']}; median of {samples} samples in {rounds} rounds, one thread; " + ", ".join(
         f"{name} {version}" for name, version in versions.items()
     )
-    plot(rows, out / "data.png", caption)
+    draw(rows, caption).savefig(out / "data.png", dpi=80)
     console.print(f"written: {out / 'data.json'}, {out / 'data.png'}")
-
-
-def _size_key(size: Size) -> int:
-    return math.prod(size) if isinstance(size, tuple) else size

@@ -84,10 +84,10 @@ def compare(ours: Sequence[dict[str, float]], nominal: Sequence[dict[str, float]
     if not names:
         return Comparison(n, m, 0, 1.0, [])
     ranks = ranks[:, vary] / (spread[vary] * math.sqrt(n * m / (n + m - 1)))
-    found = np.abs(ranks[:n].sum(0))
+    sums = np.abs(ranks[:n].sum(0))
     largest = np.sort(np.abs(_splits(n, n + m) @ ranks).max(1))
-    p = (1 + len(largest) - np.searchsorted(largest, found - 1e-9)) / (1 + len(largest))
-    order = [k for k in np.argsort(-found, kind="stable") if p[k] <= level]
+    p = (1 + len(largest) - np.searchsorted(largest, sums - 1e-9)) / (1 + len(largest))
+    order = [k for k in np.argsort(-sums, kind="stable") if p[k] <= level]
     differing = []
     for k in order:
         low, median, high = np.quantile(table[n:, k], [0.05, 0.5, 0.95], method="nearest")

@@ -73,10 +73,10 @@ def first_reach(curves: Iterable[Curve], threshold: float) -> dict[str, Any]:
     return found
 
 
-def more_seeds(n: int, found: Interval, bound: float) -> str:
-    """Return how many seeds, instead of `n`, would separate `found` from `bound` if value and spread stay the same."""
-    width = found.value - found.low if found.value >= bound else found.high - found.value
-    distance = abs(found.value - bound)
+def more_seeds(n: int, estimate: Interval, bound: float) -> str:
+    """Return how many seeds, instead of `n`, would separate `estimate` from `bound` with this value and spread."""
+    width = estimate.value - estimate.low if estimate.value >= bound else estimate.high - estimate.value
+    distance = abs(estimate.value - bound)
     if n < _FEWEST or math.isinf(width):
         return f"at least {_FEWEST} seeds"
     needed = math.ceil(n * (width / distance) ** 2) if distance > 0 else math.inf
@@ -105,8 +105,8 @@ def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, 
     return MORE, f"{text}; {more_seeds(n, found, -margin)} of both"
 
 
-def interval_text(found: Interval, sign: str = "") -> str:
-    return f"{found.value:{sign}.1f} [{found.low:.1f}, {found.high:.1f}]"
+def interval_text(of: Interval, sign: str = "", digits: int = 1) -> str:
+    return f"{of.value:{sign}.{digits}f} [{of.low:.{digits}f}, {of.high:.{digits}f}]"
 
 
 def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:

@@ -29,7 +29,7 @@ from rich.console import Console
 
 from rlox.checkpoint import one_line, versions
 from rlox_cli.bench import fingerprint, seeds
-from rlox_cli.bench.curves import plot
+from rlox_cli.bench.curves import draw
 from rlox_cli.bench.judge import FAIL, MORE, PASS, Others, Question, area, interval_text, judge, task_changes, worst
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.sb3 import find_python, read_curves, settings_of, train_curves
@@ -39,7 +39,7 @@ from rlox_cli.config.overrides import split_args
 from rlox_cli.config.schema import with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.runs import unit_of
-from rlox_cli.report.statistics import Interval
+from rlox_cli.report.statistics import Interval, to_json_numbers
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
@@ -75,17 +75,9 @@ def result(command: str, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {**provenance(command), "versions": versions(), "verdict": verdict, "cells": cells}
 
 
-def dumps(found: Any) -> str:
+def dumps(content: dict[str, Any]) -> str:
     """Return strict JSON on one line; numbers that are not finite become null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return jsonlib.dumps(plain(found), allow_nan=False)
+    return jsonlib.dumps(to_json_numbers(content), allow_nan=False)
 
 
 def describe(label: str, cell: dict[str, Any], console: Console) -> None:
@@ -110,7 +102,7 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         theirs = f"; theirs {_reached_text(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
         line(f"{cell['threshold']['score']:g} reached", f"{_reached_text(cell['threshold'], _unit(cell))}{theirs}")
     if key:
-        line("beats theirs", f"with probability {_share_text(Interval(**cell['improvement']))}")
+        line("beats theirs", f"with probability {interval_text(Interval(**cell['improvement']), digits=2)}")
     found = cell.get("fingerprint", {})
     differing = [str(fingerprint.Quantity(**one)) for one in found.get("differing", [])]
     for text in [*differing[:_SHOWN], *([f"… and {len(differing) - _SHOWN} more"] if differing[_SHOWN:] else [])]:
@@ -136,26 +128,22 @@ def _unit(cell: dict[str, Any]) -> str:
     return unit_of(cell.get("settings", {}))  # results of earlier versions have none
 
 
-def _reached_text(found: dict[str, Any], counted: str) -> str:
+def _reached_text(reached: dict[str, Any], counted: str) -> str:
     times = [
-        f"{found[name]:{form}} {unit}"
+        f"{reached[name]:{form}} {unit}"
         for name, form, unit in (("steps", ",.0f", counted), ("cpu_s", ".3g", "s CPU"), ("wall_s", ".3g", "s wall"))
-        if found[name] is not None
+        if reached[name] is not None
     ]
-    return f"by {found['reached']} of {found['of']}{', median ' + ', '.join(times) if times else ''}"
+    return f"by {reached['reached']} of {reached['of']}{', median ' + ', '.join(times) if times else ''}"
 
 
-def _share_text(found: Interval) -> str:
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
-
-
-def write(found: dict[str, Any], path: Path) -> None:
+def write(content: dict[str, Any], path: Path) -> None:
     """Write the result as JSON, and its curves as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dumps(found) + "\n")
-    drawn = {label: cell for label, cell in found["cells"].items() if cell["curves"]}
+    path.write_text(dumps(content) + "\n")
+    drawn = {label: cell for label, cell in content["cells"].items() if cell["curves"]}
     if drawn:
-        plot(drawn, path.with_suffix(".png"))
+        draw(drawn).savefig(path.with_suffix(".png"), dpi=110)
 
 
 def compose_cells(words: list[str]) -> dict[str, Job]:
@@ -173,8 +161,8 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
     if any(re.match(r"\+*seed=", override) for override in overrides):
         raise UsageError("seed must be left out, since there are several; use --seeds N --first-seed K")
     jobs = compose_jobs([*flags, "-m"], ["logger=none", *overrides])
-    given = [set(job.overrides) for job in jobs]
-    shared = set.intersection(*given)
+    lists = [set(job.overrides) for job in jobs]
+    shared = set.intersection(*lists)
     cells = {}
     for job in jobs:
         if job.config.eval.n_points < 1:
@@ -320,14 +308,14 @@ def main(
     options = [f"--seeds {n_seeds}", f"--first-seed {first_seed}"] + (["--against sb3"] if against == "sb3" else [])
     command = " ".join(["rlox bench learn", *map(shlex.quote, words), *options])
     judged = {label: measure(label, job, seeds_of_each, runs, jobs, question, progress) for label, job in cells.items()}
-    found = result(command, judged)
+    outcome = result(command, judged)
     if out is not None:
-        write(found, out / "learn.json")
+        write(outcome, out / "learn.json")
     if as_json:
-        print(dumps(found))
+        print(dumps(outcome))
     else:
         console = make_console()
         for label, cell in judged.items():
             describe(label, cell, console)
-        console.print(found["verdict"] or "nothing to judge against")
-    return EXIT_CODES.get(found["verdict"], 0)
+        console.print(outcome["verdict"] or "nothing to judge against")
+    return EXIT_CODES.get(outcome["verdict"], 0)

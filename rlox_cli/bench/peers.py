@@ -59,7 +59,7 @@ def environment(threads: int) -> dict[str, str]:
 
 def find_systems(peer_pythons: Iterable[Path], wanted: Iterable[str] = SYSTEMS) -> dict[str, str]:
     """Return the interpreter for each of the systems `wanted`: the first that has it, beginning with this one."""
-    found = {"rlox": sys.executable, "numpy": sys.executable}
+    interpreters = {"rlox": sys.executable, "numpy": sys.executable}
     for python in (sys.executable, *map(str, peer_pythons)):
         if os.sep in python:
             python = os.path.abspath(os.path.expanduser(python))  # programs run in another folder
@@ -76,8 +76,8 @@ def find_systems(peer_pythons: Iterable[Path], wanted: Iterable[str] = SYSTEMS) 
             answer = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
             raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {one_line(answer[-1], 100)}")
         for system in systems:
-            found.setdefault(system, python)
-    return {system: found[system] for system in wanted if system in found}
+            interpreters.setdefault(system, python)
+    return {system: interpreters[system] for system in wanted if system in interpreters}
 
 
 def ask_worker(python: str, request: dict[str, Any], threads: int, worker: Path | None = None) -> dict[str, Any]:

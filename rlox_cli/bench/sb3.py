@@ -124,8 +124,8 @@ def train_curves(
         path = folder / f"{label}-s{seed}.json"
         if not (path.is_file() and json.loads(path.read_text())["settings"] == settings):
             eval_seed = 10_000 + seed if job.config.eval.seed is None else job.config.eval.seed
-            made = ask_worker(python, {"system": "sb3", "curve": settings, "seed": seed, "eval_seed": eval_seed}, 1)
-            path.write_text(json.dumps({"cell": label, "seed": seed, "settings": settings, **made}) + "\n")
+            answer = ask_worker(python, {"system": "sb3", "curve": settings, "seed": seed, "eval_seed": eval_seed}, 1)
+            path.write_text(json.dumps({"cell": label, "seed": seed, "settings": settings, **answer}) + "\n")
         curves[seed], version = _read(path, job.config)
         last = curves[seed][-1]
         console.print(f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU")

@@ -70,11 +70,11 @@ def settings(config: RunConfig, algo: str) -> dict[str, Any]:
 
 
 def _select_deciding(plain: dict[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in plain.items() if key not in _APART}
-    if isinstance(plan := found.get("eval"), dict):
+    deciding = {key: value for key, value in plain.items() if key not in _APART}
+    if isinstance(plan := deciding.get("eval"), dict):
         # The process in which an evaluation runs does not change its numbers.
-        found["eval"] = {key: value for key, value in plan.items() if key != "workers"}
-    return found
+        deciding["eval"] = {key: value for key, value in plan.items() if key != "workers"}
+    return deciding
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -114,19 +114,19 @@ def train(
         config = without_eval_workers(config)
     for seed in seeds:
         _require_same(config, algo, seed, folder(seed))
-    found: dict[int, Run | str] = {}
+    results: dict[int, Run | str] = {}
 
-    def take(seed: int, one: Run | str) -> None:
-        found[seed] = one
-        report(seed, one)
+    def take(seed: int, result: Run | str) -> None:
+        results[seed] = result
+        report(seed, result)
 
     if jobs == 1:
         for seed in seeds:
             take(seed, train_one(config, algo, seed, folder(seed)))
     else:
         _train_beside(config, algo, seeds, folder, jobs, take)
-    runs = {seed: run for seed in seeds if isinstance(run := found[seed], Run)}
-    return runs, {seed: reason for seed in seeds if isinstance(reason := found[seed], str)}
+    runs = {seed: run for seed in seeds if isinstance(run := results[seed], Run)}
+    return runs, {seed: reason for seed in seeds if isinstance(reason := results[seed], str)}
 
 
 def _train_beside(
@@ -251,16 +251,16 @@ def quantities(rows: list[dict[str, Any]], header: dict[str, Any]) -> dict[str, 
     end = rows[-1]["step"]
     training = [row for row in rows if "eval/mean_return" not in row]
     evaluations = [row for row in rows if "eval/mean_return" in row]
-    found = {f"count/{name}": float(header["counters"][name]) for name in ("env_steps", "updates", "episodes")}
+    numbers = {f"count/{name}": float(header["counters"][name]) for name in ("env_steps", "updates", "episodes")}
     names = dict.fromkeys(name for row in training for name in row if "/" in name and not name.startswith("time/"))
     for name in names:
         for low, high in pairwise(WINDOWS):
             values = [row[name] for row in training if low * end < row["step"] <= high * end and name in row]
-            found[f"{name} {low:.0%}-{high:.0%}"] = _mean(values)
+            numbers[f"{name} {low:.0%}-{high:.0%}"] = _mean(values)
     for name in (name for name in evaluations[-1] if name.startswith("eval/")):
-        found[f"{name} last"] = _mean([evaluations[-1][name]])
-        found[f"{name} mean"] = _mean([row[name] for row in evaluations])
-    return {name: round_digits(value) for name, value in found.items()}
+        numbers[f"{name} last"] = _mean([evaluations[-1][name]])
+        numbers[f"{name} mean"] = _mean([row[name] for row in evaluations])
+    return {name: round_digits(value) for name, value in numbers.items()}
 
 
 def _mean(values: list[float | None]) -> float:

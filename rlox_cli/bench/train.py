@@ -163,10 +163,10 @@ def process_once(command: list[str], folder: str) -> dict[str, Any]:
     """
     watch = [sys.executable, "-c", _WATCH, *command]
     done = subprocess.run(watch, env=environment(1), cwd=folder, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    if found["status"]:
-        raise RuntimeError((found["error"].strip().splitlines() or [f"status {found['status']}"])[-1])
-    return found
+    result = json.loads(done.stdout)
+    if result["status"]:
+        raise RuntimeError((result["error"].strip().splitlines() or [f"status {result['status']}"])[-1])
+    return result
 
 
 def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list[str]:
@@ -195,18 +195,18 @@ def _busy_cores():
         time.sleep(0.2)
         yield
     finally:
-        for one in spinners:
-            one.kill()
-            one.wait()
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
 
 
 def _process(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found = process_once(_whole(python, system, steps, seed, folder), folder)
-        measured = {"wall_s": found["wall_s"], "cpu_s": found["cpu_s"]}
+        result = process_once(_whole(python, system, steps, seed, folder), folder)
+        measured = {"wall_s": result["wall_s"], "cpu_s": result["cpu_s"]}
         if system == "control":
             return measured
-        return {**measured, "eval_return": _read_return(system, found["output"], folder)}
+        return {**measured, "eval_return": _read_return(system, result["output"], folder)}
 
 
 def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
@@ -277,13 +277,14 @@ def measure(
         other = statistics.median(walls[system]) if walls.get(system) else of["wall_s"]
         better[system] = {"wall_s": min(of["wall_s"], other), "threads": 1 if of["wall_s"] <= other else cores}
     mine = median[next(system for system in runs if system.startswith("rlox"))]
-    found = {"case": case, "title": CASES[case].title, "steps": steps, "runs": runs, "faults": faults, "median": median}
+    result = {"case": case, "title": CASES[case].title, "steps": steps, "runs": runs, "faults": faults}
+    result["median"] = median
     if case == "busy":
         slowdown = {system: statistics.median(one["slowdown"] for one in of) for system, of in runs.items()}
-        return {**found, "slowdown": slowdown, "suffers": slowdown["rlox"] / slowdown["control"]}
-    found["wall"] = better
-    found["ratio"] = {system: round(of["cpu_s"] / mine["cpu_s"], 2) for system, of in median.items()}
-    return found
+        return {**result, "slowdown": slowdown, "suffers": slowdown["rlox"] / slowdown["control"]}
+    result["wall"] = better
+    result["ratio"] = {system: round(of["cpu_s"] / mine["cpu_s"], 2) for system, of in median.items()}
+    return result
 
 
 def _choose_measure(of: list[dict[str, Any]]) -> str:
@@ -293,7 +294,7 @@ def _choose_measure(of: list[dict[str, Any]]) -> str:
     ones. Not every system reports the episodes of the training itself.
     """
     name, digits = ("sampled", 2) if "sampled" in of[0] else ("eval_return", 0)
-    values = [one[name] for one in of if name in one]
+    values = [run[name] for run in of if name in run]
     if not values:
         return ""
     return " to ".join(f"{value:.{digits}f}" for value in dict.fromkeys((min(values), max(values))))
@@ -302,18 +303,18 @@ def _choose_measure(of: list[dict[str, Any]]) -> str:
 def _notes(row: dict[str, Any], system: str) -> str:
     of = row["runs"][system]
     if row["case"] == "solve":
-        solved = [one["steps"] for one in of if one["solved"]]
+        solved = [run["steps"] for run in of if run["solved"]]
         reached = f", at {min(solved) // 1000}k to {max(solved) // 1000}k steps" if solved else ""
         return f"{len(solved)} of {len(of)} solved{reached}"
     if row["case"] == "busy":
         return f"{row['slowdown'][system]:.2f} times its wall time without load"
     if "cpu_ms" in of[0]:
-        found = f"{statistics.median(one['cpu_ms'] for one in of):.3g} ms per update"
-        greedy = [one["greedy"] for one in of if "greedy" in one]
-        return found + (f", most likely answers correct: {min(greedy):.2f} to {max(greedy):.2f}" if greedy else "")
+        text = f"{statistics.median(run['cpu_ms'] for run in of):.3g} ms per update"
+        greedy = [run["greedy"] for run in of if "greedy" in run]
+        return text + (f", most likely answers correct: {min(greedy):.2f} to {max(greedy):.2f}" if greedy else "")
     if "shares" not in of[0]:
         return ""
-    shares = {name: statistics.mean(one["shares"][name] for one in of) for name in of[0]["shares"]}
+    shares = {name: statistics.mean(run["shares"][name] for run in of) for name in of[0]["shares"]}
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
@@ -345,11 +346,6 @@ def _length(row: dict[str, Any]) -> str:
 
 def _rounds(row: dict[str, Any]) -> int:
     return max(len(of) for of in row["runs"].values())
-
-
-def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Write the figure of `draw`."""
-    draw(rows, caption).savefig(path, dpi=90)
 
 
 def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
@@ -452,7 +448,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
         words += ["--peer-python PYTHON" for _ in peer_pythons]
         result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
         (out / "train.json").write_text(json.dumps(result, indent=1) + "\n")
-        plot(rows, out / "train.png", caption(result))
+        draw(rows, caption(result)).savefig(out / "train.png", dpi=90)
         console.print(f"written: {out / 'train.json'}, {out / 'train.png'}")
     faults = [f"{row['case']}, {system}: {fault}" for row in rows for system, fault in row["faults"].items()]
     if faults:

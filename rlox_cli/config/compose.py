@@ -95,12 +95,11 @@ def compose_sweep(
         composer = _Composer(config_name)
 
         def composed_job(number: int) -> Job:
-            job = lists[number]
-            where = f"job {number} of the sweep ({' '.join(job)}): " if len(lists) > 1 else ""
-            cfg = composer.compose(job, where)
-            made = _compose_one(cfg, job, where)
-            made.subdir, made.cfg = _subdir(cfg, number), master
-            return made
+            where = f"job {number} of the sweep ({' '.join(lists[number])}): " if len(lists) > 1 else ""
+            cfg = composer.compose(lists[number], where)
+            job = _compose_one(cfg, lists[number], where)
+            job.subdir, job.cfg = _subdir(cfg, number), master
+            return job
 
         if len(lists) > _MANY:
             composed_job(0)  # fills caches
@@ -187,8 +186,8 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         if not expands(master):
             return master, [fixed]
         params = master.hydra.sweeper.get("params") or {}
-        given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
-        parsed = [*given, *parsed]  # what is typed replaces the preset's values
+        preset = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
+        parsed = [*preset, *parsed]  # what is typed replaces the preset's values
         return master, _expand_sweeps(parsed)
     except OverrideParseException as e:
         raise explain_unparsed(e.override) if "LexerNoViableAlt" in e.message else UsageError(str(e)) from e
@@ -335,7 +334,7 @@ class HydraCallbacks:
     """
 
     def __init__(self, config: DictConfig) -> None:
-        self._each = [instantiate(one) for one in (config.hydra.callbacks or {}).values()]
+        self._each = [instantiate(settings) for settings in (config.hydra.callbacks or {}).values()]
 
     def __getattr__(self, hook: str) -> Callable[..., None]:
         if not hook.startswith("on_"):

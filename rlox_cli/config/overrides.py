@@ -112,9 +112,9 @@ def _as_integer(override: str) -> str:
     ):
         return override
 
-    def digits(found: re.Match[str]) -> str:
-        number = Decimal(found[0].replace("_", ""))
-        return str(int(number)) if number == number.to_integral_value() else found[0]
+    def digits(match: re.Match[str]) -> str:
+        number = Decimal(match[0].replace("_", ""))
+        return str(int(number)) if number == number.to_integral_value() else match[0]
 
     return f"{key}={re.sub(_EXPONENT, digits, value)}"
 
@@ -168,7 +168,7 @@ def _literal_folder(key: str, value: str) -> str:
     path = str(find_permitted_path(key, value, folder=True))
     path = "./???" if path == "???" else path  # alone, it would mean that there is no value
     # Backslashes are literal, except before a quote.
-    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), path))
+    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), path))
 
 
 def explain_unparsed(line: str) -> UsageError:

@@ -208,8 +208,9 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
     settings = optuna_config(cfg)
     typed = [o for o in _parse(arguments) if not o.is_hydra_override()]
     fixed = {o.key_or_group: o.input_line for o in typed if not o.is_sweep_override()}
-    given = [o for o in _parse([f"{k}={v}" for k, v in (settings.params or {}).items()]) if o.key_or_group not in fixed]
-    ranges = {o.key_or_group: o for o in [*given, *(o for o in typed if o.is_sweep_override())]}
+    params = _parse([f"{key}={value}" for key, value in (settings.params or {}).items()])
+    preset = [o for o in params if o.key_or_group not in fixed]
+    ranges = {o.key_or_group: o for o in [*preset, *(o for o in typed if o.is_sweep_override())]}
     offered = dict(_suggest_keys(cfg))
     for key in _select(settings.search, offered, fixed, bool(ranges)):
         ranges.setdefault(key, _parse([f"{key}={offered[key]}"])[0])

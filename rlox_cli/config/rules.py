@@ -33,18 +33,7 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
         If a rule is broken; the message has the key, the rule and the value.
     """
     _check_known(run)
-    _check_outputs(run)
-    family = family_of(run.algo, run.env.id)
-    if run.distributed is not None:
-        _check_distributed(run, algo, family)
-    _check_machines(run)
-    family.check(run, algo, buffer)
-    if run.init_from is not None:
-        _check_init_from(run.init_from)
-
-
-def _check_outputs(run: RunConfig) -> None:
-    """Raise unless the files that are written outside of the run's folder may be written where the keys say."""
+    # Files that are written outside of the run's folder must be where files may be written.
     for key, folder in (("buffer.folder", getattr(run.buffer, "folder", None)), ("sampler_folder", run.sampler_folder)):
         if folder is not None:
             output_path(key, folder, folder=True)
@@ -52,6 +41,13 @@ def _check_outputs(run: RunConfig) -> None:
     if uri is not None and is_sqlite(uri):
         # A system that refuses to write there is only a warning: no training waits for its trackers.
         find_permitted_path("logger.mlflow.tracking_uri", sqlite_file(uri))
+    family = family_of(run.algo, run.env.id)
+    if run.distributed is not None:
+        _check_distributed(run, algo, family)
+    _check_machines(run)
+    family.check(run, algo, buffer)
+    if run.init_from is not None:
+        _check_init_from(run.init_from)
 
 
 def apply_settings(run: RunConfig, algo: str, choice: str | None, overrides: list[str]) -> str | None:

@@ -107,7 +107,7 @@ class SearchPath(SearchPathPlugin):
 class _Choices(ConfigSource):
     """Serves the choices of one group. A YAML file of the same name in `conf/` or the ``-cd`` folder overrides them."""
 
-    group: ClassVar[str]
+    group: ClassVar[str | None]  # None: of several groups, and not listed
     name_of_scheme: ClassVar[str]  # as in config.yaml
 
     @classmethod
@@ -162,12 +162,12 @@ class GymEnvSource(_Choices):
         return [name for name in offers(ENV_GROUP) if self.serves(name)]
 
     def config(self, name: str) -> tuple[DictConfig, str | None]:
-        found: dict[str, Any] = {"env": {"id": name}}
+        settings: dict[str, Any] = {"env": {"id": name}}
         if usual := usual_settings(name):
             # Typed overrides take precedence.
-            found["env"]["reward_fn"] = usual.pop("reward_fn")
-            found["algo"] = usual
-        return OmegaConf.create(found), "_global_"
+            settings["env"]["reward_fn"] = usual.pop("reward_fn")
+            settings["algo"] = usual
+        return OmegaConf.create(settings), "_global_"
 
 
 class BufferSource(_Choices):
@@ -213,12 +213,12 @@ class AlgorithmSource(_Choices):
 
     def config(self, name: str) -> tuple[DictConfig, str | None]:
         kind = resolve(entry_of(name).config)
-        found: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
+        settings: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
         if not issubclass(kind, OnPolicyConfig):
-            found["env"] = {"n_envs": 1}
+            settings["env"] = {"n_envs": 1}
         if (usual := family_of(kind).usual_buffer) is not None:
-            found["defaults"].insert(1, {"override /buffer": usual})
-        return OmegaConf.create(found), "_global_"
+            settings["defaults"].insert(1, {"override /buffer": usual})
+        return OmegaConf.create(settings), "_global_"
 
 
 class RowsSource(_Choices):
@@ -227,8 +227,8 @@ class RowsSource(_Choices):
     group, name_of_scheme = "rows", "rows"
 
     def serves(self, name: str) -> bool:
-        found = entry_of(name)
-        return found is not None and family_of(resolve(found.config)).completes_prompts
+        entry = entry_of(name)
+        return entry is not None and family_of(resolve(entry.config)).completes_prompts
 
     def names(self) -> list[str]:
         return [name for name in algorithm_names() if self.serves(name)]
@@ -245,10 +245,7 @@ class SchemaSource(_Choices):
     Hydra's ConfigStore would copy all of them for every composition, and building all takes a tenth of a second.
     """
 
-    group, name_of_scheme = "", "schemas"
-
-    def is_group(self, config_path: str) -> bool:
-        return False
+    group, name_of_scheme = None, "schemas"
 
     def is_config(self, config_path: str) -> bool:
         return _kind_of(config_path) is not None
@@ -258,9 +255,6 @@ class SchemaSource(_Choices):
         if kind is None:
             raise ConfigLoadError(f"no schema: {config_path}")
         return ConfigResult(self.provider, "schemas://", copy.deepcopy(schema_of(kind)), {"package": None})
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return []
 
 
 _SINGLE = {
@@ -338,25 +332,20 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     if "reference" in plain and not plain.reference:  # empty in config.yaml, since no key can be added to null
         plain.reference = None
     for key in _PATH_KEYS:
-        _expand_home(plain, key)
+        value = OmegaConf.select(plain, key)
+        if isinstance(value, str):
+            prefix = PREFIX if value.startswith(PREFIX) else ""
+            OmegaConf.update(plain, key, prefix + with_home(key, value.removeprefix(prefix)))
+        elif isinstance(value, ListConfig):
+            paths = [with_home(key, path) if isinstance(path, str) else path for path in value]
+            OmegaConf.update(plain, key, paths)
     return OmegaConf.to_object(OmegaConf.merge(schema_of(RunConfig), plain))
-
-
-def _expand_home(plain: DictConfig, key: str) -> None:
-    """Expand ``~`` in the path, or the paths, of `key`."""
-    value = OmegaConf.select(plain, key)
-    if isinstance(value, str):
-        prefix = PREFIX if value.startswith(PREFIX) else ""
-        OmegaConf.update(plain, key, prefix + with_home(key, value.removeprefix(prefix)))
-    elif isinstance(value, ListConfig):
-        paths = [with_home(key, path) if isinstance(path, str) else path for path in value]
-        OmegaConf.update(plain, key, paths)
 
 
 def dataset_files(typed: str = "") -> list[str]:
     """Return the datasets among the files whose path begins with `typed`, here or one folder below."""
-    found = [path for pattern in (f"{typed}*", f"{typed}*/*") for path in glob(pattern)]
-    return sorted(path for path in set(found) if path.endswith((*ARROW_SUFFIXES, *READERS)))
+    paths = {path for pattern in (f"{typed}*", f"{typed}*/*") for path in glob(pattern)}
+    return sorted(path for path in paths if path.endswith((*ARROW_SUFFIXES, *READERS)))
 
 
 def with_env(overrides: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ _ALL = "conf"  # the name for everything
 
 def read_shipped(below: str = "") -> dict[str, str]:
     """Return the text of the shipped YAML files below the group `below` (all: ""), by their name within it."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     folders = [("", files("rlox_cli.conf").joinpath(below))]
     while folders:
         prefix, folder = folders.pop()
@@ -25,8 +25,8 @@ def read_shipped(below: str = "") -> dict[str, str]:
             if item.is_dir():
                 folders.append((f"{prefix}{item.name}/", item))
             elif item.name.endswith(".yaml"):
-                found[prefix + item.name.removesuffix(".yaml")] = item.read_text(encoding="utf-8")
-    return dict(sorted(found.items()))
+                texts[prefix + item.name.removesuffix(".yaml")] = item.read_text(encoding="utf-8")
+    return dict(sorted(texts.items()))
 
 
 def copy(name: str, dest: Path, force: bool) -> None:

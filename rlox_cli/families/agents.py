@@ -27,8 +27,8 @@ class _SeveralAgents(Environment):
     def limit_of(self, env: Any, algorithm: Any) -> int | None:
         # PettingZoo has no common name for it; this is the one in MPE and SISL.
         own = env.kernel.max_episode_steps if env.native else None
-        given = algorithm.env_options.kwargs.get("max_cycles") or own
-        return given if isinstance(given, int) and given > 0 else None
+        limit = algorithm.env_options.kwargs.get("max_cycles") or own
+        return limit if isinstance(limit, int) and limit > 0 else None
 
     def probe(self, algorithm: Any, config: RunConfig) -> Any:
         from rlox_cli.families.probe import probe_agents

@@ -51,7 +51,10 @@ class Environment(Family):
         module = find_module(run.env.id)
         if modules := [*run.imports, *([module] if module else [])]:
             import_modules(modules)
-        self.check_env(run, algo)
+        if is_multi_agent(run.env.id):
+            _check_agents(run, algo)
+        else:
+            check_env_id(run.env.id.rpartition(":")[2], run.env.kwargs, run.env.backend)
         if run.env.reward_fn is not None:
             resolve_reward(run.env.reward_fn, run.imports)
 
@@ -72,12 +75,6 @@ class Environment(Family):
         from rlox.offline.dataset import check_source
 
         check_source(run.dataset.source)
-
-    def check_env(self, run: RunConfig, algo: str) -> None:
-        if is_multi_agent(run.env.id):
-            _check_agents(run, algo)
-            return
-        check_env_id(run.env.id.rpartition(":")[2], run.env.kwargs, run.env.backend)
 
     def build(self, cls: Any, config: RunConfig, folder: Path) -> Any:
         limits.require_memory(config)
@@ -175,12 +172,12 @@ class Environment(Family):
     def limit_of(self, env: Any, algorithm: Any) -> int | None:
         if limits.plays_native(algorithm):
             return env.max_episode_steps or None
-        found = [*_list_limits(algorithm)]
+        known = [*_list_limits(algorithm)]
         layer = env.envs[0] if getattr(env, "envs", None) else None
         while layer is not None:
-            found.append(getattr(layer, "_max_episode_steps", None))
+            known.append(getattr(layer, "_max_episode_steps", None))
             layer = getattr(layer, "env", None)
-        return min((limit for limit in found if isinstance(limit, int) and limit > 0), default=None)
+        return min((limit for limit in known if isinstance(limit, int) and limit > 0), default=None)
 
     def rollout_bytes(self, config: RunConfig, spec: Any) -> int:
         """Return about how many bytes a rollout and its copies in an update take; 0 if there are no rollouts."""
@@ -194,7 +191,7 @@ class Environment(Family):
         from rlox_cli.families.estimate import estimate
 
         seen = self.probe(algorithm, config)
-        found = estimate(self, algorithm, config, seen, start, scratch)
+        costs = estimate(self, algorithm, config, seen, start, scratch)
         n = spell(self.evaluations(config), "evaluation")
         lines = [
             *self.describe_spaces(algorithm),
@@ -204,9 +201,9 @@ class Environment(Family):
                 "plan",
                 f"{self.describe_training(algorithm, config)}; {n} of {spell(config.eval.n_episodes, 'episode')}",
             ),
-            ("memory", self.describe_memory(algorithm, config, found)),
+            ("memory", self.describe_memory(algorithm, config, costs)),
         ]
-        return Examination(lines, seen.warnings, found, seen.limit)
+        return Examination(lines, seen.warnings, costs, seen.limit)
 
     def probe(self, algorithm: Any, config: RunConfig) -> Any:
         """Return what one environment does under random actions."""
@@ -242,10 +239,10 @@ class Environment(Family):
         batches = f" in batches of {config.algo.batch_size:,}" if hasattr(config.algo, "batch_size") else ""
         return f"{describe_steps(config, every)}, learning every {every:,}{batches}"
 
-    def describe_memory(self, algorithm: Any, config: RunConfig, found: Estimate) -> str:
-        given = limits.memory()
-        free = "" if given is None else f" of {limits.size(given[0])} free"
-        return f"{limits.size(found.memory)}{free}{self.describe_stored(algorithm, config)}"
+    def describe_memory(self, algorithm: Any, config: RunConfig, estimate: Estimate) -> str:
+        free, _ = limits.memory()
+        known = f" of {limits.size(free)} free" if math.isfinite(free) else ""
+        return f"{limits.size(estimate.memory)}{known}{self.describe_stored(algorithm, config)}"
 
     def describe_stored(self, algorithm: Any, config: RunConfig) -> str:
         return ""

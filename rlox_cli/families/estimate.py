@@ -92,15 +92,15 @@ def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: 
     mirrors = {
         name: start.python * (once + each * rows) for name, (once, each) in costs.items() if name in loggers(config)
     }
-    own, saved = limits.disk_bytes(config, found := family.replay_footprint(algorithm, config, total), total)
+    own, saved = limits.disk_bytes(config, replay := family.replay_footprint(algorithm, config, total), total)
     memory = _peak() + (0 if algorithm.config == config.algo else family.rollout_bytes(config, algorithm.spec))
-    if found is not None:
-        memory += found.resident
+    if replay is not None:
+        memory += replay.resident
         if saved:
             # A save holds a copy of the new transitions, and their serialised bytes.
             between = min(total, config.checkpoint.every_s / each[1], config.checkpoint.every_steps or total)
             # For sequences this may be all of them, since their states change.
-            memory += 2 * (found.resident if update is not None else int(between) * found.row)
+            memory += 2 * (replay.resident if update is not None else int(between) * replay.row)
     return Estimate(
         cpu=cpu | mirrors,
         # The command ends when the mirrors, which run in parallel with the training, are complete.

@@ -65,8 +65,8 @@ def evaluate(path: Path, header: dict[str, Any], typed: Typed) -> None:
             shown = algorithm.evaluate(1, seed, deterministic=deterministic, frames=film.add, max_steps=max_steps)
         _print_episode(f"recorded in {typed.video}", shown)
     if typed.render:
-        one = algorithm.evaluate(1, seed, deterministic=deterministic, render=True, max_steps=max_steps)
-        _print_episode("shown", one)
+        episode = algorithm.evaluate(1, seed, deterministic=deterministic, render=True, max_steps=max_steps)
+        _print_episode("shown", episode)
     if typed.predictions is not None:
         foreseen = open_loop(algorithm, seed=seed, deterministic=deterministic, max_steps=max_steps)
         save_predictions(foreseen, typed.predictions)
@@ -130,8 +130,8 @@ def restore_to_act(path: Path, header: dict[str, Any], imports: list[str]) -> An
 
 
 def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
-    found = within.get(name)
-    return found if isinstance(found, dict) else {}
+    value = within.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _wrapper_names(env: dict[str, Any]) -> list[str]:

@@ -142,7 +142,7 @@ def load_function(name: str, imports: Iterable[str]) -> Any:
         raise ValueError(f"{name} names a module to import; if you trust it, add --import {module}")
     import_modules([module])
     home = sys.modules[module]
-    if not callable(found := getattr(home, attribute, None)):
+    if not callable(value := getattr(home, attribute, None)):
         public = [n for n in vars(home) if not n.startswith("_")]
         raise ValueError(f"{name} must be a function, but {module} has none of that name; {nearest(attribute, public)}")
-    return found
+    return value

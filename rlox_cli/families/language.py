@@ -153,12 +153,12 @@ class Language(Family):
         memory, peak = _memory(algorithm, config)
         estimate = Estimate(parts, wall, 0.0, peak, 2 * file.stat().st_size, 0)
         warnings = [*_data_warnings(algorithm), *doubts]
-        given = limits.memory()
+        free, _ = limits.memory()
         # With fsdp, the number of ranks that share the memory is not known here.
         alone = config.distributed != "fsdp"
-        if given is not None and algorithm.device == "cpu" and alone and peak > given[0]:
+        if algorithm.device == "cpu" and alone and peak > free:
             warnings.append(
-                f"it takes {limits.size(peak)} of memory, but only {limits.size(given[0])} are free: raise "
+                f"it takes {limits.size(peak)} of memory, but only {limits.size(free)} are free: raise "
                 "algo.accumulation, lower algo.batch_size, or train adapters with algo.lora_rank=16"
             )
         c = config.algo
@@ -184,27 +184,28 @@ class Language(Family):
 
         If the run has a reward, also score sampled completions of each prompt.
         """
-        for flag, given in (
+        for flag, value in (
             ("--stochastic", typed.stochastic),
             ("--video", typed.video),
             ("--render", typed.render),
             ("--max-steps", typed.max_steps),
             ("--predictions", typed.predictions),
         ):
-            if given:
+            if value:
                 raise ValueError(f"{flag} must be left out for a language model, which has no episodes")
         config, pass_at = read_config(), 1.0 if typed.pass_at is None else typed.pass_at
         algorithm = self.restore(config, path, True)
-        found = header.get("evaluation")
-        recorded: dict[str, Any] = found if isinstance(found, dict) else {}
+        earlier = header.get("evaluation")
+        recorded: dict[str, Any] = earlier if isinstance(earlier, dict) else {}
         n_rows = typed.episodes or recorded.get("n_episodes") or config.eval.n_episodes
         evaluation = algorithm.scored(n_rows, typed.seed)
         summary = {**evaluation.summary(), "seed": evaluation.seed}
         table = None
         n_samples = typed.samples or (_SAMPLES if algorithm.rewarded else 0)
         if n_samples:
-            found, table = _sample(algorithm, min(n_rows, len(evaluation.returns)), n_samples, pass_at, evaluation.seed)
-            summary |= found
+            n_prompts = min(n_rows, len(evaluation.returns))
+            sampled, table = _sample(algorithm, n_prompts, n_samples, pass_at, evaluation.seed)
+            summary |= sampled
         if typed.json:
             print(json.dumps(summary))
             return
@@ -297,14 +298,14 @@ def _sampler(config: RunConfig) -> dict[str, Any]:
     from rlox.llm.backends import create_backend
 
     server = {} if config.sampler_url is None else {"url": config.sampler_url, "token": os.environ.get(_SAMPLER_TOKEN)}
-    made = create_backend(
+    backend = create_backend(
         config.sampler,
         folder=config.sampler_folder,
         tolerance=config.sampler_tolerance,
         on_failure=config.sampler_on_failure,
         **server,
     )
-    return {"sampler": made}
+    return {"sampler": backend}
 
 
 def rewards(config: RunConfig) -> dict[str, Any]:
@@ -314,8 +315,8 @@ def rewards(config: RunConfig) -> dict[str, Any]:
     )
     if config.reward is None:
         return environment
-    made = [_reward(name, config) for name in config.rewards]
-    return {"reward_fn": made, "reward_weights": config.reward_weights, **environment}
+    functions = [_reward(name, config) for name in config.rewards]
+    return {"reward_fn": functions, "reward_weights": config.reward_weights, **environment}
 
 
 def _reward(name: str, config: RunConfig) -> Any:
@@ -342,13 +343,13 @@ def _model(config: RunConfig) -> tuple[Any, Any, str | None]:
     """Return the model, its tokenizer and where they come from."""
     assert config.model is not None
     if is_function(config.model):
-        made = load_function(config.model, config.imports)()
-        model, tokenizer = made if isinstance(made, tuple) else (made, None)
+        result = load_function(config.model, config.imports)()
+        model, tokenizer = result if isinstance(result, tuple) else (result, None)
         return model, tokenizer, None
     from rlox.llm import load_model
 
-    found = load_model(config.model, "train")
-    return found.module, found.tokenizer, found.source
+    loaded = load_model(config.model, "train")
+    return loaded.module, loaded.tokenizer, loaded.source
 
 
 def _tokenizer(config: RunConfig, own: Any) -> Any:
@@ -473,7 +474,7 @@ def _sample(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> t
     scored = algorithm.sampled(n_rows, n, seed)
     groups = scored.rewards.reshape(-1, n)
     right = (groups >= pass_at).sum(1)
-    found = {
+    results = {
         "sampled_reward": float(groups.mean()),
         "most_reward": float(groups.max()),
         "sampled_length": float(np.mean([len(ids) for ids in scored.ids])),
@@ -485,7 +486,7 @@ def _sample(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> t
         j = i * n
         texts = (one_line(text, _LONGEST) for text in (scored.prompts[i], scored.texts[j]))
         table.add_row(f"{scored.rewards[j]:.3f}", *texts)
-    return found, table
+    return results, table
 
 
 def pass_rate(right: np.ndarray, n: int, k: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ _CGROUPS = (  # limit, use, and the part of the use that the system can reclaim
 )
 
 
-def memory() -> tuple[int, int] | None:
-    """Return the free and the total bytes of memory, within a container's limit; None if unknown."""
+def memory() -> tuple[float, float]:
+    """Return the free and the total bytes of memory, within a container's limit; infinite if unknown."""
     try:
         with open("/proc/meminfo") as file:
             fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
@@ -33,7 +34,7 @@ def memory() -> tuple[int, int] | None:
         try:
             free = total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError):
-            return None
+            return math.inf, math.inf
     limit = _container(Path("/sys/fs/cgroup"))
     return (free, total) if limit is None else (min(free, limit[0]), min(total, limit[1]))
 
@@ -79,10 +80,7 @@ def size(n_bytes: float) -> str:
 
 def require_memory(config: RunConfig) -> None:
     """Raise a UsageError for networks, or a number of environments, that this machine cannot even create."""
-    given = memory()
-    if given is None:
-        return
-    free, hidden = given[0], getattr(config.algo, "hidden_sizes", [])
+    (free, _), hidden = memory(), getattr(config.algo, "hidden_sizes", [])
     # Weights, gradients and two optimiser moments of a policy and a critic. Input and output layers come on top.
     weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
     for key, value, needed, what in (
@@ -96,7 +94,7 @@ def require_memory(config: RunConfig) -> None:
             )
 
 
-def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> Iterator[str]:
+def memory_warnings(config: RunConfig, replay: Footprint | None, more: int) -> Iterator[str]:
     """Yield warnings about the replay memory and `more` bytes in addition to it.
 
     Raises
@@ -104,21 +102,18 @@ def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> It
     UsageError
         If they do not fit in memory.
     """
-    given, needed = memory(), more + (0 if found is None else found.resident)
-    if given is None:
-        return
-    free, total = given
-    if found is not None and found.reserved > total:
+    (free, total), needed = memory(), more + (0 if replay is None else replay.resident)
+    if replay is not None and replay.reserved > total:
         what, remedy = "transitions", ", or use buffer=mmap, which keeps older ones in a file"
         if config.buffer.holds == "sequences":
             what, remedy = "steps", ""
         raise UsageError(
-            f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {found.row:,} bytes, "
-            f"{size(found.reserved)}, but there are only {size(total)}; lower it to "
-            f"{int(_TIGHT * free) // found.row:,}{remedy}"
+            f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {replay.row:,} bytes, "
+            f"{size(replay.reserved)}, but there are only {size(total)}; lower it to "
+            f"{int(_TIGHT * free) // replay.row:,}{remedy}"
         )
     if needed > free:
-        if found is None:
+        if replay is None:
             raise UsageError(
                 f"algo.n_steps must fit in memory, got {config.algo.n_steps:,} in {config.env.n_envs:,} environments, "
                 f"a rollout of {size(more)}, but only {size(free)} are free; lower it, or env.n_envs"
@@ -126,23 +121,23 @@ def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> It
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,}, of which the training fills "
             f"{size(needed)}, but only {size(free)} are free; lower it to "
-            f"{int(_TIGHT * free) // found.row:,}, or use buffer=mmap, which keeps older ones in a file"
+            f"{int(_TIGHT * free) // replay.row:,}, or use buffer=mmap, which keeps older ones in a file"
         )
     if needed > _TIGHT * free:
         yield f"memory is tight: {size(needed)} of experience, and {size(free)} are free"
 
 
-def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tuple[int, int]:
+def disk_bytes(config: RunConfig, replay: Footprint | None, n_steps: int) -> tuple[int, int]:
     """Return the bytes that a replay memory writes in `n_steps`: into its own file, and next to the checkpoints."""
-    if found is None:
+    if replay is None:
         return 0, 0
-    saves = config.checkpoint.memory and not found.disk
+    saves = config.checkpoint.memory and not replay.disk
     # The states of steps are rewritten as they change, until their files have twice the size of the states.
     times = 2 if config.buffer.holds == "sequences" else 1
-    return found.disk, times * min(n_steps, config.buffer.size) * found.row if saves else 0
+    return replay.disk, times * min(n_steps, config.buffer.size) * replay.row if saves else 0
 
 
-def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
+def disk_warnings(config: RunConfig, replay: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
     """Yield warnings about the replay memory's files.
 
     Raises
@@ -150,7 +145,7 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     UsageError
         If the disk has no room for them.
     """
-    own, saved = disk_bytes(config, found, n_steps)
+    own, saved = disk_bytes(config, replay, n_steps)
     at = Path(getattr(config.buffer, "folder", None) or folder)
     free, needed = free_disk(at), own + saved
     if needed > free:

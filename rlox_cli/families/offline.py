@@ -82,10 +82,10 @@ class Offline(Environment):
         gathered = dataset.metadata.get("env", {}).get("id", config.env.id)
         if gathered != config.env.id:
             yield f"the dataset was gathered in {gathered}, but the policy is evaluated in {config.env.id}"
-        given, size = limits.memory(), _count_mapped_bytes(dataset)
-        if given is not None and size > given[0]:
+        (free, _), size = limits.memory(), _count_mapped_bytes(dataset)
+        if size > free:
             yield (
-                f"the dataset, {limits.size(size)}, is larger than the free memory, {limits.size(given[0])}: batches "
+                f"the dataset, {limits.size(size)}, is larger than the free memory, {limits.size(free)}: batches "
                 "wait for the disk; dataset.max_transitions limits it to a part"
             )
 

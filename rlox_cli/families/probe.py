@@ -61,14 +61,14 @@ def probe_env(family: Any, algorithm: Any, config: RunConfig) -> Seen:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lines = [] if native else [*_contract(config, where)]
-        found = _play_episodes(config, where)
+        results = _play_episodes(config, where)
     messages = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
     lines += [f"{where}: {text}" for text in messages if not native and not any(usual in text for usual in _USUAL)]
-    if found.differs:
+    if results.differs:
         lines = [line for line in lines if "determinis" not in line]  # reported below, with the remedy
-    lines += _behaviour_warnings(family, found, algorithm.spec, config, where, limit)
-    rewards = found.rewards
-    return Seen(limit, found.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
+    lines += _behaviour_warnings(family, results, algorithm.spec, config, where, limit)
+    rewards = results.rewards
+    return Seen(limit, results.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
 
 
 def _plain(text: str) -> str:
@@ -136,29 +136,29 @@ def _play_episodes(config: RunConfig, where: str) -> _Results:
     c = config.env
     first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
     spec, rng = first.spec, np.random.default_rng(config.seed)
-    found, started = _Results([], [], 0, 0.0, ""), time.process_time()
+    results, started = _Results([], [], 0, 0.0, ""), time.process_time()
     try:
         obs, other = (_call_env(where, "reset", env.reset_all) for env in (first, second))
         if not same(obs, other):
-            found.differs = "observations"
-        while len(found.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(found.rewards) < 20):
+            results.differs = "observations"
+        while len(results.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(results.rewards) < 20):
             actions = random_actions(spec, rng, 1)
             out = _call_env(where, "step", first.step_all, actions)
-            if not found.differs and len(found.rewards) < _PAIR_STEPS:
+            if not results.differs and len(results.rewards) < _PAIR_STEPS:
                 twin = _call_env(where, "step", second.step_all, actions)
                 compared = (("observations", "final_obs"), ("rewards", "rewards"))
-                found.differs = next((what for what, key in compared if not same(out[key], twin[key])), "")
-            _require_finite(where, out["final_obs"], len(found.rewards) + 1)
+                results.differs = next((what for what, key in compared if not same(out[key], twin[key])), "")
+            _require_finite(where, out["final_obs"], len(results.rewards) + 1)
             _require_reward(where, out["rewards"][0])
-            found.rewards.append(float(out["rewards"][0]))
-            found.largest = max(found.largest, float(np.abs(out["final_obs"]).max(initial=0)))
+            results.rewards.append(float(out["rewards"][0]))
+            results.largest = max(results.largest, float(np.abs(out["final_obs"]).max(initial=0)))
             if out["terminated"][0] or out["truncated"][0]:
-                found.lengths.append(int(out["episode_length"][0]))
-                found.truncated += bool(out["truncated"][0])
+                results.lengths.append(int(out["episode_length"][0]))
+                results.truncated += bool(out["truncated"][0])
     finally:
         for env in (first, second):
             env.close()
-    return found
+    return results
 
 
 def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
@@ -171,28 +171,28 @@ def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
 
 
 def _behaviour_warnings(
-    family: Any, found: _Results, spec: EnvSpec, config: RunConfig, where: str, limit: int | None
+    family: Any, results: _Results, spec: EnvSpec, config: RunConfig, where: str, limit: int | None
 ) -> Iterator[str]:
     """Yield warnings about behaviour that training can cope with, but that is probably not intended."""
-    c, lengths = config.algo, found.lengths
-    if found.differs:
+    c, lengths = config.algo, results.lengths
+    if results.differs:
         yield (
-            f"{where} is not deterministic: with the same seed and actions, {found.differs} differ, so no run can be "
+            f"{where} is not deterministic: with the same seed and actions, {results.differs} differ, so no run can be "
             "repeated; use self.np_random, which reset(seed=…) seeds"
         )
     if limit is None and not lengths:
         yield (
-            f"{where}: no episode ended in {len(found.rewards):,} random steps, and without a time limit an evaluation "
-            "may take long; eval.max_steps cuts off its episodes"
+            f"{where}: no episode ended in {len(results.rewards):,} random steps, and without a time limit an "
+            "evaluation may take long; eval.max_steps cuts off its episodes"
         )
-    if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] > 1 and not found.truncated:
+    if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] > 1 and not results.truncated:
         yield (
             f"{where}: every episode terminated after exactly {lengths[0]:,} steps; if that is a time limit, it must "
             "be reported as truncated, or the learner takes it for a failure"
         )
-    if found.largest > _LARGE_OBS and not spec.shows_images and not getattr(c, "normalize_obs", True):
-        yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"
-    scale = max(map(abs, found.rewards))
+    if results.largest > _LARGE_OBS and not spec.shows_images and not getattr(c, "normalize_obs", True):
+        yield f"{where}: observations reach {results.largest:.3g}; algo.normalize_obs=true brings them near 1"
+    scale = max(map(abs, results.rewards))
     if not family.learns_from_env:
         return
     if scale > _LARGE_REWARD and config.env.reward_fn is None and not getattr(c, "normalize_rewards", False):
@@ -213,46 +213,46 @@ def probe_agents(family: Any, algorithm: Any, config: RunConfig) -> Seen:
     try:
         first, second = (make_multi_agent_env(c.id, 1, config.seed, c.kwargs) for _ in range(2))
         try:
-            found = _play_agents(first, second, rng)
+            results = _play_agents(first, second, rng)
         finally:
             first.close()
             second.close()
     except (FloatingPointError, TypeError, ValueError) as e:
         raise UsageError(f"{where}: {e}") from e
-    rewards, lines = found.rewards, []
+    rewards, lines = results.rewards, []
     constant = len(set(rewards)) == 1
-    if found.differs:
+    if results.differs:
         lines.append(
-            f"{where} is not deterministic: with the same seed and actions, {found.differs} differ, so no run can be "
+            f"{where} is not deterministic: with the same seed and actions, {results.differs} differ, so no run can be "
             "repeated; use a generator that reset(seed=…) seeds"
         )
-    if not found.lengths:
+    if not results.lengths:
         lines.append(
             f"{where}: no episode ended in {len(rewards):,} random steps; without a time limit, an evaluation may take "
             "long; eval.max_steps cuts off its episodes"
         )
     if constant:
         lines.append(f"{where}: all rewards were {rewards[0]:g} under random actions, so nothing is learned from them")
-    return Seen(limit, found.lengths, float(np.mean(rewards)), constant, lines)
+    return Seen(limit, results.lengths, float(np.mean(rewards)), constant, lines)
 
 
 def _play_agents(first: Any, second: Any, rng: np.random.Generator) -> _Results:
-    found, started = _Results([], [], 0, 0.0, ""), time.process_time()
+    results, started = _Results([], [], 0, 0.0, ""), time.process_time()
     first.reset_all()
     second.reset_all()
-    while len(found.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(found.rewards) < 20):
+    while len(results.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(results.rewards) < 20):
         actions = [random_actions(group.spec, rng, 1, len(group.agents)) for group in first.spec.groups]
         step = first.step_all(actions)
-        if not found.differs and len(found.rewards) < _PAIR_STEPS:
+        if not results.differs and len(results.rewards) < _PAIR_STEPS:
             twin = second.step_all(actions)
             compared = (("observations", "final_obs"), ("rewards", "rewards"))
-            found.differs = next(
+            results.differs = next(
                 (what for what, name in compared if not same(getattr(step, name), getattr(twin, name))), ""
             )
-        found.rewards.append(float(sum(each.sum() for each in step.rewards)))
+        results.rewards.append(float(sum(each.sum() for each in step.rewards)))
         if step.ended[0]:
-            found.lengths.append(int(step.episode_lengths[0]))
-    return found
+            results.lengths.append(int(step.episode_lengths[0]))
+    return results
 
 
 def random_actions(spec: Any, rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -265,6 +265,6 @@ def random_actions(spec: Any, rng: np.random.Generator, *shape: int) -> np.ndarr
     return rng.uniform(low, high, (*shape, spec.act_dim)).astype(np.float32)
 
 
-def same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+def same(first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
     """Return whether two sequences of arrays are equal; NaN equals NaN."""
-    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))

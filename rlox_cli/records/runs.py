@@ -169,8 +169,8 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
     ledger.scan()
     if not ledger.starts:
         raise ValueError(f"{shown(folder)} has not started: its record is empty")
-    wanted = {*metrics, *(LANGUAGE if flat.get("model") else ())}
-    found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in wanted}
+    chosen = {*metrics, *(LANGUAGE if flat.get("model") else ())}
+    points_by_name: dict[str, list[tuple[int, float, float]]] = {name: [] for name in chosen}
     recorded: set[str] = set()
     spent = {"collect": 0.0, "update": 0.0}
     segment, before, seconds, steps = -1, 0.0, 0.0, 0
@@ -182,7 +182,7 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
         recorded.update(row)
         spent["collect"] += row.get(_COLLECT) or 0.0
         spent["update"] += row.get(_UPDATE) or 0.0
-        for name, points in found.items():
+        for name, points in points_by_name.items():
             if (value := row.get(name)) is not None and math.isfinite(value):
                 points.append((steps, seconds, value))
     versions = ledger.starts[ledger.segment].get("versions")
@@ -198,7 +198,7 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
         "running" if alive else ledger.end["status"] if ledger.end else "killed",
         steps,
         seconds,
-        {name: Series(*map(np.array, zip(*points, strict=True))) for name, points in found.items() if points},
+        {name: Series(*map(np.array, zip(*points, strict=True))) for name, points in points_by_name.items() if points},
         recorded - {"segment", "step", "time"},
         shares,
     )
@@ -282,7 +282,7 @@ def _beside(algo: str, buffer: str | None) -> frozenset[str]:
 def _settings(run: Run) -> list[str]:
     """Return the keys in which runs differ as experiments."""
     beside = _beside(run.algo, run.flat.get("buffer.name"))
-    return [key for key in run.flat if not any(key == one or key.startswith(f"{one}.") for one in beside)]
+    return [key for key in run.flat if not any(key == prefix or key.startswith(f"{prefix}.") for prefix in beside)]
 
 
 def plain(value: Any) -> str:
@@ -339,10 +339,10 @@ def _full_key(runs: Sequence[Run], key: str) -> str:
     if key == PATH:
         return key
     known = {name for run in runs for name in run.flat}
-    found = [name for name in known if name == key] or sorted(n for n in known if n.rpartition(".")[2] == key)
-    if len(found) != 1:
-        raise UsageError(f"--by must be {PATH} or a key of the runs, got {key!r}; {nearest(key, found or known)}")
-    return found[0]
+    matches = [name for name in known if name == key] or sorted(n for n in known if n.rpartition(".")[2] == key)
+    if len(matches) != 1:
+        raise UsageError(f"--by must be {PATH} or a key of the runs, got {key!r}; {nearest(key, matches or known)}")
+    return matches[0]
 
 
 def _value(run: Run, key: str) -> Any:

@@ -28,7 +28,7 @@ from rlox_cli.records.runs import (
     short,
     units,
 )
-from rlox_cli.report.statistics import difference, improvement, iqm
+from rlox_cli.report.statistics import difference, improvement, iqm, to_json_numbers
 from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -53,14 +53,14 @@ def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json:
         for note in notes:
             print_text(f"rlox compare: {note}", stderr=True)
         sides.append(runs)
-    found = compare(sides[0], sides[1], metric, threshold)
+    comparison = compare(sides[0], sides[1], metric, threshold)
     if as_json:
-        print(jsonlib.dumps(found, allow_nan=False))
+        print(jsonlib.dumps(comparison, allow_nan=False))
     else:
         console = make_console()
         for name, path, runs in zip("AB", (a, b), sides, strict=True):
-            console.print(f"{name}  {path}: {_count(len(runs))}")
-        _print(found, console)
+            console.print(f"{name}  {path}: {len(runs)} run{'s' if len(runs) != 1 else ''}")
+        _print(comparison, console)
 
 
 def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | None = None) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
     if not envs:
         there, others = (", ".join(sorted({run.env for run in side})) for side in (a, b))
         raise UsageError(f"A and B must have an environment in common, got {there} and {others}")
-    finals, found = [], {}
+    finals, by_env = [], {}
     for env in envs:
         sides = [ended([run for run in side if run.env == env]) for side in (a, b)]
         required = _required_score(sides, metric) if threshold is None else threshold
         ours, theirs = (_values(side, metric, -1) for side in sides)
         finals.append((ours, theirs))
-        found[env] = {
+        by_env[env] = {
             "unit": units(run for side in sides for run in side),
             "runs": [
                 [{"folder": shown(run.folder), "seed": run.seed, "status": run.status} for run in s] for s in sides
@@ -97,11 +97,11 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
         "metric": metric,
         "config": _differences([[run.flat for run in side] for side in (a, b)]),
         "versions": _differences([[run.versions for run in side] for side in (a, b)]),
-        "environments": found,
+        "environments": by_env,
     }
     if len(envs) > 1:
         result["improvement"] = improvement([b for _, b in finals], [a for a, _ in finals])._asdict()
-    return _finite(result)
+    return to_json_numbers(result)
 
 
 def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any]:
@@ -188,18 +188,18 @@ def _metrics(sides: Sequence[Sequence[Run]], metric: str, required: float | None
         "mean_over_steps": [[_mean(s.steps, s.values, first, last) for s in side] for side in series],
         "steps_per_second": [[run.speed for run in side] for side in sides],
     }
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for name, (a, b) in values.items():
         apart = difference([b], [a])
-        found[name] = {"a": float(iqm(a)), "b": float(iqm(b)), "difference": apart.value}
-        found[name] |= {"low": apart.low, "high": apart.high}
-    found["mean_over_steps"]["steps"] = [int(first), int(last)]
+        rows[name] = {"a": float(iqm(a)), "b": float(iqm(b)), "difference": apart.value}
+        rows[name] |= {"low": apart.low, "high": apart.high}
+    rows["mean_over_steps"]["steps"] = [int(first), int(last)]
     if required is not None:
         reached = [[_first_at(s.steps, s.values, required) for s in side] for side in series]
         middle = [float(np.median(side)) for side in reached]
-        found["steps_to_threshold"] = {"a": middle[0], "b": middle[1]}
-        found["steps_to_threshold"]["reached"] = [int(np.isfinite(side).sum()) for side in reached]
-    return found
+        rows["steps_to_threshold"] = {"a": middle[0], "b": middle[1]}
+        rows["steps_to_threshold"]["reached"] = [int(np.isfinite(side).sum()) for side in reached]
+    return rows
 
 
 def _mean(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> float:
@@ -231,26 +231,16 @@ def _differences(sides: Sequence[Sequence[dict[str, Any]]]) -> dict[str, list[li
 
     The seed is left out, since the runs are listed by seed.
     """
-    found = {}
-    for key in dict.fromkeys(key for side in sides for one in side for key in one):
-        old, new = (sorted({plain(one[key]) for one in side if key in one}) for side in sides)
+    differing = {}
+    for key in dict.fromkeys(key for side in sides for flat in side for key in flat):
+        old, new = (sorted({plain(flat[key]) for flat in side if key in flat}) for side in sides)
         if old != new and key != "seed":
-            found[key] = [old, new]
-    return found
+            differing[key] = [old, new]
+    return differing
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def _print(found: dict[str, Any], console: Console) -> None:
-    for title, differences in (("settings", found["config"]), ("versions", found["versions"])):
+def _print(comparison: dict[str, Any], console: Console) -> None:
+    for title, differences in (("settings", comparison["config"]), ("versions", comparison["versions"])):
         console.print(f"\n{title}: {'A → B' if differences else 'the same'}")
         # Another algorithm has other keys, which adds no information to its name.
         own = {key for key, sides in differences.items() if "algo.name" in differences and not all(sides)}
@@ -263,9 +253,9 @@ def _print(found: dict[str, Any], console: Console) -> None:
             print_table(console, table)
         if own:
             console.print(f"  and {len(own)} keys that only one side's algorithms have (--json)")
-    for env, result in found["environments"].items():
+    for env, result in comparison["environments"].items():
         console.print(f"\n{env}")
-        print_table(console, _metrics_table(result, found["metric"]))
+        print_table(console, _metrics_table(result, comparison["metric"]))
         pairs, seeds = result["pairs"], [[run["seed"] for run in side] for side in result["runs"]]
         lines = [f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
         if pairs["seeds"]:
@@ -278,9 +268,9 @@ def _print(found: dict[str, Any], console: Console) -> None:
         lines.append(f"verdict: {result['verdict']['sentence']}")
         for line in lines:
             console.print(line)
-    if "improvement" in found and found["improvement"]["low"] is not None:
-        over = _between(found["improvement"])
-        console.print(f"\nover the {len(found['environments'])} environments: probability of improvement {over}")
+    if "improvement" in comparison and comparison["improvement"]["low"] is not None:
+        over = _between(comparison["improvement"])
+        console.print(f"\nover the {len(comparison['environments'])} environments: probability of improvement {over}")
 
 
 def _metrics_table(result: dict[str, Any], metric: str) -> PlainTable:
@@ -319,7 +309,3 @@ def _seeds(seeds: Sequence[int]) -> str:
     first, last = min(seeds), max(seeds)
     whole = len(seeds) > 2 and sorted(seeds) == list(range(first, last + 1))
     return f"{first} to {last}" if whole else ", ".join(map(str, sorted(seeds)))
-
-
-def _count(n: int) -> str:
-    return f"{n} run{'s' if n != 1 else ''}"

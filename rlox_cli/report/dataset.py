@@ -72,11 +72,11 @@ def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
     )
     whose = np.array(known["episode_agents"])
     there = [name for name in known["agents"] if (whose == name).any()]
-    found = [
+    lines = [
         f"{one_line(name, 60)}: {int((whose == name).sum()):,} episodes, return {returns[whose == name].mean():.2f}"
         for name in there[:_MOST_AGENTS]
     ]
-    return found if len(there) <= _MOST_AGENTS else [*found, f"and {len(there) - _MOST_AGENTS:,} others"]
+    return lines if len(there) <= _MOST_AGENTS else [*lines, f"and {len(there) - _MOST_AGENTS:,} others"]
 
 
 def print_written(out: str) -> None:

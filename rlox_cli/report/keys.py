@@ -44,7 +44,7 @@ _COMMAND_KEYS = {
 
 def comments(cls: type) -> dict[str, str]:
     """Return the trailing comment of every field, from the source code of `cls` and its bases."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):
             continue
@@ -53,12 +53,8 @@ def comments(cls: type) -> dict[str, str]:
             if token.type == tokenize.NAME and token.start[1] == 4:
                 name = token.string
             elif token.type == tokenize.COMMENT and name:
-                found[name] = token.string.lstrip("# ")
-    return found
-
-
-def _default(item) -> Any:
-    return item.default_factory() if item.default_factory is not MISSING else item.default
+                texts[name] = token.string.lstrip("# ")
+    return texts
 
 
 def _plain(value: Any) -> str:
@@ -78,7 +74,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
     table = make_table(*columns)
     hints, meaning = types_of(cls), comments(cls)
     for item in fields(cls):
-        default = _default(item)
+        default = item.default if item.default_factory is MISSING else item.default_factory()
         if (
             item.name.startswith("_")
             or is_dataclass(default)

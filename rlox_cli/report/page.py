@@ -108,7 +108,10 @@ def _about(group: Group) -> str:
     """Return a group's settings and runs, and the command and the whole configuration of its first run."""
     first = group.runs[0]
     settings = "".join(f"<tr>{_cells([key, value])}</tr>" for key, value in group.settings.items())
-    runs = "".join(f"<tr>{_cells(_run_row(run))}</tr>" for run in group.runs)
+    runs = "".join(
+        f"<tr>{_cells([str(r.seed), r.status, f'{r.steps:,}', f'{r.seconds:,.1f}', shown(r.folder)])}</tr>"
+        for r in group.runs
+    )
     # Pages are passed on, and a tracker's address may contain a password.
     shown_config = {key: value for key, value in first.config.items() if key != "logger"}
     config = yaml.safe_dump(shown_config, sort_keys=False, allow_unicode=True)
@@ -120,18 +123,14 @@ def _about(group: Group) -> str:
 </details>"""
 
 
-def _run_row(run: Run) -> list[str]:
-    return [str(run.seed), run.status, f"{run.steps:,}", f"{run.seconds:,.1f}", shown(run.folder)]
-
-
 def _command(run: Run) -> str:
     """Return the command of this run, from the ledger of its sweep or from Hydra's files in the run's folder."""
     try:
         typed = _of_sweep(run.folder) or read_plain(run.folder, ".hydra/overrides.yaml")
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ""
-    found = map(plain, typed if isinstance(typed, list) else [])
-    words = [word for word in found if not word.lstrip("+").startswith("logger.")]
+    typed_words = map(plain, typed if isinstance(typed, list) else [])
+    words = [word for word in typed_words if not word.lstrip("+").startswith("logger.")]
     return f"<pre>{escape(' '.join(['rlox train', *words]))}</pre>"
 
 

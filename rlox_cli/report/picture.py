@@ -108,8 +108,8 @@ def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
     for pattern in np.unique(there, axis=0):
         at = (there == pattern).all(-1)
         if pattern.any():
-            for into, found in zip(middle, interval([values[at][:, pattern]]), strict=True):
-                into[at] = found
+            for into, part in zip(middle, interval([values[at][:, pattern]]), strict=True):
+                into[at] = part
     return Curve(grid, series, middle, there.sum(-1))
 
 
@@ -185,11 +185,13 @@ class Picture:
         profiled = [env for env in envs if self._draw_profile(env)]
         columns = max(min(3, len(envs)), *(min(3, len(self._other_metrics(env))) for env in envs))
         timed = [group for group in self.groups if group.label in self.coloured]
-        rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [(envs, self._curves, 3.6)]
+        rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [
+            ([(env, self.metric) for env in envs], self._draw_curves, 3.6)
+        ]
         if profiled:
             rows.append((profiled, self._profiles, 3.1))
         if others := [(env, metric) for env in envs for metric in self._other_metrics(env)]:
-            rows.append((others, self._metric_panel, 2.9))
+            rows.append((others, self._draw_curves, 2.9))
         names = self._bar_names(timed)
         # The tallest name decides, since bars are evenly spaced.
         tall = max((name.count("\n") + 1 for name in names), default=1)
@@ -257,34 +259,30 @@ class Picture:
             return []
         return [name for name in LANGUAGE if name != self.metric and all(name in run.series for run in runs)]
 
-    def _metric_panel(self, axis: Axes, item: tuple[str, str]) -> None:
-        self._draw_curves(axis, *item)
-
-    def _curves(self, axis: Axes, env: str) -> None:
-        self._draw_curves(axis, env, self.metric)
-
-    def _draw_curves(self, axis: Axes, env: str, metric: str) -> None:
+    def _draw_curves(self, axis: Axes, item: tuple[str, str]) -> None:
+        """Draw one metric of the groups of one environment; `item` is the environment and the metric."""
+        env, metric = item
         groups = sorted(self._of(env), key=lambda group: group.label in self.coloured)
         for group in groups:
-            (colour, dashes), found = self.appearance(group.label), curve(group.runs, metric, self.by_time)
+            (colour, dashes), drawn = self.appearance(group.label), curve(group.runs, metric, self.by_time)
             coloured = group.label in self.coloured
-            points = "." if len(found.x) <= _FEW_POINTS else ""
-            for run, (x, y) in zip(group.runs, found.singles, strict=True):
+            points = "." if len(drawn.x) <= _FEW_POINTS else ""
+            for run, (x, y) in zip(group.runs, drawn.singles, strict=True):
                 if coloured and 1 < len(group.runs) <= _MOST_SINGLE:
                     axis.plot(x, y, color=colour, linewidth=0.8, alpha=0.4, gid=self._id(group.label))
                 if run.status != "finished":
                     axis.plot(x[-1], y[-1], "x", color=colour, markersize=8, gid=self._id(group.label))
-            whole = found.n == len(group.runs)
+            whole = drawn.n == len(group.runs)
             # The dotted line begins where the solid one ends.
             partial = ~whole | np.append(~whole[1:], False)
             for at, style, width in ((whole, dashes, 2.2 if coloured else 0.8), (partial, (0, (1, 1)), 1.4)):
-                line = np.where(at, found.middle.value, np.nan)
+                line = np.where(at, drawn.middle.value, np.nan)
                 options = {"color": colour, "linestyle": style, "linewidth": width, "markersize": 4 * width}
-                axis.plot(found.x, line, marker=points, gid=self._id(group.label), **options)
+                axis.plot(drawn.x, line, marker=points, gid=self._id(group.label), **options)
             if coloured:
                 axis.fill_between(
-                    *(found.x, found.middle.low, found.middle.high),
-                    **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
+                    *(drawn.x, drawn.middle.low, drawn.middle.high),
+                    **{"where": drawn.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
                 )
         references = _draw_references(axis, groups) if metric in RETURNS else ""
         axis.set(title=wrap_text(env, _TITLE), ylabel=wrap_text(metric_name(metric), _HEIGHT))
@@ -301,11 +299,11 @@ class Picture:
         thresholds = np.unique([finals.min() - margin, *finals, finals.max() + margin])
         for group in groups:
             colour, dashes = self.appearance(group.label)
-            found = profile([self.summaries[group].finals], thresholds)
+            shape = profile([self.summaries[group].finals], thresholds)
             style = {"color": colour, "linestyle": dashes, "linewidth": 2.2}
-            axis.step(thresholds, found.value, where="post", gid=self._id(group.label), **style)
+            axis.step(thresholds, shape.value, where="post", gid=self._id(group.label), **style)
             band = {"step": "post", "gid": self._id(group.label), **_band(colour)}
-            axis.fill_between(thresholds, found.low, found.high, **band)
+            axis.fill_between(thresholds, shape.low, shape.high, **band)
         title = wrap_text(f"{env}: performance profile", _TITLE)
         axis.set(title=title, xlabel="τ", ylabel="runs with a final score > τ")
         axis.set_ylim(-0.03, 1.03)

@@ -10,6 +10,7 @@ therefore the results, are the same at every call.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray],
     width = sum(sample.size for sample in samples) * max(sample.shape[-1] for sample in samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # the bounds of NaN are NaN
-        found = stats.bootstrap(
+        limits = stats.bootstrap(
             samples,
             lambda *drawn, axis: statistic(*drawn),
             n_resamples=RESAMPLES,
@@ -118,7 +119,18 @@ def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray],
             method="percentile",
             rng=np.random.default_rng(0),
         ).confidence_interval
-    return Interval(_plain(value), _plain(found.low), _plain(found.high))
+    return Interval(_plain(value), _plain(limits.low), _plain(limits.high))
+
+
+def to_json_numbers(value: Any) -> Any:
+    """Return `value`, nested in dicts and lists, with Python's numbers; None for those that are not finite."""
+    if isinstance(value, dict):
+        return {key: to_json_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json_numbers(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _plain(value: np.ndarray) -> float | np.ndarray:

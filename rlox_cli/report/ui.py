@@ -91,10 +91,11 @@ def _host(args: list[str]) -> str:
 
 
 def _require_free(host: str, port: int) -> None:
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the address of a server that was just stopped
+    with socket.socket() as listener:
+        # So that the address of a server that was just stopped counts as free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((host, port))
+            listener.bind((host, port))
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
                 return  # the server reports what is wrong with its address
@@ -123,7 +124,7 @@ def _page(url: str) -> str:
     except (OSError, ValueError):
         known = []
     ids = [
-        one["experiment_id"] for one in known if one["experiment_id"] != "0"
+        item["experiment_id"] for item in known if item["experiment_id"] != "0"
     ]  # 0 is MLflow's default experiment, which is empty
     runs = f"/{ids[0]}/runs" if len(ids) == 1 else ""
     return f"{url}/#/experiments{runs}?{MODEL_TRAINING}"

@@ -94,9 +94,9 @@ def _sum(reports: list[tuple[Report, int]]) -> str:
 def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
     """Return a UsageError with the message of `e` and the job that it is about."""
     where = "" if number is None else f"job {number} of the sweep ({' '.join(job.overrides)}): "
-    made = UsageError(where + headline(e))
-    made.__cause__ = e
-    return made
+    error = UsageError(where + headline(e))
+    error.__cause__ = e
+    return error
 
 
 def require_buildable(jobs: list[Job]) -> None:
@@ -124,7 +124,7 @@ def require_buildable(jobs: list[Job]) -> None:
             raise _of_job(e, job, number) from e
 
 
-def check_resume(found: Resumption, console: Console) -> None:
+def check_resume(resumption: Resumption, console: Console) -> None:
     """Prepare everything to resume a run, as `rlox_cli.run.session.resume` does, and stop there.
 
     Raises
@@ -132,10 +132,10 @@ def check_resume(found: Resumption, console: Console) -> None:
     UsageError, ValueError
         For errors that would end the run.
     """
-    config, folder = found.config, found.checkpoint.parent.parent
-    algorithm = restore(found, console)
+    config, folder = resumption.config, resumption.checkpoint.parent.parent
+    algorithm = restore(resumption, console)
     try:
-        plan(algorithm, config, console, found.changed)
+        plan(algorithm, config, console, resumption.changed)
         for warning in training_warnings(algorithm, config, folder):
             console.print(f"  {'warning':<12} {warning}")
     finally:
@@ -159,29 +159,25 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
         scratch, before = Path(name), limits.cpu_seconds()
-        algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
+        buffer = config.buffer
+        if isinstance(buffer, MmapBufferConfig):
+            buffer = replace(buffer, folder=str(scratch))  # its file would otherwise be in the run's folder
+        algorithm = build(replace(config, buffer=buffer), job.algo, scratch)
         start = replace(start, building=limits.cpu_seconds() - before)
         try:
             warnings += family.warnings(algorithm, config, folder)
-            found = family.examine(algorithm, config, start, scratch)
+            result = family.examine(algorithm, config, start, scratch)
         finally:
             algorithm.close()
     lines = [
-        *found.lines,
-        ("disk", f"{limits.size(found.estimate.disk)} of {limits.size(limits.free_disk(folder))} free"),
-        ("time", _time(config, found.estimate, found.limit)),
+        *result.lines,
+        ("disk", f"{limits.size(result.estimate.disk)} of {limits.size(limits.free_disk(folder))} free"),
+        ("time", _time(config, result.estimate, result.limit)),
         # The default name contains the time, which will be another one when the run starts.
         ("folder", f"{shown(folder.parent)}/…" if is_named_by_time(job) else shown(folder)),
-        *(("warning", line) for line in dict.fromkeys([*warnings, *found.warnings])),
+        *(("warning", line) for line in dict.fromkeys([*warnings, *result.warnings])),
     ]
-    return Report(f"{job.algo} on {config.env.id}", lines, found.estimate)
-
-
-def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
-    """Return `config` with the file of its replay memory, if it has one, in the folder `scratch`."""
-    if not isinstance(config.buffer, MmapBufferConfig):
-        return config
-    return replace(config, buffer=replace(config.buffer, folder=str(scratch)))
+    return Report(f"{job.algo} on {config.env.id}", lines, result.estimate)
 
 
 @contextmanager
@@ -195,16 +191,16 @@ def _generators_restored() -> Iterator[None]:
         np.random.set_state(numpys)  # noqa: NPY002
 
 
-def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.cpu.items() if seconds >= 0.05)
-    text = f"{_duration(found.wall)}, {sum(found.cpu.values()):.1f} s of CPU ({parts})"
-    if found.update is not None:
-        text += f"; {found.update:.3g} s of CPU per update"
-    if found.workers:
-        text += f"; evaluated in parallel, by {found.workers} process{'' if found.workers == 1 else 'es'}"
-    if limit is not None and found.longest_evaluation > 0.1 * found.wall:
-        text += f"; evaluations {_duration(found.longest_evaluation)} if every episode lasts {limit:,} steps"
-    if config.max_seconds is not None and found.wall > config.max_seconds:
+def _time(config: RunConfig, estimate: Estimate, limit: int | None) -> str:
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in estimate.cpu.items() if seconds >= 0.05)
+    text = f"{_duration(estimate.wall)}, {sum(estimate.cpu.values()):.1f} s of CPU ({parts})"
+    if estimate.update is not None:
+        text += f"; {estimate.update:.3g} s of CPU per update"
+    if estimate.workers:
+        text += f"; evaluated in parallel, by {estimate.workers} process{'' if estimate.workers == 1 else 'es'}"
+    if limit is not None and estimate.longest_evaluation > 0.1 * estimate.wall:
+        text += f"; evaluations {_duration(estimate.longest_evaluation)} if every episode lasts {limit:,} steps"
+    if config.max_seconds is not None and estimate.wall > config.max_seconds:
         text += f"; max_time={config.max_time} ends it earlier"
     return text
 

@@ -128,26 +128,26 @@ def _load(words: list[str], shares: dict[str, float], imports: list[str]) -> dic
     by_name = {name: word.partition("=")[2] for word in words if (name := _name(word)) is not None}
     unnamed = [word for word in words if _name(word) is None]
     numbers = {str(i + 1): word for i, word in enumerate(words)}
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for name in shares:
         if name == _RANDOM:
             if name in by_name:
                 raise UsageError("CHECKPOINT must not be named random, which stands for uniformly random actions")
         elif name in by_name:
-            found[name] = by_name[name]
+            paths[name] = by_name[name]
         elif name in numbers and _name(numbers[name]) is None:
-            found[name] = numbers[name]
+            paths[name] = numbers[name]
             unnamed.remove(numbers[name])
         elif unnamed:
-            found[name] = unnamed.pop(0)
+            paths[name] = unnamed.pop(0)
         else:
             hint = nearest(name, [*by_name, _RANDOM])
             raise UsageError(f"--mix: {name} must be one of the checkpoints, as {name}=PATH, or random; {hint}")
-    left = [*unnamed, *(f"{name}={path}" for name, path in by_name.items() if name not in found)]
+    left = [*unnamed, *(f"{name}={path}" for name, path in by_name.items() if name not in paths)]
     if left:
         raise UsageError(f"--mix must name every checkpoint, got no share for {', '.join(left)}")
     loaded = {}
-    for name, text in found.items():
+    for name, text in paths.items():
         path = Path(with_home("CHECKPOINT", text))
         path = best_of(path) if path.is_dir() else path
         loaded[name] = (path, read_known_header(path))

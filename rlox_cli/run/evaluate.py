@@ -89,16 +89,16 @@ def _chat(text: str, row: int) -> dict[str, Any]:
     """Return a chat that is given as JSON, as a row of a dataset."""
     names = ("prompt", *COLUMNS)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise UsageError(f"PROMPT {row} must be JSON with --chat, got {shown(text)} ({one_line(e)})") from e
-    given = found if isinstance(found, dict) else {"prompt": found}
-    if not isinstance(given.get("prompt"), list) or not given.keys() <= {*names}:
+    fields = value if isinstance(value, dict) else {"prompt": value}
+    if not isinstance(fields.get("prompt"), list) or not fields.keys() <= {*names}:
         raise UsageError(
             f"PROMPT {row} must be a list of messages with --chat, or an object with {', '.join(names)}, got "
-            f"{shown(found)}"
+            f"{shown(value)}"
         )
-    return {name: given.get(name) for name in names}
+    return {name: fields.get(name) for name in names}
 
 
 def _read_config(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:

@@ -54,8 +54,8 @@ def main(
     more: Sequence[Stopper] = (),
 ) -> Outcome | None:
     """Resume a run, as `prepare` finds it. Return None if nothing is left to do."""
-    found = prepare(run, flags, overrides, modules, console)
-    return None if found is None else resume(found, console, stop_flag, more)
+    resumption = prepare(run, flags, overrides, modules, console)
+    return None if resumption is None else resume(resumption, console, stop_flag, more)
 
 
 def prepare(
@@ -118,8 +118,9 @@ def prepare(
     console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}")
     for key, (old, new) in changed.items():
         console.print(f"changed: {key} {old} -> {new}")
-    now = versions()
-    others = [f"{name} {was} -> {now.get(name)}" for name, was in _versions(checkpoint) if now.get(name) != was]
+    now, earlier = versions(), checkpoint.header.get("versions")
+    earlier = earlier if isinstance(earlier, dict) else {}
+    others = [f"{name} {was} -> {now.get(name)}" for name, was in earlier.items() if now.get(name) != was]
     if others:
         console.print(f"saved with other versions, so results may differ in the last bits: {', '.join(others)}")
     if (n_saved := count_saved_ranks(checkpoint.header)) != (ranks := current().size):
@@ -213,11 +214,6 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
             raise UsageError(f"{line} must stay {key}={was} in a run that is resumed; leave it out, or start a new run")
         return
     OmegaConf.update(cfg, key, override.value(), merge=True)
-
-
-def _versions(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
-    found = checkpoint.header.get("versions")
-    return list(found.items()) if isinstance(found, dict) else []
 
 
 def _describe_end(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:

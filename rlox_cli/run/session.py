@@ -138,20 +138,22 @@ def run(
     return Session(algorithm, config, algo, folder, console, verify, stop_flag, more).run()
 
 
-def resume(found: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()) -> Outcome:
+def resume(
+    resumption: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()
+) -> Outcome:
     """Continue a run as if it had not been stopped; as `run`."""
-    checkpoint = found.checkpoint
+    checkpoint = resumption.checkpoint
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
     require_own_files(folder)
     with write_traceback_of(folder):
-        algorithm = restore(found, console)
+        algorithm = restore(resumption, console)
 
     def verify() -> None:
         if _identity(checkpoint) != identity:
             raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
 
-    session = Session(algorithm, found.config, found.algo, folder, console, verify, stop_flag, more, found.changed)
-    return session.run()
+    config, algo, changed = resumption.config, resumption.algo, resumption.changed
+    return Session(algorithm, config, algo, folder, console, verify, stop_flag, more, changed).run()
 
 
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
@@ -176,11 +178,12 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
     return algorithm
 
 
-def restore(found: Resumption, console: Console) -> Any:
+def restore(resumption: Resumption, console: Console) -> Any:
     """Return the algorithm of a run, to train on. Print what cannot be restored."""
-    config, family = found.config, family_of(found.config.algo, found.config.env.id)
+    config = resumption.config
+    family = family_of(config.algo, config.env.id)
     with _printing_notes("from_checkpoint:", console):
-        algorithm = family.restore(config, found.checkpoint, found.trusted)
+        algorithm = family.restore(config, resumption.checkpoint, resumption.trusted)
     if (note := family.note_on_restoring(algorithm)) is not None:
         console.print(note)
     return algorithm
@@ -269,9 +272,6 @@ class Session:
         except BaseException:
             self.algorithm.close()
             raise
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self.changed is None:
-            self._write_config()
         if getattr(self.algorithm, "collector", None) is not None:
             self.algorithm.collector.notify = self._print
         resumed_at = None if self.changed is None else self.start
@@ -280,15 +280,16 @@ class Session:
         )
         self._make_callbacks(record, best_before)
         with self.stop.signals, record:
-            if self.changed is not None:
-                self._write_config()
+            replace_text(self.folder / "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
             tracking.start_mirrors(self.folder)
             started = time.perf_counter()
             self._train(record)
             seconds = time.perf_counter() - started
-            early = self._early_end()
+            early = next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
+            if self.time_limit is not None and self.time_limit.reached:
+                early = f"max_time={self.config.max_time} was reached"
             if self.stop.signal_number:
                 record.end(self.algorithm.counters.steps, "interrupted")
             else:
@@ -309,7 +310,8 @@ class Session:
             max_steps=play.max_steps,
             imports=config.imports,
         )
-        self.time_limit = TimeLimitCallback(config.max_seconds or math.inf, self.evaluations)
+        seconds = config.max_seconds
+        self.time_limit = None if seconds is None else TimeLimitCallback(seconds, self.evaluations)
         self.progress = ProgressCallback(
             self.console, self.label, config.total_timesteps, self.unit, self.family.digits, self.family.counted
         )
@@ -323,7 +325,7 @@ class Session:
                 self.evaluations,
                 *self.family.make_callbacks(self.algorithm, folder, recorder),
                 *self.more,
-                self.time_limit,
+                *([] if self.time_limit is None else [self.time_limit]),
                 AdviceCallback(lambda line: self._print(f"advice: {line}"), plan=False),
                 self.progress,
                 self.stop,
@@ -347,16 +349,16 @@ class Session:
             raise Stopped(e.signal_number) from None
         except BaseException as e:
             self.stop.signals.saving()  # after a SIGTERM, as torchrun sends to the other ranks, there is time to report
-            kept, steps = keep_traceback(e, self.folder, shown(self.folder)), self.algorithm.counters.steps
+            kept, steps = keep_traceback(e, self.folder), self.algorithm.counters.steps
             # On a full disk this fails too; the first error is the one to report.
             with suppress(OSError):
                 record.end(steps, "failed", summary(e), may_pass(e), kept)
-            found = failure_of(e)
+            failure = failure_of(e)
             # An error about the files of the replay memory, which are read last, is one about the input.
-            found.running = steps > self.start or not isinstance(e, ValueError)
-            found.saved = _last_good(self.folder)
+            failure.running = steps > self.start or not isinstance(e, ValueError)
+            failure.saved = _last_good(self.folder)
             if isinstance(e, RankLost):
-                found.saved += f". Resume with: {_resume_command(self.folder)}"
+                failure.saved += f". Resume with: {_resume_command(self.folder)}"
             raise
         finally:
             if not closed:
@@ -364,14 +366,8 @@ class Session:
                     self.evaluations.close()
                     self.algorithm.close()
 
-    def _early_end(self) -> str | None:
-        """Return why the training ended before its last step, if it did."""
-        if self.time_limit.reached:
-            return f"max_time={self.config.max_time} was reached"
-        return next(filter(None, (callback.stopped for callback in (self.evaluations, *self.more))), None)
-
     def _report(self, seconds: float, early: str | None) -> Outcome:
-        """Print the results."""
+        """Print the results. Raise `Stopped` if a signal ended the training."""
         evaluations, steps = self.evaluations, self.algorithm.counters.steps
         final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
         best = self.checkpoints.best if evaluations.evaluations else None
@@ -380,35 +376,32 @@ class Session:
                 f"stopped at {self.unit[:-1]} {steps:,}; everything up to it is saved. Resume with: "
                 f"{_resume_command(self.folder)}"
             )
-            self._print_files(best is not None)
+        else:
+            if early:
+                self.console.print(f"stopped early: {early}")
+            digits = f".{self.family.digits}f"
+            begun = "" if self.changed is None else f" (from {self.start:,})"
+            self.console.print(
+                f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
+                f"{final['mean_return']:{digits}} ± {final['std_return']:{digits}} over {final['n_episodes']} "
+                f"{self.family.counted}, best {best:{digits}}"
+            )
+        names = "last.safetensors" if best is None else "best.safetensors and last.safetensors"
+        module = find_module(self.config.env.id)
+        imports = "".join(f" --import {name}" for name in [*self.config.imports, *([module] if module else [])])
+        for name, value in (
+            ("checkpoints", f"{shown(self.folder / 'checkpoints')} ({names})"),
+            ("config", shown(self.folder / "config.yaml")),
+            ("metrics", shown(self.folder / "metrics.jsonl")),
+            ("evaluate", f"rlox eval {shlex.quote(shown(self.folder))}{imports}"),
+        ):
+            self.console.print(f"  {name:<12} {value}")
+        if self.stop.signal_number:
             raise Stopped(self.stop.signal_number)
-        if early:
-            self.console.print(f"stopped early: {early}")
-        digits = f".{self.family.digits}f"
-        begun = "" if self.changed is None else f" (from {self.start:,})"
-        self.console.print(
-            f"trained {self.label}: {steps:,} {self.unit} in {seconds:.1f} s{begun}, final evaluation "
-            f"{final['mean_return']:{digits}} ± {final['std_return']:{digits}} over {final['n_episodes']} "
-            f"{self.family.counted}, best {best:{digits}}"
-        )
-        self._print_files(True)
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.timing.summary().items() if name != "total_s")
         played = f"; in parallel, {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
         self.console.print(f"  {'time':<12} {shares}{played}")
         return Outcome(self.folder, steps, seconds, final, best)
-
-    def _print_files(self, has_best: bool) -> None:
-        folder, config = self.folder, self.config
-        names = "best.safetensors and last.safetensors" if has_best else "last.safetensors"
-        module = find_module(config.env.id)
-        imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
-        for name, value in (
-            ("checkpoints", f"{shown(folder / 'checkpoints')} ({names})"),
-            ("config", shown(folder / "config.yaml")),
-            ("metrics", shown(folder / "metrics.jsonl")),
-            ("evaluate", f"rlox eval {shlex.quote(shown(folder))}{imports}"),
-        ):
-            self.console.print(f"  {name:<12} {value}")
 
     def _follow(self) -> Outcome:
         """Run the training on a rank other than 0. Only rank 0 evaluates, records and saves."""
@@ -446,10 +439,6 @@ class Session:
         else:
             self._print(text)
 
-    def _write_config(self) -> None:
-        """Replace ``config.yaml`` atomically."""
-        replace_text(self.folder / "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
-
     def _stopped_at_once(self, e: StopAtOnce) -> str:
         by_torchrun = self.algorithm.ranks.joined and e.signal_number == signal.SIGTERM
         cause = " by SIGTERM, which torchrun also sends when another rank has ended" if by_torchrun else ""
@@ -465,7 +454,7 @@ def write_traceback_of(folder: Path) -> Iterator[None]:
         with no_exit("code outside rlox"):
             yield
     except Exception as e:
-        keep_traceback(e, folder, shown(folder))
+        keep_traceback(e, folder)
         raise
 
 
@@ -485,8 +474,8 @@ def _printing_notes(beginning: str, console: Console | None) -> Iterator[None]:
 
 def _identity(path: Path) -> tuple[int, int, int]:
     """Return what identifies a file that is never changed in place, only replaced."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _resume_command(folder: Path) -> str:

@@ -104,19 +104,21 @@ def main(args: list[str]) -> Typed | None:
         check(jobs, multirun, console)
         return None
     if configs[0].distributed is not None:
-        _finish(train_on_ranks(configs[0], jobs[0].algo, lambda: _new_folder(jobs[0], False), console), console)
-        return None
-    _new_folder(jobs[0], multirun)
-    if sweep is not None:
-        from rlox_cli.run.check import require_buildable
-
-        require_buildable(jobs)
-        if searching or expands(sweep):
-            return Typed(flags, overrides, modules, console, sweep, jobs, searching)
-    if not multirun and only_select_config(flags):
-        _finish(run_composed(flags, jobs[0], _train), console)
+        outcome = train_on_ranks(configs[0], jobs[0].algo, lambda: _new_folder(jobs[0], False), console)
     else:
-        _run_with_hydra(flags, overrides, multirun, console)
+        _new_folder(jobs[0], multirun)
+        if sweep is not None:
+            from rlox_cli.run.check import require_buildable
+
+            require_buildable(jobs)
+            if searching or expands(sweep):
+                return Typed(flags, overrides, modules, console, sweep, jobs, searching)
+        if multirun or not only_select_config(flags):
+            _run_with_hydra(flags, overrides, multirun, console)
+            return None
+        outcome = run_composed(flags, jobs[0], _train)
+    if outcome is not None:  # this is rank 0
+        finish_mirrors([outcome.folder], console)
     return None
 
 
@@ -169,11 +171,6 @@ def _run_with_hydra(flags: list[str], overrides: list[str], multirun: bool, cons
         raise last
 
 
-def _finish(outcome: Outcome | None, console: Console) -> None:
-    if outcome is not None:
-        finish_mirrors([outcome.folder], console)
-
-
 def _resume(
     name: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool
 ) -> None:
@@ -181,19 +178,21 @@ def _resume(
 
     if _n_started() and not checks and not flags:
         timeout_s, distributed = _rendezvous(name, overrides)
-        _finish(resume_on_ranks(name, flags, overrides, modules, timeout_s, distributed, console), console)
-        return
-    found = prepare(name, flags, overrides, modules, console)
-    if found is None:
-        return
-    require_trackers([found.config])
-    if checks:
-        from rlox_cli.run.check import check_resume
+        outcome = resume_on_ranks(name, flags, overrides, modules, timeout_s, distributed, console)
+    else:
+        resumption = prepare(name, flags, overrides, modules, console)
+        if resumption is None:
+            return
+        require_trackers([resumption.config])
+        if checks:
+            from rlox_cli.run.check import check_resume
 
-        check_resume(found, console)
-        return
-    _require_ranks([found.config], False, [f"resume={name}", *overrides])
-    _finish(resume(found, console), console)
+            check_resume(resumption, console)
+            return
+        _require_ranks([resumption.config], False, [f"resume={name}", *overrides])
+        outcome = resume(resumption, console)
+    if outcome is not None:  # this is rank 0
+        finish_mirrors([outcome.folder], console)
 
 
 def announce(jobs: list[Job], console: Console) -> None:
@@ -247,15 +246,15 @@ def _n_started() -> int:
 
 def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -> None:
     """Raise a UsageError if torchrun started a run that is not data-parallel, or did not start one that is."""
-    n, wanted = _n_started(), next((c.distributed for c in configs if c.distributed is not None), None)
-    if wanted is not None and multirun:
-        raise UsageError(f"distributed must be null in a sweep, where each job is one process, got {wanted}")
-    if wanted is not None and not n:
+    n, mode = _n_started(), next((c.distributed for c in configs if c.distributed is not None), None)
+    if mode is not None and multirun:
+        raise UsageError(f"distributed must be null in a sweep, where each job is one process, got {mode}")
+    if mode is not None and not n:
         raise UsageError(
-            f"distributed={wanted} must be started with torchrun, or left out (distributed=null); try: torchrun "
+            f"distributed={mode} must be started with torchrun, or left out (distributed=null); try: torchrun "
             f"--standalone --nproc-per-node=2 -m rlox train {shlex.join(typed)}"
         )
-    if wanted is None and n > 1:
+    if mode is None and n > 1:
         raise UsageError(
             f"distributed must be ddp or fsdp when torchrun has started {n} processes, got null: each process would "
             "train its own run; add distributed=ddp"
@@ -333,12 +332,12 @@ def _resume_on(
 ) -> Outcome | None:
     from rlox_cli.run.resume import prepare
 
-    found = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
-    if found is not None and found.config.distributed is None:
+    resumption = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
+    if resumption is not None and resumption.config.distributed is None:
         raise UsageError(
             f"distributed must be ddp or fsdp when torchrun has started {group.size} processes, got null; add "
             "distributed=ddp"
         )
-    outcome = None if found is None else resume(found, console)
+    outcome = None if resumption is None else resume(resumption, console)
     group.leave()
     return None if group.rank else outcome

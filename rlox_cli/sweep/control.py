@@ -75,11 +75,11 @@ def sweeper_settings(master: DictConfig) -> dict[str, Any]:
 
 def plan_jobs(jobs: list[Job]) -> list[SweepJob]:
     """Return composed jobs as the ledger stores them."""
-    found: dict[str, SweepJob] = {}
+    planned: dict[str, SweepJob] = {}
     for job in jobs:
-        name = job_id(job.overrides, found)
-        found[name] = SweepJob(name, job.subdir, job.overrides, to_plain(job.config, job.algo))
-    return list(found.values())
+        name = job_id(job.overrides, planned)
+        planned[name] = SweepJob(name, job.subdir, job.overrides, to_plain(job.config, job.algo))
+    return list(planned.values())
 
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:

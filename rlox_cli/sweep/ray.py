@@ -125,12 +125,12 @@ class RayLauncher(Launcher):
 
             self._require_room(ray.cluster_resources())
 
-    def _require_room(self, found: dict[str, float]) -> None:
+    def _require_room(self, available: dict[str, float]) -> None:
         """Raise a UsageError for resources that this machine does not have; on a cluster, Ray waits for them."""
-        wanted = {"num_cpus": ("CPU", self.settings.num_cpus), "num_gpus": ("GPU", self.settings.num_gpus)}
-        wanted |= {f"resources.{name}": (name, number) for name, number in self.settings.resources.items()}
-        for key, (name, number) in wanted.items():
-            if number > (most := found.get(name, 0.0)):
+        reserved = {"num_cpus": ("CPU", self.settings.num_cpus), "num_gpus": ("GPU", self.settings.num_gpus)}
+        reserved |= {f"resources.{name}": (name, number) for name, number in self.settings.resources.items()}
+        for key, (name, number) in reserved.items():
+            if number > (most := available.get(name, 0.0)):
                 self.close()
                 raise UsageError(
                     f"hydra.launcher.{key} must be at most {most:g}, as many as this machine has, got {number:g}; "

@@ -263,14 +263,14 @@ def run_to_end(sweep: Sweep, search: Search, config: dict[str, Any], launch: Lau
         console.print(f"resume with: {resume_command(sweep)}")
         raise
 
-    found = report(trials.study, search, sweep.folder, console)
+    has_best = report(trials.study, search, sweep.folder, console)
     finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
     if open_:
         raise RuntimeError(
             f"trials {', '.join(map(str, open_))} are not finished, because their runs died too often; resume with: "
             f"{resume_command(sweep)}"
         )
-    if not found:
+    if not has_best:
         raise RuntimeError(f"no trial has a value; the output of each run is in {shown(sweep.folder)}/…/out.txt")
 
 

@@ -83,13 +83,13 @@ def storage_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def lock_study(path: Path) -> Iterator[None]:
     """Lock a study: another sweep that adds to it must neither exceed its number of trials nor take our trials."""
-    held = lock.acquire(path.with_name(f"{path.name}.lock"), _BUSY_S)
-    if held is None:
+    descriptor = lock.acquire(path.with_name(f"{path.name}.lock"), _BUSY_S)
+    if descriptor is None:
         raise OSError(f"{shown(path)} is locked by another process; stop that process, and resume")
     try:
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def make_pruner(settings: OptunaConfig, n_points: int) -> optuna.pruners.BasePruner:

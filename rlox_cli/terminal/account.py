@@ -26,6 +26,7 @@ from types import BuiltinFunctionType
 from rlox.checkpoint import run_files
 from rlox.config import shown
 from rlox.processes.failures import Failure, Frame, failure_of, frames_of, is_raised
+from rlox_cli.terminal import paths
 from rlox_cli.terminal.errors import Stopped, UsageError
 
 TRACEBACK = "traceback.txt"  # in a run's folder: its last failure
@@ -98,28 +99,28 @@ def summary(e: BaseException) -> str:
 
 def account(e: BaseException) -> str:
     """Return the text to print for `e`: a paragraph, a line with frames of the user's code, or the whole traceback."""
-    found = _store_failure(e)
+    failure = _store_failure(e)
     if not is_of_user(e):
-        text = f"{headline(e)}. {found.saved}" if found.saved else headline(e)
+        text = f"{headline(e)}. {failure.saved}" if failure.saved else headline(e)
         if is_explained(e):
             return text
-        kept = f"; it is also in {found.file}" if found.file else ""
+        also = f"; it is also in {failure.file}" if failure.file else ""
         if replaced := _replaced():
-            where = found.file or "set RLOX_TRACEBACK=1 to print it"
+            where = failure.file or "set RLOX_TRACEBACK=1 to print it"
             return f"{text}\n  code outside rlox has replaced {replaced}, which rlox needs\n  whole traceback: {where}"
         trace = "".join(map(_cut, traceback.format_exception(e)))
         return (
             f"{trace}{text}\nThis is a bug in rlox, not in what you typed: please "
-            f"report it with the traceback above{kept}"
+            f"report it with the traceback above{also}"
         )
     lines = [headline(e)]
     for frame in _user_frames(e)[-_MOST_FRAMES:]:
         lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
         if frame.source:
             lines.append(f"    {frame.source}")
-    lines.append(f"  whole traceback: {found.file or 'set RLOX_TRACEBACK=1 to print it'}")
-    if found.saved:
-        lines.append(f"  {found.saved}")
+    lines.append(f"  whole traceback: {failure.file or 'set RLOX_TRACEBACK=1 to print it'}")
+    if failure.saved:
+        lines.append(f"  {failure.saved}")
     return "\n".join(lines)
 
 
@@ -141,20 +142,20 @@ def exit_code(e: BaseException) -> int:
     return 2 if isinstance(e, UsageError) or (is_refusal(e) and isinstance(e, _REFUSED)) else 1
 
 
-def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
+def keep_traceback(e: BaseException, folder: Path) -> str | None:
     """Write the whole traceback into `folder` if a paragraph does not contain everything.
 
-    Return the name of the file, or None if nothing was written. `shown` is the folder as messages name it.
+    Return the name of the file, or None if nothing was written.
     """
     if isinstance(e, (KeyboardInterrupt, Stopped)) or (is_explained(e) and not is_of_user(e)):
         return None
-    found = failure_of(e)
-    if not found.file:
+    failure = failure_of(e)
+    if not failure.file:
         with suppress(OSError):
             with run_files.replace_file(folder, TRACEBACK) as file:
                 file.write("".join(traceback.format_exception(e)).encode("utf-8", "replace"))
-            found.file = os.path.join(shown, TRACEBACK)
-    return TRACEBACK if found.file else None
+            failure.file = paths.shown(folder / TRACEBACK)
+    return TRACEBACK if failure.file else None
 
 
 def is_explained(e: BaseException) -> bool:
@@ -199,12 +200,12 @@ def _store_failure(e: BaseException) -> Failure:
 
 def _user_call(e: BaseException) -> str:
     """Return the call of the user's code that raised `e`; empty if none is known."""
-    return next((what for one in _chain(e) if (what := failure_of(one).what)), "")
+    return next((what for cause in _chain(e) if (what := failure_of(cause).what)), "")
 
 
 def _user_frames(e: BaseException) -> list[Frame]:
     """Return the frames of the user's code. For an environment from a library, return that library's last frame."""
-    inside = [_frames_inside(one) for one in _chain(e)]
+    inside = [_frames_inside(cause) for cause in _chain(e)]
     for frames in inside:
         if own := [f for f in frames if f.module not in _LIBRARIES and f.module not in sys.stdlib_module_names]:
             return own

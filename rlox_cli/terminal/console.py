@@ -82,13 +82,13 @@ def print_table(console: Console, table: PlainTable) -> None:
     """
     headers = [str(column.header) for column in table.columns]
     rows = list(zip(*(map(_text, column.cells) for column in table.columns), strict=True))
-    shown = [*rows, headers] if table.show_header else rows
-    widths = [max((cell_len(str(row[i])) for row in shown), default=0) for i in range(len(headers))]
+    printed = [*rows, headers] if table.show_header else rows
+    widths = [max((cell_len(str(row[i])) for row in printed), default=0) for i in range(len(headers))]
     kept = [i for i, width in enumerate(widths) if width]
     for left_out in (None, *table.optional):
         kept = [i for i in kept if headers[i] != left_out]
         room = console.width - sum(widths[i] + _GAP for i in kept[:-1])  # for the last column
-        words = (cell_len(word) for row in shown for word in str(row[kept[-1]]).split())
+        words = (cell_len(word) for row in printed for word in str(row[kept[-1]]).split())
         if widths[kept[-1]] <= room or room >= max((_PROSE, *words)):
             table.columns = [table.columns[i] for i in kept]
             for column in table.columns[:-1]:

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from rlox.callbacks import Callback
+from rlox.callbacks.progress import format_clock
 
 _LINE_EVERY_S = 10.0
 _BAR, _NARROW_BAR, _SHORTEST_BAR = 24, 8, 4  # columns
@@ -142,9 +143,7 @@ class ProgressCallback(Callback):
             return self._waiting
         if math.isnan(self._ends_at):
             return ""
-        minutes, seconds = divmod(math.ceil(max(0.0, self._ends_at - now)), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+        return f"{format_clock(math.ceil(max(0.0, self._ends_at - now)))} left"
 
     def _state(self, metrics: dict[str, float]) -> list[str]:
         """Return what else to show, the most important first."""

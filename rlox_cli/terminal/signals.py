@@ -87,8 +87,12 @@ class Signals:
     def __enter__(self) -> Signals:
         self._installed = threading.current_thread() is threading.main_thread()
         if self._installed:
-            numbers = [number for number in _HANDLED if number in _SIGNALS or _is_free(number)]
-            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
+            self._before = {}
+            for number in _HANDLED:
+                handler = signal.getsignal(number)
+                undecided = handler is signal.SIG_DFL or getattr(handler, "__func__", None) is Signals._on_signal
+                if number in _SIGNALS or undecided:
+                    self._before[number] = signal.signal(number, self._on_signal)
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
             self._outer = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -123,12 +127,12 @@ class Signals:
             wait = min(raise_at, exit_at) - time.monotonic()
             if self._flag is not None:
                 wait = min(wait, _LOOK_S)
-            found = b""
+            numbers = b""
             if select.select([self._read], [], [], None if wait == math.inf else max(0.0, wait))[0]:
-                found = os.read(self._read, 64)
+                numbers = os.read(self._read, 64)
                 if self._flag is not None and self._outer >= 0:
-                    os.write(self._outer, found.replace(_END, b""))  # to a sweep that runs the job itself
-            for number in found:
+                    os.write(self._outer, numbers.replace(_END, b""))  # to a sweep that runs the job itself
+            for number in numbers:
                 if number not in _HANDLED or (first is not None and number in SAVE_AND_END):
                     continue
                 if first is None and self._report is not None:
@@ -139,7 +143,7 @@ class Signals:
                         raise_at = time.monotonic() + _GRACE_S
                 elif exit_at == math.inf:
                     first, raise_at, exit_at = number, math.inf, time.monotonic() + _GONE_S
-            if _END in found:
+            if _END in numbers:
                 return
             now = time.monotonic()
             if now >= raise_at and self._saving:
@@ -160,12 +164,6 @@ class Signals:
             )
         except (OSError, ValueError):
             return False
-
-
-def _is_free(number: int) -> bool:
-    """Return whether nobody but this module has decided what a signal does."""
-    handler = signal.getsignal(number)
-    return handler is signal.SIG_DFL or getattr(handler, "__func__", None) is Signals._on_signal
 
 
 def _in_child() -> None:
