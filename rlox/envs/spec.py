@@ -17,6 +17,10 @@ from rlox.kernels.rng import Rng
 _ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
 
 
+def _derived() -> Any:
+    return field(init=False, compare=False, repr=False)
+
+
 @dataclass(frozen=True, eq=False)
 class EnvSpec:
     """Shapes, sizes and bounds. Fields that do not apply to the environment's actions are None.
@@ -40,6 +44,28 @@ class EnvSpec:
     images: tuple[tuple[int, int, int, int], ...] = ()
     # Converts between the environment's own observations and actions and these arrays; None if they are the same.
     adapter: SpaceAdapter | None = field(default=None, compare=False, repr=False)
+
+    # What follows from these fields:
+    obs_dim: int = _derived()  # D; for images the number of values per image
+    image: bool = _derived()  # whether an observation is an image
+    discrete: bool = _derived()
+    continuous: bool = _derived()
+    action_kind: str = _derived()  # discrete, multi-discrete or continuous
+    action_shape: tuple[int, ...] = _derived()  # of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box
+    action_dtype: type = _derived()
+
+    def __post_init__(self) -> None:
+        discrete, continuous = self.n_actions is not None, self.act_dim is not None
+        n_components = len(self.n_choices) if self.n_choices is not None else self.act_dim
+        vars(self).update(  # the instance is frozen
+            obs_dim=math.prod(self.obs_shape),
+            image=len(self.obs_shape) == 3 and self.obs_dtype == np.uint8,
+            discrete=discrete,
+            continuous=continuous,
+            action_kind="discrete" if discrete else "continuous" if continuous else "multi-discrete",
+            action_shape=() if n_components is None else (n_components,),
+            action_dtype=np.float32 if continuous else np.int64,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EnvSpec) and all(
@@ -72,15 +98,6 @@ class EnvSpec:
         return ", ".join(texts)
 
     @property
-    def obs_dim(self) -> int:
-        """D; for images the number of values per image."""
-        return math.prod(self.obs_shape)
-
-    @property
-    def image(self) -> bool:
-        return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
-
-    @property
     def shows_images(self) -> bool:
         """Whether an observation is an image or contains one."""
         return self.image or bool(self.images)
@@ -91,26 +108,6 @@ class EnvSpec:
         return self.adapter is not None and self.adapter.rounds
 
     @property
-    def discrete(self) -> bool:
-        return self.n_actions is not None
-
-    @property
-    def continuous(self) -> bool:
-        return self.act_dim is not None
-
-    @property
-    def action_kind(self) -> str:
-        """``discrete``, ``multi-discrete`` or ``continuous``."""
-        return "discrete" if self.discrete else "continuous" if self.continuous else "multi-discrete"
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """Shape of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box."""
-        if self.n_choices is not None:
-            return (len(self.n_choices),)
-        return () if self.act_dim is None else (self.act_dim,)
-
-    @property
     def choices(self) -> tuple[int, ...]:
         """Number of choices of each component of an action; () for continuous actions."""
         return (self.n_actions,) if self.n_actions is not None else self.n_choices or ()
@@ -119,10 +116,6 @@ class EnvSpec:
     def model_width(self) -> int:
         """A, size of an action as input of a world model: concatenated one-hot choices, or numbers in [-1, 1]."""
         return sum(self.choices) or self.act_dim or 0
-
-    @property
-    def action_dtype(self) -> type:
-        return np.float32 if self.continuous else np.int64
 
     def describe_actions(self) -> str:
         """Describe the actions: ``2 discrete actions``, ``3 components of 2, 2, 5 choices``, ``1 action component``."""
