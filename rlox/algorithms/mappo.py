@@ -17,6 +17,7 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.checkpoint.counters import scheduled
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
@@ -35,7 +36,6 @@ from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.training.agent import read_observations, write_actions
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox.training.restoring import require_widths
-from rlox.training.schedules import scheduled
 
 if TYPE_CHECKING:
     import torch

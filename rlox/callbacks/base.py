@@ -71,7 +71,7 @@ class Callback:
     @_hook
     def on_rollout_end(self, **info: Any) -> None:
         """Called after each rollout, or each round of off-policy collection, before the update. info: algorithm, batch
-        (what was collected: `rlox.RolloutBatch` or `rlox.training.loops.Episodes`)."""
+        (what was collected: `rlox.RolloutBatch` or `rlox.training.replay.Episodes`)."""
 
     @_hook
     def on_step(self, **info: Any) -> bool:

@@ -1,15 +1,17 @@
-"""Step counters of a training run, with the same meaning in every training loop."""
+"""Step counters of a training run, with the same meaning in every training loop, and schedules that follow them."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from rlox.config import integer
+from rlox.config import Config, integer
 
 MOST_STEPS = 2**62 - 1  # limit of a training's steps; kernels add to them in 64 bits
 
@@ -117,3 +119,37 @@ class Counters:
     def scalars(self) -> dict[str, int]:
         """Return only the integers, for a checkpoint's header."""
         return {n: value for n, value in asdict(self).items() if isinstance(value, int) and n != "in_round"}
+
+
+def scheduled(value: float, schedule: str, progress: float) -> float:
+    """Return `value` at `progress` in [0, 1]: constant, or decaying linearly to 0."""
+    return value * (1.0 - progress) if schedule == "linear" else value
+
+
+def interpolate(start: float, end: float, progress: float, fraction: float) -> float:
+    """Interpolate linearly from `start` to `end` over the first `fraction` of the horizon; return `end` after it."""
+    return end if progress >= fraction else start + (end - start) * progress / fraction
+
+
+def follow_schedule(optimizers: Iterable[Any], config: Config, progress: float) -> None:
+    """Set the learning rate of all `optimizers` to the scheduled value at `progress`."""
+    learning_rate = scheduled(config.learning_rate, config.learning_rate_schedule, progress)
+    for optimizer in optimizers:
+        optimizer.learning_rate = learning_rate
+
+
+def schedule_values(config: Config, progress: float) -> dict[str, float]:
+    """Return the learning rate and all other scheduled values of `config` at `progress`."""
+    found = {}
+    for name, kind in _with_schedule(type(config)):  # type: ignore[arg-type]  # a class has a hash
+        schedule = getattr(config, kind)
+        if schedule != "constant" or name == "learning_rate":
+            found[name] = scheduled(getattr(config, name), schedule, progress)
+    return found
+
+
+@cache
+def _with_schedule(kind: type[Config]) -> list[tuple[str, str]]:
+    """Return the fields that have a schedule, with the names of their schedule fields; looked up once."""
+    names = [item.name for item in fields(kind)]
+    return [(name, f"{name}_schedule") for name in names if f"{name}_schedule" in names]

@@ -26,7 +26,6 @@ _NETWORKS = ("rlox.nn.networks", "rlox.nn.policies", "rlox.nn.modules", "rlox.nn
 _LEARNER = (
     *_NETWORKS,
     "rlox.nn.optimizers",
-    "rlox.training.schedules",
     "rlox.training.backend",
     "rlox.checkpoint.counters",
 )
@@ -44,7 +43,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.training.loops",
         "rlox.training.off_policy",
         "rlox.training.replay",
-        "rlox.training.schedules",
+        "rlox.checkpoint.counters",
         "rlox.collectors.replay",
         "rlox.algorithms.dqn",
         "rlox.nn.batch",

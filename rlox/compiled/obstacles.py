@@ -84,8 +84,7 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
     """
     if len(spec.obs_shape) != 1 or policy is None:
         return _size_obstacle(spec, config.hidden_sizes)
-    from rlox.nn.actors import QPolicy
-    from rlox.nn.networks import DiscreteQNetwork
+    from rlox.nn.actors import DiscreteQNetwork, QPolicy
 
     q = policy.q if type(policy) is QPolicy else policy
     if type(q) is not DiscreteQNetwork:

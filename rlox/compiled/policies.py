@@ -246,7 +246,7 @@ class NativeQPolicy(NativeActor):
     Parameters
     ----------
     obs_dim, n_actions, hidden, activation, dueling
-        As in `rlox.nn.networks.DiscreteQNetwork`.
+        As in `rlox.nn.actors.DiscreteQNetwork`.
 
     Attributes
     ----------
@@ -270,7 +270,7 @@ class NativeQPolicy(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
-        """Create a policy whose two networks have the same initial weights as `rlox.nn.networks.DiscreteQNetwork`."""
+        """Create a policy whose two networks have the same initial weights as `rlox.nn.actors.DiscreteQNetwork`."""
         c = config
         policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
         for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
@@ -302,8 +302,7 @@ class NativeQPolicy(NativeActor):
             self._module.epsilon = value
 
     def _make_module(self) -> QPolicy:
-        from rlox.nn.actors import QPolicy
-        from rlox.nn.networks import DiscreteQNetwork
+        from rlox.nn.actors import DiscreteQNetwork, QPolicy
 
         obs_dim, n_actions, hidden, activation, dueling = self._sizes
         q = DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0))

@@ -250,7 +250,7 @@ class Config:
                 raise ValueError(f"{where}: {name} must {rule}, got {shown(getattr(self, name))}")
         for item in fields(self):
             value, kind = getattr(self, item.name), hints[item.name]
-            if isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN:  # it becomes 0 in float32, which must fit, too
+            if isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN:  # becomes 0 in float32, so 0 must be allowed
                 try:
                     replace(self, **{item.name: 0.0})
                 except ValueError as e:

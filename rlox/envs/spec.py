@@ -17,10 +17,6 @@ from rlox.kernels.rng import Rng
 _ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
 
 
-def _derived() -> Any:
-    return field(init=False, compare=False, repr=False)
-
-
 @dataclass(frozen=True, eq=False)
 class EnvSpec:
     """Shapes, sizes and bounds. Fields that do not apply to the environment's actions are None.
@@ -45,14 +41,16 @@ class EnvSpec:
     # Converts between the environment's own observations and actions and these arrays; None if they are the same.
     adapter: SpaceAdapter | None = field(default=None, compare=False, repr=False)
 
-    # What follows from these fields:
-    obs_dim: int = _derived()  # D; for images the number of values per image
-    image: bool = _derived()  # whether an observation is an image
-    discrete: bool = _derived()
-    continuous: bool = _derived()
-    action_kind: str = _derived()  # discrete, multi-discrete or continuous
-    action_shape: tuple[int, ...] = _derived()  # of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box
-    action_dtype: type = _derived()
+    # What follows from these fields: size D of an observation (for images the number of values per image), whether it
+    # is an image, the kind of actions (discrete, multi-discrete or continuous), and the shape of one action: () for
+    # Discrete, (K,) for MultiDiscrete, (A,) for Box.
+    obs_dim: int = field(init=False, compare=False, repr=False)
+    image: bool = field(init=False, compare=False, repr=False)
+    discrete: bool = field(init=False, compare=False, repr=False)
+    continuous: bool = field(init=False, compare=False, repr=False)
+    action_kind: str = field(init=False, compare=False, repr=False)
+    action_shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    action_dtype: type = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         discrete, continuous = self.n_actions is not None, self.act_dim is not None

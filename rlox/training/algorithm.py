@@ -20,6 +20,7 @@ from rlox.callbacks import Callback, CallbackList, ProgressCallback
 from rlox.callbacks.history import HistoryCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoint, versions
+from rlox.checkpoint.counters import schedule_values
 from rlox.checkpoint.streams import Stream
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
@@ -30,7 +31,6 @@ from rlox.nn.devices import set_generator_states
 from rlox.nn.modes import outside_inference_mode, skip_distribution_checks, torch_threads
 from rlox.nn.modules import is_module, load_weights_, state_of
 from rlox.training.backend import Backend
-from rlox.training.schedules import schedule_values
 
 # PyTorch is imported where it is used, because native runs do not need it.
 

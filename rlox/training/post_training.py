@@ -16,6 +16,7 @@ from torch import nn
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint
+from rlox.checkpoint.counters import scheduled
 from rlox.checkpoint.streams import Stream
 from rlox.config import LLMConfig, integer
 from rlox.evaluation.episodes import Evaluation
@@ -40,7 +41,6 @@ from rlox.training import loops
 from rlox.training.algorithm import Algorithm
 from rlox.training.backend import Backend, autocast, choose_device, device_for, precision_of
 from rlox.training.restoring_models import with_model
-from rlox.training.schedules import scheduled
 
 
 class LLMAlgorithm(Algorithm):
