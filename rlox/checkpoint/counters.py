@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
@@ -98,6 +99,58 @@ class Counters:
             self.horizon_steps = self.schedule_steps = until - self.horizon_start
         if schedule_timesteps is not None:
             self.schedule_steps = schedule_timesteps
+
+    def plan_schedules(
+        self,
+        where: str,
+        name: str,
+        length: int | None,
+        until: int | None,
+        schedule_timesteps: int | None,
+        values: Callable[[float], dict[str, float]],
+    ) -> None:
+        """Call `plan`, and look at what it does to the scheduled `values`, by their names, as a function of `progress`.
+
+        Warns
+        -----
+        RuntimeWarning
+            If the end of a continued training's schedules changes, with their values before and after; and if a
+            learning rate is 0 for the rest of the training because it was planned so before.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `plan`; also if a learning rate would be 0 for the rest of the training. The plan is then unchanged.
+        """
+        self.in_round = 0
+        kept, old_end = self.scalars(), self.horizon_start + self.schedule_steps
+        before = values(self.progress)
+        self.plan(where, name, length, until, schedule_timesteps)
+        if length is not None:
+            return
+        end, after = self.horizon_start + self.schedule_steps, values(self.progress)
+        frozen = [key for key, value in after.items() if key.endswith("learning_rate") and value == 0.0]
+        if frozen and self.steps < self.end and self.scalars() == kept:
+            warnings.warn(
+                f"train: {frozen[0]} is 0 for the rest of the training, since schedules ended at {self.unit[:-1]} "
+                f"{end:,}; schedule_timesteps={self.horizon_steps} stretches them to the end",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            return
+        if frozen and self.steps < self.end:
+            self.restore(kept)
+            raise ValueError(
+                f"{where}: schedule_timesteps must be more than the {self.steps - self.horizon_start:,} {self.unit} that "
+                f"are done, got {schedule_timesteps:,}: {frozen[0]} would be 0 for the rest of the training; leave it out "
+                "(null on the command line) to stretch the schedules to the new end, or choose a larger value"
+            )
+        if moved := [f"{key} {old:.3g} -> {after[key]:.3g}" for key, old in before.items() if old != after[key]]:
+            warnings.warn(
+                f"train: schedules now end at {self.unit[:-1]} {end:,}, not {old_end:,}: {', '.join(moved)}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def ended(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Count E completed episodes, given their undiscounted returns (E,) and lengths in steps (E,)."""

@@ -40,7 +40,6 @@ _OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline", "rlox.training.network
 KERNELS: dict[str, tuple[str, ...]] = {
     "acting": (*_NETWORKS, "rlox.collectors.rollout"),
     "rounds": (
-        "rlox.training.loops",
         "rlox.training.off_policy",
         "rlox.training.replay",
         "rlox.checkpoint.counters",
@@ -75,7 +74,7 @@ _ROUND = (
 _BY_KERNEL = ("update_native", "_rounds")  # these call the kernel, so that a replaced one is used
 # Files that contain much else: only functions of these names count as replaced there.
 _PARTLY = (
-    "rlox.collectors.rollout", "rlox.envs.spec", "rlox.training.backend", "rlox.training.loops",
+    "rlox.collectors.rollout", "rlox.envs.spec", "rlox.training.backend",
     "rlox.training.networks", "rlox.training.off_policy", "rlox.training.offline", "rlox.training.on_policy",
     "rlox.training.replay",
 )  # fmt: skip

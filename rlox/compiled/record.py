@@ -37,5 +37,5 @@ COMPARED: dict[str, str] = {
     "rlox.training.offline": "69ec5bbb4df42f3a 065c1f745f31c560",
     "rlox.training.on_policy": "136b48588f59d0f8 bb1f3005fafbf129",
     "rlox.training.replay": "f5849ad6f5d44b5e 9036ec37566b431e",
-    "rlox.checkpoint.counters": "2916b6382466321b 72976a22f6e69ce8",
+    "rlox.training.schedules": "2916b6382466321b 72976a22f6e69ce8",
 }

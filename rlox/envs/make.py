@@ -1,14 +1,52 @@
-"""Choice of the implementation of an environment."""
+"""The arguments with which environments are created, and the choice of their implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rlox.config import ENV_BACKENDS, integer, nearest
+from rlox.config import ENV_BACKENDS, integer, nearest, shown
 from rlox.config.remote import RemoteConfig
 from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import ZOO, env_name, is_native, is_native_multi_agent
+
+
+@dataclass
+class EnvOptions:
+    """How the environments of a training are created."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of ``gymnasium.make``
+    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order
+    workers: int = 0  # processes that step foreign environments
+    backend: str = "auto"
+    remote: RemoteConfig | None = None  # workers on other machines that run them
+    eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
+
+    @classmethod
+    def of(cls, where: str, kwargs: Any, wrappers: Any) -> EnvOptions:
+        """Check `kwargs` and `wrappers`, arguments of a constructor. Raises TypeError for wrong types."""
+        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+            raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
+        if not isinstance(wrappers, (list, tuple)):
+            raise TypeError(f"{where}: env_wrappers must be a list, got {shown(wrappers)}")
+        for item in wrappers:
+            if not isinstance(item, (str, Mapping)):
+                raise TypeError(
+                    f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
+                )
+        given = dict(kwargs or {})
+        return cls(given, list(wrappers), eval_kwargs=given)
+
+    def for_collector(self, n_ranks: int = 1) -> dict[str, Any]:
+        """Return these options as arguments of a collector, which creates the environments of one of `n_ranks`."""
+        return {
+            "env_kwargs": self.kwargs,
+            "env_wrappers": self.wrappers,
+            "env_workers": -(-self.workers // n_ranks),
+            "env_backend": self.backend,
+            "remote": self.remote,
+        }
 
 
 def make_vec_env(

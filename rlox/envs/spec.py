@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.config import shown
 from rlox.envs.failures import describe_answer, wrong_observation
 from rlox.kernels.rng import Rng
 
@@ -287,6 +288,56 @@ class SpaceAdapter:
                 f"as the space says, got {describe_answer(obs)}"
             )
         return obs
+
+
+def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, bool]:
+    """Convert the argument of `rlox.training.Agent.predict` to rows (B, …) of the policy's arrays.
+
+    Returns
+    -------
+    rows, single
+        The rows, and whether `obs` was one observation.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `rlox.training.Agent.predict`.
+    """
+    shape = ", ".join(map(str, spec.obs_shape))
+    try:
+        if spec.adapter is None:
+            given = np.asarray(obs)
+            single = given.ndim == len(spec.obs_shape)
+            given = given[None] if single else given
+        else:
+            given, single = spec.adapter.read(obs, where)
+        if given.dtype.kind not in "biufO":
+            raise TypeError(f"it contains {given.dtype}")
+        if spec.image and given.dtype.kind == "f":
+            raise ValueError(
+                f"{where}: obs must be of dtype uint8, since the environment shows images, got {given.dtype}"
+            )
+        with np.errstate(over="ignore"):
+            rows = np.asarray(given, spec.obs_dtype)
+    except (OverflowError, TypeError, ValueError) as e:
+        if str(e).startswith(where):
+            raise
+        raise TypeError(f"{where}: obs must be an array of numbers, got {shown(obs)}") from e
+    if rows.shape[1:] != spec.obs_shape:
+        own = "" if spec.adapter is None else ", or be an observation of the environment"
+        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}){own}, got {np.shape(obs)}")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
+    return rows, single
+
+
+def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:
+    """Convert the policy's actions (B, …) to those of the environment; the first one if `single`."""
+    if spec.adapter is not None:
+        actions = spec.adapter.write(actions)
+    if single:
+        return int(actions[0]) if spec.discrete else actions[0]
+    return actions
 
 
 def _is_array(obs: Any) -> bool:

@@ -80,7 +80,9 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     _usual_memory = "uniform"
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
-        return ReplayCollector(self._make_envs(n), n, self.seed, reward_fn=reward_fn)
+        return ReplayCollector(
+            self.env_id, n, self.seed, reward_fn=reward_fn, **self.env_options.for_collector(self.ranks.size)
+        )
 
     # ---- networks
 

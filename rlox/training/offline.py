@@ -20,6 +20,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.compiled import NativeAdam
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
+from rlox.envs.make import EnvOptions
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
 from rlox.nn.batch import TransitionBatch
@@ -30,7 +31,6 @@ from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
-from rlox.training.agent import EnvOptions
 from rlox.training.algorithm import load_part
 from rlox.training.networks import SeparateNetworks
 

@@ -143,9 +143,8 @@ class OnPolicyAlgorithm(Agent):
         )
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
-        return RolloutCollector(
-            self._make_envs(n), n, self.seed, self.config.gamma, self.config.gae_lambda, reward_fn=reward_fn
-        )
+        c, options = self.config, self.env_options.for_collector(self.ranks.size)
+        return RolloutCollector(self.env_id, n, self.seed, c.gamma, c.gae_lambda, reward_fn, **options)
 
     @property
     def actor(self) -> nn.Module | NativePolicy:

@@ -29,7 +29,9 @@ class SequenceAlgorithm(ReplayAgent):
     collector: SequenceCollector
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> SequenceCollector:
-        return SequenceCollector(self._make_envs(n), n, self.seed, reward_fn=reward_fn)
+        return SequenceCollector(
+            self.env_id, n, self.seed, reward_fn=reward_fn, **self.env_options.for_collector(self.ranks.size)
+        )
 
     def sample(self) -> SequenceBatch:
         """Return ``batch_size`` sequences of ``seq_len`` steps for the next update.
