@@ -23,7 +23,7 @@ from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.sb3 import refuse_policy_name
 from rlox.envs.gym_make import make_gym_env
-from rlox.envs.registry import is_native
+from rlox.envs.registry import is_multi_agent, is_native
 from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
@@ -32,7 +32,7 @@ from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollec
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
-from rlox.multi_agent.vec_env import is_multi_agent, make_multi_agent_env
+from rlox.multi_agent.vec_env import make_multi_agent_env
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox.training.restoring import require_widths

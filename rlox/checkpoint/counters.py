@@ -123,11 +123,12 @@ class Counters:
             As `plan`; also if a learning rate would be 0 for the rest of the training. The plan is then unchanged.
         """
         self.in_round = 0
+        if length is not None:
+            self.plan(where, name, length, until, schedule_timesteps)
+            return
         kept, old_end = self.scalars(), self.horizon_start + self.schedule_steps
         before = values(self.progress)
         self.plan(where, name, length, until, schedule_timesteps)
-        if length is not None:
-            return
         end, after = self.horizon_start + self.schedule_steps, values(self.progress)
         frozen = [key for key, value in after.items() if key.endswith("learning_rate") and value == 0.0]
         if frozen and self.steps < self.end and self.scalars() == kept:
@@ -141,9 +142,10 @@ class Counters:
         if frozen and self.steps < self.end:
             self.restore(kept)
             raise ValueError(
-                f"{where}: schedule_timesteps must be more than the {self.steps - self.horizon_start:,} {self.unit} that "
-                f"are done, got {schedule_timesteps:,}: {frozen[0]} would be 0 for the rest of the training; leave it out "
-                "(null on the command line) to stretch the schedules to the new end, or choose a larger value"
+                f"{where}: schedule_timesteps must be more than the {self.steps - self.horizon_start:,} {self.unit} "
+                f"that are done, got {schedule_timesteps:,}: {frozen[0]} would be 0 for the rest of the training; "
+                "leave it out (null on the command line) to stretch the schedules to the new end, or choose a larger "
+                "value"
             )
         if moved := [f"{key} {old:.3g} -> {after[key]:.3g}" for key, old in before.items() if old != after[key]]:
             warnings.warn(

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.compiled.blocks import _attach, _attach_gradients, _fill, _size, _views
-from rlox.compiled.obstacles import (
-    ModuleWatch,
-    Perceptron,
-    _activation,
-    _actor_critic,
-    _list_widths,
-    _q_network,
-    _shapes,
-    layout,
-)
+from rlox.compiled.obstacles import ModuleWatch, Perceptron, actor_critic, layout, q_network, read_perceptron
 from rlox.config import DQNConfig, OnPolicyConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.nn.dqn import NativeQ
@@ -121,7 +111,7 @@ class NativePolicy(NativeActor):
     Parameters
     ----------
     obs_dim, n_outputs, hidden, gaussian
-        Sizes as in `layout`.
+        Sizes of observations and of the actor's outputs, widths of the hidden layers, and whether actions are Gaussian.
     activation, optimizer
         As in `rlox.config.OnPolicyConfig`.
     block : array, optional
@@ -144,7 +134,8 @@ class NativePolicy(NativeActor):
         state_dim: int | None = None,
     ):
         self._sizes = (obs_dim, n_outputs, list(hidden), gaussian, activation, state_dim)
-        shapes = layout(obs_dim, n_outputs, hidden, gaussian, state_dim)
+        nets = actor_critic(obs_dim, n_outputs, hidden, state_dim)
+        shapes = layout(nets, n_outputs if gaussian else 0)
         block = np.zeros(_size(shapes), np.float32) if block is None else block
         net = NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer, state_dim)
         super().__init__(net, shapes)
@@ -162,7 +153,7 @@ class NativePolicy(NativeActor):
         policy = cls(
             spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer, state_dim=state_dim
         )
-        nets = _actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes, state_dim)
+        nets = actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes, state_dim)
         for net, gain in zip(nets, (0.01, 1.0), strict=True):
             policy._set_initial(net, gain, c.ortho_init, rng)
         if spec.continuous:
@@ -172,7 +163,7 @@ class NativePolicy(NativeActor):
     @classmethod
     def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-        hidden, activation = _list_widths(module.actor), _activation(module.actor)
+        hidden, activation = read_perceptron(module.actor)
         return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
 
     @classmethod
@@ -258,7 +249,7 @@ class NativeQPolicy(NativeActor):
 
     def __init__(self, obs_dim: int, n_actions: int, hidden: Sequence[int], activation: str, dueling: bool):
         self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
-        shapes = _shapes(_q_network(obs_dim, n_actions, hidden, dueling))
+        shapes = layout(q_network(obs_dim, n_actions, hidden, dueling))
         blocks = (np.zeros(_size(shapes), np.float32) for _ in range(2))
         super().__init__(NativeQ(*blocks, obs_dim, n_actions, list(hidden), activation, dueling), shapes)
         self.target_parameters = _views(self.net.target, shapes)
@@ -273,7 +264,7 @@ class NativeQPolicy(NativeActor):
         """Create a policy whose two networks have the same initial weights as `rlox.nn.actors.DiscreteQNetwork`."""
         c = config
         policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
-        for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
+        for net in q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
             policy._set_initial(net, 1.0, False, rng)
         policy.net.move_target(1.0)
         return policy
@@ -285,7 +276,7 @@ class NativeQPolicy(NativeActor):
 
         module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
         q = module.q
-        hidden, activation = _list_widths(q.trunk, q.head), _activation(q.trunk, q.head)
+        hidden, activation = read_perceptron(q.trunk, q.head)
         policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling)
         policy._take_over(module)
         policy.net.move_target(1.0)
@@ -402,3 +393,56 @@ def _share_bounded(
     blocks = {name: np.zeros(length, np.float32) for name, length in lengths.items()}
     policy.use(kernel, {**blocks, "policy": block}, **sizes)
     return policy
+
+
+# ---- blocks of memory that a kernel and PyTorch's parameters share
+
+
+def _views(block: np.ndarray, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    """Return the parts of a flat block by name."""
+    views, at = {}, 0
+    for name, shape in shapes:
+        part = slice(at, at + int(np.prod(shape)))
+        views[name] = block[part].reshape(shape)
+        at = part.stop
+    return views
+
+
+def _size(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
+    return sum(int(np.prod(shape)) for _, shape in shapes)
+
+
+def _fill(views: dict[str, np.ndarray], arrays: dict[str, np.ndarray], what: str) -> None:
+    """Copy `arrays` into `views`. Raises ValueError, which names `what`, if they do not fit."""
+    ours = {name: array.shape for name, array in views.items()}
+    theirs = {name: array.shape for name, array in arrays.items()}
+    if ours != theirs:
+        differ = [
+            f"{name} must have shape {ours.get(name, 'none')}, got {theirs.get(name, 'none')}"
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]
+        raise ValueError(f"{what} does not fit the checkpoint: {'; '.join(differ)}")
+    for name, array in views.items():
+        array[:] = arrays[name]
+
+
+def _attach(module: nn.Module, parameters: dict[str, np.ndarray], gradients: dict[str, np.ndarray] | None) -> None:
+    """Make the parameters of `module` views of one block, and their gradients views of another; None disables them."""
+    import torch
+
+    for name, parameter in module.named_parameters():
+        parameter.data = torch.from_numpy(parameters[name])
+        if gradients is None:
+            parameter.requires_grad_(False)
+    if gradients is not None:
+        _attach_gradients(module, gradients)
+
+
+def _attach_gradients(module: nn.Module, gradients: dict[str, np.ndarray]) -> None:
+    import torch
+
+    for name, parameter in module.named_parameters():
+        array = gradients[name]
+        if parameter.grad is None or parameter.grad.data_ptr() != array.ctypes.data:
+            parameter.grad = torch.from_numpy(array)

@@ -9,7 +9,7 @@ from typing import Any
 from rlox.config import ENV_BACKENDS, integer, nearest, shown
 from rlox.config.remote import RemoteConfig
 from rlox.envs.protocols import VecEnv
-from rlox.envs.registry import ZOO, env_name, is_native, is_native_multi_agent
+from rlox.envs.registry import env_name, is_multi_agent, is_native
 
 
 @dataclass
@@ -125,7 +125,7 @@ def make_vec_env(
         from rlox.envs import native
 
         return native.VecEnv(n_envs, seed, env)
-    if is_native_multi_agent(env) or (isinstance(env, str) and env.startswith(ZOO)):
+    if is_multi_agent(env):
         raise ValueError(
             f"make_vec_env: env must be an environment with one agent, got {env}; train several agents with "
             "algo=mappo, or create it with rlox.multi_agent.make_multi_agent_env"

@@ -199,6 +199,11 @@ def is_native_multi_agent(env: Any) -> bool:
     return isinstance(env, str) and _is_native(env) and env in native_multi_agent_ids()
 
 
+def is_multi_agent(env: Any) -> bool:
+    """Return whether an id names an environment with several agents: ``pettingzoo:…``, or a native id."""
+    return isinstance(env, str) and (env.startswith(ZOO) or is_native_multi_agent(env))
+
+
 def _is_native(env_id: str) -> bool:
     """Whether there is a native environment of this id, with one or several agents, also in installed packages."""
     if env_id in native_ids() or env_id in native_multi_agent_ids():

@@ -29,10 +29,10 @@ from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
 from rlox.envs.make import EnvOptions
+from rlox.envs.registry import is_multi_agent
 from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
-from rlox.multi_agent import is_multi_agent
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.nn.devices import generator_states
 from rlox.nn.modes import learning, outside_inference_mode, torch_threads
@@ -135,7 +135,6 @@ class Agent(Algorithm):
         options.remote = remote
         self.collector = self._make_collector(self.ranks.share(where, "n_envs", self.n_envs), reward_fn)
         self.collector.name = env_name(env_id)
-        self.ranks.share_envs(self.collector)
         self.spec = self.collector.spec
         if env_backend == "envpool":
             options.eval_kwargs = evaluation_kwargs(self.collector.env)
@@ -187,7 +186,8 @@ class Agent(Algorithm):
         """Choose the backend, then create networks and optimisers; the last step of construction."""
         self._own_policy = policy is not None
         where, rng = type(self).__name__, Rng(self.seed, Stream.INIT)
-        device = device_for(device, policy, where)
+        if policy is not None:
+            device = device_for(device, policy, where)
         self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
         self.make_policy(rng, policy)
         self.device = "cpu"
@@ -199,10 +199,11 @@ class Agent(Algorithm):
             self.collector.device = self.device
         self.rng = self.ranks.rng(self.seed, self._stream)
         self.setup(rng)
-        self.ranks.average(self)
+        self.ranks.adopt(self)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
-        self.backend.guard(self)
+        if self.backend == "native":
+            self.backend.guard(self)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or

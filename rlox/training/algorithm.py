@@ -116,8 +116,6 @@ class Algorithm(metaclass=Hinting):
             from rlox.callbacks.run_folder import run_folder
 
             self._run_folder, logger = run_folder(where, logger), None
-        if not (logger is None or isinstance(logger, Callback)):
-            raise TypeError(f"{where}: logger must be a LoggerCallback or another Callback, got {shown(logger)}")
         given = [*callbacks] if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
         if not all(isinstance(item, Callback) for item in given):
             raise TypeError(f"{where}: callbacks must be a list of rlox.callbacks.Callback, got {shown(callbacks)}")

@@ -131,7 +131,8 @@ def on_policy(algorithm) -> dict[str, float]:
             if not ranks.joined:
                 callbacks.on_collection_error(algorithm=algorithm, error=e)
             raise
-        ranks.merge(algorithm.normalizer)
+        if algorithm.normalizer is not None:
+            ranks.merge(algorithm.normalizer)
         collected = time.perf_counter()
         c.in_round = batch.n_taken * ranks.size
         c.env_steps += c.in_round

@@ -127,7 +127,8 @@ def off_policy(algorithm) -> dict[str, float]:
                 if not ranks.joined:
                     callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
-            ranks.merge(algorithm.normalizer)
+            if algorithm.normalizer is not None:
+                ranks.merge(algorithm.normalizer)
             ended = ranks.episodes(np.asarray(returns), np.asarray(lengths, np.int64))
             done = Episodes(c.env_steps - round_start, *ended)
             c.in_round = len(done)
