@@ -279,7 +279,7 @@ class Group(Ranks):
 
     # ---- a training
 
-    def adopt(self, algorithm: Any) -> None:
+    def prepare(self, algorithm: Any) -> None:
         from rlox.nn.optimizers import FlatOptimizer
 
         if (collector := getattr(algorithm, "collector", None)) is not None:

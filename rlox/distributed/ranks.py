@@ -231,7 +231,7 @@ class Ranks:
 
     # ---- a training
 
-    def adopt(self, algorithm: Any) -> None:
+    def prepare(self, algorithm: Any) -> None:
         """Let the new `algorithm` collect in this rank's share of the environments, with that share's actions, and its
         optimisers average gradients over all ranks before each step."""
 

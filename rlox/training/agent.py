@@ -199,7 +199,7 @@ class Agent(Algorithm):
             self.collector.device = self.device
         self.rng = self.ranks.rng(self.seed, self._stream)
         self.setup(rng)
-        self.ranks.adopt(self)
+        self.ranks.prepare(self)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
         if self.backend == "native":

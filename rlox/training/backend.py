@@ -110,9 +110,9 @@ def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_ot
     return "cuda"
 
 
-def device_for(device: str, policy: nn.Module | None, where: str) -> str:
+def device_for(device: str, policy: nn.Module, where: str) -> str:
     """Return the `device` argument, or for ``auto`` that of a policy which its creator has moved to a GPU."""
-    if policy is None or not is_module(policy):
+    if not is_module(policy):
         return device
     own = device_of(policy, where)
     if device == "cpu":

@@ -1,7 +1,7 @@
-"""The training loops of on-policy and of offline algorithms, and what all loops share.
+"""What all training loops share, and the loop over a dataset.
 
-The loops (that of off-policy algorithms is in `rlox.training.replay`) know no algorithm by name, and only they advance
-the step counters.
+There is one loop per family; the others are `rlox.training.on_policy.on_policy` and `rlox.training.replay.off_policy`.
+They know no algorithm by name, and only they advance the step counters.
 """
 
 from __future__ import annotations
@@ -102,64 +102,6 @@ def choose_update(algorithm) -> Callable[[Any], dict[str, Any]]:
     import torch
 
     return torch.enable_grad()(algorithm.update)
-
-
-def on_policy(algorithm) -> dict[str, float]:
-    """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
-
-    Raises
-    ------
-    FloatingPointError
-        When a metric of an update is not finite: the weights can then no longer be trusted. Saved files are not
-        touched.
-    """
-    c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
-    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    update = choose_update(algorithm)
-    algorithm.collector.env_steps = c.env_steps
-    go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.backend.require_unchanged("train")
-    since, since_steps = time.perf_counter(), c.env_steps
-    while go_on and c.env_steps < c.end:
-        started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
-        try:
-            batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
-        except Diverged:
-            raise
-        except Exception as e:
-            # An environment failed, not the learner, so the weights of the last update are worth keeping.
-            if not ranks.joined:
-                callbacks.on_collection_error(algorithm=algorithm, error=e)
-            raise
-        if algorithm.normalizer is not None:
-            ranks.merge(algorithm.normalizer)
-        collected = time.perf_counter()
-        c.in_round = batch.n_taken * ranks.size
-        c.env_steps += c.in_round
-        c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
-        callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
-        updating = time.perf_counter()
-        losses = ranks.metrics(to_floats(update(batch)))
-        c.updates += 1
-        now = time.perf_counter()
-        require_finite(losses, algorithm)
-        metrics = {
-            "mean_reward": c.mean_reward,
-            "mean_length": c.mean_length,
-            **losses,
-            **algorithm.schedule_values(c.progress),
-            **algorithm.collector.metrics(),
-            "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
-            "time/collect_s": collected - started,
-            "time/update_s": now - updating,
-            "time/cpu_s": time.process_time() - cpu,
-        }
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
-        # Evaluation and saving do not count towards the training's speed.
-        since += time.perf_counter() - now
-    algorithm.backend.require_unchanged("train")
-    ranks.call_hook(algorithm, "on_training_end")
-    return metrics
 
 
 def offline(algorithm) -> dict[str, float]:

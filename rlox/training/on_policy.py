@@ -1,8 +1,9 @@
-"""Shared code of on-policy algorithms such as PPO and A2C: rollouts, one optimiser, normalisation."""
+"""Shared code of on-policy algorithms such as PPO and A2C: their loop, rollouts, one optimiser, normalisation."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from rlox.compiled.guard import find_difference
 from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.training import loops
+from rlox.processes.failures import Diverged
 from rlox.training.agent import Agent
+from rlox.training.loops import choose_update, require_finite, to_floats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +27,64 @@ if TYPE_CHECKING:
     from rlox.envs import EnvSpec
     from rlox.nn.batch import RolloutBatch
     from rlox.nn.optimizers import FlatOptimizer
+
+
+def on_policy(algorithm) -> dict[str, float]:
+    """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
+
+    Raises
+    ------
+    FloatingPointError
+        When a metric of an update is not finite: the weights can then no longer be trusted. Saved files are not
+        touched.
+    """
+    c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
+    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
+    update = choose_update(algorithm)
+    algorithm.collector.env_steps = c.env_steps
+    go_on = ranks.call_hook(algorithm, "on_training_start")
+    algorithm.backend.require_unchanged("train")
+    since, since_steps = time.perf_counter(), c.env_steps
+    while go_on and c.env_steps < c.end:
+        started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
+        try:
+            batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
+        except Diverged:
+            raise
+        except Exception as e:
+            # An environment failed, not the learner, so the weights of the last update are worth keeping.
+            if not ranks.joined:
+                callbacks.on_collection_error(algorithm=algorithm, error=e)
+            raise
+        if algorithm.normalizer is not None:
+            ranks.merge(algorithm.normalizer)
+        collected = time.perf_counter()
+        c.in_round = batch.n_taken * ranks.size
+        c.env_steps += c.in_round
+        c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
+        callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
+        updating = time.perf_counter()
+        losses = ranks.metrics(to_floats(update(batch)))
+        c.updates += 1
+        now = time.perf_counter()
+        require_finite(losses, algorithm)
+        metrics = {
+            "mean_reward": c.mean_reward,
+            "mean_length": c.mean_length,
+            **losses,
+            **algorithm.schedule_values(c.progress),
+            **algorithm.collector.metrics(),
+            "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
+            "time/collect_s": collected - started,
+            "time/update_s": now - updating,
+            "time/cpu_s": time.process_time() - cpu,
+        }
+        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
+        # Evaluation and saving do not count towards the training's speed.
+        since += time.perf_counter() - now
+    algorithm.backend.require_unchanged("train")
+    ranks.call_hook(algorithm, "on_training_end")
+    return metrics
 
 
 class OnPolicyAlgorithm(Agent):
@@ -92,7 +152,7 @@ class OnPolicyAlgorithm(Agent):
         that does not fit the environment.
     """
 
-    _loop = staticmethod(loops.on_policy)
+    _loop = staticmethod(on_policy)
     _stream = Stream.PERMUTATION
     _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 

@@ -173,7 +173,7 @@ class LLMAlgorithm(Algorithm):
         self._n_loads = 0  # how often weights were loaded into the model
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
-        self.ranks.adopt(self)
+        self.ranks.prepare(self)
         if self.config.packing:
             for one in (self.model, None if self.reference is None else self.reference.separate):
                 if one is not None:
