@@ -161,24 +161,20 @@ class NativePolicy(NativeActor):
         return policy
 
     @classmethod
-    def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
+    def adopt(
+        cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray | None = None
+    ) -> NativePolicy:
+        """Create a policy from a module without `obstacle`, whose parameters become views of the policy's block.
+
+        If they are already views of a `block`, in order, PyTorch may go on training it, and the policy acts for it.
+        """
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         hidden, activation = read_perceptron(module.actor)
-        return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
-
-    @classmethod
-    def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
-        """Create a policy from a module without `obstacle`, whose parameters become views of the block."""
-        policy = cls._of(module, spec, config.optimizer, None)
-        policy._take_over(module)
-        return policy
-
-    @classmethod
-    def sharing(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
-        """Create a policy that acts for a module trained with PyTorch, whose parameters are views of `block`, in
-        order."""
-        policy = cls._of(module, spec, config.optimizer, block)
-        policy._watched.append(ModuleWatch("policy", module))
+        policy = cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, config.optimizer, block)
+        if block is None:
+            policy._take_over(module)
+        else:
+            policy._watched.append(ModuleWatch("policy", module))
         return policy
 
     def _make_module(self) -> ActorCritic:

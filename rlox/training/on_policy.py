@@ -268,5 +268,5 @@ class OnPolicyAlgorithm(Agent):
             return
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
         if exact and find_difference("acting", self.collector) is None:
-            self._acting = NativePolicy.sharing(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
+            self._acting = NativePolicy.adopt(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend.reason += "; a kernel collects"
