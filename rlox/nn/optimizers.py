@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -195,9 +196,15 @@ def adam_(
     )  # fmt: skip
 
 
-def holds_all(optimizer: FlatOptimizer) -> bool:
-    """Return whether all parameters are still views of the flat block that the optimiser updates."""
-    flat = optimizer.flat
-    return all(
-        p.dtype == flat.dtype and p.data_ptr() == part.data_ptr() for p, part in _views(flat, optimizer.parameters)
-    )
+def require_laid_out(where: str, optimizers: Iterable[Any]) -> None:
+    """Raise ValueError if parameters have left the flat block of their `FlatOptimizer`, and would no longer learn."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, FlatOptimizer) and not all(
+            p.dtype == part.dtype and p.data_ptr() == part.data_ptr()
+            for p, part in _views(optimizer.flat, optimizer.parameters)
+        ):
+            raise ValueError(
+                f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, converted "
+                "or replaced, and would no longer learn. Copy values into them with load_state_dict or copy_, or pass "
+                "the module as policy= to a new algorithm"
+            )

@@ -269,7 +269,10 @@ class Algorithm(metaclass=Hinting):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._require_laid_out()
+        if self.backend == "torch":
+            from rlox.nn.optimizers import require_laid_out
+
+            require_laid_out(where, [*vars(self).values(), *self._optimizers])
         with (
             torch_threads(self._threads),
             skip_distribution_checks(),
@@ -311,21 +314,6 @@ class Algorithm(metaclass=Hinting):
     def _require_complete(self) -> None:
         """Raise ValueError if a checkpoint was trained with an object that a file cannot store and that was not passed
         again."""
-
-    def _require_laid_out(self) -> None:
-        """Raise ValueError if parameters have left the memory that their optimiser updates, and would no longer
-        learn."""
-        if self.backend == "native":
-            return
-        from rlox.nn.optimizers import FlatOptimizer, holds_all
-
-        for optimizer in [*vars(self).values(), *self._optimizers]:
-            if isinstance(optimizer, FlatOptimizer) and not holds_all(optimizer):
-                raise ValueError(
-                    f"{type(self).__name__}.train: the networks' parameters must stay in the optimiser's memory, but "
-                    "they were moved, converted or replaced, and would no longer learn. Copy values into them with "
-                    "load_state_dict or copy_, or pass the module as policy= to a new algorithm"
-                )
 
     @property
     def history(self) -> History:
