@@ -341,7 +341,7 @@ class Counting(RolloutCollector):
 
 class OwnCollector(PPO):
     def _make_collector(self, n, reward_fn):
-        return Counting(self.env_id, n, self.seed, reward_fn=reward_fn)
+        return Counting(self.env_options.make(self.env_id, n, self.seed), seed=self.seed, reward_fn=reward_fn)
 
 
 def test_a_custom_collector_is_called(make):

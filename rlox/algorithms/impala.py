@@ -81,7 +81,7 @@ class IMPALA(OnPolicyAlgorithm):
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ActorCollector:
         return ActorCollector(
             self.env_id, n, self.seed, config=self.config, reward_fn=reward_fn, ray=self.ray,
-            **self.env_options.for_collector(),
+            **self.env_options.for_actors(),
         )  # fmt: skip
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:

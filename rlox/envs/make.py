@@ -38,15 +38,15 @@ class EnvOptions:
         given = dict(kwargs or {})
         return cls(given, list(wrappers), eval_kwargs=given)
 
-    def for_collector(self, n_ranks: int = 1) -> dict[str, Any]:
-        """Return these options as arguments of a collector, which creates the environments of one of `n_ranks`."""
-        return {
-            "env_kwargs": self.kwargs,
-            "env_wrappers": self.wrappers,
-            "env_workers": -(-self.workers // n_ranks),
-            "env_backend": self.backend,
-            "remote": self.remote,
-        }
+    def make(self, env_id: Any, n_envs: int, seed: int, n_ranks: int = 1) -> VecEnv:
+        """Create the `n_envs` environments of one of `n_ranks`, which share the workers."""
+        workers = -(-self.workers // n_ranks)
+        return make_vec_env(env_id, n_envs, seed, self.kwargs, self.wrappers, workers, self.backend, self.remote)
+
+    def for_actors(self) -> dict[str, Any]:
+        """Return these options as arguments of a collector whose actors create their environments themselves."""
+        names = {"kwargs": "env_kwargs", "wrappers": "env_wrappers", "workers": "env_workers", "backend": "env_backend"}
+        return {named: getattr(self, name) for name, named in names.items()} | {"remote": self.remote}
 
 
 def make_vec_env(

@@ -204,7 +204,7 @@ def require_laid_out(where: str, optimizers: Iterable[Any]) -> None:
             for p, part in _views(optimizer.flat, optimizer.parameters)
         ):
             raise ValueError(
-                f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, converted "
-                "or replaced, and would no longer learn. Copy values into them with load_state_dict or copy_, or pass "
-                "the module as policy= to a new algorithm"
+                f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, "
+                "converted or replaced, and would no longer learn. Copy values into them with load_state_dict or copy_, "
+                "or pass the module as policy= to a new algorithm"
             )

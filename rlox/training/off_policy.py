@@ -80,9 +80,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     _usual_memory = "uniform"
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
-        return ReplayCollector(
-            self.env_id, n, self.seed, reward_fn=reward_fn, **self.env_options.for_collector(self.ranks.size)
-        )
+        envs = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        return ReplayCollector(envs, n, self.seed, reward_fn=reward_fn)
 
     # ---- networks
 

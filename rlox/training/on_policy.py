@@ -203,8 +203,8 @@ class OnPolicyAlgorithm(Agent):
         )
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
-        c, options = self.config, self.env_options.for_collector(self.ranks.size)
-        return RolloutCollector(self.env_id, n, self.seed, c.gamma, c.gae_lambda, reward_fn, **options)
+        c, envs = self.config, self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        return RolloutCollector(envs, n, self.seed, c.gamma, c.gae_lambda, reward_fn)
 
     @property
     def actor(self) -> nn.Module | NativePolicy:
