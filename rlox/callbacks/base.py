@@ -254,15 +254,15 @@ class CallbackList(Callback):
             self._at = now
         return go_on
 
-    on_training_start = partialmethod(_call, "on_training_start")
-    on_rollout_end = partialmethod(_call, "on_rollout_end")
-    on_step = partialmethod(_call, "on_step")
-    on_evaluation_start = partialmethod(_call, "on_evaluation_start")
-    on_evaluation = partialmethod(_call, "on_evaluation")
-    on_checkpoint = partialmethod(_call, "on_checkpoint")
-    on_collection_error = partialmethod(_call, "on_collection_error")
-    on_training_error = partialmethod(_call, "on_training_error")
-    on_training_end = partialmethod(_call, "on_training_end")
+    on_training_start: Any = partialmethod(_call, "on_training_start")
+    on_rollout_end: Any = partialmethod(_call, "on_rollout_end")
+    on_step: Any = partialmethod(_call, "on_step")
+    on_evaluation_start: Any = partialmethod(_call, "on_evaluation_start")
+    on_evaluation: Any = partialmethod(_call, "on_evaluation")
+    on_checkpoint: Any = partialmethod(_call, "on_checkpoint")
+    on_collection_error: Any = partialmethod(_call, "on_collection_error")
+    on_training_error: Any = partialmethod(_call, "on_training_error")
+    on_training_end: Any = partialmethod(_call, "on_training_end")
 
 
 class _HandWritten:

@@ -205,6 +205,6 @@ def require_laid_out(where: str, optimizers: Iterable[Any]) -> None:
         ):
             raise ValueError(
                 f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, "
-                "converted or replaced, and would no longer learn. Copy values into them with load_state_dict or copy_, "
-                "or pass the module as policy= to a new algorithm"
+                "converted or replaced, and would no longer learn. Copy values into them with load_state_dict or "
+                "copy_, or pass the module as policy= to a new algorithm"
             )
