@@ -21,7 +21,7 @@ from rlox.checkpoint.counters import scheduled
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
-from rlox.config.sb3 import refuse_policy_name
+from rlox.config.arguments import refuse_policy_name
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import is_multi_agent, is_native
 from rlox.envs.spec import read_observations, write_actions

@@ -318,7 +318,7 @@ def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, 
                 f"{where}: obs must be of dtype uint8, since the environment shows images, got {given.dtype}"
             )
         with np.errstate(over="ignore"):
-            rows = np.asarray(given, spec.obs_dtype)
+            rows: np.ndarray = np.asarray(given, spec.obs_dtype)
     except (OverflowError, TypeError, ValueError) as e:
         if str(e).startswith(where):
             raise

@@ -22,8 +22,8 @@ from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoi
 from rlox.checkpoint.counters import schedule_values
 from rlox.checkpoint.streams import Stream
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
+from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
-from rlox.config.sb3 import Hinting, find_renamed, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
 from rlox.nn.devices import set_generator_states
