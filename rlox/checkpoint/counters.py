@@ -160,9 +160,8 @@ class Counters:
         self.recent_returns.extend(returns.tolist())
         self.recent_lengths.extend(lengths.tolist())
         # NumPy takes ten times as long for so few numbers.
-        n = len(self.recent_returns)
-        self.mean_reward = sum(self.recent_returns) / n if n else math.nan
-        self.mean_length = sum(self.recent_lengths) / n if n else math.nan
+        self.mean_reward = sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else math.nan
+        self.mean_length = sum(self.recent_lengths) / len(self.recent_lengths) if self.recent_lengths else math.nan
 
     def restore(self, scalars: Mapping[str, int]) -> None:
         """Restore the values that `scalars` returned."""

@@ -23,7 +23,17 @@ from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
-from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, require, shown, usual_settings
+from rlox.config import (
+    ENV_BACKENDS,
+    MOST_AT_ONCE,
+    Config,
+    RemoteConfig,
+    choice,
+    integer,
+    require,
+    shown,
+    usual_settings,
+)
 from rlox.config.arguments import refuse_policy_name
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs
@@ -81,14 +91,14 @@ class Agent(Algorithm):
 
     # ---- construction: configuration, environments, backend, networks, optimisers
 
-    def _construct(
+    def __init__(
         self,
         env_id: str | Callable[[], Any],
-        n_envs: int,
-        seed: int,
-        policy: nn.Module | None,
-        logger: LoggerCallback | None,
-        callbacks: Iterable[Callback] | None,
+        n_envs: int = 8,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
         *,
         device: str = "auto",
         backend: str = "auto",
@@ -100,9 +110,9 @@ class Agent(Algorithm):
         env_workers: int = 0,
         env_backend: str = "auto",
         remote: RemoteConfig | None = None,
-        **config: Any,
-    ) -> None:
-        """Construct an algorithm that acts; arguments as for `rlox.training.on_policy.OnPolicyAlgorithm`."""
+        config: Config | None = None,
+        **hyper_parameters: Any,
+    ):
         where = type(self).__name__
         refuse_policy_name(where, "env_id", env_id)
         refuse_policy_name(where, "policy", policy)
@@ -112,12 +122,19 @@ class Agent(Algorithm):
         usual_reward = usual.pop("reward_fn", None)
         if isinstance(reward_fn, str) and reward_fn == "auto":
             reward_fn = usual_reward
-        if config.get("config") is None:
+        if config is None:
             fields = self.Config.__dataclass_fields__
-            config = {**{name: value for name, value in usual.items() if name in fields}, **config}
+            hyper_parameters = {name: value for name, value in usual.items() if name in fields} | hyper_parameters
         self.env_id = env_id
-        Algorithm.__init__(
-            self, seed, logger, callbacks, config, device=device, backend=backend, threads=threads, clock="env_steps"
+        super().__init__(
+            seed,
+            logger,
+            callbacks,
+            {"config": config, **hyper_parameters},
+            device=device,
+            backend=backend,
+            threads=threads,
+            clock="env_steps",
         )
         if not isinstance(compile, bool):
             raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
@@ -160,12 +177,8 @@ class Agent(Algorithm):
             )
         if not self._mixed_images:
             spec.refuse_mixed_images(where)
-        if shapes is not None and self.config.replays == "sequences":
-            restoring.require_model_widths(where, shapes, *self.config.shape)
-        elif shapes is not None:
-            # Networks for images take features as input, and critics take actions in addition to the observation.
-            n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
-            restoring.require_widths(where, shapes, self.config.hidden_sizes, n_in)
+        if shapes is not None:
+            restoring.require_shapes(where, shapes, self.config, spec)
 
     def _make_normalizer(self, where: str) -> VecNormalize | None:
         """Return the normaliser of observations and rewards; None if there is nothing to normalise."""

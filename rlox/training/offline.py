@@ -31,7 +31,7 @@ from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
-from rlox.training.algorithm import load_part
+from rlox.training.algorithm import Algorithm, load_part
 from rlox.training.networks import SeparateNetworks
 
 _COMPARED = 500  # rows of the dataset with which policy and values are compared
@@ -144,7 +144,8 @@ class OfflineAlgorithm(SeparateNetworks):
         if hidden is not None:
             hyper_parameters["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
         self.env_id = env_id
-        super().__init__(
+        Algorithm.__init__(
+            self,
             seed,
             logger,
             callbacks,

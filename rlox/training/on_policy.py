@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlox.callbacks import Callback
-from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
 from rlox.compiled.guard import find_difference
-from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.processes.failures import Diverged
@@ -158,49 +154,6 @@ class OnPolicyAlgorithm(Agent):
 
     collector: RolloutCollector
     normalizer: VecNormalize | None = None
-
-    def __init__(
-        self,
-        env_id: str | Callable[[], Any],
-        n_envs: int = 8,
-        seed: int = 42,
-        policy: nn.Module | None = None,
-        logger: LoggerCallback | None = None,
-        callbacks: Iterable[Callback] | None = None,
-        *,
-        device: str = "auto",
-        backend: str = "auto",
-        threads: int = 1,
-        compile: bool = False,
-        env_kwargs: dict[str, Any] | None = None,
-        reward_fn: RewardFn | None = "auto",
-        env_wrappers: Sequence[Any] = (),
-        env_workers: int = 0,
-        env_backend: str = "auto",
-        remote: RemoteConfig | None = None,
-        config: Config | None = None,
-        **hyper_parameters: Any,
-    ):
-        self._construct(
-            env_id,
-            n_envs,
-            seed,
-            policy,
-            logger,
-            callbacks,
-            device=device,
-            backend=backend,
-            threads=threads,
-            compile=compile,
-            env_kwargs=env_kwargs,
-            reward_fn=reward_fn,
-            env_wrappers=env_wrappers,
-            env_workers=env_workers,
-            env_backend=env_backend,
-            remote=remote,
-            config=config,
-            **hyper_parameters,
-        )
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
         c, envs = self.config, self.env_options.make(self.env_id, n, self.seed, self.ranks.size)

@@ -206,7 +206,7 @@ class ReplayAgent(Agent):
         self._memory = ReplayMemory(
             where, self.Config.replays, self._usual_memory, buffer, buffer_size, n_step, prioritized
         )
-        self._construct(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         self._require_room(where)
         self._memory.connect(self.ranks, self.collector, self.spec, self.config.gamma, self._state_dim)
         if dataset is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint, find_lost, load_checkpoint, one_line
 from rlox.config import shown
+from rlox.envs import EnvSpec
 from rlox.envs.registry import find_module
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.nn.devices import out_of_memory
@@ -244,6 +245,16 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
                 f"{where}: the environment {name} of {path} names a module to import; if you trust it, pass "
                 f"env_id={env['id']!r}"
             )
+
+
+def require_shapes(where: str, shapes: frozenset[tuple[int, ...]], config: Any, spec: EnvSpec) -> None:
+    """Raise ValueError unless a checkpoint contains weights of the `shapes` that its header describes."""
+    if config.replays == "sequences":
+        require_model_widths(where, shapes, *config.shape)
+        return
+    # Networks for images take features as input, and critics take actions in addition to the observation.
+    n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+    require_widths(where, shapes, config.hidden_sizes, n_in)
 
 
 def require_model_widths(
