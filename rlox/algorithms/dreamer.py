@@ -23,10 +23,11 @@ from rlox.checkpoint.counters import scheduled
 from rlox.config import DreamerConfig, integer
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
+from rlox.nn.batch import SequenceBatch
 from rlox.nn.optimizers import flat_copy
 from rlox.training.backend import autocast
 from rlox.training.off_policy import require_bounds
-from rlox.training.sequences import SequenceAlgorithm, SequenceBatch
+from rlox.training.sequences import SequenceAlgorithm
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
 from rlox.world_models.laprop import LaProp
 from rlox.world_models.rssm import MLP, Decoder, Latents, TwoHot

@@ -227,6 +227,51 @@ def minibatches(n: int, batch_size: int) -> Iterator[slice]:
 
 
 @dataclass
+class SequenceBatch(_Columns):
+    """B sequences of T consecutive steps from a sequence memory, which may cross the ends of episodes.
+
+    Row t contains an observation, the action taken in it, and the reward that came *with* the observation. An episode's
+    last observation has a row of its own, with an action of zeros, that is terminated or truncated; the next row
+    is_first.
+    """
+
+    obs: torch.Tensor = _Column()  # (B, T, D) f32 or (B, T, C, H, W) uint8
+    actions: torch.Tensor = _Column()  # (B, T, A) f32, as the model sees them
+    rewards: torch.Tensor = _Column()  # (B, T) f32, 0 where is_first
+    terminated: torch.Tensor = _Column()  # (B, T) bool, terminal state
+    truncated: torch.Tensor = _Column()  # (B, T) bool, last row of a truncated episode
+    is_first: torch.Tensor = _Column()  # (B, T) bool
+    state: torch.Tensor = _Column()  # (B, S) f32, the agent's own state before row 0, zeros before an episode
+    indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (B,) int64, row 0 in the memory
+
+    def __len__(self) -> int:
+        return len(self.__dict__["obs"])
+
+    def update_states(self, buffer: Any, states: torch.Tensor | np.ndarray) -> None:
+        """Write newer states (B, T, S) to the memory: row t is the state after row t of the batch, before the next.
+
+        If any state is not finite, none is written: the loss is then not finite either, and the loop raises.
+        """
+        found = states if isinstance(states, np.ndarray) else states.detach().cpu().numpy()
+        if np.isfinite(found).all():
+            buffer.update_states(self.indices, found)
+
+    @classmethod
+    def from_rows(cls, rows: Mapping[str, np.ndarray], spec: EnvSpec, device: str) -> SequenceBatch:
+        """Create a batch from the result of `rlox.SequenceReplayBuffer.sample`, in the shapes of `spec`."""
+        columns = {name: rows[name] for name in _SEQUENCE_COLUMNS}
+        columns["obs"] = columns["obs"].reshape(*columns["rewards"].shape, *spec.obs_shape)
+        if device != "cpu":
+            import torch
+
+            columns = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
+        return cls(**columns, indices=rows["indices"])
+
+
+_SEQUENCE_COLUMNS = [name for name, item in vars(SequenceBatch).items() if isinstance(item, _Column)]
+
+
+@dataclass
 class TransitionBatch(_Columns):
     """B transitions from a replay memory; every column is read as a tensor on the learner's device, even if it was
     given as a NumPy array."""

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rlox.algorithms import DreamerV3
 from rlox.nn.acting import Inputs
-from rlox.training.sequences import SequenceBatch
+from rlox.nn.batch import SequenceBatch
 from rlox.world_models.acting import DreamerPolicy
 
 SMALL = {
