@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox.config import ENV_BACKENDS, integer, nearest, shown
+from rlox.config import ENV_BACKENDS, choice, integer, nearest, shown
 from rlox.config.remote import RemoteConfig
 from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import env_name, is_multi_agent, is_native
@@ -24,8 +24,17 @@ class EnvOptions:
     eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
 
     @classmethod
-    def of(cls, where: str, kwargs: Any, wrappers: Any) -> EnvOptions:
-        """Check `kwargs` and `wrappers`, arguments of a constructor. Raises TypeError for wrong types."""
+    def of(
+        cls,
+        where: str,
+        kwargs: Any,
+        wrappers: Any,
+        workers: Any = 0,
+        backend: Any = "auto",
+        remote: Any = None,
+        n_envs: int = 1,
+    ) -> EnvOptions:
+        """Check arguments of a constructor, for `n_envs` environments. Raises TypeError or ValueError for wrong ones."""
         if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
             raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
         if not isinstance(wrappers, (list, tuple)):
@@ -35,8 +44,11 @@ class EnvOptions:
                 raise TypeError(
                     f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
                 )
-        given = dict(kwargs or {})
-        return cls(given, list(wrappers), eval_kwargs=given)
+        if remote is not None and not isinstance(remote, RemoteConfig):
+            raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
+        workers = integer(where, "env_workers", workers, 0, n_envs)
+        backend, given = choice(where, "env_backend", backend, ENV_BACKENDS), dict(kwargs or {})
+        return cls(given, list(wrappers), workers, backend, remote, eval_kwargs=given)
 
     def make(self, env_id: Any, n_envs: int, seed: int, n_ranks: int = 1) -> VecEnv:
         """Create the `n_envs` environments of one of `n_ranks`, which share the workers."""

@@ -24,11 +24,9 @@ from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
 from rlox.config import (
-    ENV_BACKENDS,
     MOST_AT_ONCE,
     Config,
     RemoteConfig,
-    choice,
     integer,
     require,
     shown,
@@ -140,16 +138,11 @@ class Agent(Algorithm):
             raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
 
         # The environments, of all ranks together and of this one.
-        options = EnvOptions.of(where, env_kwargs, env_wrappers)
-        if remote is not None and not isinstance(remote, RemoteConfig):
-            raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
         self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
-        options.workers = integer(where, "env_workers", env_workers, 0, self.n_envs)
-        options.backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
+        options = EnvOptions.of(where, env_kwargs, env_wrappers, env_workers, env_backend, remote, self.n_envs)
         if self.ranks.joined and env_backend == "envpool":
             raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
         self.env_options = options
-        options.remote = remote
         self.collector = self._make_collector(self.ranks.share(where, "n_envs", self.n_envs), reward_fn)
         self.collector.name = env_name(env_id)
         self.spec = self.collector.spec

@@ -36,6 +36,11 @@ class Watch:
         The completely constructed algorithm.
     actor : NativeActor, optional
         The actor of the algorithm.
+
+    Attributes
+    ----------
+    owner : str
+        The algorithm's class, for messages.
     """
 
     def __init__(self, owner: object, actor: NativeActor | None = None):
@@ -45,35 +50,26 @@ class Watch:
 
             kinds = (*kinds, nn.Module, nn.Parameter)
         self._actor = actor
-        self._owner = type(owner).__name__
+        self.owner = type(owner).__name__
         self._attributes = vars(owner)
         self._held: dict[str, Any] = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
-        self._modules = [
+        self._modules: list[Any] = [
             ModuleWatch(name.lstrip("_").replace("_", " "), value)
             for name, value in self._held.items()
             if hasattr(value, "named_modules")
         ]
         self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
 
-    def require(self, where: str, find_difference: Callable[[], str | None] | None = None) -> None:
-        """Raise ValueError if something has changed, or functions differ by `find_difference`."""
-        change = self._describe_alteration() or (None if self._actor is None else self._actor.altered())
-        if change is None and find_difference is not None:
-            change = find_difference()
-        if change is not None:
-            raise ValueError(
-                f"{self._owner}.{where}: a native run must not be changed: {change}; make the change before "
-                f"{self._owner} is created, or create it with backend='torch'"
-            )
-
-    def _describe_alteration(self) -> str | None:
+    def find_change(self) -> str | None:
+        """Return what has changed; None if nothing has."""
         replaced = next((name for name, value in self._held.items() if self._attributes.get(name) is not value), None)
         if replaced is None:
             moved = (name for name, address in self._addresses.items() if self._held[name].data_ptr() != address)
             replaced = next(moved, None)
         if replaced is not None:
-            return f"{replaced.lstrip('_')} of this {self._owner} was replaced"
-        return next((change for module in self._modules if (change := module.altered()) is not None), None)
+            return f"{replaced.lstrip('_')} of this {self.owner} was replaced"
+        watched = self._modules if self._actor is None else (*self._modules, self._actor)
+        return next((change for one in watched if (change := one.altered()) is not None), None)
 
 
 class Backend(str):
@@ -140,8 +136,17 @@ class Backend(str):
 
         The loops call it before and after a training. A single `predict` has no time to look at functions.
         """
-        if self._watch is not None:
-            self._watch.require(where, None if where == "predict" else self._find_difference)
+        if self._watch is None:
+            return
+        change = self._watch.find_change()
+        if change is None and where != "predict":
+            change = self._find_difference()
+        if change is not None:
+            owner = self._watch.owner
+            raise ValueError(
+                f"{owner}.{where}: a native run must not be changed: {change}; make the change before {owner} is "
+                "created, or create it with backend='torch'"
+            )
 
 
 def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:
