@@ -34,7 +34,7 @@ class EnvOptions:
         remote: Any = None,
         n_envs: int = 1,
     ) -> EnvOptions:
-        """Check arguments of a constructor, for `n_envs` environments. Raises TypeError or ValueError for wrong ones."""
+        """Check arguments of a constructor for `n_envs` environments; raise TypeError or ValueError for wrong ones."""
         if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
             raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
         if not isinstance(wrappers, (list, tuple)):

@@ -39,8 +39,8 @@ class Watch:
 
     Attributes
     ----------
-    owner : str
-        The algorithm's class, for messages.
+    name : str
+        That of the algorithm's class, for messages.
     """
 
     def __init__(self, owner: object, actor: NativeActor | None = None):
@@ -50,7 +50,7 @@ class Watch:
 
             kinds = (*kinds, nn.Module, nn.Parameter)
         self._actor = actor
-        self.owner = type(owner).__name__
+        self.name = type(owner).__name__
         self._attributes = vars(owner)
         self._held: dict[str, Any] = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
         self._modules: list[Any] = [
@@ -67,7 +67,7 @@ class Watch:
             moved = (name for name, address in self._addresses.items() if self._held[name].data_ptr() != address)
             replaced = next(moved, None)
         if replaced is not None:
-            return f"{replaced.lstrip('_')} of this {self.owner} was replaced"
+            return f"{replaced.lstrip('_')} of this {self.name} was replaced"
         watched = self._modules if self._actor is None else (*self._modules, self._actor)
         return next((change for one in watched if (change := one.altered()) is not None), None)
 
@@ -142,9 +142,9 @@ class Backend(str):
         if change is None and where != "predict":
             change = self._find_difference()
         if change is not None:
-            owner = self._watch.owner
+            name = self._watch.name
             raise ValueError(
-                f"{owner}.{where}: a native run must not be changed: {change}; make the change before {owner} is "
+                f"{name}.{where}: a native run must not be changed: {change}; make the change before {name} is "
                 "created, or create it with backend='torch'"
             )
 
