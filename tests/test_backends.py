@@ -15,9 +15,8 @@ from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
 from rlox.compiled import NativePolicy, NativeQPolicy
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import QPolicy
+from rlox.nn.actors import DiscreteQNetwork, QPolicy
 from rlox.nn.batch import RolloutBatch, TransitionBatch
-from rlox.nn.networks import DiscreteQNetwork
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 from rlox.training.off_policy import OffPolicyAlgorithm
 

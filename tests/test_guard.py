@@ -164,13 +164,13 @@ PATCHES = {
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
     "a method that an update calls": ("rlox.nn.batch.TransitionBatch.update_priorities", other, (DQN, SAC, TD3)),
     "a function that creates networks": ("rlox.nn.optimizers.flat_copy", copied, (SAC, TD3, TD3BC, IQL, CQL)),
-    "a shared schedule": ("rlox.training.schedules.follow_schedule", other, (SAC, TD3, BC, TD3BC, IQL, CQL)),
-    "the optimiser": ("rlox.nn.optimizers.FlatOptimizer._move", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
+    "a shared schedule": ("rlox.checkpoint.counters.follow_schedule", other, (SAC, TD3, BC, TD3BC, IQL, CQL)),
+    "an optimiser": ("rlox.nn.optimizers.FlatOptimizer.descend", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
     "a schedule": ("rlox.algorithms.ppo.scheduled", other, (PPO,)),
     "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
     "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
     "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
-    "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
+    "critics": ("rlox.nn.actors.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.nn.batch.Rollout.sample_minibatches", other, (PPO,)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
@@ -233,8 +233,8 @@ def test_training_uses_a_replaced_function(monkeypatch):
 @pytest.mark.parametrize("kind", [PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL])
 def test_what_is_replaced_after_the_construction_ends_the_training(kind, make, monkeypatch):
     algorithm = make(kind)
-    monkeypatch.setattr("rlox.nn.optimizers.FlatOptimizer._move", other)
-    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*rlox.nn.optimizers.FlatOptimizer._move differs"):
+    monkeypatch.setattr("rlox.nn.optimizers.FlatOptimizer.descend", other)
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*rlox.nn.optimizers.FlatOptimizer.descend differs"):
         algorithm.train(40)
     monkeypatch.undo()
     algorithm.train(40)
@@ -341,7 +341,7 @@ class Counting(RolloutCollector):
 
 class OwnCollector(PPO):
     def _make_collector(self, n, reward_fn):
-        return Counting(self._make_envs(n), seed=self.seed, reward_fn=reward_fn)
+        return Counting(self.env_options.make(self.env_id, n, self.seed), seed=self.seed, reward_fn=reward_fn)
 
 
 def test_a_custom_collector_is_called(make):
@@ -532,7 +532,7 @@ EDITS = {
     "nn.actors:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
     "algorithms.sac:SAC.update": ("losses import soft_policy_loss", "losses import cloning_loss as soft_policy_loss"),
     "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
-    "nn.networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
+    "nn.actors:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
     "nn.actors:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
     "training.networks:SeparateNetworks.adam": ("eps=1e-8", "eps=1e-7"),
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlox.checkpoint.counters import scheduled
 from rlox.config import A2CConfig
 from rlox.nn.batch import RolloutBatch
 from rlox.training.on_policy import OnPolicyAlgorithm
-from rlox.training.schedules import scheduled
 
 if TYPE_CHECKING:
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rlox.checkpoint.counters import follow_schedule
 from rlox.config import BCConfig
 from rlox.kernels.nn.bc import NativeBC
 from rlox.kernels.rng import Rng
@@ -12,7 +13,6 @@ from rlox.nn.actors import CategoricalPolicy, DeterministicPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.value_losses import cloning_loss, label_loss
 from rlox.training.offline import OfflineAlgorithm
-from rlox.training.schedules import follow_schedule
 
 
 class BC(OfflineAlgorithm):

@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlox.checkpoint.counters import follow_schedule
 from rlox.config import CQLConfig
 from rlox.kernels.nn.cql import NativeCQL
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import SquashedGaussianPolicy
+from rlox.nn.actors import SquashedGaussianPolicy, TwinQNetwork
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.networks import TwinQNetwork
 from rlox.nn.value_losses import conservative_q_loss, soft_policy_loss
 from rlox.training.offline import OfflineAlgorithm
-from rlox.training.schedules import follow_schedule
 
 _ROWS = 800  # pairs of state and action that go through the critics at a time
 _LARGEST = math.log(1e6)  # largest logarithm of a learned penalty weight, as in the reference implementation

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
+from rlox.checkpoint.counters import interpolate, scheduled
 from rlox.compiled import NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.config import DQNConfig
 from rlox.kernels.nn.dqn import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modules import load_weights_, weights_of
-from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.schedules import interpolate, scheduled
+from rlox.training.replay import Rounds
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +55,7 @@ class DQN(OffPolicyAlgorithm):
             return
         from torch import nn
 
-        from rlox.nn.actors import QPolicy
-        from rlox.nn.networks import DiscreteQNetwork
+        from rlox.nn.actors import DiscreteQNetwork, QPolicy
 
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
@@ -106,7 +105,7 @@ class DQN(OffPolicyAlgorithm):
         if self.native is not None:
             self.native.net.move_target(tau)
             return
-        from rlox.nn.networks import polyak_update
+        from rlox.nn.actors import polyak_update
 
         polyak_update(self.policy, self.target, tau)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlox.checkpoint.counters import scheduled
 from rlox.config import DreamerConfig, integer
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
@@ -26,7 +27,6 @@ from rlox.nn.batch import SequenceBatch
 from rlox.nn.optimizers import flat_copy
 from rlox.training.backend import autocast
 from rlox.training.off_policy import require_bounds
-from rlox.training.schedules import scheduled
 from rlox.training.sequences import SequenceAlgorithm
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
 from rlox.world_models.laprop import LaProp

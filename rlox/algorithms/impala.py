@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.checkpoint.counters import scheduled
 from rlox.collectors import RewardFn
 from rlox.config import IMPALAConfig, RayConfig
 from rlox.config.actor_learner import actor_settings
 from rlox.distributed import ActorCollector
 from rlox.nn.batch import RolloutBatch
 from rlox.training.on_policy import OnPolicyAlgorithm
-from rlox.training.schedules import scheduled
 
 if TYPE_CHECKING:
     import torch

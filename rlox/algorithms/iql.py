@@ -13,15 +13,15 @@ import math
 import torch
 from torch import nn
 
+from rlox.checkpoint.counters import follow_schedule
 from rlox.config import IQLConfig
 from rlox.kernels.nn.iql import NativeIQL
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import TanhMeanPolicy
+from rlox.nn.actors import TanhMeanPolicy, TwinQNetwork
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.networks import TwinQNetwork, mlp
+from rlox.nn.networks import mlp
 from rlox.nn.value_losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.training.offline import OfflineAlgorithm
-from rlox.training.schedules import follow_schedule
 
 
 def _cosine(progress: float) -> float:

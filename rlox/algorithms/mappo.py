@@ -17,10 +17,13 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.checkpoint.counters import scheduled
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
-from rlox.config.sb3 import refuse_policy_name
+from rlox.config.arguments import refuse_policy_name
+from rlox.envs.registry import is_multi_agent
+from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
@@ -28,12 +31,10 @@ from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollec
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
-from rlox.multi_agent.vec_env import is_multi_agent, make_multi_agent_env
+from rlox.multi_agent.vec_env import make_multi_agent_env
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
-from rlox.training.agent import read_observations, write_actions
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox.training.restoring import require_widths
-from rlox.training.schedules import scheduled
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import nn
 
+from rlox.checkpoint.counters import follow_schedule
 from rlox.compiled import NativeBoundedPolicy
 from rlox.config import SACConfig
 from rlox.kernels.nn.sac import NativeSAC
@@ -19,9 +20,8 @@ from rlox.kernels.rng import Rng
 from rlox.nn.actors import SquashedGaussianPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.value_losses import soft_policy_loss, twin_q_loss
-from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.schedules import follow_schedule
+from rlox.training.replay import Rounds
 
 
 class SAC(OffPolicyAlgorithm):

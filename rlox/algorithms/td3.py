@@ -11,18 +11,17 @@ import copy
 import numpy as np
 import torch
 
+from rlox.checkpoint.counters import follow_schedule
 from rlox.compiled import NativeBoundedPolicy
 from rlox.config import TD3Config
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import DeterministicPolicy
+from rlox.nn.actors import DeterministicPolicy, polyak_update
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.networks import polyak_update
 from rlox.nn.optimizers import flatten_
 from rlox.nn.value_losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
-from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.schedules import follow_schedule
+from rlox.training.replay import Rounds
 
 
 class TD3(OffPolicyAlgorithm):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.config import Config, DatasetConfig, shown
-from rlox.config.sb3 import missing_attribute, refuse_policy_name
+from rlox.config.arguments import missing_attribute, refuse_policy_name
 
 if TYPE_CHECKING:
     from rlox.callbacks import History

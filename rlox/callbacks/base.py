@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ from rlox.processes.failures import note_cause, require_exception
 _Answer = TypeVar("_Answer")
 
 SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; the rest is "other"
+_STOPPING = ("on_training_start", "on_step")  # hooks whose answer False stops the training
+_COUNTED = ("on_step", "on_training_error", "on_training_end")  # hooks up to whose end `CallbackList.training_s` counts
 
 
 def _hook(method: Callable[..., _Answer]) -> Callable[..., _Answer]:
@@ -72,7 +74,7 @@ class Callback:
     @_hook
     def on_rollout_end(self, **info: Any) -> None:
         """Called after each rollout, or each round of off-policy collection, before the update. info: algorithm, batch
-        (what was collected: `rlox.RolloutBatch` or `rlox.training.loops.Episodes`)."""
+        (what was collected: `rlox.RolloutBatch` or `rlox.training.replay.Episodes`)."""
 
     @_hook
     def on_step(self, **info: Any) -> bool:
@@ -149,7 +151,8 @@ class CallbackList(Callback):
         self.callbacks = sorted([*self.callbacks, *callbacks], key=lambda one: one.section == "checkpoint")
         for callback in callbacks:
             callback._join(self)
-        self.set_state(self._saved)
+        if self._saved:
+            self.set_state(self._saved)
 
     def by_name(self) -> dict[str, Callback]:
         """Return the callbacks by the name of their class: ``Name``, ``Name#2`` and so on."""
@@ -213,7 +216,16 @@ class CallbackList(Callback):
             for callback in self.callbacks
         )
 
-    def _call(self, hook: str, info: dict[str, Any]) -> list[Any]:
+    def _call(self, hook: str, **info: Any) -> bool:
+        """Call a hook of all callbacks. Returns False if any of them requests a stop; the others are still called.
+
+        Raises
+        ------
+        TypeError
+            If a callback answers a hook that can stop the training with anything but a bool or None.
+        """
+        if hook == "on_training_start":
+            self._at, self.failed_hook = time.perf_counter(), None
         answers = []
         for callback in self.callbacks:
             outer, self._inner = self._inner, 0.0
@@ -231,60 +243,29 @@ class CallbackList(Callback):
                 took = time.perf_counter() - started
                 self.seconds[callback.section] += took - self._inner  # type: ignore[assignment]  # of seconds, not whole
                 self._inner = outer + took
-        return answers
-
-    def _no_stop_requested(self, hook: str, info: dict[str, Any]) -> bool:
-        """Return whether no callback requests a stop. Raises TypeError for return values other than bool or None."""
         go_on = True
-        for callback, answer in zip(self.callbacks, self._call(hook, info), strict=False):
-            if answer is None or answer is True:
-                continue
-            if not isinstance(answer, (bool, np.bool_)):
+        for callback, answer in zip(self.callbacks, answers, strict=False) if hook in _STOPPING else ():
+            if not (answer is None or isinstance(answer, (bool, np.bool_))):
                 raise TypeError(
                     f"{type(callback).__name__}.{hook} must return False to stop, or True or nothing to continue, "
                     f"got {shown(answer)}"
                 )
-            go_on = go_on and bool(answer)
+            go_on = go_on and (answer is None or bool(answer))
+        if hook in _COUNTED:
+            now = time.perf_counter()
+            self.training_s += now - self._at
+            self._at = now
         return go_on
 
-    def _lap(self) -> None:
-        now = time.perf_counter()
-        self.training_s += now - self._at
-        self._at = now
-
-    def on_training_start(self, **info: Any) -> bool:
-        """Return False if any callback requests that nothing is trained; the others are still called."""
-        self._at, self.failed_hook = time.perf_counter(), None
-        return self._no_stop_requested("on_training_start", info)
-
-    def on_rollout_end(self, **info: Any) -> None:
-        self._call("on_rollout_end", info)
-
-    def on_step(self, **info: Any) -> bool:
-        """Return False if any callback requests a stop; the others are still called."""
-        go_on = self._no_stop_requested("on_step", info)
-        self._lap()
-        return go_on
-
-    def on_evaluation_start(self, **info: Any) -> None:
-        self._call("on_evaluation_start", info)
-
-    def on_evaluation(self, **info: Any) -> None:
-        self._call("on_evaluation", info)
-
-    def on_checkpoint(self, **info: Any) -> None:
-        self._call("on_checkpoint", info)
-
-    def on_collection_error(self, **info: Any) -> None:
-        self._call("on_collection_error", info)
-
-    def on_training_error(self, **info: Any) -> None:
-        self._call("on_training_error", info)
-        self._lap()
-
-    def on_training_end(self, **info: Any) -> None:
-        self._call("on_training_end", info)
-        self._lap()
+    on_training_start: Any = partialmethod(_call, "on_training_start")
+    on_rollout_end: Any = partialmethod(_call, "on_rollout_end")
+    on_step: Any = partialmethod(_call, "on_step")
+    on_evaluation_start: Any = partialmethod(_call, "on_evaluation_start")
+    on_evaluation: Any = partialmethod(_call, "on_evaluation")
+    on_checkpoint: Any = partialmethod(_call, "on_checkpoint")
+    on_collection_error: Any = partialmethod(_call, "on_collection_error")
+    on_training_error: Any = partialmethod(_call, "on_training_error")
+    on_training_end: Any = partialmethod(_call, "on_training_end")
 
 
 class _HandWritten:

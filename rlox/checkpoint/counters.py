@@ -1,22 +1,20 @@
-"""Step counters of a training run, with the same meaning in every training loop."""
+"""Step counters of a training run, with the same meaning in every training loop, and schedules that follow them."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from rlox.config import integer
+from rlox.config import Config, integer
 
 MOST_STEPS = 2**62 - 1  # limit of a training's steps; kernels add to them in 64 bits
-
-
-def _mean(recent: deque[float] | deque[int]) -> float:
-    # NumPy takes ten times as long for so few numbers.
-    return sum(recent) / len(recent) if recent else math.nan
 
 
 @dataclass
@@ -97,6 +95,60 @@ class Counters:
         if schedule_timesteps is not None:
             self.schedule_steps = schedule_timesteps
 
+    def plan_schedules(
+        self,
+        where: str,
+        name: str,
+        length: int | None,
+        until: int | None,
+        schedule_timesteps: int | None,
+        values: Callable[[float], dict[str, float]],
+    ) -> None:
+        """Call `plan`, and look at what it does to the scheduled `values`, by their names, as a function of `progress`.
+
+        Warns
+        -----
+        RuntimeWarning
+            If the end of a continued training's schedules changes, with their values before and after; and if a
+            learning rate is 0 for the rest of the training because it was planned so before.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `plan`; also if a learning rate would be 0 for the rest of the training. The plan is then unchanged.
+        """
+        self.in_round = 0
+        if length is not None:
+            self.plan(where, name, length, until, schedule_timesteps)
+            return
+        kept, old_end = self.scalars(), self.horizon_start + self.schedule_steps
+        before = values(self.progress)
+        self.plan(where, name, length, until, schedule_timesteps)
+        end, after = self.horizon_start + self.schedule_steps, values(self.progress)
+        frozen = [key for key, value in after.items() if key.endswith("learning_rate") and value == 0.0]
+        if frozen and self.steps < self.end and self.scalars() == kept:
+            warnings.warn(
+                f"train: {frozen[0]} is 0 for the rest of the training, since schedules ended at {self.unit[:-1]} "
+                f"{end:,}; schedule_timesteps={self.horizon_steps} stretches them to the end",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            return
+        if frozen and self.steps < self.end:
+            self.restore(kept)
+            raise ValueError(
+                f"{where}: schedule_timesteps must be more than the {self.steps - self.horizon_start:,} {self.unit} "
+                f"that are done, got {schedule_timesteps:,}: {frozen[0]} would be 0 for the rest of the training; "
+                "leave it out (null on the command line) to stretch the schedules to the new end, or choose a larger "
+                "value"
+            )
+        if moved := [f"{key} {old:.3g} -> {after[key]:.3g}" for key, old in before.items() if old != after[key]]:
+            warnings.warn(
+                f"train: schedules now end at {self.unit[:-1]} {end:,}, not {old_end:,}: {', '.join(moved)}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
     def ended(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Count E completed episodes, given their undiscounted returns (E,) and lengths in steps (E,)."""
         if len(returns):  # in most short rollouts no episode ends
@@ -107,7 +159,9 @@ class Counters:
         """Add episodes to the recent ones, without counting them."""
         self.recent_returns.extend(returns.tolist())
         self.recent_lengths.extend(lengths.tolist())
-        self.mean_reward, self.mean_length = _mean(self.recent_returns), _mean(self.recent_lengths)
+        # NumPy takes ten times as long for so few numbers.
+        self.mean_reward = sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else math.nan
+        self.mean_length = sum(self.recent_lengths) / len(self.recent_lengths) if self.recent_lengths else math.nan
 
     def restore(self, scalars: Mapping[str, int]) -> None:
         """Restore the values that `scalars` returned."""
@@ -117,3 +171,37 @@ class Counters:
     def scalars(self) -> dict[str, int]:
         """Return only the integers, for a checkpoint's header."""
         return {n: value for n, value in asdict(self).items() if isinstance(value, int) and n != "in_round"}
+
+
+def scheduled(value: float, schedule: str, progress: float) -> float:
+    """Return `value` at `progress` in [0, 1]: constant, or decaying linearly to 0."""
+    return value * (1.0 - progress) if schedule == "linear" else value
+
+
+def interpolate(start: float, end: float, progress: float, fraction: float) -> float:
+    """Interpolate linearly from `start` to `end` over the first `fraction` of the horizon; return `end` after it."""
+    return end if progress >= fraction else start + (end - start) * progress / fraction
+
+
+def follow_schedule(optimizers: Iterable[Any], config: Config, progress: float) -> None:
+    """Set the learning rate of all `optimizers` to the scheduled value at `progress`."""
+    learning_rate = scheduled(config.learning_rate, config.learning_rate_schedule, progress)
+    for optimizer in optimizers:
+        optimizer.learning_rate = learning_rate
+
+
+def schedule_values(config: Config, progress: float) -> dict[str, float]:
+    """Return the learning rate and all other scheduled values of `config` at `progress`."""
+    found = {}
+    for name, kind in _with_schedule(type(config)):  # type: ignore[arg-type]  # a class has a hash
+        schedule = getattr(config, kind)
+        if schedule != "constant" or name == "learning_rate":
+            found[name] = scheduled(getattr(config, name), schedule, progress)
+    return found
+
+
+@cache
+def _with_schedule(kind: type[Config]) -> list[tuple[str, str]]:
+    """Return the fields that have a schedule, with the names of their schedule fields; looked up once."""
+    names = [item.name for item in fields(kind)]
+    return [(name, f"{name}_schedule") for name in names if f"{name}_schedule" in names]

@@ -107,7 +107,7 @@ class Collector:
         self.env = env
         self.spec = env.spec
         self.n_envs = env.n_envs
-        self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
+        self.reward_fn = None if reward_fn is None else as_reward_fn(reward_fn, self.spec, self._where)
         self.device = device
         self.rng = Rng(seed, Stream.ACTION)
         self.name = env_name(env_id)

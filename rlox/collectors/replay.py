@@ -99,7 +99,8 @@ class ReplayCollector(Collector):
         self.remember_buffer(buffer)
         ended = terminated | truncated
         returns, lengths = self._end_episodes(ended)
-        self._update_normalizer(self._raw)
+        if self.normalizer is not None:
+            self.normalizer.update(self._raw)
         if self.action_noise is not None:
             self.action_noise.end(ended)
         return returns, lengths
@@ -178,7 +179,8 @@ class ReplayCollector(Collector):
             self._raw = self.env.reset_all()
             if not all_finite(self._raw):
                 self._refuse_numbers("observations", self._raw, self.env_steps)
-            self._update_normalizer(self._raw)
+            if self.normalizer is not None:
+                self.normalizer.update(self._raw)
         return self._raw
 
     def require_finite_rows(self, rows: np.ndarray) -> None:
@@ -201,10 +203,6 @@ class ReplayCollector(Collector):
                     self._refuse_numbers(what, numbers, step)
             if not all_finite(some[:, :d]):
                 self._refuse_numbers("observations", some[:, :d], step - n)
-
-    def _update_normalizer(self, obs: np.ndarray) -> None:
-        if self.normalizer is not None:
-            self.normalizer.update(obs)
 
     def _explore(self, policy: Actor | ActingPolicy, obs: np.ndarray) -> np.ndarray:
         actions = self._act(policy, obs)

@@ -28,7 +28,7 @@ def reward_name(reward_fn: Callable[..., np.ndarray]) -> str:
     return env_name(reward_fn) if ours is None else f"rlox:{ours}"
 
 
-def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
+def as_reward_fn(reward_fn: RewardFn, spec: EnvSpec, where: str) -> Callable[..., np.ndarray]:
     """Return `reward_fn` as a callable. Names are looked up; a capsule becomes a `NativeReward` that fits `spec`.
 
     Raises
@@ -38,8 +38,6 @@ def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Calla
     ValueError
         If a capsule breaks the contract of rlox_native.h, or is written for another environment.
     """
-    if reward_fn is None:
-        return None
     if isinstance(reward_fn, str) and reward_fn in REWARDS:
         return REWARDS[reward_fn]
     if not callable(reward_fn):

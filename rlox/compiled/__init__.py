@@ -8,13 +8,12 @@ _EXPORTS = {
     "bounded_obstacle": "rlox.compiled.obstacles",
     "obstacle": "rlox.compiled.obstacles",
     "q_obstacle": "rlox.compiled.obstacles",
-    "NativeAdam": "rlox.compiled.optimizer",
-    "NativeOptimizer": "rlox.compiled.optimizer",
+    "NativeAdam": "rlox.compiled.policies",
+    "NativeOptimizer": "rlox.compiled.policies",
     "NativePlayers": "rlox.compiled.players",
     "NativeActor": "rlox.compiled.policies",
     "NativeBoundedPolicy": "rlox.compiled.policies",
     "NativePolicy": "rlox.compiled.policies",
     "NativeQPolicy": "rlox.compiled.policies",
-    "Watch": "rlox.compiled.watch",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

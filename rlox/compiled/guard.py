@@ -26,7 +26,6 @@ _NETWORKS = ("rlox.nn.networks", "rlox.nn.policies", "rlox.nn.modules", "rlox.nn
 _LEARNER = (
     *_NETWORKS,
     "rlox.nn.optimizers",
-    "rlox.training.schedules",
     "rlox.training.backend",
     "rlox.checkpoint.counters",
 )
@@ -41,10 +40,9 @@ _OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline", "rlox.training.network
 KERNELS: dict[str, tuple[str, ...]] = {
     "acting": (*_NETWORKS, "rlox.collectors.rollout"),
     "rounds": (
-        "rlox.training.loops",
         "rlox.training.off_policy",
         "rlox.training.replay",
-        "rlox.training.schedules",
+        "rlox.checkpoint.counters",
         "rlox.collectors.replay",
         "rlox.algorithms.dqn",
         "rlox.nn.batch",
@@ -76,7 +74,7 @@ _ROUND = (
 _BY_KERNEL = ("update_native", "_rounds")  # these call the kernel, so that a replaced one is used
 # Files that contain much else: only functions of these names count as replaced there.
 _PARTLY = (
-    "rlox.collectors.rollout", "rlox.envs.spec", "rlox.training.backend", "rlox.training.loops",
+    "rlox.collectors.rollout", "rlox.envs.spec", "rlox.training.backend",
     "rlox.training.networks", "rlox.training.off_policy", "rlox.training.offline", "rlox.training.on_policy",
     "rlox.training.replay",
 )  # fmt: skip

@@ -24,14 +24,12 @@ class Perceptron(NamedTuple):
     activated: bool = False  # whether an activation also follows the last layer
 
 
-def _actor_critic(
-    obs_dim: int, n_outputs: int, hidden: Sequence[int], state_dim: int | None = None
-) -> list[Perceptron]:
+def actor_critic(obs_dim: int, n_outputs: int, hidden: Sequence[int], state_dim: int | None = None) -> list[Perceptron]:
     seen = obs_dim if state_dim is None else state_dim
     return [Perceptron("actor", [obs_dim, *hidden, n_outputs]), Perceptron("critic", [seen, *hidden, 1])]
 
 
-def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
+def q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
     """Return the perceptrons of a `QPolicy` around a `DiscreteQNetwork`; a trunk without layers has no parameters."""
     widths = [obs_dim, *hidden]
     if not dueling:
@@ -41,20 +39,9 @@ def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: boo
     return [Perceptron("q.trunk", trunk, True), *(Perceptron(name, [*widths[-2:], n]) for name, n in heads)]
 
 
-def layout(
-    obs_dim: int, n_outputs: int, hidden: Sequence[int], gaussian: bool, state_dim: int | None = None
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order.
-
-    With `state_dim`, the critic reads as many numbers of its own.
-    """
-    log_std = [("log_std", (n_outputs,))] if gaussian else []
-    return [*log_std, *_shapes(_actor_critic(obs_dim, n_outputs, hidden, state_dim))]
-
-
-def _shapes(nets: list[Perceptron]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of the parameters of perceptrons in their order."""
-    shapes: list[tuple[str, tuple[int, ...]]] = []
+def layout(nets: list[Perceptron], n_std: int = 0) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of the parameters of a policy in their order: `n_std` deviations and perceptrons."""
+    shapes: list[tuple[str, tuple[int, ...]]] = [("log_std", (n_std,))] if n_std else []
     for net in nets:
         for i, (n_in, n_out) in enumerate(pairwise(net.widths)):
             shapes += [(f"{net.name}.{2 * i}.weight", (n_out, n_in)), (f"{net.name}.{2 * i}.bias", (n_out,))]
@@ -71,9 +58,9 @@ def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) 
 
     if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
         return f"the policy is a custom module ({type(policy).__name__})"
-    hidden = _list_widths(policy.actor)
-    sizes = (spec.obs_dim, spec.n_actions if spec.discrete else spec.act_dim, hidden)
-    change = _find_change(policy, _actor_critic(*sizes), layout(*sizes, spec.continuous))
+    hidden = read_perceptron(policy.actor)[0]
+    nets = actor_critic(spec.obs_dim, spec.n_actions if spec.discrete else spec.act_dim, hidden)
+    change = _find_change(policy, nets, layout(nets, spec.act_dim or 0))
     return change or _size_obstacle(spec, hidden)
 
 
@@ -84,15 +71,14 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
     """
     if len(spec.obs_shape) != 1 or policy is None:
         return _size_obstacle(spec, config.hidden_sizes)
-    from rlox.nn.actors import QPolicy
-    from rlox.nn.networks import DiscreteQNetwork
+    from rlox.nn.actors import DiscreteQNetwork, QPolicy
 
     q = policy.q if type(policy) is QPolicy else policy
     if type(q) is not DiscreteQNetwork:
         return f"the policy is a custom module ({type(q).__name__})"
-    hidden = _list_widths(q.trunk, q.head)
-    nets = _q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
-    change = _find_change(policy if q is not policy else QPolicy(q, spec.n_actions), nets, _shapes(nets))
+    hidden = read_perceptron(q.trunk, q.head)[0]
+    nets = q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
+    change = _find_change(policy if q is not policy else QPolicy(q, spec.n_actions), nets, layout(nets))
     return change or _size_obstacle(spec, hidden)
 
 
@@ -104,11 +90,13 @@ def _size_obstacle(spec: EnvSpec, hidden: Sequence[int]) -> str | None:
     return None
 
 
-def _list_widths(*nets: nn.Module) -> list[int]:
-    """Return the widths of the hidden layers of consecutive perceptrons."""
+def read_perceptron(*nets: nn.Module) -> tuple[list[int], str]:
+    """Return the widths of the hidden layers of consecutive perceptrons, and their activation: ``tanh`` or ``relu``."""
     from torch import nn
 
-    return [layer.out_features for net in nets for layer in net.modules() if type(layer) is nn.Linear][:-1]
+    layers = [layer for net in nets for layer in net.modules()]
+    widths = [layer.out_features for layer in layers if type(layer) is nn.Linear]
+    return widths[:-1], "relu" if any(type(layer) is nn.ReLU for layer in layers) else "tanh"
 
 
 def _find_change(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, tuple[int, ...]]]) -> str | None:
@@ -133,12 +121,6 @@ def _find_change(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[s
     if not all(p.requires_grad for _, p in parameters):
         return "some of the policy's parameters are frozen"
     return ModuleWatch("policy", module).altered()
-
-
-def _activation(*nets: nn.Module) -> str:
-    from torch import nn
-
-    return "relu" if any(type(layer) is nn.ReLU for net in nets for layer in net.modules()) else "tanh"
 
 
 def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlox.compiled.blocks import _fill
-from rlox.compiled.policies import NativePolicy
+from rlox.compiled.policies import NativePolicy, _fill
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,4 +1,5 @@
-"""Native counterparts of `rlox.nn.policies`: perceptrons that act and learn in a kernel, without PyTorch.
+"""Native counterparts of `rlox.nn.policies`: perceptrons that act and learn in a kernel, without PyTorch, and their
+optimisers.
 
 Parameters and moments are stored once, in the kernel's flat block. The parameters of returned modules are views of it,
 so that both always have the same values.
@@ -7,22 +8,12 @@ so that both always have the same values.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.compiled.blocks import _attach, _attach_gradients, _fill, _size, _views
-from rlox.compiled.obstacles import (
-    ModuleWatch,
-    Perceptron,
-    _activation,
-    _actor_critic,
-    _list_widths,
-    _q_network,
-    _shapes,
-    layout,
-)
+from rlox.compiled.obstacles import ModuleWatch, Perceptron, actor_critic, layout, q_network, read_perceptron
 from rlox.config import DQNConfig, OnPolicyConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.nn.dqn import NativeQ
@@ -32,6 +23,7 @@ from rlox.nn.acting import ActingPolicy, Inputs
 from rlox.nn.initial import mlp_weights
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from rlox.kernels.nn.sac import NativeSAC
@@ -121,7 +113,7 @@ class NativePolicy(NativeActor):
     Parameters
     ----------
     obs_dim, n_outputs, hidden, gaussian
-        Sizes as in `layout`.
+        Sizes of observations and of the actor's outputs, widths of the hidden layers, and whether actions are Gaussian.
     activation, optimizer
         As in `rlox.config.OnPolicyConfig`.
     block : array, optional
@@ -144,7 +136,8 @@ class NativePolicy(NativeActor):
         state_dim: int | None = None,
     ):
         self._sizes = (obs_dim, n_outputs, list(hidden), gaussian, activation, state_dim)
-        shapes = layout(obs_dim, n_outputs, hidden, gaussian, state_dim)
+        nets = actor_critic(obs_dim, n_outputs, hidden, state_dim)
+        shapes = layout(nets, n_outputs if gaussian else 0)
         block = np.zeros(_size(shapes), np.float32) if block is None else block
         net = NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer, state_dim)
         super().__init__(net, shapes)
@@ -162,7 +155,7 @@ class NativePolicy(NativeActor):
         policy = cls(
             spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer, state_dim=state_dim
         )
-        nets = _actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes, state_dim)
+        nets = actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes, state_dim)
         for net, gain in zip(nets, (0.01, 1.0), strict=True):
             policy._set_initial(net, gain, c.ortho_init, rng)
         if spec.continuous:
@@ -170,24 +163,20 @@ class NativePolicy(NativeActor):
         return policy
 
     @classmethod
-    def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
+    def adopt(
+        cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray | None = None
+    ) -> NativePolicy:
+        """Create a policy from a module without `obstacle`, whose parameters become views of the policy's block.
+
+        If they are already views of a `block`, in order, PyTorch may go on training it, and the policy acts for it.
+        """
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-        hidden, activation = _list_widths(module.actor), _activation(module.actor)
-        return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
-
-    @classmethod
-    def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
-        """Create a policy from a module without `obstacle`, whose parameters become views of the block."""
-        policy = cls._of(module, spec, config.optimizer, None)
-        policy._take_over(module)
-        return policy
-
-    @classmethod
-    def sharing(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
-        """Create a policy that acts for a module trained with PyTorch, whose parameters are views of `block`, in
-        order."""
-        policy = cls._of(module, spec, config.optimizer, block)
-        policy._watched.append(ModuleWatch("policy", module))
+        hidden, activation = read_perceptron(module.actor)
+        policy = cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, config.optimizer, block)
+        if block is None:
+            policy._take_over(module)
+        else:
+            policy._watched.append(ModuleWatch("policy", module))
         return policy
 
     def _make_module(self) -> ActorCritic:
@@ -246,7 +235,7 @@ class NativeQPolicy(NativeActor):
     Parameters
     ----------
     obs_dim, n_actions, hidden, activation, dueling
-        As in `rlox.nn.networks.DiscreteQNetwork`.
+        As in `rlox.nn.actors.DiscreteQNetwork`.
 
     Attributes
     ----------
@@ -258,7 +247,7 @@ class NativeQPolicy(NativeActor):
 
     def __init__(self, obs_dim: int, n_actions: int, hidden: Sequence[int], activation: str, dueling: bool):
         self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
-        shapes = _shapes(_q_network(obs_dim, n_actions, hidden, dueling))
+        shapes = layout(q_network(obs_dim, n_actions, hidden, dueling))
         blocks = (np.zeros(_size(shapes), np.float32) for _ in range(2))
         super().__init__(NativeQ(*blocks, obs_dim, n_actions, list(hidden), activation, dueling), shapes)
         self.target_parameters = _views(self.net.target, shapes)
@@ -270,10 +259,10 @@ class NativeQPolicy(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
-        """Create a policy whose two networks have the same initial weights as `rlox.nn.networks.DiscreteQNetwork`."""
+        """Create a policy whose two networks have the same initial weights as `rlox.nn.actors.DiscreteQNetwork`."""
         c = config
         policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
-        for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
+        for net in q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
             policy._set_initial(net, 1.0, False, rng)
         policy.net.move_target(1.0)
         return policy
@@ -285,7 +274,7 @@ class NativeQPolicy(NativeActor):
 
         module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
         q = module.q
-        hidden, activation = _list_widths(q.trunk, q.head), _activation(q.trunk, q.head)
+        hidden, activation = read_perceptron(q.trunk, q.head)
         policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling)
         policy._take_over(module)
         policy.net.move_target(1.0)
@@ -302,8 +291,7 @@ class NativeQPolicy(NativeActor):
             self._module.epsilon = value
 
     def _make_module(self) -> QPolicy:
-        from rlox.nn.actors import QPolicy
-        from rlox.nn.networks import DiscreteQNetwork
+        from rlox.nn.actors import DiscreteQNetwork, QPolicy
 
         obs_dim, n_actions, hidden, activation, dueling = self._sizes
         q = DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0))
@@ -403,3 +391,136 @@ def _share_bounded(
     blocks = {name: np.zeros(length, np.float32) for name, length in lengths.items()}
     policy.use(kernel, {**blocks, "policy": block}, **sizes)
     return policy
+
+
+# ---- their optimisers, with PyTorch's interface
+
+
+class NativeAdam:
+    """One of the optimisers of a `NativeBoundedPolicy`'s kernel, saved like `rlox.nn.optimizers.FlatOptimizer`.
+
+    Parameters
+    ----------
+    parameters : iterable of nn.Parameter
+        Become views of one block.
+    block : str
+        The kernel's name for the block.
+    learning_rate : float
+        Step size.
+    """
+
+    net: NativeSAC | NativeTD3  # set when the kernel is created
+
+    def __init__(self, parameters: Iterable[nn.Parameter], block: str, learning_rate: float):
+        from rlox.nn.optimizers import flatten_
+
+        self.flat = flatten_(list(parameters))
+        self.block = block
+        self.learning_rate = learning_rate
+
+    def descend(self, *arguments: Any) -> torch.Tensor:
+        raise RuntimeError("update: it must be called with backend torch, got native; call update_native instead")
+
+    step = descend
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return copies of the moments (P,) and the step count ()."""
+        return self.net.get_state()[self.block]
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned. Raises ValueError if kind or size differ."""
+        self.net.set_state({**self.net.get_state(), self.block: state})
+
+
+class NativeOptimizer:
+    """The kernel's optimiser with the interface of `rlox.nn.optimizers.FlatOptimizer`, for gradients from PyTorch.
+
+    Both use the same arrays for moments and step count, so that either may take the next step.
+
+    Parameters
+    ----------
+    net : NativeActorCritic or NativeQ
+        The kernel of a `NativeActor`.
+    learning_rate : float
+        Step size.
+    """
+
+    actor: NativeActor | None = None  # the actor of the net; set by the algorithm
+
+    def __init__(self, net: NativeActorCritic | NativeQ, learning_rate: float):
+        self._net = net
+        self.learning_rate = learning_rate
+
+    def step(self, loss: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
+        """Differentiate `loss`, clip the global gradient norm (None: do not), take one step.
+
+        Returns the norm before clipping, ().
+        """
+        import torch
+
+        if self.actor is not None:
+            self.actor.attach_gradients()
+        self._net.gradient.fill(0.0)
+        loss.backward()
+        return torch.tensor(self._net.apply(self.learning_rate, max_grad_norm), dtype=torch.float32, device="cpu")
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return copies of the moments (P,) and the step count ()."""
+        return self._net.get_state()
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned. Raises ValueError if kind or size differ."""
+        self._net.set_state(state)
+
+
+# ---- blocks of memory that a kernel and PyTorch's parameters share
+
+
+def _views(block: np.ndarray, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    """Return the parts of a flat block by name."""
+    views, at = {}, 0
+    for name, shape in shapes:
+        part = slice(at, at + int(np.prod(shape)))
+        views[name] = block[part].reshape(shape)
+        at = part.stop
+    return views
+
+
+def _size(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
+    return sum(int(np.prod(shape)) for _, shape in shapes)
+
+
+def _fill(views: dict[str, np.ndarray], arrays: dict[str, np.ndarray], what: str) -> None:
+    """Copy `arrays` into `views`. Raises ValueError, which names `what`, if they do not fit."""
+    ours = {name: array.shape for name, array in views.items()}
+    theirs = {name: array.shape for name, array in arrays.items()}
+    if ours != theirs:
+        differ = [
+            f"{name} must have shape {ours.get(name, 'none')}, got {theirs.get(name, 'none')}"
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]
+        raise ValueError(f"{what} does not fit the checkpoint: {'; '.join(differ)}")
+    for name, array in views.items():
+        array[:] = arrays[name]
+
+
+def _attach(module: nn.Module, parameters: dict[str, np.ndarray], gradients: dict[str, np.ndarray] | None) -> None:
+    """Make the parameters of `module` views of one block, and their gradients views of another; None disables them."""
+    import torch
+
+    for name, parameter in module.named_parameters():
+        parameter.data = torch.from_numpy(parameters[name])
+        if gradients is None:
+            parameter.requires_grad_(False)
+    if gradients is not None:
+        _attach_gradients(module, gradients)
+
+
+def _attach_gradients(module: nn.Module, gradients: dict[str, np.ndarray]) -> None:
+    import torch
+
+    for name, parameter in module.named_parameters():
+        array = gradients[name]
+        if parameter.grad is None or parameter.grad.data_ptr() != array.ctypes.data:
+            parameter.grad = torch.from_numpy(array)

@@ -87,6 +87,6 @@ _EXPORTS = {
     "WandbConfig": "rlox.config.run",
     "tuned": "rlox.config.settings",
     "tuned_pairs": "rlox.config.settings",
-    "usual_settings": "rlox.config.settings",
+    "usual_settings": "rlox.config.arguments",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

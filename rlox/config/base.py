@@ -7,6 +7,7 @@ trailing comment of each field. Fields are never changed after construction; der
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import math
 import numbers
@@ -14,7 +15,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -87,14 +88,8 @@ def is_below(path: str) -> bool:
     return inside and bool(path.strip("./")) and "\0" not in path
 
 
-_types: dict[type, dict[str, Any]] = {}
-
-
-def types_of(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. Evaluating the annotations takes longer than all checks."""
-    if kind not in _types:
-        _types[kind] = typing.get_type_hints(kind)
-    return _types[kind]
+# Returns the types of a dataclass's fields. Evaluating the annotations takes longer than all checks.
+types_of: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def _type_name(kind: Any) -> str:
@@ -193,11 +188,6 @@ def _unrepresentable(value: Any, kind: Any, most: int) -> str | None:
     return f"be at most {FLOAT32_MAX:.1e} in size, to fit float32" if abs(value) > FLOAT32_MAX else None
 
 
-def _underflows(value: Any) -> bool:
-    """Whether a number other than 0 becomes 0 in float32."""
-    return isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN
-
-
 def searched(default: Any, space: str) -> Any:
     """Return a field that sweeps may search, with its search space in Hydra's grammar in the metadata."""
     metadata = {"search": space}
@@ -258,14 +248,14 @@ class Config:
         for name, holds, rule in self.rules():
             if not holds:
                 raise ValueError(f"{where}: {name} must {rule}, got {shown(getattr(self, name))}")
-        for name in [item.name for item in fields(self) if _underflows(getattr(self, item.name))]:
-            try:
-                replace(self, **{name: 0.0})
-            except ValueError as e:
-                least = f"{name} must be at least {FLOAT32_MIN:.1e}, to fit float32"
-                raise ValueError(f"{where}: {least}, got {shown(getattr(self, name))}") from e
         for item in fields(self):
             value, kind = getattr(self, item.name), hints[item.name]
+            if isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN:  # becomes 0 in float32, so 0 must be allowed
+                try:
+                    replace(self, **{item.name: 0.0})
+                except ValueError as e:
+                    least = f"{item.name} must be at least {FLOAT32_MIN:.1e}, to fit float32"
+                    raise ValueError(f"{where}: {least}, got {shown(value)}") from e
             if type(value) is int and kind is not Any and _is_a(0.0, kind):
                 setattr(self, item.name, float(value))  # PyTorch and kernels accept only integers of 64 bits
 

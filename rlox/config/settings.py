@@ -5,16 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def usual_settings(env_id: Any) -> dict[str, Any]:
-    """Return the usual `reward_fn` and hyper-parameters of an environment, used unless others are given.
-
-    Agents in ``ALE/…`` games learn from the signs of rewards, with the network of Mnih et al. 2015, which has no layer
-    after its features.
-    """
-    game = isinstance(env_id, str) and env_id.startswith("ALE/")
-    return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
-
-
 def tuned(algo: str, env: str) -> dict[str, Any]:
     """Return the tuned settings that ship with rlox for an algorithm and an environment.
 

@@ -80,7 +80,7 @@ class Group(Ranks):
     def rng(self, seed: int, stream: int) -> Rng:
         return Rng(Rng(seed, stream).key, SHARED + self.rank) if self.rank else Rng(seed, stream)
 
-    def share_envs(self, collector: Any) -> None:
+    def _share_envs(self, collector: Any) -> None:
         n, first = collector.n_envs, self.rank * collector.n_envs
         if collector.env.native:
             state = collector.env.get_state()
@@ -182,8 +182,6 @@ class Group(Ranks):
         return np.concatenate(self._gather(values))
 
     def merge(self, normalizer: VecNormalize | Any) -> None:
-        if normalizer is None:
-            return
         news = normalizer.since(self._merged)
         rows = self._gather(np.concatenate([np.ravel(part) for part in news.values()]))
         ends = np.cumsum([np.size(part) for part in news.values()])[:-1]
@@ -272,9 +270,11 @@ class Group(Ranks):
 
     # ---- a training
 
-    def average(self, algorithm: Any) -> None:
+    def prepare(self, algorithm: Any) -> None:
         from rlox.nn.optimizers import FlatOptimizer
 
+        if (collector := getattr(algorithm, "collector", None)) is not None:
+            self._share_envs(collector)
         for optimizer in vars(algorithm).values():
             if isinstance(optimizer, FlatOptimizer):
                 optimizer.reduce = self.reduce

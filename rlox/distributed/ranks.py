@@ -82,9 +82,6 @@ class Ranks:
         """Return the rank's own generator; for rank 0, the same as in a single process."""
         return Rng(seed, stream)
 
-    def share_envs(self, collector: Any) -> None:
-        """Make `collector` step its share of the environments of all ranks, with that share's actions."""
-
     def has_gpu(self) -> bool:
         """Return whether PyTorch can use a GPU, and if there are several ranks, one for each."""
         import torch
@@ -219,8 +216,9 @@ class Ranks:
 
     # ---- a training
 
-    def average(self, algorithm: Any) -> None:
-        """Let the optimisers of `algorithm` average gradients over all ranks before each step."""
+    def prepare(self, algorithm: Any) -> None:
+        """Let the new `algorithm` collect in this rank's share of the environments, with that share's actions, and its
+        optimisers average gradients over all ranks before each step."""
 
     @contextmanager
     def training(self, algorithm: Any) -> Iterator[None]:

@@ -195,7 +195,7 @@ class ShardedGroup(Group):
 
     # ---- a training
 
-    def average(self, algorithm: Any) -> None:
+    def prepare(self, algorithm: Any) -> None:
         """Do nothing, since sharding already averages gradients; raise a ValueError if the model is not sharded."""
         from rlox.nn.optimizers import FlatOptimizer
 

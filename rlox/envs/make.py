@@ -1,14 +1,64 @@
-"""Choice of the implementation of an environment."""
+"""The arguments with which environments are created, and the choice of their implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rlox.config import ENV_BACKENDS, integer, nearest
+from rlox.config import ENV_BACKENDS, choice, integer, nearest, shown
 from rlox.config.remote import RemoteConfig
 from rlox.envs.protocols import VecEnv
-from rlox.envs.registry import ZOO, env_name, is_native, is_native_multi_agent
+from rlox.envs.registry import env_name, is_multi_agent, is_native
+
+
+@dataclass
+class EnvOptions:
+    """How the environments of a training are created."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of ``gymnasium.make``
+    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order
+    workers: int = 0  # processes that step foreign environments
+    backend: str = "auto"
+    remote: RemoteConfig | None = None  # workers on other machines that run them
+    eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
+
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        kwargs: Any,
+        wrappers: Any,
+        workers: Any = 0,
+        backend: Any = "auto",
+        remote: Any = None,
+        n_envs: int = 1,
+    ) -> EnvOptions:
+        """Check arguments of a constructor for `n_envs` environments; raise TypeError or ValueError for wrong ones."""
+        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+            raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
+        if not isinstance(wrappers, (list, tuple)):
+            raise TypeError(f"{where}: env_wrappers must be a list, got {shown(wrappers)}")
+        for item in wrappers:
+            if not isinstance(item, (str, Mapping)):
+                raise TypeError(
+                    f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
+                )
+        if remote is not None and not isinstance(remote, RemoteConfig):
+            raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
+        workers = integer(where, "env_workers", workers, 0, n_envs)
+        backend, given = choice(where, "env_backend", backend, ENV_BACKENDS), dict(kwargs or {})
+        return cls(given, list(wrappers), workers, backend, remote, eval_kwargs=given)
+
+    def make(self, env_id: Any, n_envs: int, seed: int, n_ranks: int = 1) -> VecEnv:
+        """Create the `n_envs` environments of one of `n_ranks`, which share the workers."""
+        workers = -(-self.workers // n_ranks)
+        return make_vec_env(env_id, n_envs, seed, self.kwargs, self.wrappers, workers, self.backend, self.remote)
+
+    def for_actors(self) -> dict[str, Any]:
+        """Return these options as arguments of a collector whose actors create their environments themselves."""
+        names = {"kwargs": "env_kwargs", "wrappers": "env_wrappers", "workers": "env_workers", "backend": "env_backend"}
+        return {named: getattr(self, name) for name, named in names.items()} | {"remote": self.remote}
 
 
 def make_vec_env(
@@ -87,7 +137,7 @@ def make_vec_env(
         from rlox.envs import native
 
         return native.VecEnv(n_envs, seed, env)
-    if is_native_multi_agent(env) or (isinstance(env, str) and env.startswith(ZOO)):
+    if is_multi_agent(env):
         raise ValueError(
             f"make_vec_env: env must be an environment with one agent, got {env}; train several agents with "
             "algo=mappo, or create it with rlox.multi_agent.make_multi_agent_env"

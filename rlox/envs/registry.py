@@ -52,7 +52,7 @@ def register_offered(env_id: str) -> bool:
     ImportError
         If the package's code fails.
     """
-    if env_id not in offers(ENV_GROUP):
+    if not _ID.fullmatch(env_id) or env_id not in offers(ENV_GROUP):
         return False
     where = f"{ENV_GROUP}: {env_id} ({offers(ENV_GROUP)[env_id].value})"
     given = load(ENV_GROUP, env_id)
@@ -182,7 +182,7 @@ def is_native(env: Any) -> bool:
     if not isinstance(env, str):
         return False
     if env not in native_ids():
-        if not _is_native(env) or env not in native_ids():
+        if env in native_multi_agent_ids() or not register_offered(env) or env not in native_ids():
             return False
         announce(env)
     return True
@@ -196,14 +196,14 @@ def is_native_multi_agent(env: Any) -> bool:
     ValueError, ImportError
         Same as `is_native`.
     """
-    return isinstance(env, str) and _is_native(env) and env in native_multi_agent_ids()
+    if not isinstance(env, str) or env in native_ids():
+        return False
+    return env in native_multi_agent_ids() or (register_offered(env) and env in native_multi_agent_ids())
 
 
-def _is_native(env_id: str) -> bool:
-    """Whether there is a native environment of this id, with one or several agents, also in installed packages."""
-    if env_id in native_ids() or env_id in native_multi_agent_ids():
-        return True
-    return _ID.fullmatch(env_id) is not None and register_offered(env_id)
+def is_multi_agent(env: Any) -> bool:
+    """Return whether an id names an environment with several agents: ``pettingzoo:…``, or a native id."""
+    return isinstance(env, str) and (env.startswith(ZOO) or is_native_multi_agent(env))
 
 
 def announce_all() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.config import shown
 from rlox.envs.failures import describe_answer, wrong_observation
 from rlox.kernels.rng import Rng
 
@@ -40,6 +41,30 @@ class EnvSpec:
     images: tuple[tuple[int, int, int, int], ...] = ()
     # Converts between the environment's own observations and actions and these arrays; None if they are the same.
     adapter: SpaceAdapter | None = field(default=None, compare=False, repr=False)
+
+    # What follows from these fields: size D of an observation (for images the number of values per image), whether it
+    # is an image, the kind of actions (discrete, multi-discrete or continuous), and the shape of one action: () for
+    # Discrete, (K,) for MultiDiscrete, (A,) for Box.
+    obs_dim: int = field(init=False, compare=False, repr=False)
+    image: bool = field(init=False, compare=False, repr=False)
+    discrete: bool = field(init=False, compare=False, repr=False)
+    continuous: bool = field(init=False, compare=False, repr=False)
+    action_kind: str = field(init=False, compare=False, repr=False)
+    action_shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    action_dtype: type = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        discrete, continuous = self.n_actions is not None, self.act_dim is not None
+        n_components = len(self.n_choices) if self.n_choices is not None else self.act_dim
+        vars(self).update(  # the instance is frozen
+            obs_dim=math.prod(self.obs_shape),
+            image=len(self.obs_shape) == 3 and self.obs_dtype == np.uint8,
+            discrete=discrete,
+            continuous=continuous,
+            action_kind="discrete" if discrete else "continuous" if continuous else "multi-discrete",
+            action_shape=() if n_components is None else (n_components,),
+            action_dtype=np.float32 if continuous else np.int64,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EnvSpec) and all(
@@ -72,15 +97,6 @@ class EnvSpec:
         return ", ".join(texts)
 
     @property
-    def obs_dim(self) -> int:
-        """D; for images the number of values per image."""
-        return math.prod(self.obs_shape)
-
-    @property
-    def image(self) -> bool:
-        return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
-
-    @property
     def shows_images(self) -> bool:
         """Whether an observation is an image or contains one."""
         return self.image or bool(self.images)
@@ -91,26 +107,6 @@ class EnvSpec:
         return self.adapter is not None and self.adapter.rounds
 
     @property
-    def discrete(self) -> bool:
-        return self.n_actions is not None
-
-    @property
-    def continuous(self) -> bool:
-        return self.act_dim is not None
-
-    @property
-    def action_kind(self) -> str:
-        """``discrete``, ``multi-discrete`` or ``continuous``."""
-        return "discrete" if self.discrete else "continuous" if self.continuous else "multi-discrete"
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """Shape of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box."""
-        if self.n_choices is not None:
-            return (len(self.n_choices),)
-        return () if self.act_dim is None else (self.act_dim,)
-
-    @property
     def choices(self) -> tuple[int, ...]:
         """Number of choices of each component of an action; () for continuous actions."""
         return (self.n_actions,) if self.n_actions is not None else self.n_choices or ()
@@ -119,10 +115,6 @@ class EnvSpec:
     def model_width(self) -> int:
         """A, size of an action as input of a world model: concatenated one-hot choices, or numbers in [-1, 1]."""
         return sum(self.choices) or self.act_dim or 0
-
-    @property
-    def action_dtype(self) -> type:
-        return np.float32 if self.continuous else np.int64
 
     def describe_actions(self) -> str:
         """Describe the actions: ``2 discrete actions``, ``3 components of 2, 2, 5 choices``, ``1 action component``."""
@@ -296,6 +288,56 @@ class SpaceAdapter:
                 f"as the space says, got {describe_answer(obs)}"
             )
         return obs
+
+
+def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, bool]:
+    """Convert the argument of `rlox.training.Agent.predict` to rows (B, …) of the policy's arrays.
+
+    Returns
+    -------
+    rows, single
+        The rows, and whether `obs` was one observation.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `rlox.training.Agent.predict`.
+    """
+    shape = ", ".join(map(str, spec.obs_shape))
+    try:
+        if spec.adapter is None:
+            given = np.asarray(obs)
+            single = given.ndim == len(spec.obs_shape)
+            given = given[None] if single else given
+        else:
+            given, single = spec.adapter.read(obs, where)
+        if given.dtype.kind not in "biufO":
+            raise TypeError(f"it contains {given.dtype}")
+        if spec.image and given.dtype.kind == "f":
+            raise ValueError(
+                f"{where}: obs must be of dtype uint8, since the environment shows images, got {given.dtype}"
+            )
+        with np.errstate(over="ignore"):
+            rows: np.ndarray = np.asarray(given, spec.obs_dtype)
+    except (OverflowError, TypeError, ValueError) as e:
+        if str(e).startswith(where):
+            raise
+        raise TypeError(f"{where}: obs must be an array of numbers, got {shown(obs)}") from e
+    if rows.shape[1:] != spec.obs_shape:
+        own = "" if spec.adapter is None else ", or be an observation of the environment"
+        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}){own}, got {np.shape(obs)}")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
+    return rows, single
+
+
+def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:
+    """Convert the policy's actions (B, …) to those of the environment; the first one if `single`."""
+    if spec.adapter is not None:
+        actions = spec.adapter.write(actions)
+    if single:
+        return int(actions[0]) if spec.discrete else actions[0]
+    return actions
 
 
 def _is_array(obs: Any) -> bool:

@@ -7,7 +7,7 @@ from rlox import lazy
 
 _EXPORTS = {
     "Group": "rlox.multi_agent.spec",
-    "is_multi_agent": "rlox.multi_agent.vec_env",
+    "is_multi_agent": "rlox.envs.registry",
     "make_multi_agent_env": "rlox.multi_agent.vec_env",
     "MultiAgentSpec": "rlox.multi_agent.spec",
     "MultiAgentStep": "rlox.multi_agent.spec",

@@ -10,7 +10,7 @@ import numpy as np
 from rlox.config import integer
 from rlox.config.base import choice
 from rlox.envs.protocols import VecEnv
-from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
+from rlox.envs.registry import env_name, is_native_multi_agent
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 
 BACKENDS = ("auto", "native", "pettingzoo")
@@ -52,11 +52,6 @@ class MultiAgentVecEnv(VecEnv, Protocol):
         FloatingPointError
             If an observation, reward or state is not finite. The message names the agent.
         """
-
-
-def is_multi_agent(env: Any) -> bool:
-    """Return whether an id names an environment with several agents: ``pettingzoo:…``, or a native id."""
-    return isinstance(env, str) and (env.startswith(ZOO) or is_native_multi_agent(env))
 
 
 def make_multi_agent_env(

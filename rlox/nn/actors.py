@@ -1,4 +1,5 @@
-"""Policies whose algorithms learn values elsewhere: actions within bounds, labels, and ε-greedy over Q-values.
+"""Networks of Q-values, and policies whose algorithms learn values elsewhere: actions within bounds, labels, and
+ε-greedy over Q-values.
 
 Letters and observations as in `rlox.nn.policies`.
 """
@@ -6,7 +7,7 @@ Letters and observations as in `rlox.nn.policies`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.nn.networks import NetworkSpec, rng_from_torch
+from rlox.nn.initial import mlp_weights
+from rlox.nn.networks import _NONLINEARITIES, NetworkSpec, mlp, rng_from_torch
 from rlox.nn.policies import _LOG_SQRT_2PI, Actor, _categorical
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
@@ -279,3 +281,154 @@ class QPolicy(Actor):
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
         return self.q(obs).argmax(-1)
+
+
+class QNetwork(nn.Module):
+    """The value of an action in a state, ``(B, D), (B, A) -> (B, 1)``, in units of discounted return.
+
+    Weights and biases start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Parameters
+    ----------
+    obs_dim, act_dim : int
+        Sizes D and A of observations and actions.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves.
+    activation : str
+        ``tanh`` or ``relu``.
+    rng : Rng, optional
+        Generator of the initial weights; by default seeded from PyTorch's.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        self.layers = NetworkSpec(obs_dim + act_dim, hidden, activation, False, rng).mlp(1)
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return self.layers(torch.cat([obs, actions], -1))
+
+
+class TwinQNetwork(nn.Module):
+    """Two independent `QNetwork` as one module, ``(B, D), (B, A) -> (2, B)``, with one batched product per layer.
+
+    With hidden layers 256-256 and B = 64, a step takes four fifths of the CPU time of two perceptrons.
+
+    Parameters as in `QNetwork`. Weights are (2, n_in, n_out) and biases (2, 1, n_out), for ``x @ weight + bias``.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        spec = NetworkSpec(obs_dim + act_dim, hidden, activation, False, rng)
+        pairs = list(zip(*(mlp_weights([*spec.widths, 1], 1.0, False, spec.rng) for _ in range(2)), strict=True))
+        self._activate_ = getattr(torch, f"{activation}_")
+        self.weights = nn.ParameterList(
+            torch.tensor(np.stack([w.T for w, _ in pair]), device="cpu").contiguous() for pair in pairs
+        )
+        self.biases = nn.ParameterList(
+            torch.tensor(np.stack([b[None] for _, b in pair]), device="cpu") for pair in pairs
+        )
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([obs, actions], -1).expand(2, -1, -1)
+        return self._values(x, zip(self.weights, self.biases, strict=True)).squeeze(-1)
+
+    def first(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Return the values of the first network, (B,)."""
+        x = torch.cat([obs, actions], -1).unsqueeze(0)
+        pairs = zip(self.weights, self.biases, strict=True)
+        return self._values(x, [(weight[:1], bias[:1]) for weight, bias in pairs]).view(-1)
+
+    def _values(self, x: torch.Tensor, layers: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Compute (K, B, D + A) -> (K, B, 1) for K networks."""
+        for i, (weight, bias) in enumerate(layers):
+            if i:
+                x = self._activate_(x)
+            x = torch.baddbmm(bias, x, weight)
+        return x
+
+
+class DiscreteQNetwork(nn.Module):
+    """Values of all actions at once, ``(B, D) -> (B, n_actions)``; images go through `nature_cnn` first.
+
+    Weights and biases start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Parameters
+    ----------
+    obs_dim : int or (C, H, W)
+        Observation size D, or the shape of an image.
+    n_actions : int
+        Number of actions.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves; after the features of an image they may be ``()``.
+    activation : str
+        ``tanh`` or ``relu``.
+    dueling : bool
+        Q = V + A - mean(A) from two streams, each with its own last hidden layer (Wang et al. 2016, arXiv:1511.06581,
+        eq. 9).
+    rng : Rng, optional
+        Generator of the initial weights; by default seeded from PyTorch's.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int | Sequence[int],
+        n_actions: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        dueling: bool = False,
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        spec = NetworkSpec(obs_dim, hidden, activation, False, rng)
+        self.dueling, self.body, self.trunk = dueling, spec.body, nn.Sequential()
+        first = -2 if dueling else 0
+        if dueling and len(spec.widths) > 2:
+            shared = mlp(spec.widths[:-1], activation, orthogonal=False, rng=spec.rng)
+            self.trunk = nn.Sequential(*shared, _NONLINEARITIES[activation]())
+        self.head = spec.mlp(n_actions, first=first)
+        self.value = spec.mlp(1, first=first) if dueling else None
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return values (B, n_actions), in units of discounted return."""
+        features = obs if self.body is None else self.body(obs.float() / 255.0)
+        if self.value is None:
+            return self.head(features)
+        features = self.trunk(features)
+        advantages = self.head(features)
+        return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+
+
+@torch.no_grad()
+def polyak_update(source: nn.Module, target: nn.Module, tau: float = 0.005) -> None:
+    """Move `target`'s parameters towards `source`'s by the fraction `tau`; 1 copies them. Buffers are copied.
+
+    Raises
+    ------
+    ValueError
+        If `tau` is outside (0, 1], or the modules differ in their parameters.
+    """
+    if not 0 < tau <= 1:
+        raise ValueError(f"polyak_update: tau must be in (0, 1], got {tau}")
+    ours, theirs = list(target.parameters()), list(source.parameters())
+    if [p.shape for p in ours] != [p.shape for p in theirs]:
+        raise ValueError("polyak_update: target must have the parameters of source, in number and shapes")
+    if tau == 1:
+        torch._foreach_copy_(ours, theirs)
+    else:
+        torch._foreach_lerp_(ours, theirs, tau)
+    for buffer, from_source in zip(target.buffers(), source.buffers(), strict=True):
+        buffer.copy_(from_source)

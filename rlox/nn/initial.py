@@ -11,18 +11,15 @@ import numpy as np
 from rlox.kernels.rng import Rng
 
 
-def _orthogonal(rows: int, cols: int, gain: float, rng: Rng) -> np.ndarray:
-    """Draw (rows, cols) with orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120)."""
-    tall = rng.normal((max(rows, cols), min(rows, cols)), dtype=np.float64)
-    q, r = np.linalg.qr(tall)
-    q *= np.sign(np.diagonal(r))  # makes the distribution uniform over orthogonal matrices
-    return gain * (q if rows >= cols else q.T)
-
-
 def layer_weights(rows: int, cols: int, gain: float, orthogonal: bool, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Draw weight (rows, cols) and bias (rows,) f32: orthogonal and 0, or both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Draw weight (rows, cols) and bias (rows,) f32: orthogonal and 0, or both U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Orthogonal weights have orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120).
+    """
     if orthogonal:
-        weight, bias = _orthogonal(rows, cols, gain, rng), np.zeros(rows)
+        q, r = np.linalg.qr(rng.normal((max(rows, cols), min(rows, cols)), dtype=np.float64))
+        q *= np.sign(np.diagonal(r))  # makes the distribution uniform over orthogonal matrices
+        weight, bias = gain * (q if rows >= cols else q.T), np.zeros(rows)
     else:
         bound = 1.0 / math.sqrt(cols)
         weight = bound * (2.0 * rng.uniform((rows, cols), dtype=np.float64) - 1.0)

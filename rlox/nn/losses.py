@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -123,6 +124,7 @@ def a2c_loss(
     return actor_critic_loss(p_loss, v_loss, entropy, vf_coef, ent_coef)
 
 
+@dataclass(eq=False)
 class PPOLoss:
     """PPO's whole loss: ``policy_loss + vf_coef * value_loss - ent_coef * entropy``.
 
@@ -138,21 +140,12 @@ class PPOLoss:
         As in `value_loss`.
     """
 
-    def __init__(
-        self,
-        clip_eps: float = 0.2,
-        vf_coef: float = 0.5,
-        ent_coef: float = 0.01,
-        clip_vf: float | None = None,
-        maximum: bool = False,
-        huber_delta: float | None = None,
-    ):
-        self.clip_eps = clip_eps
-        self.vf_coef = vf_coef
-        self.ent_coef = ent_coef
-        self.clip_vf = clip_vf
-        self.maximum = maximum
-        self.huber_delta = huber_delta
+    clip_eps: float = 0.2
+    vf_coef: float = 0.5
+    ent_coef: float = 0.01
+    clip_vf: float | None = None
+    maximum: bool = False
+    huber_delta: float | None = None
 
     def __call__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,46 +114,39 @@ class FlatOptimizer:
         """
         return self.descend(torch.autograd.grad(loss, self.parameters, materialize_grads=True), max_grad_norm)
 
-    def descend(self, grads: Sequence[torch.Tensor], max_grad_norm: float | None = None) -> torch.Tensor:
-        """Take a step like `step`, along given gradients, one for each parameter."""
-        with torch.no_grad():
-            torch.cat([g.reshape(-1) for g in grads], out=self.grad)
-        return self._descend(max_grad_norm)
-
-    def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
-        """Take a step like `step`, along the gradients that ``backward()`` has accumulated since the last step."""
-        norm = self._descend(max_grad_norm)
-        self.grad.zero_()
-        return norm
-
     @torch.no_grad()
-    def _descend(self, max_grad_norm: float | None) -> torch.Tensor:
+    def descend(self, grads: Sequence[torch.Tensor] | None, max_grad_norm: float | None = None) -> torch.Tensor:
+        """Take a step like `step`, along given gradients, one for each parameter; None: along those in `grad`."""
+        grad = self.grad
+        if grads is not None:
+            torch.cat([g.reshape(-1) for g in grads], out=grad)
         if self.reduce is not None:
-            self.reduce(self.grad)
-        norm = torch.linalg.vector_norm(self.grad)
+            self.reduce(grad)
+        norm = torch.linalg.vector_norm(grad)
         # A NaN norm stays NaN, so that a broken loss is visible in the returned norm and in the weights.
         excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)
         # The moments of dead units decay below 1e-38, where each operation takes a CPU ten times as long.
         torch.set_flush_denormal(True)
-        self._move(excess)
-        torch.set_flush_denormal(not self._keep_denormals)
-        return norm
-
-    def _move(self, excess: torch.Tensor | None) -> None:
-        """Take one step of the optimiser along the gradient divided by `excess`."""
         self._steps += 1
-        grad = self.grad
         if "exp_avg" in self._moments:
             first, second = ([moment] for moment in self._moments.values())
             adam_(
                 [self.flat], [grad], first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess
             )
-            return
-        if excess is not None:
-            grad /= excess
-        (square_avg,) = self._moments.values()
-        square_avg.mul_(0.99).addcmul_(grad, grad, value=0.01)
-        self.flat.addcdiv_(grad, square_avg.sqrt().add_(self.eps), value=-self.learning_rate)
+        else:
+            if excess is not None:
+                grad /= excess
+            square_avg = self._moments["square_avg"]
+            square_avg.mul_(0.99).addcmul_(grad, grad, value=0.01)
+            self.flat.addcdiv_(grad, square_avg.sqrt().add_(self.eps), value=-self.learning_rate)
+        torch.set_flush_denormal(not self._keep_denormals)
+        return norm
+
+    def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
+        """Take a step like `step`, along the gradients that ``backward()`` has accumulated since the last step."""
+        norm = self.descend(None, max_grad_norm)
+        self.grad.zero_()
+        return norm
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the moments (P,) and the step count ()."""
@@ -202,9 +196,15 @@ def adam_(
     )  # fmt: skip
 
 
-def holds_all(optimizer: FlatOptimizer) -> bool:
-    """Return whether all parameters are still views of the flat block that the optimiser updates."""
-    flat = optimizer.flat
-    return all(
-        p.dtype == flat.dtype and p.data_ptr() == part.data_ptr() for p, part in _views(flat, optimizer.parameters)
-    )
+def require_laid_out(where: str, optimizers: Iterable[Any]) -> None:
+    """Raise ValueError if parameters have left the flat block of their `FlatOptimizer`, and would no longer learn."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, FlatOptimizer) and not all(
+            p.dtype == part.dtype and p.data_ptr() == part.data_ptr()
+            for p, part in _views(optimizer.flat, optimizer.parameters)
+        ):
+            raise ValueError(
+                f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, "
+                "converted or replaced, and would no longer learn. Copy values into them with load_state_dict or "
+                "copy_, or pass the module as policy= to a new algorithm"
+            )

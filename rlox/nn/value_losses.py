@@ -13,9 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 
 if TYPE_CHECKING:
-    from rlox.nn.actors import CategoricalPolicy, DeterministicPolicy, SquashedGaussianPolicy, TanhMeanPolicy
+    from rlox.nn.actors import (
+        CategoricalPolicy,
+        DeterministicPolicy,
+        SquashedGaussianPolicy,
+        TanhMeanPolicy,
+        TwinQNetwork,
+    )
     from rlox.nn.batch import TransitionBatch
-    from rlox.nn.networks import TwinQNetwork
 
 
 def q_loss(

@@ -14,7 +14,7 @@ _EXPORTS = {
     "OffPolicyAlgorithm": "rlox.training.off_policy",
     "OfflineAlgorithm": "rlox.training.offline",
     "SequenceAlgorithm": "rlox.training.sequences",
-    "follow_schedule": "rlox.training.schedules",
-    "scheduled": "rlox.training.schedules",
+    "follow_schedule": "rlox.checkpoint.counters",
+    "scheduled": "rlox.checkpoint.counters",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

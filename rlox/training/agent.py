@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,21 +17,30 @@ import numpy as np
 from rlox.algorithms.table import ALGORITHMS, resolve
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
+from rlox.checkpoint import Checkpoint, one_line
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
-from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, require, shown, usual_settings
-from rlox.config.sb3 import refuse_policy_name
-from rlox.envs import EnvSpec, env_name, make_vec_env
+from rlox.config import (
+    MOST_AT_ONCE,
+    Config,
+    RemoteConfig,
+    integer,
+    require,
+    shown,
+    usual_settings,
+)
+from rlox.config.arguments import refuse_policy_name
+from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
-from rlox.envs.protocols import VecEnv
+from rlox.envs.make import EnvOptions
+from rlox.envs.registry import is_multi_agent
+from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
-from rlox.multi_agent import is_multi_agent
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.nn.devices import generator_states
 from rlox.nn.modes import learning, outside_inference_mode, torch_threads
@@ -48,38 +56,6 @@ if TYPE_CHECKING:
 
     from rlox.nn.optimizers import FlatOptimizer
     from rlox.offline.statistics import DatasetStatistics
-
-
-@dataclass
-class EnvOptions:
-    """How the environments of a training are created."""
-
-    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of ``gymnasium.make``
-    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers, in order
-    workers: int = 0  # processes that step foreign environments
-    backend: str = "auto"
-    remote: RemoteConfig | None = None  # workers on other machines that run them
-    eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
-
-    @classmethod
-    def of(cls, where: str, kwargs: Any, wrappers: Any) -> EnvOptions:
-        """Check `kwargs` and `wrappers`, arguments of a constructor. Raises TypeError for wrong types."""
-        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
-            raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(kwargs)}")
-        if not isinstance(wrappers, (list, tuple)):
-            raise TypeError(f"{where}: env_wrappers must be a list, got {shown(wrappers)}")
-        for item in wrappers:
-            if not isinstance(item, (str, Mapping)):
-                raise TypeError(
-                    f"{where}: env_wrappers must contain names or {{name: {{argument: value}}}}, got {shown(item)}"
-                )
-        given = dict(kwargs or {})
-        return cls(given, list(wrappers), eval_kwargs=given)
-
-    def for_actors(self) -> dict[str, Any]:
-        """Return these options as arguments of a collector whose actors create their environments themselves."""
-        names = {"kwargs": "env_kwargs", "wrappers": "env_wrappers", "workers": "env_workers", "backend": "env_backend"}
-        return {named: getattr(self, name) for name, named in names.items()} | {"remote": self.remote}
 
 
 class Agent(Algorithm):
@@ -113,14 +89,14 @@ class Agent(Algorithm):
 
     # ---- construction: configuration, environments, backend, networks, optimisers
 
-    def _construct(
+    def __init__(
         self,
         env_id: str | Callable[[], Any],
-        n_envs: int,
-        seed: int,
-        policy: nn.Module | None,
-        logger: LoggerCallback | None,
-        callbacks: Iterable[Callback] | None,
+        n_envs: int = 8,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
         *,
         device: str = "auto",
         backend: str = "auto",
@@ -132,9 +108,9 @@ class Agent(Algorithm):
         env_workers: int = 0,
         env_backend: str = "auto",
         remote: RemoteConfig | None = None,
-        **config: Any,
-    ) -> None:
-        """Construct an algorithm that acts; arguments as for `rlox.training.on_policy.OnPolicyAlgorithm`."""
+        config: Config | None = None,
+        **hyper_parameters: Any,
+    ):
         where = type(self).__name__
         refuse_policy_name(where, "env_id", env_id)
         refuse_policy_name(where, "policy", policy)
@@ -144,30 +120,31 @@ class Agent(Algorithm):
         usual_reward = usual.pop("reward_fn", None)
         if isinstance(reward_fn, str) and reward_fn == "auto":
             reward_fn = usual_reward
-        if config.get("config") is None:
+        if config is None:
             fields = self.Config.__dataclass_fields__
-            config = {**{name: value for name, value in usual.items() if name in fields}, **config}
+            hyper_parameters = {name: value for name, value in usual.items() if name in fields} | hyper_parameters
         self.env_id = env_id
-        Algorithm.__init__(
-            self, seed, logger, callbacks, config, device=device, backend=backend, threads=threads, clock="env_steps"
+        super().__init__(
+            seed,
+            logger,
+            callbacks,
+            {"config": config, **hyper_parameters},
+            device=device,
+            backend=backend,
+            threads=threads,
+            clock="env_steps",
         )
         if not isinstance(compile, bool):
             raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
 
         # The environments, of all ranks together and of this one.
-        options = EnvOptions.of(where, env_kwargs, env_wrappers)
-        if remote is not None and not isinstance(remote, RemoteConfig):
-            raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
         self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
-        options.workers = integer(where, "env_workers", env_workers, 0, self.n_envs)
-        options.backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
+        options = EnvOptions.of(where, env_kwargs, env_wrappers, env_workers, env_backend, remote, self.n_envs)
         if self.ranks.joined and env_backend == "envpool":
             raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
         self.env_options = options
-        options.remote = remote
         self.collector = self._make_collector(self.ranks.share(where, "n_envs", self.n_envs), reward_fn)
         self.collector.name = env_name(env_id)
-        self.ranks.share_envs(self.collector)
         self.spec = self.collector.spec
         if env_backend == "envpool":
             options.eval_kwargs = evaluation_kwargs(self.collector.env)
@@ -175,12 +152,6 @@ class Agent(Algorithm):
         self.normalizer = self.collector.normalizer = self._make_normalizer(where)
 
         self._create_networks(policy, backend, device, compile)
-
-    def _make_envs(self, n: int) -> VecEnv:
-        """Create the `n` environments of this rank."""
-        o = self.env_options
-        workers = -(-o.workers // self.ranks.size)
-        return make_vec_env(self.env_id, n, self.seed, o.kwargs, o.wrappers, workers, o.backend, o.remote)
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> Any:
         """Create `n` environments and the object that collects experience in them."""
@@ -199,12 +170,8 @@ class Agent(Algorithm):
             )
         if not self._mixed_images:
             spec.refuse_mixed_images(where)
-        if shapes is not None and self.config.replays == "sequences":
-            restoring.require_model_widths(where, shapes, *self.config.shape)
-        elif shapes is not None:
-            # Networks for images take features as input, and critics take actions in addition to the observation.
-            n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
-            restoring.require_widths(where, shapes, self.config.hidden_sizes, n_in)
+        if shapes is not None:
+            restoring.require_shapes(where, shapes, self.config, spec)
 
     def _make_normalizer(self, where: str) -> VecNormalize | None:
         """Return the normaliser of observations and rewards; None if there is nothing to normalise."""
@@ -225,7 +192,8 @@ class Agent(Algorithm):
         """Choose the backend, then create networks and optimisers; the last step of construction."""
         self._own_policy = policy is not None
         where, rng = type(self).__name__, Rng(self.seed, Stream.INIT)
-        device = device_for(device, policy, where)
+        if policy is not None:
+            device = device_for(device, policy, where)
         self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
         self.make_policy(rng, policy)
         self.device = "cpu"
@@ -237,10 +205,11 @@ class Agent(Algorithm):
             self.collector.device = self.device
         self.rng = self.ranks.rng(self.seed, self._stream)
         self.setup(rng)
-        self.ranks.average(self)
+        self.ranks.prepare(self)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
-        self.backend.guard(self)
+        if self.backend == "native":
+            self.backend.guard(self)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or
@@ -504,43 +473,8 @@ class Agent(Algorithm):
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
             or a damaged state of the environments.
         """
-        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
-        header, env = checkpoint.header, checkpoint.header["env"]
-        env_kwargs = restoring.complete_kwargs(where, path, env["kwargs"], arguments)
-        restoring.refuse_fixed(cls, where, arguments)
-        restoring.require_algorithm(cls, header, path)
-        restoring.require_acting_header(
-            cls, where, path, checkpoint, env_id, policy, env_wrappers, other_env=arguments.get("env_fn")
-        )
-        saved_reward = header.get("reward_fn")
-        if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
-            reward_fn = saved_reward.removeprefix("rlox:")
-        agent = cls.__new__(cls)
-        agent._expect_shapes(restoring.weight_shapes(checkpoint))
-        with restoring.explained(f"{where}: {path}", arguments, (MemoryError, TypeError, ValueError)):
-            agent.__init__(  # type: ignore[misc]
-                env["id"] if env_id is None else env_id,
-                policy=policy,
-                reward_fn=reward_fn,
-                **{
-                    "n_envs": env["n_envs"],
-                    "seed": header["seed"],
-                    "threads": header["threads"],
-                    "env_kwargs": env_kwargs,
-                    "env_workers": env["workers"],
-                    **({} if "config" in arguments else header["config"]),
-                    **cls._saved_arguments(header, arguments),
-                    "logger": logger,
-                    "callbacks": callbacks,
-                    "device": device,
-                    "backend": restoring.choose_saved_backend(header, device) if backend is None else backend,
-                    "env_backend": env.get("backend", "auto") if env_backend is None else env_backend,
-                    "env_wrappers": env["wrappers"] if env_wrappers is None else list(env_wrappers),
-                    **arguments,
-                },
-            )
-        agent._resume(checkpoint, path, None if reward_fn is not None else saved_reward, env_id)
-        return agent
+        given = {"logger": logger, "callbacks": callbacks, "device": device, **arguments}
+        return restoring.restore_agent(cls, path, env_id, policy, backend, reward_fn, env_wrappers, env_backend, given)
 
     def _expect_shapes(self, shapes: frozenset[tuple[int, ...]] | None) -> None:
         """Before construction: remember the shapes of the weights to restore, which are compared before anything is
@@ -619,53 +553,3 @@ class Agent(Algorithm):
         """End the environments' worker processes, if there are any. The trained policy remains usable."""
         if self.collector is not None:
             self.collector.close()
-
-
-def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, bool]:
-    """Convert the argument of `Agent.predict` to rows (B, …) of the policy's arrays.
-
-    Returns
-    -------
-    rows, single
-        The rows, and whether `obs` was one observation.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As `Agent.predict`.
-    """
-    shape = ", ".join(map(str, spec.obs_shape))
-    try:
-        if spec.adapter is None:
-            given = np.asarray(obs)
-            single = given.ndim == len(spec.obs_shape)
-            given = given[None] if single else given
-        else:
-            given, single = spec.adapter.read(obs, where)
-        if given.dtype.kind not in "biufO":
-            raise TypeError(f"it contains {given.dtype}")
-        if spec.image and given.dtype.kind == "f":
-            raise ValueError(
-                f"{where}: obs must be of dtype uint8, since the environment shows images, got {given.dtype}"
-            )
-        with np.errstate(over="ignore"):
-            rows = np.asarray(given, spec.obs_dtype)
-    except (OverflowError, TypeError, ValueError) as e:
-        if str(e).startswith(where):
-            raise
-        raise TypeError(f"{where}: obs must be an array of numbers, got {shown(obs)}") from e
-    if rows.shape[1:] != spec.obs_shape:
-        own = "" if spec.adapter is None else ", or be an observation of the environment"
-        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}){own}, got {np.shape(obs)}")
-    if not np.isfinite(rows).all():
-        raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
-    return rows, single
-
-
-def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:
-    """Convert the policy's actions (B, …) to those of the environment; the first one if `single`."""
-    if spec.adapter is not None:
-        actions = spec.adapter.write(actions)
-    if single:
-        return int(actions[0]) if spec.discrete else actions[0]
-    return actions

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
@@ -20,17 +19,17 @@ from rlox.callbacks import Callback, CallbackList, ProgressCallback
 from rlox.callbacks.history import HistoryCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoint, versions
+from rlox.checkpoint.counters import schedule_values
 from rlox.checkpoint.streams import Stream
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
+from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
-from rlox.config.sb3 import Hinting, missing_attribute, refuse
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
 from rlox.nn.devices import set_generator_states
 from rlox.nn.modes import outside_inference_mode, skip_distribution_checks, torch_threads
 from rlox.nn.modules import is_module, load_weights_, state_of
 from rlox.training.backend import Backend
-from rlox.training.schedules import schedule_values
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -42,30 +41,6 @@ if TYPE_CHECKING:
     from rlox.callbacks.run_folder import RunFolder
 
 Batch = TypeVar("Batch", contravariant=True)
-
-# Names of attributes until 0.12, and where they are now.
-_RENAMED = {
-    "act_on": "_act_on",
-    "buffer_config": "_memory.config",
-    "check_kernel": "backend.require_unchanged",
-    "compile": "backend.compiles",
-    "compiled": "backend.compiled",
-    "data_parallel": "_data_parallel",
-    "dataset": "_dataset",
-    "env_backend": "env_options.backend",
-    "env_kwargs": "env_options.kwargs",
-    "env_workers": "env_options.workers",
-    "env_wrappers": "env_options.wrappers",
-    "evaluation_arguments": "_evaluation_arguments",
-    "explore": "_explore",
-    "make_noise": "_make_noise",
-    "min_rows": "_min_rows",
-    "parts": "_parts",
-    "requested_device": "_requested_device",
-    "target_entropy": "_target_entropy",
-    "threads": "_threads",
-    "use_kernel": "_use_kernel",
-}
 
 
 @runtime_checkable
@@ -141,9 +116,11 @@ class Algorithm(metaclass=Hinting):
             from rlox.callbacks.run_folder import run_folder
 
             self._run_folder, logger = run_folder(where, logger), None
-        given = _callback_list(where, callbacks, logger)
-        self.callbacks = given if self.ranks.rank == 0 else CallbackList([])
-        self.callbacks.extend([self._history])
+        given = [*callbacks] if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
+        if not all(isinstance(item, Callback) for item in given):
+            raise TypeError(f"{where}: callbacks must be a list of rlox.callbacks.Callback, got {shown(callbacks)}")
+        given += [] if logger is None else [logger]
+        self.callbacks = CallbackList([*(given if self.ranks.rank == 0 else ()), self._history])
         self.counters = Counters(clock=clock)
         # Contents of a checkpoint in addition to policy and optimizer, by section; see `keep`.
         self._parts: dict[str, Any] = {}
@@ -209,55 +186,14 @@ class Algorithm(metaclass=Hinting):
         self._plan(total_timesteps, until, schedule_timesteps)
 
     def _plan(self, length: int | None, until: int | None, schedule_timesteps: int | None) -> None:
-        """Set the end of a training and of its schedules from the arguments of ``train``.
-
-        Warns
-        -----
-        RuntimeWarning
-            If the end of a continued training's schedules changes, with their values before and after; and if a
-            learning rate is 0 for the rest of the training because it was planned so before.
-
-        Raises
-        ------
-        ValueError
-            As `Counters.plan`; also if a learning rate would be 0 for the rest of the training. The plan is then
-            unchanged.
-        """
-        c, where = self.counters, f"{type(self).__name__}.train"
+        """Set the end of a training and of its schedules from the arguments of ``train``."""
+        where = f"{type(self).__name__}.train"
         if self._trains:
             raise ValueError(
                 f"{where}: train must not be called by a callback or another thread while this algorithm trains; "
                 "return False from on_step to end that training, and call train after it"
             )
-        c.in_round = 0
-        kept, old_end = c.scalars(), c.horizon_start + c.schedule_steps
-        before = self.schedule_values(c.progress)
-        c.plan(where, self._length, length, until, schedule_timesteps)
-        if length is not None:
-            return
-        end, after = c.horizon_start + c.schedule_steps, self.schedule_values(c.progress)
-        frozen = [key for key, value in after.items() if key.endswith("learning_rate") and value == 0.0]
-        if frozen and c.steps < c.end and c.scalars() == kept:
-            warnings.warn(
-                f"train: {frozen[0]} is 0 for the rest of the training, since schedules ended at {c.unit[:-1]} "
-                f"{end:,}; schedule_timesteps={c.horizon_steps} stretches them to the end",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            return
-        if frozen and c.steps < c.end:
-            c.restore(kept)
-            raise ValueError(
-                f"{where}: schedule_timesteps must be more than the {c.steps - c.horizon_start:,} {c.unit} that are "
-                f"done, got {schedule_timesteps:,}: {frozen[0]} would be 0 for the rest of the training; leave it out "
-                "(null on the command line) to stretch the schedules to the new end, or choose a larger value"
-            )
-        if moved := [f"{key} {old:.3g} -> {after[key]:.3g}" for key, old in before.items() if old != after[key]]:
-            warnings.warn(
-                f"train: schedules now end at {c.unit[:-1]} {end:,}, not {old_end:,}: {', '.join(moved)}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        self.counters.plan_schedules(where, self._length, length, until, schedule_timesteps, self.schedule_values)
 
     def train(
         self,
@@ -333,7 +269,10 @@ class Algorithm(metaclass=Hinting):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._require_laid_out()
+        if self.backend == "torch":
+            from rlox.nn.optimizers import require_laid_out
+
+            require_laid_out(where, [*vars(self).values(), *self._optimizers])
         with (
             torch_threads(self._threads),
             skip_distribution_checks(),
@@ -375,21 +314,6 @@ class Algorithm(metaclass=Hinting):
     def _require_complete(self) -> None:
         """Raise ValueError if a checkpoint was trained with an object that a file cannot store and that was not passed
         again."""
-
-    def _require_laid_out(self) -> None:
-        """Raise ValueError if parameters have left the memory that their optimiser updates, and would no longer
-        learn."""
-        if self.backend == "native":
-            return
-        from rlox.nn.optimizers import FlatOptimizer, holds_all
-
-        for optimizer in [*vars(self).values(), *self._optimizers]:
-            if isinstance(optimizer, FlatOptimizer) and not holds_all(optimizer):
-                raise ValueError(
-                    f"{type(self).__name__}.train: the networks' parameters must stay in the optimiser's memory, but "
-                    "they were moved, converted or replaced, and would no longer learn. Copy values into them with "
-                    "load_state_dict or copy_, or pass the module as policy= to a new algorithm"
-                )
 
     @property
     def history(self) -> History:
@@ -530,11 +454,7 @@ class Algorithm(metaclass=Hinting):
         return [] if policy is None else [f"{sum(p.numel() for p in policy.parameters()):,} parameters"]
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _RENAMED:
-            raise missing_attribute(type(self), name)
-        value = attrgetter(_RENAMED[name])(self)
-        warnings.warn(f"{name} of an algorithm is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        return value
+        return find_renamed(self, name)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # Networks and optimisers share memory, but a copy's would not.
@@ -558,16 +478,3 @@ def load_part(part: Any, arrays: dict[str, np.ndarray], what: str) -> None:
 
 def _copy_arrays(sections: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
     return {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in sections.items()}
-
-
-def _callback_list(where: str, callbacks: Iterable[Callback] | None, logger: Callback | None) -> CallbackList:
-    """Return `callbacks` followed by the `logger`. Raises TypeError for other objects."""
-    if logger is not None and not isinstance(logger, Callback):
-        raise TypeError(f"{where}: logger must be a LoggerCallback or another Callback, got {shown(logger)}")
-    try:
-        given = [] if callbacks is None else [*callbacks]
-    except TypeError:
-        given = [callbacks]
-    if not all(isinstance(item, Callback) for item in given):
-        raise TypeError(f"{where}: callbacks must be a list of rlox.callbacks.Callback, got {shown(callbacks)}")
-    return CallbackList([*given, *([logger] if logger is not None else ())])

@@ -1,13 +1,18 @@
-"""The backend of an algorithm: which one runs its updates, why, on which device, and whether it still may."""
+"""The backend of an algorithm: which one runs its updates, why, on which device, and whether it still may.
+
+A native run must not be changed: hooks, replaced functions, and moved or converted modules are detected.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlox.compiled import Watch
+from rlox.compiled import NativeActor, NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
+from rlox.compiled.obstacles import ModuleWatch
 from rlox.nn.devices import device_of
 from rlox.nn.modules import is_module
 
@@ -20,6 +25,51 @@ if TYPE_CHECKING:
 
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
+
+
+class Watch:
+    """Detects when an algorithm no longer has the networks and optimisers that its kernel computes on.
+
+    Parameters
+    ----------
+    owner : object
+        The completely constructed algorithm.
+    actor : NativeActor, optional
+        The actor of the algorithm.
+
+    Attributes
+    ----------
+    name : str
+        That of the algorithm's class, for messages.
+    """
+
+    def __init__(self, owner: object, actor: NativeActor | None = None):
+        kinds: tuple[type, ...] = (NativeOptimizer, NativeAdam)
+        if "torch" in sys.modules:
+            from torch import nn
+
+            kinds = (*kinds, nn.Module, nn.Parameter)
+        self._actor = actor
+        self.name = type(owner).__name__
+        self._attributes = vars(owner)
+        self._held: dict[str, Any] = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
+        self._modules: list[Any] = [
+            ModuleWatch(name.lstrip("_").replace("_", " "), value)
+            for name, value in self._held.items()
+            if hasattr(value, "named_modules")
+        ]
+        self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
+
+    def find_change(self) -> str | None:
+        """Return what has changed; None if nothing has."""
+        replaced = next((name for name, value in self._held.items() if self._attributes.get(name) is not value), None)
+        if replaced is None:
+            moved = (name for name, address in self._addresses.items() if self._held[name].data_ptr() != address)
+            replaced = next(moved, None)
+        if replaced is not None:
+            return f"{replaced.lstrip('_')} of this {self.name} was replaced"
+        watched = self._modules if self._actor is None else (*self._modules, self._actor)
+        return next((change for one in watched if (change := one.altered()) is not None), None)
 
 
 class Backend(str):
@@ -77,8 +127,6 @@ class Backend(str):
 
     def guard(self, agent: Any) -> None:
         """From now on, let `require_unchanged` compare the complete `agent` with what its kernel computes on."""
-        if self != "native":
-            return
         self._watch = Watch(agent, agent.native)
         objects = (agent, *(() if agent.collector is None else (agent.collector,)), agent.counters)
         self._find_difference = partial(find_update_difference, *objects, files=False)
@@ -88,8 +136,17 @@ class Backend(str):
 
         The loops call it before and after a training. A single `predict` has no time to look at functions.
         """
-        if self._watch is not None:
-            self._watch.require(where, None if where == "predict" else self._find_difference)
+        if self._watch is None:
+            return
+        change = self._watch.find_change()
+        if change is None and where != "predict":
+            change = self._find_difference()
+        if change is not None:
+            name = self._watch.name
+            raise ValueError(
+                f"{name}.{where}: a native run must not be changed: {change}; make the change before {name} is "
+                "created, or create it with backend='torch'"
+            )
 
 
 def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:
@@ -112,9 +169,9 @@ def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_ot
     return "cuda"
 
 
-def device_for(device: str, policy: nn.Module | None, where: str) -> str:
+def device_for(device: str, policy: nn.Module, where: str) -> str:
     """Return the `device` argument, or for ``auto`` that of a policy which its creator has moved to a GPU."""
-    if policy is None or not is_module(policy):
+    if not is_module(policy):
         return device
     own = device_of(policy, where)
     if device == "cpu":

@@ -1,11 +1,14 @@
-"""One training loop per family. The loops know no algorithm by name, and only they advance the step counters."""
+"""What all training loops share, and the loop over a dataset.
+
+There is one loop per family; the others are `rlox.training.on_policy.on_policy` and `rlox.training.replay.off_policy`.
+They know no algorithm by name, and only they advance the step counters.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,26 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 _NUMBERS = (float, int, np.number)
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Result of one round of off-policy collection; its length is the number of environment steps taken."""
-
-    n_steps: int  # over all environments together
-    episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
-    episode_lengths: np.ndarray  # (E,) int64, steps
-
-    def __len__(self) -> int:
-        return self.n_steps
-
-
-@dataclass(frozen=True)
-class Rounds(Episodes):
-    """Result of whole rounds of collection and updates."""
-
-    metrics: dict[str, np.ndarray]  # (U,) f64 each, one number per update; empty if there was no update
-    update_s: float  # seconds spent in updates
 
 
 def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
@@ -87,7 +70,7 @@ def require_finite(losses: dict[str, float], algorithm) -> None:
             )
 
 
-def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, float]:
+def average_metrics(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, float]:
     """Return the mean of each metric over the updates that report it; a delayed policy does not report in every update.
 
     A row of `history` contains numbers or tensors; with `rounds`, arrays with one number per update (see `Rounds`).
@@ -112,188 +95,13 @@ def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, flo
     return to_floats(means)
 
 
-def _updater(algorithm) -> Callable[[Any], dict[str, Any]]:
+def choose_update(algorithm) -> Callable[[Any], dict[str, Any]]:
     """Return the function that updates from a batch; PyTorch's records gradients, also for a caller without them."""
     if algorithm.backend == "native":
         return algorithm.update_native
     import torch
 
     return torch.enable_grad()(algorithm.update)
-
-
-def on_policy(algorithm) -> dict[str, float]:
-    """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
-
-    Raises
-    ------
-    FloatingPointError
-        When a metric of an update is not finite: the weights can then no longer be trusted. Saved files are not
-        touched.
-    """
-    c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
-    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    update = _updater(algorithm)
-    algorithm.collector.env_steps = c.env_steps
-    go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.backend.require_unchanged("train")
-    since, since_steps = time.perf_counter(), c.env_steps
-    while go_on and c.env_steps < c.end:
-        started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
-        try:
-            batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
-        except Diverged:
-            raise
-        except Exception as e:
-            # An environment failed, not the learner, so the weights of the last update are worth keeping.
-            if not ranks.joined:
-                callbacks.on_collection_error(algorithm=algorithm, error=e)
-            raise
-        ranks.merge(algorithm.normalizer)
-        collected = time.perf_counter()
-        c.in_round = batch.n_taken * ranks.size
-        c.env_steps += c.in_round
-        c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
-        callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
-        updating = time.perf_counter()
-        losses = ranks.metrics(to_floats(update(batch)))
-        c.updates += 1
-        now = time.perf_counter()
-        require_finite(losses, algorithm)
-        metrics = {
-            "mean_reward": c.mean_reward,
-            "mean_length": c.mean_length,
-            **losses,
-            **algorithm.schedule_values(c.progress),
-            **algorithm.collector.metrics(),
-            "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
-            "time/collect_s": collected - started,
-            "time/update_s": now - updating,
-            "time/cpu_s": time.process_time() - cpu,
-        }
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
-        # Evaluation and saving do not count towards the training's speed.
-        since += time.perf_counter() - now
-    algorithm.backend.require_unchanged("train")
-    ranks.call_hook(algorithm, "on_training_end")
-    return metrics
-
-
-def off_policy(algorithm) -> dict[str, float]:
-    """Collect into the replay memory and update from it until the horizon is reached or a callback stops the training.
-
-    A round is ``round_steps`` environment steps, followed by the due updates (`gradient_steps`, or as many as the
-    replay ratio requires), once the memory has received `learning_starts` steps and contains ``min_rows`` rows. Metrics
-    are means over the updates since the last report. A training has a hundred reports, a long one a report every 1,000
-    steps; callbacks receive metrics, and can stop the training, only at reports. If no Python code needs to see single
-    steps, all rounds up to the next report are one call of the algorithm's kernel, with the same results.
-
-    Raises
-    ------
-    FloatingPointError
-        When a metric of a report is not finite.
-    """
-    c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
-    ranks = algorithm.ranks
-    collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
-    update = _updater(algorithm)
-    end = c.end
-    report_every = min(1000, max(1, c.horizon_steps // 100))
-    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    history: list[dict[str, Any]] = []
-    collect_s = update_s = 0.0
-    collector.env_steps = c.env_steps
-    go_on = ranks.call_hook(algorithm, "on_training_start")
-    algorithm.backend.require_unchanged("train")
-    fused = algorithm._can_run_rounds()
-    left = algorithm._pretraining_due() if go_on else 0
-    while go_on and left:
-        begun = clock()
-        c.in_round = 0
-        for _ in range(min(left, 100)):
-            history.append(update(algorithm.sample()))
-            c.updates += 1
-            left -= 1
-        times = {"time/collect_s": 0.0, "time/update_s": clock() - begun}
-        metrics = {"mean_reward": c.mean_reward, **ranks.metrics(_means(history)), **times}
-        history.clear()
-        require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
-    since, since_steps, cpu = clock(), c.env_steps, time.process_time()
-    while go_on and c.env_steps < end:
-        started, round_start, c.in_round = clock(), c.env_steps, 0
-        if fused:
-            done = algorithm._rounds(
-                min(report_every - (c.env_steps - c.horizon_start) % report_every, end - c.env_steps)
-            )
-            collector.env_steps = c.env_steps
-            algorithm._require_finite_memory(len(done))
-            c.ended(done.episode_returns, done.episode_lengths)
-            if done.metrics:
-                history.append(done.metrics)
-            update_s += done.update_s
-            collect_s += clock() - started - done.update_s
-        else:
-            returns: list[float] = []
-            lengths: list[int] = []
-            try:
-                while c.env_steps - round_start < algorithm._round_steps():
-                    algorithm._explore()
-                    random = c.env_steps < config.learning_starts
-                    ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
-                    c.env_steps += algorithm.n_envs
-                    if len(ended_returns):
-                        returns += ended_returns.tolist()
-                        lengths += ended_lengths.tolist()
-            except Diverged:
-                require_finite(_means(history), algorithm)
-                raise
-            except Exception as e:
-                # A policy that is no longer finite also causes such errors, and its weights are not worth keeping.
-                require_finite(_means(history), algorithm)
-                # An environment failed, not the learner, so the weights of the last update are worth keeping.
-                if not ranks.joined:
-                    callbacks.on_collection_error(algorithm=algorithm, error=e)
-                raise
-            ranks.merge(algorithm.normalizer)
-            ended = ranks.episodes(np.asarray(returns), np.asarray(lengths, np.int64))
-            done = Episodes(c.env_steps - round_start, *ended)
-            c.in_round = len(done)
-            c.ended(done.episode_returns, done.episode_lengths)
-            callbacks.on_rollout_end(algorithm=algorithm, batch=done)
-            collected = clock()
-            begun = c.env_steps - algorithm._memory.start >= config.learning_starts
-            if begun and not ranks.any(len(buffer) < algorithm._min_rows):
-                for _ in range(algorithm._updates_due(len(done))):
-                    history.append(update(algorithm.sample()))
-                    c.updates += 1
-            now = clock()
-            collect_s += collected - started
-            update_s += now - collected
-        so_far = c.env_steps - c.horizon_start
-        if so_far // report_every == (so_far - len(done)) // report_every and c.env_steps < end:
-            continue
-        losses = ranks.metrics(_means(history, rounds=bool(fused)))
-        history.clear()
-        require_finite(losses, algorithm)
-        metrics = {
-            "mean_reward": c.mean_reward,
-            "mean_length": c.mean_length,
-            **losses,
-            **algorithm.schedule_values(c.progress),
-            "time/steps_per_second": (c.env_steps - since_steps) / (clock() - since),
-            "time/collect_s": collect_s,
-            "time/update_s": update_s,
-            "time/cpu_s": time.process_time() - cpu,
-        }
-        collect_s = update_s = 0.0
-        now = clock()
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
-        # Evaluation and saving do not count towards the training's speed.
-        since += clock() - now
-        cpu = time.process_time()
-    algorithm.backend.require_unchanged("train")
-    ranks.call_hook(algorithm, "on_training_end")
-    return metrics
 
 
 def offline(algorithm) -> dict[str, float]:
@@ -309,7 +117,7 @@ def offline(algorithm) -> dict[str, float]:
         When a metric of a report is not finite.
     """
     c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
-    update = _updater(algorithm)
+    update = choose_update(algorithm)
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = ranks.call_hook(algorithm, "on_training_start")
@@ -334,7 +142,7 @@ def offline(algorithm) -> dict[str, float]:
             history.append(update(batch))
             c.updates += 1
         c.in_round = 1  # the last update
-        losses = ranks.metrics(_means(history))
+        losses = ranks.metrics(average_metrics(history))
         update_s = clock() - started - drawing_s
         require_finite(losses, algorithm)
         metrics = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.nn.networks import TwinQNetwork
+    from rlox.nn.actors import TwinQNetwork
     from rlox.nn.optimizers import FlatOptimizer
 
 
@@ -62,7 +62,7 @@ class SeparateNetworks(Agent):
 
         The target is copied before the optimisers move the online networks' parameters into one block.
         """
-        from rlox.nn.networks import TwinQNetwork
+        from rlox.nn.actors import TwinQNetwork
         from rlox.nn.optimizers import flat_copy
 
         c, spec = self.config, self.spec

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rlox.checkpoint import Checkpoint, one_line
+from rlox.checkpoint.counters import follow_schedule, interpolate
 from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeBoundedPolicy, bounded_obstacle
@@ -22,10 +23,8 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, join_batches
-from rlox.training.loops import Rounds
 from rlox.training.networks import SeparateNetworks
-from rlox.training.replay import ReplayAgent
-from rlox.training.schedules import follow_schedule, interpolate
+from rlox.training.replay import ReplayAgent, Rounds
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +80,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     _usual_memory = "uniform"
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
-        return ReplayCollector(self._make_envs(n), n, self.seed, reward_fn=reward_fn)
+        envs = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        return ReplayCollector(envs, n, self.seed, reward_fn=reward_fn)
 
     # ---- networks
 

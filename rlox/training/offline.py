@@ -20,6 +20,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.compiled import NativeAdam
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
+from rlox.envs.make import EnvOptions
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
 from rlox.nn.batch import TransitionBatch
@@ -30,8 +31,7 @@ from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
-from rlox.training.agent import EnvOptions
-from rlox.training.algorithm import load_part
+from rlox.training.algorithm import Algorithm, load_part
 from rlox.training.networks import SeparateNetworks
 
 _COMPARED = 500  # rows of the dataset with which policy and values are compared
@@ -144,7 +144,8 @@ class OfflineAlgorithm(SeparateNetworks):
         if hidden is not None:
             hyper_parameters["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
         self.env_id = env_id
-        super().__init__(
+        Algorithm.__init__(
+            self,
             seed,
             logger,
             callbacks,

@@ -1,23 +1,21 @@
-"""Shared code of on-policy algorithms such as PPO and A2C: rollouts, one optimiser, normalisation."""
+"""Shared code of on-policy algorithms such as PPO and A2C: their loop, rollouts, one optimiser, normalisation."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import time
 from typing import TYPE_CHECKING, Any
 
-from rlox.callbacks import Callback
-from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
 from rlox.compiled.guard import find_difference
-from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.training import loops
+from rlox.processes.failures import Diverged
 from rlox.training.agent import Agent
+from rlox.training.loops import choose_update, require_finite, to_floats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +23,64 @@ if TYPE_CHECKING:
     from rlox.envs import EnvSpec
     from rlox.nn.batch import RolloutBatch
     from rlox.nn.optimizers import FlatOptimizer
+
+
+def on_policy(algorithm) -> dict[str, float]:
+    """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
+
+    Raises
+    ------
+    FloatingPointError
+        When a metric of an update is not finite: the weights can then no longer be trusted. Saved files are not
+        touched.
+    """
+    c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
+    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
+    update = choose_update(algorithm)
+    algorithm.collector.env_steps = c.env_steps
+    go_on = ranks.call_hook(algorithm, "on_training_start")
+    algorithm.backend.require_unchanged("train")
+    since, since_steps = time.perf_counter(), c.env_steps
+    while go_on and c.env_steps < c.end:
+        started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
+        try:
+            batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
+        except Diverged:
+            raise
+        except Exception as e:
+            # An environment failed, not the learner, so the weights of the last update are worth keeping.
+            if not ranks.joined:
+                callbacks.on_collection_error(algorithm=algorithm, error=e)
+            raise
+        if algorithm.normalizer is not None:
+            ranks.merge(algorithm.normalizer)
+        collected = time.perf_counter()
+        c.in_round = batch.n_taken * ranks.size
+        c.env_steps += c.in_round
+        c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
+        callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
+        updating = time.perf_counter()
+        losses = ranks.metrics(to_floats(update(batch)))
+        c.updates += 1
+        now = time.perf_counter()
+        require_finite(losses, algorithm)
+        metrics = {
+            "mean_reward": c.mean_reward,
+            "mean_length": c.mean_length,
+            **losses,
+            **algorithm.schedule_values(c.progress),
+            **algorithm.collector.metrics(),
+            "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
+            "time/collect_s": collected - started,
+            "time/update_s": now - updating,
+            "time/cpu_s": time.process_time() - cpu,
+        }
+        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
+        # Evaluation and saving do not count towards the training's speed.
+        since += time.perf_counter() - now
+    algorithm.backend.require_unchanged("train")
+    ranks.call_hook(algorithm, "on_training_end")
+    return metrics
 
 
 class OnPolicyAlgorithm(Agent):
@@ -92,60 +148,16 @@ class OnPolicyAlgorithm(Agent):
         that does not fit the environment.
     """
 
-    _loop = staticmethod(loops.on_policy)
+    _loop = staticmethod(on_policy)
     _stream = Stream.PERMUTATION
     _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 
     collector: RolloutCollector
     normalizer: VecNormalize | None = None
 
-    def __init__(
-        self,
-        env_id: str | Callable[[], Any],
-        n_envs: int = 8,
-        seed: int = 42,
-        policy: nn.Module | None = None,
-        logger: LoggerCallback | None = None,
-        callbacks: Iterable[Callback] | None = None,
-        *,
-        device: str = "auto",
-        backend: str = "auto",
-        threads: int = 1,
-        compile: bool = False,
-        env_kwargs: dict[str, Any] | None = None,
-        reward_fn: RewardFn | None = "auto",
-        env_wrappers: Sequence[Any] = (),
-        env_workers: int = 0,
-        env_backend: str = "auto",
-        remote: RemoteConfig | None = None,
-        config: Config | None = None,
-        **hyper_parameters: Any,
-    ):
-        self._construct(
-            env_id,
-            n_envs,
-            seed,
-            policy,
-            logger,
-            callbacks,
-            device=device,
-            backend=backend,
-            threads=threads,
-            compile=compile,
-            env_kwargs=env_kwargs,
-            reward_fn=reward_fn,
-            env_wrappers=env_wrappers,
-            env_workers=env_workers,
-            env_backend=env_backend,
-            remote=remote,
-            config=config,
-            **hyper_parameters,
-        )
-
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
-        return RolloutCollector(
-            self._make_envs(n), n, self.seed, self.config.gamma, self.config.gae_lambda, reward_fn=reward_fn
-        )
+        c, envs = self.config, self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        return RolloutCollector(envs, n, self.seed, c.gamma, c.gae_lambda, reward_fn)
 
     @property
     def actor(self) -> nn.Module | NativePolicy:
@@ -209,5 +221,5 @@ class OnPolicyAlgorithm(Agent):
             return
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
         if exact and find_difference("acting", self.collector) is None:
-            self._acting = NativePolicy.sharing(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
+            self._acting = NativePolicy.adopt(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend.reason += "; a kernel collects"

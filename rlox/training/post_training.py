@@ -16,6 +16,7 @@ from torch import nn
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint
+from rlox.checkpoint.counters import scheduled
 from rlox.checkpoint.streams import Stream
 from rlox.config import LLMConfig, integer
 from rlox.evaluation.episodes import Evaluation
@@ -40,7 +41,6 @@ from rlox.training import loops
 from rlox.training.algorithm import Algorithm
 from rlox.training.backend import Backend, autocast, choose_device, device_for, precision_of
 from rlox.training.restoring_models import with_model
-from rlox.training.schedules import scheduled
 
 
 class LLMAlgorithm(Algorithm):
@@ -167,7 +167,7 @@ class LLMAlgorithm(Algorithm):
         self._n_loads = 0  # how often weights were loaded into the model
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
-        self.ranks.average(self)
+        self.ranks.prepare(self)
         if self.config.packing:
             for packed in (self.model, None if self.reference is None else self.reference.separate):
                 if packed is not None:

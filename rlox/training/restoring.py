@@ -1,4 +1,4 @@
-"""Checks of a checkpoint, before an algorithm is constructed from it: a file must not choose what runs, or how large
+"""Construction of an agent from a checkpoint, and the checks before it: a file must not choose what runs, or how large
 it is."""
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rlox.checkpoint import Checkpoint, find_lost, one_line
+from rlox.checkpoint import Checkpoint, find_lost, load_checkpoint, one_line
 from rlox.config import shown
+from rlox.envs import EnvSpec
 from rlox.envs.registry import find_module
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.nn.devices import out_of_memory
@@ -41,6 +42,53 @@ def explained(
             raise
         kind = TypeError if arguments and isinstance(e, TypeError) else ValueError
         raise kind(f"{what}: {one_line(e, 1000)}") from e
+
+
+def restore_agent(
+    cls: Any,
+    path: str | os.PathLike,
+    env_id: Any,
+    policy: Any,
+    backend: str | None,
+    reward_fn: Any,
+    env_wrappers: Sequence[Any] | None,
+    env_backend: str | None,
+    arguments: dict[str, Any],
+) -> Any:
+    """Restore an algorithm of the class `cls`; arguments and errors as of `rlox.training.Agent.from_checkpoint`."""
+    where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
+    header, env = checkpoint.header, checkpoint.header["env"]
+    env_kwargs = complete_kwargs(where, path, env["kwargs"], arguments)
+    refuse_fixed(cls, where, arguments)
+    require_algorithm(cls, header, path)
+    require_acting_header(cls, where, path, checkpoint, env_id, policy, env_wrappers, other_env=arguments.get("env_fn"))
+    saved_reward = header.get("reward_fn")
+    if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
+        reward_fn = saved_reward.removeprefix("rlox:")
+    agent = cls.__new__(cls)
+    agent._expect_shapes(weight_shapes(checkpoint))
+    own = arguments.keys() - {"logger", "callbacks", "device"}
+    with explained(f"{where}: {path}", own, (MemoryError, TypeError, ValueError)):
+        agent.__init__(
+            env["id"] if env_id is None else env_id,
+            policy=policy,
+            reward_fn=reward_fn,
+            **{
+                "n_envs": env["n_envs"],
+                "seed": header["seed"],
+                "threads": header["threads"],
+                "env_kwargs": env_kwargs,
+                "env_workers": env["workers"],
+                **({} if "config" in arguments else header["config"]),
+                **cls._saved_arguments(header, arguments),
+                "backend": choose_saved_backend(header, arguments["device"]) if backend is None else backend,
+                "env_backend": env.get("backend", "auto") if env_backend is None else env_backend,
+                "env_wrappers": env["wrappers"] if env_wrappers is None else list(env_wrappers),
+                **arguments,
+            },
+        )
+    agent._resume(checkpoint, path, None if reward_fn is not None else saved_reward, env_id)
+    return agent
 
 
 def refuse_fixed(cls: type, where: str, arguments: dict[str, Any]) -> None:
@@ -187,6 +235,16 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
                 f"{where}: the environment {name} of {path} names a module to import; if you trust it, pass "
                 f"env_id={env['id']!r}"
             )
+
+
+def require_shapes(where: str, shapes: frozenset[tuple[int, ...]], config: Any, spec: EnvSpec) -> None:
+    """Raise ValueError unless a checkpoint contains weights of the `shapes` that its header describes."""
+    if config.replays == "sequences":
+        require_model_widths(where, shapes, *config.shape)
+        return
+    # Networks for images take features as input, and critics take actions in addition to the observation.
+    n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+    require_widths(where, shapes, config.hidden_sizes, n_in)
 
 
 def require_model_widths(

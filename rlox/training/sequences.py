@@ -29,7 +29,8 @@ class SequenceAlgorithm(ReplayAgent):
     collector: SequenceCollector
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> SequenceCollector:
-        return SequenceCollector(self._make_envs(n), n, self.seed, reward_fn=reward_fn)
+        envs = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        return SequenceCollector(envs, n, self.seed, reward_fn=reward_fn)
 
     def sample(self) -> SequenceBatch:
         """Return ``batch_size`` sequences of ``seq_len`` steps for the next update.

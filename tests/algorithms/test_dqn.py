@@ -13,8 +13,8 @@ from rlox.algorithms import DQN
 from rlox.algorithms.trainers import DQNTrainer
 from rlox.callbacks import Callback
 from rlox.kernels.rng import Rng
+from rlox.nn.actors import DiscreteQNetwork, polyak_update
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.networks import DiscreteQNetwork, polyak_update
 
 SMALL = {"hidden_sizes": [16, 16], "buffer_size": 2_000, "batch_size": 16, "learning_starts": 20}
 

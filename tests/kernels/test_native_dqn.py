@@ -14,7 +14,7 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.nn.dqn import METRICS, NativeQ, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.nn.networks import DiscreteQNetwork, polyak_update
+from rlox.nn.actors import DiscreteQNetwork, polyak_update
 from rlox.nn.optimizers import FlatOptimizer
 
 

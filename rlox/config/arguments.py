@@ -1,8 +1,11 @@
-"""What users of Stable-Baselines3 write, and what to write here, for error messages."""
+"""Arguments and attributes of algorithms: what an environment usually needs, and what users of Stable-Baselines3, or of
+an earlier version of rlox, write instead of ours."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 from typing import Any
 
 from rlox.config.base import nearest
@@ -32,11 +35,55 @@ def missing_attribute(cls: type, name: str) -> AttributeError:
     return AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
 
 
+# Names of attributes until 0.12, and where they are now.
+_RENAMED = {
+    "act_on": "_act_on",
+    "buffer_config": "_memory.config",
+    "check_kernel": "backend.require_unchanged",
+    "compile": "backend.compiles",
+    "compiled": "backend.compiled",
+    "data_parallel": "_data_parallel",
+    "dataset": "_dataset",
+    "env_backend": "env_options.backend",
+    "env_kwargs": "env_options.kwargs",
+    "env_workers": "env_options.workers",
+    "env_wrappers": "env_options.wrappers",
+    "evaluation_arguments": "_evaluation_arguments",
+    "explore": "_explore",
+    "make_noise": "_make_noise",
+    "min_rows": "_min_rows",
+    "parts": "_parts",
+    "requested_device": "_requested_device",
+    "target_entropy": "_target_entropy",
+    "threads": "_threads",
+    "use_kernel": "_use_kernel",
+}
+
+
+def find_renamed(owner: object, name: str) -> Any:
+    """Return the attribute that `name` is called now, with a DeprecationWarning; raise AttributeError if none is."""
+    if name not in _RENAMED:
+        raise missing_attribute(type(owner), name)
+    value = attrgetter(_RENAMED[name])(owner)
+    warnings.warn(f"{name} of an algorithm is now {_RENAMED[name]}", DeprecationWarning, stacklevel=3)
+    return value
+
+
 class Hinting(type):
     """Metaclass of algorithms: their missing attributes are explained, without being listed by `dir`."""
 
     def __getattr__(cls, name: str) -> Any:
         raise missing_attribute(cls, name)
+
+
+def usual_settings(env_id: Any) -> dict[str, Any]:
+    """Return the usual `reward_fn` and hyper-parameters of an environment, used unless others are given.
+
+    Agents in ``ALE/…`` games learn from the signs of rewards, with the network of Mnih et al. 2015, which has no layer
+    after its features.
+    """
+    game = isinstance(env_id, str) and env_id.startswith("ALE/")
+    return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
 
 
 def refuse(where: str, unknown: Iterable[str], known: Collection[str]) -> None:
