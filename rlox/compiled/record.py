@@ -11,7 +11,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.dqn": "e78bb5a05309c592 d886fd1d9d2c2f8f",
     "rlox.algorithms.impala": "b421e74277fb2dfb 8e7fdcb31640135a",
     "rlox.algorithms.iql": "0e0499404eaa5dbe 7a489b63b37f6fd3",
-    "rlox.algorithms.mappo": "22fc85fa0f807809 e173cbb27899951c",
+    "rlox.algorithms.mappo": "44e6e7fb4d9c6618 8d404ba78236f34f",
     "rlox.algorithms.ppo": "cb768d6b3c65720e 898db68ba2f0cce4",
     "rlox.algorithms.sac": "e28a256a3d05e09f b609da37c2cec60f",
     "rlox.algorithms.td3": "91d541742fb83695 efa58a8e5487456d",

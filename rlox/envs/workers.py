@@ -29,6 +29,11 @@ _NO_SEED = -1
 class Share:
     """A worker's environments, and their rows of the shared arrays. Answers the messages of `WorkerGroup`."""
 
+    _seeds: Any  # this worker's rows of the shared arrays, once they are attached
+    _actions: Any
+    _out: Any
+    _first: Any
+
     # `sent`: what the environments are made of, see `pack_with_imports`; `index`: number of this worker
     def __init__(self, memory_fd: int, sent: bytes, rows: slice, index: int):
         self._memory_fd, self.rows = memory_fd, rows

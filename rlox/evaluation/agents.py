@@ -74,7 +74,7 @@ def evaluate_agents(
             while running.any():
                 step = env.step_all(policy.actions(step.obs, step.masks, episodes.deterministic, rng))
                 for group, rewards in zip(spec.groups, step.rewards, strict=True):
-                    returns[rows][np.ix_(running, group.slots)] += rewards[running]
+                    returns[rows][np.ix_(running, np.array(group.slots))] += rewards[running]
                 lengths[rows][running] += 1
                 if done == 0 and not step.ended[0]:  # otherwise its next episode has already started
                     episodes.show(env)

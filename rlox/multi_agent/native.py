@@ -118,7 +118,7 @@ class NativeMultiAgentVecEnv:
             (own,) = check_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
         if out is None:
             # All these numbers are written below.
-            arrays = {
+            arrays: dict[str, Any] = {
                 name: [np.empty(shape, dtype)] if grouped else np.empty(shape, dtype)
                 for name, (grouped, shape, dtype) in self._layout.items()
             }

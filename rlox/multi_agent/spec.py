@@ -84,7 +84,8 @@ class MultiAgentStep:
         """Return a step that uses the arrays with the names of `step_layout`."""
         n_groups = sum(key.startswith("obs.") for key in arrays)
         by_group: dict[str, Any] = {name: [arrays.get(f"{name}.{g}") for g in range(n_groups)] for name in _BY_GROUP}
-        return cls(**by_group, **{key: array for key, array in arrays.items() if "." not in key})
+        whole: dict[str, Any] = {key: array for key, array in arrays.items() if "." not in key}
+        return cls(**by_group, **whole)
 
     def clear(self) -> None:
         """Reset all arrays to zeros, masks to True, and returns to nan."""

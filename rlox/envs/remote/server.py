@@ -222,7 +222,7 @@ class Server:
                 return
             stream.welcome, welcome = True, session.welcome
             own = {"protocol": VERSION, "rlox": __version__, "time": time.time(), "idle_s": self._idle_s}
-            answer: bytes | None = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
+            answer: Any = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
             while True:
                 stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
                 with self._lock:
