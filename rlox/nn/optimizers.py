@@ -127,20 +127,25 @@ class FlatOptimizer:
         excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)
         # The moments of dead units decay below 1e-38, where each operation takes a CPU ten times as long.
         torch.set_flush_denormal(True)
+        self._move(excess)
+        torch.set_flush_denormal(not self._keep_denormals)
+        return norm
+
+    def _move(self, excess: torch.Tensor | None) -> None:
+        """Move the parameters along `grad`, which is to be divided by `excess`. Another optimiser overrides this."""
         self._steps += 1
+        grad = self.grad
         if "exp_avg" in self._moments:
             first, second = ([moment] for moment in self._moments.values())
             adam_(
                 [self.flat], [grad], first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess
             )
-        else:
-            if excess is not None:
-                grad /= excess
-            square_avg = self._moments["square_avg"]
-            square_avg.mul_(0.99).addcmul_(grad, grad, value=0.01)
-            self.flat.addcdiv_(grad, square_avg.sqrt().add_(self.eps), value=-self.learning_rate)
-        torch.set_flush_denormal(not self._keep_denormals)
-        return norm
+            return
+        if excess is not None:
+            grad /= excess
+        square_avg = self._moments["square_avg"]
+        square_avg.mul_(0.99).addcmul_(grad, grad, value=0.01)
+        self.flat.addcdiv_(grad, square_avg.sqrt().add_(self.eps), value=-self.learning_rate)
 
     def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
         """Take a step like `step`, along the gradients that ``backward()`` has accumulated since the last step."""
