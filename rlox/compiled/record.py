@@ -27,7 +27,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.losses": "92b913f5929b98b4 775dde49da165715",
     "rlox.nn.modules": "c757f564d95d5d05 1fc57a1d37ec7348",
     "rlox.nn.networks": "001de2441a0bf62c 9366432a2792b64f",
-    "rlox.nn.optimizers": "aaf1b58a42518b03 33898e63b33cd28e",
+    "rlox.nn.optimizers": "5bb7c0e469593752 fc10dc8ac96a0b97",
     "rlox.nn.policies": "7a0ecb1532ec9e1e 45de30b12da591d9",
     "rlox.nn.value_losses": "46528063de11545d 1673880de96edb38",
     "rlox.training.backend": "b6a84b81715feda6 9ffc6855a9db52df",
