@@ -116,7 +116,10 @@ class Algorithm(metaclass=Hinting):
             from rlox.callbacks.run_folder import run_folder
 
             self._run_folder, logger = run_folder(where, logger), None
-        given = [*callbacks] if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
+        try:
+            given = [] if callbacks is None else [*callbacks]
+        except TypeError:  # not of a list, or of a NumPy array without dimensions
+            given = [callbacks]
         if not all(isinstance(item, Callback) for item in given):
             raise TypeError(f"{where}: callbacks must be a list of rlox.callbacks.Callback, got {shown(callbacks)}")
         given += [] if logger is None else [logger]

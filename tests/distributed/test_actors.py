@@ -476,7 +476,7 @@ def test_a_reconnection_ends_with_a_pool_that_is_dropped_without_close(servers, 
     gc.collect()
     go.set()
     attempt.join(10)
-    assert attempt.made is not None
+    assert attempt.actor is not None
     del attempt
     gc.collect()
     for server in servers:
