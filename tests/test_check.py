@@ -27,7 +27,7 @@ from rlox_cli.families.family import family_of
 from rlox_cli.main import commands
 from rlox_cli.run import check
 from rlox_cli.run.train import announce
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 
 OWN = ("--import", "faulty_envs")
 DQN_ARGS = ("algo=dqn", "env=CartPole-v1")
@@ -352,7 +352,7 @@ def test_a_sweep_with_an_invalid_job_does_not_start(rlox, tmp_path):
 @pytest.mark.slow
 def test_the_report_of_a_new_process(tmp_path):
     # Check the imports: a native run does not import PyTorch.
-    command = [sys.executable, "-X", "importtime", "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1"]
+    command = [sys.executable, "-X", "importtime", "-m", "rlox_cli.start", "train", "algo=dqn", "env=CartPole-v1"]
     words = ["max_time=1s", "--check"]
     done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
@@ -415,7 +415,7 @@ def test_checks_before_a_run_do_not_change_it(args, rlox, tmp_path, monkeypatch)
     ],
 )
 def test_the_announcement_of_tuned_settings_says_that_a_budget_is_short(args, says, capsys):
-    announce(compose_jobs([], args), make_console())
+    announce(compose_jobs([], args), TextConsole())
     out = capsys.readouterr().out
     assert ("tuned settings: ppo/" in out) == ("tuned=off" not in args)
     assert (says in out) if says else ("is short" not in out and "short budget" not in out)

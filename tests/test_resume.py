@@ -25,7 +25,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
 from rlox_cli.commands.train import main
 from rlox_cli.run.resume import main as resume
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -328,7 +328,7 @@ def test_an_error_is_one_paragraph(finished):
 def test_runs_with_damaged_or_missing_files(mine):
     def call(*arguments):
         with pytest.raises(UsageError) as caught:
-            resume(str(mine / "run"), [], list(arguments), [], make_console())
+            resume(str(mine / "run"), [], list(arguments), [], TextConsole())
         return str(caught.value)
 
     config = mine / "run/config.yaml"
@@ -338,7 +338,7 @@ def test_runs_with_damaged_or_missing_files(mine):
     for wrong in ("imports: 3", "algo: [ppo]", "env: {id: CartPole-v1}", "buffer: 7", "seed: {_target_: os.system}"):
         config.write_text(yaml.safe_dump({**yaml.safe_load(text), **yaml.safe_load(wrong)}))
         with pytest.raises(ValueError, match=r"config\.yaml|must be known|does not exist|seed"):
-            resume(str(mine / "run"), [], [], [], make_console())
+            resume(str(mine / "run"), [], [], [], TextConsole())
     config.write_text(text.replace("imports: []", "imports: [their_code]"))
     assert "if you trust it, add --import their_code" in call()
     config.write_text(text)
@@ -347,7 +347,7 @@ def test_runs_with_damaged_or_missing_files(mine):
     with pytest.raises(
         ValueError, match=f"truncated or damaged .*; the best checkpoint is there: rlox train resume={best}"
     ):
-        resume(str(mine / "run"), [], ["total_timesteps=20_000"], [], make_console())
+        resume(str(mine / "run"), [], ["total_timesteps=20_000"], [], TextConsole())
     last.unlink()
     assert "has no last.safetensors, so there is nothing to resume; the best checkpoint is there" in call()
     best.unlink()
@@ -364,7 +364,7 @@ def test_one_process_at_a_time(tmp_path):
         other.mkdir()
         os.symlink(tmp_path / "run", other / "run")
         with pytest.raises(UsageError, match="is being trained by another process"):
-            resume(str(other / "run"), [], [], [], make_console())
+            resume(str(other / "run"), [], [], [], TextConsole())
     finally:
         process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM

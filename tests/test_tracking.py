@@ -20,11 +20,11 @@ import yaml
 from tracker_files import wandb_history
 
 from rlox import tracking
+from rlox.checkpoint import run_files
 from rlox.tracking import (
     Record,
     durable_rows,
     is_alive,
-    lock,
     mirrors,
     mlflow_sqlite,
     read_rows,
@@ -368,7 +368,7 @@ def test_an_empty_record_is_waited_for_while_its_trainer_lives_and_then_an_error
     run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)})
     (run / "mirrors").mkdir()
     (run / FILE).touch()
-    held = lock.acquire(run / LOCK)
+    held = run_files.take_lock(run, LOCK)
     if not alive:
         os.close(held)
     answer, state = Job(run, "mlflow").round(Logger("mlflow")), stores.read_state(run, "mlflow")

@@ -9,7 +9,6 @@ from typing import Any
 
 from rlox.callbacks.base import Callback
 from rlox.checkpoint import run_files
-from rlox.tracking.store import replace_text
 
 FILE = "completions.json"
 _COLUMNS = ["step", "prompt", "completion", "reward"]
@@ -63,7 +62,7 @@ class CompletionsCallback(Callback):
         self._rows += [[step, _text(prompt), _text(text), reward] for prompt, text, reward in examples]
         table = {"columns": _COLUMNS, "data": self._rows[-_MOST_ROWS:]}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self.path, json.dumps(table, ensure_ascii=False, indent=0))
+        run_files.replace_text(self.path.parent, self.path.name, json.dumps(table, ensure_ascii=False, indent=0))
         if self._written is not None:
             self._written(step, FILE)
 

@@ -37,7 +37,7 @@ from rlox.config import (
 from rlox.config.saved import differences, to_plain
 from rlox.envs import env_name
 from rlox.tracking.record import FILE, Record
-from rlox.tracking.store import read_config, replace_text
+from rlox.tracking.store import read_config
 
 TRACKERS = {"mlflow": MlflowConfig, "wandb": WandbConfig, "tensorboard": TensorboardConfig, "csv": CsvConfig}
 _ONE_RUN = ("algo.name", "env.id", "seed")  # settings that a continued run cannot change
@@ -93,7 +93,7 @@ class RunFolder:
         changed = self._changes(plain, step, type(algorithm).__name__)
         record = Record(self.path, versions=versions(), resume_step=step or None, changed=changed or None)
         with record:
-            replace_text(self.path / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+            run_files.replace_text(self.path, "config.yaml", yaml.safe_dump(plain, sort_keys=False))
             self._attach(algorithm, record, plain)
             tracking.start_mirrors(self.path)
             try:

@@ -1,4 +1,4 @@
-"""Files of a run folder, opened and written without following links.
+"""Files of a run folder, opened, written and locked without following links.
 
 A run folder may come from somebody else. A link inside it could make rlox read, overwrite or delete any file of the
 user, and a named pipe would block the reader. Therefore all files of a run are opened here: no part of a path below the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -172,6 +173,12 @@ def replace_file(folder: str | os.PathLike, name: str) -> Iterator[BinaryIO]:
         raise
 
 
+def replace_text(folder: str | os.PathLike, name: str, text: str) -> None:
+    """Replace the contents of a file below `folder` as `replace_file`. Names of files keep bytes that are not UTF-8."""
+    with replace_file(folder, name) as file:
+        file.write(text.encode(errors="surrogateescape"))
+
+
 def locate(path: str | os.PathLike) -> tuple[Path, str]:
     """Return the run folder that a checkpoint or a file of a replay memory belongs to, and its name below that folder.
 
@@ -188,3 +195,50 @@ def resolve(path: str | os.PathLike) -> tuple[Path, str]:
     """As `locate`, to read a file: links to a file outside of a run folder are followed."""
     folder, name = locate(path)
     return (folder, name) if os.sep in name else locate(os.path.realpath(path))
+
+
+def take_lock(folder: str | os.PathLike, name: str, patience: float = 0.25) -> int | None:
+    """Lock a file below `folder`, and return the descriptor that holds the lock; None if another process has it.
+
+    The kernel releases the lock however this process ends. A probe (`is_locked`) holds it for microseconds; waiting for
+    `patience` seconds outlasts it.
+    """
+    descriptor = open_descriptor(folder, name, os.O_RDWR | os.O_CREAT)
+    deadline = time.monotonic() + patience
+    try:
+        while not _lock(descriptor, shared=False):
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(0.02)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_locked(folder: str | os.PathLike, name: str) -> bool:
+    """Return whether a living process holds the lock on a file below `folder`."""
+    try:
+        descriptor = open_descriptor(folder, name)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, shared: bool) -> bool:
+    """Return whether the lock was taken, without waiting for it."""
+    try:
+        import fcntl
+    except ImportError as e:
+        raise ImportError(
+            "rlox.tracking: the platform must have fcntl (Linux, macOS), got one without it; use WSL on Windows"
+        ) from e
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

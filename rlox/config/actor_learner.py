@@ -7,7 +7,7 @@ from typing import Any
 
 from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, operational, searched
 from rlox.config.on_policy import OnPolicyConfig, PPOConfig
-from rlox.config.remote import is_address
+from rlox.config.run import is_address
 
 ACTOR_KINDS = ("threads", "processes", "ray", "grpc")
 ACTOR_ORDERS = ("auto", "fixed", "arrival")

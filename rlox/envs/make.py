@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlox.config import ENV_BACKENDS, choice, integer, nearest, shown
-from rlox.config.remote import RemoteConfig
+from rlox.config.run import RemoteConfig
 from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import env_name, is_multi_agent, is_native
 

@@ -26,7 +26,6 @@ from typing import Any
 
 from rlox.checkpoint import is_count, one_line, run_files
 from rlox.config import is_below
-from rlox.tracking import lock
 
 FILE = run_files.RECORD
 LOCK = "run.lock"
@@ -59,7 +58,7 @@ def _is_number(value: Any, below: float = math.inf) -> bool:
 
 def is_alive(folder: str | Path) -> bool:
     """Return whether a trainer is currently writing to this run folder."""
-    return lock.is_held(Path(folder) / LOCK)
+    return run_files.is_locked(folder, LOCK)
 
 
 def _corrupt(path: Path, offset: int, rule: str, line: bytes) -> ValueError:
@@ -255,7 +254,7 @@ class Record:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path = self.folder / FILE
-        descriptor = lock.acquire(self.folder / LOCK)
+        descriptor = run_files.take_lock(self.folder, LOCK)
         if descriptor is None:
             pid = run_files.read_bytes(self.folder, LOCK, 100).decode("utf-8", "replace").strip()
             raise RuntimeError(

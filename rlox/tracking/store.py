@@ -22,10 +22,10 @@ import yaml
 from rlox.checkpoint import run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
 from rlox.config.saved import MOST_LEVELS, require_plain
-from rlox.tracking import lock
 from rlox.tracking.record import FILE
 
 MIRRORS = "mirrors"
+LOCK = "lock"  # in a store's folder
 # Configurations written by rlox have a few kilobytes and levels. Larger files are not parsed, because YAML can be slow.
 _MOST_BYTES = 1 << 18
 _SECTIONS: dict[str, type[Config]] = {
@@ -63,12 +63,6 @@ def read_state(run: Path, name: str) -> State:
     good = all(type(n) is int and n >= 0 for n in counts) and isinstance(state.updated, (int, float))
     good &= all(isinstance(getattr(state, key), type(getattr(fresh, key))) for key in ("segment", "step", "run"))
     return state if good else fresh
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace the contents of `path` with `text` atomically. Names of files keep bytes that are not UTF-8."""
-    with run_files.replace_file(path.parent, path.name) as file:
-        file.write(text.encode(errors="surrogateescape"))
 
 
 def readable(path: Path | str) -> str:
@@ -163,13 +157,9 @@ def user_store(key: str) -> Path:
     return Path(cache) / "rlox" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def lock_path(store: Path) -> Path:
-    return store / "lock"
-
-
 def is_busy(store: Path) -> bool:
     """Return whether a writer is working on this store."""
-    return lock.is_held(lock_path(store))
+    return run_files.is_locked(store, LOCK)
 
 
 def register(store: Path, run: Path) -> None:
@@ -177,7 +167,7 @@ def register(store: Path, run: Path) -> None:
     folder = store / "pending"
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
-    replace_text(folder / f"{digest}-{os.getpid()}-{time.time_ns()}", str(run))
+    run_files.replace_text(folder, f"{digest}-{os.getpid()}-{time.time_ns()}", str(run))
 
 
 def list_pending_runs(store: Path) -> dict[Path, list[Path]]:

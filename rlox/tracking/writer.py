@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint import run_files
-from rlox.tracking import lock
 from rlox.tracking import store as stores
 from rlox.tracking.mirrors import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive
@@ -275,7 +274,7 @@ def main(name: str, folder: str) -> None:
     store = Path(folder)
     os.nice(10)  # training needs the CPU more
     while stores.list_pending_runs(store):
-        descriptor = lock.acquire(stores.lock_path(store))
+        descriptor = run_files.take_lock(store, stores.LOCK)
         if descriptor is None:
             return
         try:

@@ -19,7 +19,7 @@ from rich.text import Text
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
 from rlox_cli.bench.peers import SYSTEMS, environment, find_systems, program
-from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.console import TextConsole, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
 
@@ -341,7 +341,7 @@ def _count_elements(size: Size | list[int]) -> int:
 
 def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, out: Path | None) -> None:
     """Measure, print the table and, with `out`, write ``data.json`` and ``data.png`` into that folder."""
-    console = make_console()
+    console = TextConsole()
     try:
         pattern = re.compile(only or "")
     except re.error as e:

@@ -40,7 +40,7 @@ from rlox_cli.config.schema import with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.records.runs import unit_of
 from rlox_cli.report.statistics import Interval, to_json_numbers
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
 
@@ -281,7 +281,7 @@ def main(
     out = None if out is None else output_path("--out", out, folder=True)
     runs = None if runs is None else output_path("--runs", runs, folder=True)
     import_modules(imports)
-    progress = make_console(stderr=True)
+    progress = TextConsole(stderr=True)
     chosen = [*words, *([f"imports=[{','.join(imports)}]"] if imports else [])]
     cells = compose_cells(chosen)
     if runs is None:
@@ -314,7 +314,7 @@ def main(
     if as_json:
         print(dumps(outcome))
     else:
-        console = make_console()
+        console = TextConsole()
         for label, cell in judged.items():
             describe(label, cell, console)
         console.print(outcome["verdict"] or "nothing to judge against")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 
 
 class Parts(Progress):
     """A progress bar on a terminal, elsewhere a line for each of `total` parts; on standard error."""
 
     def __init__(self, total: int):
-        console = make_console(stderr=True)
+        console = TextConsole(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal

@@ -26,7 +26,7 @@ from rich.text import Text
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
 from rlox_cli.bench.peers import ask_worker, environment, find_systems, program
-from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.console import TextConsole, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
 
@@ -174,7 +174,7 @@ def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list
         return [sys.executable, "-c", _CONTROL]
     if system == "rlox":
         words = ["algo=ppo", "env=CartPole-v1", f"total_timesteps={steps}", f"seed={seed}"]
-        return [sys.executable, "-m", "rlox_cli.main", "train", *words, f"hydra.run.dir={folder}/run"]
+        return [sys.executable, "-m", "rlox_cli.start", "train", *words, f"hydra.run.dir={folder}/run"]
     request = {"system": system, "case": "process", "steps": steps, "seed": seed, "whole": True}
     return [python, str(program("trainings.py")), json.dumps(request)]
 
@@ -401,7 +401,7 @@ def caption(result: dict[str, Any]) -> str:
 
 def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Path], out: Path | None) -> None:
     """Measure, print and, with `out`, write ``train.json`` and ``train.png`` into that folder."""
-    console = make_console()
+    console = TextConsole()
     for case in cases:
         if case not in CASES:
             raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")

@@ -12,15 +12,14 @@ import os
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,7 +27,6 @@ from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.core.utils import JobStatus, configure_log, run_job
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import HydraContext, RunMode, TaskFunction
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -39,7 +37,9 @@ from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, is_
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import apply_settings, check_run
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
+from rlox_cli.records.folders import require_new
 from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import output_path
 
 # Top-level keys that are plain values. Sections could be groups to choose from.
 _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
@@ -120,13 +120,14 @@ def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:
         return master
 
 
-def folder_of(job: Job, multirun: bool) -> Path:
-    """Return the folder for the files of the run, or of the whole sweep.
+def find_new_folder(job: Job, multirun: bool) -> Path:
+    """Return the folder for the files of a new run, or of a whole sweep. Nothing is created.
 
     Raises
     ------
     UsageError
-        If the folder refers to an unknown key, or its path would do so in Hydra's own files.
+        If the folder refers to an unknown key, its path would do so in Hydra's own files, it cannot be used, or it
+        contains a run or a sweep.
     """
     HydraConfig.instance().cfg = job.cfg  # `set_config` would make it read-only
     try:
@@ -138,6 +139,8 @@ def folder_of(job: Job, multirun: bool) -> Path:
             f"output_dir must have no ${{ in its path, which Hydra reads as a reference, got {folder}; choose another "
             "folder, or rename the one where rlox was started"
         )
+    output_path("output_dir", folder, folder=True)
+    require_new(folder)
     return folder
 
 
@@ -326,29 +329,6 @@ def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
         raise UsageError(f"{where}{below.string}: the logger {below[1]} is not chosen; add logger={below[1]}") from e
 
 
-class HydraCallbacks:
-    """The callbacks in ``hydra.callbacks`` of a configuration, for a `HydraContext`.
-
-    They are called in order, and at the end of a run or a job in reverse order. If one raises, a warning is issued and
-    the run continues.
-    """
-
-    def __init__(self, config: DictConfig) -> None:
-        self._each = [instantiate(settings) for settings in (config.hydra.callbacks or {}).values()]
-
-    def __getattr__(self, hook: str) -> Callable[..., None]:
-        if not hook.startswith("on_"):
-            raise AttributeError(hook)
-        return partial(self._call, hook)
-
-    def _call(self, hook: str, config: DictConfig, **info: Any) -> None:
-        for callback in reversed(self._each) if hook.endswith("_end") else self._each:
-            try:
-                getattr(callback, hook)(config=config, **info)
-            except Exception as e:
-                warnings.warn(f"{type(callback).__name__}.{hook} raised {type(e).__name__}: {e}", stacklevel=2)
-
-
 def run_composed(flags: list[str], job: Job, task: TaskFunction) -> Any:
     """Run a composed job as ``hydra.main`` would, without composing it two more times. Return the result of `task`.
 
@@ -359,7 +339,7 @@ def run_composed(flags: list[str], job: Job, task: TaskFunction) -> Any:
         cfg.hydra.mode = RunMode.RUN
     with _composition(flags):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-        callbacks = HydraCallbacks(cfg)
+        callbacks = Callbacks(cfg)
         callbacks.on_run_start(cfg, config_name=CONFIG_NAME)
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
         result = run_job(task, cfg, "hydra.run.dir", None, context)

@@ -22,7 +22,7 @@ from rlox.config.migration import completions
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import find_permitted_path
+from rlox_cli.terminal.paths import output_path
 
 # Hydra's flags without a value, and those whose value is the next word.
 _FLAGS = {
@@ -165,7 +165,7 @@ def _literal_folder(key: str, value: str) -> str:
     """Return the folder `value`, quoted: a path is taken literally, whatever its characters mean to Hydra."""
     if value[0] in "'\"" and value[-1] == value[0] and len(value) > 1:
         value = value[1:-1].replace(f"\\{value[0]}", value[0])
-    path = str(find_permitted_path(key, value, folder=True))
+    path = str(output_path(key, value, folder=True, probe=False))
     path = "./???" if path == "???" else path  # alone, it would mean that there is no value
     # Backslashes are literal, except before a quote.
     return "'{}'".format(re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), path))

@@ -20,7 +20,7 @@ from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.config import Config, nearest
 from rlox.config.sqlite import names_file, sqlite_file, sqlite_uri
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import find_permitted_path, shown
+from rlox_cli.terminal.paths import output_path, shown
 
 FILE = "search.json"
 OBJECTIVES = ("final", "best")
@@ -66,7 +66,7 @@ def optuna_config(cfg: DictConfig) -> OptunaConfig:
         if settings.storage is None:
             return settings
         # Absolute, because a later process may have another working directory.
-        file = find_permitted_path("hydra.sweeper.storage", sqlite_file(settings.storage))
+        file = output_path("hydra.sweeper.storage", sqlite_file(settings.storage), probe=False)
         return replace(settings, storage=sqlite_uri(file.absolute()))
     except (ValueError, TypeError) as e:
         raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e

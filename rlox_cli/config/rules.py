@@ -16,7 +16,7 @@ from rlox.config import MmapBufferConfig, RayConfig, RemoteConfig, RunConfig, ne
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox_cli.config.schema import SearchPath
 from rlox_cli.families.family import Family, family_of
-from rlox_cli.terminal.paths import find_permitted_path, output_path
+from rlox_cli.terminal.paths import output_path
 
 
 def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
@@ -40,7 +40,7 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
     uri = None if run.logger.mlflow is None else run.logger.mlflow.tracking_uri
     if uri is not None and is_sqlite(uri):
         # A system that refuses to write there is only a warning: no training waits for its trackers.
-        find_permitted_path("logger.mlflow.tracking_uri", sqlite_file(uri))
+        output_path("logger.mlflow.tracking_uri", sqlite_file(uri), probe=False)
     family = family_of(run.algo, run.env.id)
     if run.distributed is not None:
         _check_distributed(run, algo, family)

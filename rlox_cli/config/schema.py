@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from glob import glob
@@ -257,6 +257,9 @@ class SchemaSource(_Choices):
         return ConfigResult(self.provider, "schemas://", copy.deepcopy(schema_of(kind)), {"package": None})
 
 
+# Returns a dataclass as Hydra merges it: typed, and strict about keys. Callers copy it before they change it.
+schema_of: Callable[[type], DictConfig] = cache(OmegaConf.structured)
+
 _SINGLE = {
     "run_schema": RunConfig,
     "hydra/sweeper/optuna_schema": OptunaConfig,
@@ -276,11 +279,6 @@ def _kind_of(config_path: str) -> type | None:
     if group == "buffer":
         return buffer_config_class(name) if name in BUFFERS else None
     return _SINGLE.get(path)
-
-
-@cache
-def schema_of(kind: type) -> DictConfig:
-    return OmegaConf.structured(kind)
 
 
 def register() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlox.checkpoint import run_files
 from rlox.config import nearest
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, shown
 
@@ -55,7 +55,7 @@ def copy(name: str, dest: Path, force: bool) -> None:
     for path, text in targets.items():
         with run_files.replace_file(dest, str(path.relative_to(dest))) as file:
             file.write(text.encode())
-    console = make_console()
+    console = TextConsole()
     what = shown(next(iter(targets))) if len(targets) == 1 else f"{len(targets)} files to {shown(dest)}"
     group, _, choice = key.partition("/")
     choose = f" {group}={choice}" if choice and group != "tuned" else ""

@@ -170,7 +170,7 @@ class Environment(Family):
         )
 
     def limit_of(self, env: Any, algorithm: Any) -> int | None:
-        if limits.plays_native(algorithm):
+        if env.native:
             return env.max_episode_steps or None
         known = [*_list_limits(algorithm)]
         layer = env.envs[0] if getattr(env, "envs", None) else None

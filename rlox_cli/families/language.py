@@ -25,7 +25,7 @@ from rlox_cli.families.evaluation import print_reproduction
 from rlox_cli.families.family import NO_SAMPLER, Estimate, Evaluation, Examination, Family, Start
 from rlox_cli.families.imports import import_modules, is_function, load_function
 from rlox_cli.records.checkpoints import best_of
-from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table, print_text
+from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table, print_text
 
 # Environment variables with the tokens for reward and completion servers; a command line would show them to everyone.
 _TOKEN, _SAMPLER_TOKEN = "RLOX_REWARD_TOKEN", "RLOX_SAMPLER_TOKEN"
@@ -229,7 +229,7 @@ class Language(Family):
             if summary["most_reward"] < pass_at:
                 most = summary["most_reward"]
                 print_text(f"  no completion earned {pass_at:g}, the highest reward was {most:.4f}; see --pass-at")
-            print_table(make_console(), table)
+            print_table(TextConsole(), table)
 
 
 def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:

@@ -8,11 +8,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rlox.buffers import Footprint
 from rlox.config import RunConfig
-from rlox.envs import is_native
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import find_existing_parent
 
@@ -160,10 +158,3 @@ def disk_warnings(config: RunConfig, replay: Footprint | None, folder: Path, n_s
             f"the disk is nearly full: the replay memory's files take {size(needed)}, and "
             f"{size(free)} are free at {find_existing_parent(at)}"
         )
-
-
-def plays_native(algorithm: Any) -> bool:
-    """Return whether the algorithm's environment, or offline that of its evaluations, is native."""
-    if getattr(algorithm, "collector", None) is not None:
-        return algorithm.collector.env.native
-    return is_native(algorithm.env_id) and not (algorithm.env_options.kwargs or algorithm.env_options.wrappers)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from rlox.config import RunConfig
-from rlox.envs import EnvSpec, make_vec_env
+from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox.envs.failures import wrong_answer
 from rlox.multi_agent import make_multi_agent_env
 from rlox.processes.failures import no_exit, note_cause
-from rlox_cli.families.limits import plays_native
 from rlox_cli.terminal.errors import UsageError
 
 # Limits of the probe in CPU seconds and steps.
@@ -55,7 +54,7 @@ def probe_env(family: Any, algorithm: Any, config: RunConfig) -> Seen:
     UsageError
         If no training could use the environment: an invalid step, numbers that are not finite, an exception.
     """
-    where, limit, native = f"env={config.env.id}", family.time_limit(algorithm), plays_native(algorithm)
+    where, limit, native = f"env={config.env.id}", family.time_limit(algorithm), _plays_native(algorithm)
     if config.env.backend == "envpool":
         return Seen(limit, [], 0.0, False, [])
     with warnings.catch_warnings(record=True) as caught:
@@ -268,3 +267,10 @@ def random_actions(spec: Any, rng: np.random.Generator, *shape: int) -> np.ndarr
 def same(first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
     """Return whether two sequences of arrays are equal; NaN equals NaN."""
     return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
+
+
+def _plays_native(algorithm: Any) -> bool:
+    """Return whether the algorithm's environment, or offline that of its evaluations, is native."""
+    if getattr(algorithm, "collector", None) is not None:
+        return algorithm.collector.env.native
+    return is_native(algorithm.env_id) and not (algorithm.env_options.kwargs or algorithm.env_options.wrappers)

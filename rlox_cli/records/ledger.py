@@ -22,7 +22,6 @@ from typing import Any
 from rlox import __version__
 from rlox.checkpoint import decode_value, encode_value, load_checkpoint, run_files, trained_for
 from rlox.config import is_below
-from rlox.tracking import lock
 from rlox.tracking.record import FILE as RECORD
 from rlox.tracking.record import is_alive, read_rows
 from rlox.tracking.store import inside
@@ -292,7 +291,7 @@ class Sweep:
         UsageError
             If another process runs it.
         """
-        self._lock = lock.acquire(self.folder / _LOCK)
+        self._lock = run_files.take_lock(self.folder, _LOCK)
         if self._lock is None:
             raise UsageError(f"{shown(self.folder)} is being run by another process; stop it first, or wait")
         _held.add(self._lock)
@@ -306,7 +305,7 @@ class Sweep:
     @property
     def is_held(self) -> bool:
         """Whether some process runs the sweep now."""
-        return lock.is_held(self.folder / _LOCK)
+        return run_files.is_locked(self.folder, _LOCK)
 
 
 def ask_to_stop(flag: Path, text: str = "") -> None:

@@ -29,7 +29,7 @@ from rlox_cli.records.runs import (
     units,
 )
 from rlox_cli.report.statistics import difference, improvement, iqm, to_json_numbers
-from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table, print_text
+from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -57,7 +57,7 @@ def main(a: Path, b: Path, metric: str | None, threshold: float | None, as_json:
     if as_json:
         print(jsonlib.dumps(comparison, allow_nan=False))
     else:
-        console = make_console()
+        console = TextConsole()
         for name, path, runs in zip("AB", (a, b), sides, strict=True):
             console.print(f"{name}  {path}: {len(runs)} run{'s' if len(runs) != 1 else ''}")
         _print(comparison, console)

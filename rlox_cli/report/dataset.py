@@ -15,7 +15,7 @@ from rlox.offline.dataset import open_dataset
 from rlox.offline.returns import episode_starts
 from rlox.offline.scores import normalized_score
 from rlox_cli.families.offline import format_returns
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 
 _MOST_AGENTS = 20  # maximum number of agents with a line of their own
 
@@ -81,7 +81,7 @@ def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
 
 def print_written(out: str) -> None:
     """Print what was written to the file, or under the id, `out`, and how to train on it."""
-    console, dataset = make_console(), open_dataset(out)
+    console, dataset = TextConsole(), open_dataset(out)
     console.print(f"written: {out}")
     print_dataset(dataset, console)
     algo, env = "td3_bc" if dataset.n_actions is None else "bc", dataset.metadata.get("env", {})

@@ -19,7 +19,7 @@ from rlox.config import nearest, tuned
 from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
 from rlox_cli.report.dataset import print_dataset
-from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table
+from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table
 
 _SECTIONS = {
     "env": configs.EnvConfig,
@@ -95,7 +95,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
 
 def show_keys(topics: list[str]) -> None:
     """Print tables for the topics; by default the top level and all sections."""
-    console = make_console()
+    console = TextConsole()
     algo = env = None
     sections = []
     for topic in topics:

@@ -15,14 +15,14 @@ from rlox.config import nearest, tuned, tuned_pairs
 from rlox_cli.config.shipped import read_shipped
 from rlox_cli.report.environments import list_envs
 from rlox_cli.terminal.account import paragraph
-from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
+from rlox_cli.terminal.console import TextConsole, make_table, print_table, print_text
 
 _THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
 
 
 def list_things(what: str, folder: Path) -> None:
     """Print one of the lists."""
-    console = make_console()
+    console = TextConsole()
     if what == "algos":
         table = make_table("algo", "what")
         for name in algorithm_names():

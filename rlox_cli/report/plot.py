@@ -23,7 +23,7 @@ from rlox_cli.records.runs import (
 )
 from rlox_cli.report.page import page
 from rlox_cli.report.picture import Picture, cells
-from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
+from rlox_cli.terminal.console import TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, shown
 
@@ -64,7 +64,7 @@ def main(paths: list[Path], metric: str | None, x: str, by: list[str], labels: l
         stem = _default_stem(paths, runs)
         out = [output_path("--out", stem.with_name(stem.name + suffix)) for suffix in FORMATS]
     picture = _write(groups, metric, x == "time", out, notes)
-    console = make_console()
+    console = TextConsole()
     speed = f"{units(runs)}/s"
     table = make_table(
         *("group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", speed),

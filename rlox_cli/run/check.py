@@ -22,16 +22,15 @@ from rich.console import Console
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
-from rlox_cli.config.compose import Job, folder_of, is_named_by_time
+from rlox_cli.config.compose import Job, find_new_folder, is_named_by_time
 from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
 from rlox_cli.families.family import Estimate, Start, family_of
-from rlox_cli.records.folders import require_new
 from rlox_cli.run.session import Resumption, build, plan, restore, training_warnings
 from rlox_cli.terminal.account import account, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import find_existing_parent, output_path, shown
+from rlox_cli.terminal.paths import find_existing_parent, shown
 
 _TRACKER_S = 1.0  # seconds to wait for the answer of a tracker's server
 
@@ -152,10 +151,8 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     UsageError, ValueError, TypeError, ImportError
         For errors that would end the run.
     """
-    config, folder = job.config, folder_of(job, multirun)
+    config, folder = job.config, find_new_folder(job, multirun)
     family = family_of(config.algo, config.env.id)
-    output_path("output_dir", folder, folder=True)
-    require_new(folder)
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _generators_restored():
         scratch, before = Path(name), limits.cpu_seconds()

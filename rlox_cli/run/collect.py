@@ -27,7 +27,7 @@ from rlox_cli.families.environment import check_env_id
 from rlox_cli.families.evaluation import restore_to_act
 from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.records.checkpoints import best_of, read_known_header
-from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, with_home
 
@@ -50,7 +50,7 @@ def main(
 ) -> str:
     """Gather a dataset and write it. Return where it is."""
     import_modules(imports)
-    console = make_console()
+    console = TextConsole()
     if replay is not None:
         if checkpoints or mix or steps is not None or env_id is not None or deterministic or agents is not None:
             raise UsageError("--replay must be used alone: it writes a run's replay memory, and no policy acts")
@@ -237,6 +237,6 @@ def _shown(console: Console, what: str, total: int | None) -> Iterator[Callable[
         yield lambda n: None
         return
     columns = (TextColumn(what), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=TextConsole(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda n: bar.advance(task, n)

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.config import RunConfig
+from rlox.tracking.store import MIRRORS
 from rlox.tracking.wandb import has_login
 from rlox_cli.records.folders import find_runs
-from rlox_cli.terminal.console import make_console, print_text
+from rlox_cli.terminal.console import TextConsole, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -42,7 +43,7 @@ def require_trackers(configs: Iterable[RunConfig]) -> None:
 
 def sync(runs: list[Path]) -> None:
     """Mirror each run. Raise a ValueError at the end if any run could not be mirrored."""
-    console = make_console()
+    console = TextConsole()
     runs = runs or find_runs(Path("outputs"))
     if not runs:
         raise ValueError("no runs under outputs/; name run folders, or train one")
@@ -66,9 +67,12 @@ def sync(runs: list[Path]) -> None:
 
 def finish_mirrors(folders: list[Path], console: Console) -> None:
     """Wait until the trackers have the runs. If a tracker cannot be reached, print a line; the run is not affected."""
+    mirrored = [folder for folder in folders if (folder / MIRRORS).is_dir()]
+    if not mirrored:
+        return
     with console.status("mirroring to the trackers (Ctrl-C: continue in the background)"):
         try:
-            reports = tracking.wait(folders, _WAIT_S)
+            reports = tracking.wait(mirrored, _WAIT_S)
         except KeyboardInterrupt as e:
             if getattr(e, "signal_number", signal.SIGINT) == signal.SIGTERM:
                 raise

@@ -27,7 +27,6 @@ from rlox.distributed.ranks import RankLost, current
 from rlox.envs.registry import find_module
 from rlox.processes.failures import failure_of, no_exit
 from rlox.tracking.record import FILE, Record
-from rlox.tracking.store import replace_text
 from rlox_cli.families.family import family_of
 from rlox_cli.records.folders import require_new, require_own_files, resume_command
 from rlox_cli.terminal.account import keep_traceback, summary
@@ -280,10 +279,11 @@ class Session:
         )
         self._make_callbacks(record, best_before)
         with self.stop.signals, record:
-            replace_text(self.folder / "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
+            run_files.replace_text(self.folder, "config.yaml", yaml.safe_dump(self._plain, sort_keys=False))
             for path in (self.folder / "checkpoints").rglob(".*.partial"):
                 path.unlink(missing_ok=True)  # a killed process has not finished writing it
-            tracking.start_mirrors(self.folder)
+            if any(self._plain["logger"].values()):
+                tracking.start_mirrors(self.folder)
             started = time.perf_counter()
             self._train(record)
             seconds = time.perf_counter() - started

@@ -25,7 +25,7 @@ from rlox_cli.config.compose import (
     compose_jobs,
     compose_sweep,
     expands,
-    folder_of,
+    find_new_folder,
     run_composed,
     run_hydra,
     searches,
@@ -34,13 +34,12 @@ from rlox_cli.config.overrides import is_multirun, only_select_config, run_folde
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
-from rlox_cli.records.folders import require_new
 from rlox_cli.run.mirrors import finish_mirrors, require_trackers
 from rlox_cli.run.session import Outcome, resume, run
 from rlox_cli.terminal.account import account
-from rlox_cli.terminal.console import make_console, make_table, print_table, print_text
+from rlox_cli.terminal.console import TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
-from rlox_cli.terminal.paths import output_path, shown, with_home
+from rlox_cli.terminal.paths import shown, with_home
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def main(args: list[str]) -> Typed | None:
     typed, (modules, args) = args, take_imports(args)
     checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
     flags, overrides = split_args(args)
-    console = make_console()
+    console = TextConsole()
     console.quiet = _n_started() > 1 and os.environ["RANK"] != "0"
     if runs := [override for override in overrides if override.startswith("resume=")]:
         if len(set(runs)) > 1:
@@ -104,9 +103,9 @@ def main(args: list[str]) -> Typed | None:
         check(jobs, multirun, console)
         return None
     if configs[0].distributed is not None:
-        outcome = train_on_ranks(configs[0], jobs[0].algo, lambda: _new_folder(jobs[0], False), console)
+        outcome = train_on_ranks(configs[0], jobs[0].algo, lambda: find_new_folder(jobs[0], False), console)
     else:
-        _new_folder(jobs[0], multirun)
+        find_new_folder(jobs[0], multirun)
         if sweep is not None:
             from rlox_cli.run.check import require_buildable
 
@@ -127,7 +126,7 @@ def _train(cfg: DictConfig) -> Outcome:
     hydra = HydraConfig.get()
     if cfg.imports:
         import_modules(cfg.imports)  # a launcher's process has imported nothing yet
-    return run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), make_console())
+    return run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), TextConsole())
 
 
 class _Jobs:
@@ -229,14 +228,6 @@ def _print_outcomes(outcomes: Iterable[Outcome], console: Console) -> None:
         final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
         table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
     print_table(console, table)
-
-
-def _new_folder(job: Job, multirun: bool) -> Path:
-    """Return the folder for the files of a new run, or of a sweep. Raise a UsageError if it cannot be used."""
-    folder = folder_of(job, multirun)
-    output_path("output_dir", folder, folder=True)
-    require_new(folder)
-    return folder
 
 
 def _n_started() -> int:

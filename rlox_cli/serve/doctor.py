@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rlox.config import RemoteConfig
 from rlox.envs.remote.health import status_of
-from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.console import TextConsole, make_table, print_table
 
 
 def main(remote: RemoteConfig) -> bool:
@@ -30,5 +30,5 @@ def main(remote: RemoteConfig) -> bool:
             worker.clock,
             worker.problem or "",
         )
-    print_table(make_console(), table)
+    print_table(TextConsole(), table)
     return all(worker.problem is None for worker in statuses)

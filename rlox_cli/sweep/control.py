@@ -27,7 +27,7 @@ from rlox_cli.records.runs import EVALUATION
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.sweep.launch import Launch, launcher_overrides
 from rlox_cli.sweep.tables import label, print_jobs, resume_command, resume_hint
-from rlox_cli.terminal.console import make_console, print_text
+from rlox_cli.terminal.console import TextConsole, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
@@ -84,7 +84,7 @@ def plan_jobs(jobs: list[Job]) -> list[SweepJob]:
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
     """Resume a sweep; `args` are ``--import`` again, and settings of another launcher."""
-    console = make_console()
+    console = TextConsole()
     modules, words = take_imports(args)
     flags, typed = split_args(words)
     for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
@@ -202,7 +202,7 @@ def _plot(sweep: Sweep) -> None:
 
 
 def status(folder: Path, as_json: bool) -> None:
-    print_status(Sweep.read(folder), make_console(), as_json)
+    print_status(Sweep.read(folder), TextConsole(), as_json)
 
 
 def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:

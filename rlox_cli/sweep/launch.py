@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.callbacks import Callbacks
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -26,7 +27,6 @@ from rich.console import Console
 
 from rlox.checkpoint import decode_value, encode_value, run_files
 from rlox.tracking.record import FILE as RECORD
-from rlox_cli.config.compose import HydraCallbacks
 from rlox_cli.config.saved import check_saved, configuration
 from rlox_cli.config.schema import ray_settings
 from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob, ask_to_stop
@@ -161,7 +161,7 @@ class Launch:
             self._config.hydra.output_subdir = None  # its content is in the ledger
             # Long texts that launchers would copy for every job.
             self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""
-        self._callbacks = HydraCallbacks(self._config)
+        self._callbacks = Callbacks(self._config)
         context = {"hydra_context": HydraContext(KnownJobs(), self._callbacks), "task_function": train}
         self._close: Callable[[], None] = lambda: None
         if settings := ray_settings(config):

@@ -17,7 +17,6 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from rlox.callbacks import Callback
 from rlox.checkpoint import run_files
 from rlox.config.sqlite import sqlalchemy_uri, sqlite_file
-from rlox.tracking import lock
 from rlox_cli.config.ranges import OptunaConfig, Search
 from rlox_cli.records.ledger import SweepJob
 from rlox_cli.terminal.paths import shown
@@ -83,7 +82,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def lock_study(path: Path) -> Iterator[None]:
     """Lock a study: another sweep that adds to it must neither exceed its number of trials nor take our trials."""
-    descriptor = lock.acquire(path.with_name(f"{path.name}.lock"), _BUSY_S)
+    descriptor = run_files.take_lock(path.parent, f"{path.name}.lock", _BUSY_S)
     if descriptor is None:
         raise OSError(f"{shown(path)} is locked by another process; stop that process, and resume")
     try:

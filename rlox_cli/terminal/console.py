@@ -22,7 +22,7 @@ _LABEL = re.compile(r" *(?:\S+(?: \S+)* {2,}|\[ *\d+/\d+\] )?")  # before the te
 
 
 class TextConsole(Console):
-    """A console for plain text. On a terminal, it breaks lines between words only.
+    """A console for plain text. On a terminal, it breaks lines between words only; in files and pipes it breaks none.
 
     Words and commands that are wider than the terminal are printed whole. Neither brackets nor colons in a path or a
     message are markup.
@@ -30,6 +30,8 @@ class TextConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
+        if not self.is_terminal and "width" not in options:
+            self.width = _UNBROKEN
 
     def print(self, *objects: Any, **options: Any) -> None:
         if len(objects) != 1 or not isinstance(text := objects[0], (str, Text)):
@@ -41,12 +43,6 @@ class TextConsole(Console):
                     super().print(part, **{**options, "soft_wrap": True})
         else:
             super().print(text, **{**options, "soft_wrap": True})
-
-
-def make_console(stderr: bool = False) -> TextConsole:
-    """Return a console that does not break lines in files and pipes."""
-    console = TextConsole(stderr=stderr)
-    return console if console.is_terminal else TextConsole(stderr=stderr, width=_UNBROKEN)
 
 
 class PlainTable(Table):
@@ -145,4 +141,4 @@ def _pack(headers: list[str], cells: list[Text], width: int) -> list[Text]:
 
 def print_text(text: str, stderr: bool = False) -> None:
     """Print a paragraph, broken between words on a terminal."""
-    make_console(stderr).print(text, soft_wrap=True)
+    TextConsole(stderr=stderr).print(text, soft_wrap=True)

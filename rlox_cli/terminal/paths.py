@@ -20,7 +20,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def output_path(name: str, path: Path | str, folder: bool = False) -> Path:
+def output_path(name: str, path: Path | str, folder: bool = False, probe: bool = True) -> Path:
     """Return `path`, with ``~`` expanded, if a command may write a file or a folder there. Nothing is created.
 
     Folders that are missing may be created later, but not in the root of a file system: that is nearly always a typing
@@ -34,6 +34,8 @@ def output_path(name: str, path: Path | str, folder: bool = False) -> Path:
         As typed.
     folder : bool
         Whether it is a folder and not a file.
+    probe : bool
+        Whether to ask the system if it would write there.
 
     Raises
     ------
@@ -43,17 +45,6 @@ def output_path(name: str, path: Path | str, folder: bool = False) -> Path:
     OSError
         If the system refuses to write there.
     """
-    path = find_permitted_path(name, path, folder)
-    above = path if folder and path.is_dir() else find_existing_parent(path.parent)
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            return path
-    except OSError as e:
-        raise OSError(f"{name}: {path} cannot be written: {shown(above)} takes no files: {e.strerror or e}") from e
-
-
-def find_permitted_path(name: str, path: Path | str, folder: bool = False) -> Path:
-    """As `output_path`, without asking the system whether it would write there."""
     text, kind = os.fspath(path), "folder" if folder else "file"
     if any(unicodedata.category(sign) in ("Cc", "Zl", "Zp") for sign in text):
         raise UsageError(f"{name} must contain no line break or other control character, got {one_line(text, 100)!r}")
@@ -77,6 +68,13 @@ def find_permitted_path(name: str, path: Path | str, folder: bool = False) -> Pa
     if not os.path.exists(new) and find_existing_parent(new).resolve() == Path(above.anchor):
         first = Path(os.path.abspath(new)).parts[:2]
         raise UsageError(f"{name} must be in a folder that exists, got {path}; create {Path(*first)} first")
+    if probe:
+        above = path if folder and path.is_dir() else above
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                pass
+        except OSError as e:
+            raise OSError(f"{name}: {path} cannot be written: {shown(above)} takes no files: {e.strerror or e}") from e
     return path
 
 

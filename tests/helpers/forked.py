@@ -1,7 +1,7 @@
 """Commands of `rlox` in processes forked from one that has already imported everything.
 
 Starting Python with PyTorch and Hydra takes another second of CPU. Tests of the start itself (encodings, closed
-streams, imports) must use a real one: ``python -m rlox_cli.main``.
+streams, imports) must use a real one: ``python -m rlox_cli.start``.
 """
 
 from __future__ import annotations

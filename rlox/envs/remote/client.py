@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlox import __version__
-from rlox.config.remote import RemoteConfig
+from rlox.config.run import RemoteConfig
 from rlox.envs.remote.codec import LARGEST_MESSAGE, VERSION, Message, ProtocolError, decode, encode
 from rlox.envs.remote.security import PROOF, client_credentials, grpc_module, make_proof, read_token
 from rlox.envs.remote.server import METHOD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlox.config.remote import RemoteConfig
+from rlox.config.run import RemoteConfig
 from rlox.envs.remote.client import Connection, WorkerLost, WorkerRefused
 from rlox.envs.remote.codec import ProtocolError
 from rlox.envs.remote.spaces import read_spec

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.config import integer
-from rlox.config.remote import RemoteConfig
+from rlox.config.run import RemoteConfig
 from rlox.envs import state as env_state
 from rlox.envs.gym_vec_env import ForeignVecEnv
 from rlox.envs.protocols import step_layout

@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rlox.config.remote import RemoteConfig
+from rlox.config.run import RemoteConfig
 
 WINDOW_S = 120.0  # how far the clocks of two machines may differ
 PROOF = "rlox-proof"  # metadata key of the proof
