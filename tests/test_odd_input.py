@@ -19,7 +19,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.config import WandbConfig
 from rlox.tracking.wandb import has_login
 from rlox.tracking.writer import explain
-from rlox_cli.config.compose import compose_jobs, compose_sweep
+from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.config.schema import run_name
 
 SMALL = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes=1", "eval.n_points=1"]
@@ -291,7 +291,7 @@ def test_many_jobs_are_counted_and_a_sample_is_checked_first(command):
     assert (code, "got 49,000" in err) == (2, False)
     assert "algo.gamma must be in [0, 1], got 2" in err
     lines = []
-    _, jobs = compose_sweep(["-m"], _split(["logger=none", "seed=range(201)"]), lines.append)
+    _, jobs = compose_typed(["-m"], _split(["logger=none", "seed=range(201)"]), lines.append)
     assert [job.config.seed for job in jobs] == [*range(201)]
     assert len(lines) == 1
     assert re.fullmatch(r"201 jobs: 32 of them are valid; checking all takes about \d+ s", lines[0])

@@ -13,7 +13,7 @@ from run_results import kill_when_there, weights
 import rlox
 from rlox.algorithms import IQL
 from rlox.checkpoint import load_checkpoint
-from rlox_cli.config.compose import compose_sweep
+from rlox_cli.config.compose import compose_typed
 from rlox_cli.config.ranges import read_search
 
 SMALL = ["algo.hidden_sizes=[16,16]", "algo.batch_size=32", "logger=none", "eval.n_episodes=2", "eval.n_points=2"]
@@ -114,7 +114,7 @@ def test_a_killed_sweep_resumes_bit_for_bit_and_counts_updates(data, tmp_path):
 )
 def test_parameters_of_a_search(algo, own, data):
     arguments = ["hydra/sweeper=optuna", f"algo={algo}", f"dataset={data}", "env=Pendulum-v1", "tuned=off"]
-    cfg, corners = compose_sweep(["-m"], arguments)
+    cfg, corners = compose_typed(["-m"], arguments)
     found = {space.key for space in read_search(arguments, cfg).spaces}
     assert {f"algo.{name}" for name in ("learning_rate", "batch_size", *own)} <= found
     assert {job.config.dataset.source for job in corners} == {str(data)}

@@ -25,7 +25,7 @@ from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config
 from rlox.config.saved import to_plain
-from rlox_cli.config.compose import compose_jobs, compose_sweep
+from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.config.ranges import read_search
 from rlox_cli.records.ledger import Sweep
 from rlox_cli.terminal.errors import UsageError
@@ -65,7 +65,7 @@ FIXED = {("SequenceBufferConfig", "n_step")}  # the rules allow only one value, 
 
 @pytest.fixture(scope="module")
 def master():
-    return compose_sweep([], [*OPTUNA[1:], *RUNS, RATE])[0]
+    return compose_typed(["-m"], [*OPTUNA[1:], *RUNS, RATE])[0]
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_spaces_of_a_search(arguments, searched, tmp_path):
     preset = "# @package _global_\nhydra: {sweeper: {params: {env.n_envs: 'range(2,9)', algo.gamma: '0.5,0.6'}}}\n"
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(preset)
-    cfg, corners = compose_sweep(["-m", "-cd", str(tmp_path)], [*OPTUNA[1:], "tuned=off", *arguments])
+    cfg, corners = compose_typed(["-m", "-cd", str(tmp_path)], [*OPTUNA[1:], "tuned=off", *arguments])
     found = read_search(arguments, cfg)
     everything = [f"algo.{item.name}" for item in fields(configs.TD3Config) if "search" in item.metadata]
     assert [space.key for space in found.spaces] == (searched or everything)

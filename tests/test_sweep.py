@@ -18,7 +18,7 @@ from run_results import outcome
 
 from rlox.checkpoint import load_checkpoint
 from rlox_cli.commands.train import main as train
-from rlox_cli.config.compose import compose_jobs, compose_sweep
+from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.records.ledger import Head, Sweep, job_id
 from rlox_cli.sweep.control import plan_jobs, resume
 from rlox_cli.sweep.launch import Work, launcher_overrides
@@ -243,7 +243,7 @@ def test_failures_that_may_be_temporary_are_retried_and_others_reported(tmp_path
 
 def plan(folder, *words):
     """Create a sweep in `folder` without starting any job."""
-    master, composed = compose_sweep(["-m"], list(words))
+    master, composed = compose_typed(["-m"], list(words))
     head = Head("0.0.1", ["-m"], list(words), [], launcher_overrides(master, list(words)))
     Sweep.create(folder, head, plan_jobs(composed)).release()
 

@@ -226,12 +226,14 @@ class CallbackList(Callback):
         """
         if hook == "on_training_start":
             self._at, self.failed_hook = time.perf_counter(), None
-        answers = []
+        answers: list[tuple[Callback, Any]] = []
         for callback in self.callbacks:
+            if not self.listens_to(callback, hook):
+                continue
             outer, self._inner = self._inner, 0.0
             started = time.perf_counter()
             try:
-                answers.append(getattr(callback, hook)(**info))
+                answers.append((callback, getattr(callback, hook)(**info)))
             except BaseException as e:
                 self.failed_hook = self.failed_hook or hook
                 if type(callback).__module__.partition(".")[0] not in ("rlox", "rlox_cli"):
@@ -244,7 +246,7 @@ class CallbackList(Callback):
                 self.seconds[callback.section] += took - self._inner  # type: ignore[assignment]  # of seconds, not whole
                 self._inner = outer + took
         go_on = True
-        for callback, answer in zip(self.callbacks, answers, strict=False) if hook in _STOPPING else ():
+        for callback, answer in answers if hook in _STOPPING else ():
             if not (answer is None or isinstance(answer, (bool, np.bool_))):
                 raise TypeError(
                     f"{type(callback).__name__}.{hook} must return False to stop, or True or nothing to continue, "

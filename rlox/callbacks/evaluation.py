@@ -385,8 +385,8 @@ class EvalCallback(Callback):
             return
         started = time.perf_counter()
         options = {} if self.max_steps is None else {"max_steps": self.max_steps}
-        # Language models have no episodes.
-        evaluate = algorithm.scored if hasattr(algorithm, "scored") else algorithm.evaluate
+        acts = isinstance(algorithm, _HandWritten) or hasattr(algorithm, "env_options")
+        evaluate = algorithm.evaluate if acts else algorithm.scored  # language models have no episodes
         # Pending evaluations run in the meantime, and are delivered first.
         evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started

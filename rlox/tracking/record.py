@@ -21,6 +21,7 @@ import time as clock
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ def durable_rows(folder: str | Path) -> list[dict[str, Any]]:
     return [row for row, _ in ledger.rows()]
 
 
-class Record:
+class Record(AbstractContextManager["Record", None]):
     """Writer of a run's record; a run folder can have only one living trainer.
 
     Parameters
@@ -374,9 +375,6 @@ class Record:
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self._lock = -1
-
-    def __enter__(self) -> Record:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

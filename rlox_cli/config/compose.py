@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlox.config import RunConfig
 from rlox.config.saved import to_plain
 from rlox_cli.config.explain import explain
-from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, is_multirun, refuse_blanks, refuse_forms
+from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, refuse_blanks, refuse_forms
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import apply_settings, check_run
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
@@ -63,34 +63,34 @@ class Job:
     subdir: str = ""  # its folder, relative to the sweep's
 
 
-def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
+def compose_typed(
+    flags: list[str], overrides: list[str], report: Callable[[str], None] | None = None
+) -> tuple[DictConfig | None, list[Job]]:
     """Compose and validate every job that `flags` and `overrides` describe.
 
     Sweepers other than Hydra's basic one and rlox's own choose their jobs as they go: `_sweep` says which jobs are
-    checked instead.
+    checked instead. Of many jobs, a sample is checked before all of them, and `report` is called with a line about how
+    long that takes.
+
+    Returns
+    -------
+    DictConfig or None
+        The configuration of a sweep itself, of which the section ``hydra`` is used; None for a single run.
+    list of Job
+        All jobs of the sweep, or the run.
 
     Raises
     ------
     UsageError
         For the first invalid job, with the key, the rule, the value and the nearest valid name.
     """
-    if is_multirun(flags, overrides):
-        return compose_sweep(flags, overrides)[1]
+    multirun = any(flag in ("-m", "--multirun") for flag in flags) or "hydra.mode=MULTIRUN" in overrides
     with _composition(flags) as config_name:
-        cfg = composed(overrides, config_name, "")
-        if cfg.hydra.mode is RunMode.MULTIRUN:
-            raise UsageError("hydra.mode must not be MULTIRUN in a file; type -m instead")
-        return [_compose_one(cfg, overrides, "")]
-
-
-def compose_sweep(
-    flags: list[str], overrides: list[str], report: Callable[[str], None] | None = None
-) -> tuple[DictConfig, list[Job]]:
-    """Return the sweep's own configuration, of which the section ``hydra`` is used, and its jobs as `compose_jobs`.
-
-    Of many jobs, a sample is checked before all of them, and `report` is called with a line about how long that takes.
-    """
-    with _composition(flags) as config_name:
+        if not multirun:
+            cfg = composed(overrides, config_name, "")
+            if cfg.hydra.mode is RunMode.MULTIRUN:
+                raise UsageError("hydra.mode must not be MULTIRUN in a file; type -m instead")
+            return None, [_compose_one(cfg, overrides, "")]
         master, lists = _sweep(overrides, config_name)
         composer = _Composer(config_name)
 
@@ -110,6 +110,11 @@ def compose_sweep(
             if report is not None:
                 report(f"{len(lists):,} jobs: {_SAMPLE} of them are valid; checking all takes about {seconds:.0f} s")
         return master, [composed_job(number) for number in range(len(lists))]
+
+
+def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
+    """Return the jobs of `compose_typed`."""
+    return compose_typed(flags, overrides)[1]
 
 
 def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:

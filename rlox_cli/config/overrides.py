@@ -258,7 +258,3 @@ def only_select_config(flags: list[str]) -> bool:
         elif word.partition("=")[0] not in _CHOOSING_FLAGS and word not in ("--run", "-r"):
             return False
     return True
-
-
-def is_multirun(flags: list[str], overrides: list[str]) -> bool:
-    return any(flag in ("-m", "--multirun") for flag in flags) or "hydra.mode=MULTIRUN" in overrides

@@ -23,14 +23,14 @@ from rlox.tracking.store import read_config
 from rlox_cli.config.compose import (
     Job,
     compose_jobs,
-    compose_sweep,
+    compose_typed,
     expands,
     find_new_folder,
     run_composed,
     run_hydra,
     searches,
 )
-from rlox_cli.config.overrides import is_multirun, only_select_config, run_folder, split_args, take_imports
+from rlox_cli.config.overrides import only_select_config, run_folder, split_args, take_imports
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
@@ -86,12 +86,8 @@ def main(args: list[str]) -> Typed | None:
             compose_jobs(flags, overrides)  # reports what is wrong before anything is printed
         _run_with_hydra(flags, overrides, False, console)
         return None
-    multirun = is_multirun(flags, overrides)
-    if multirun:
-        sweep, jobs = compose_sweep(flags, overrides, lambda line: console.print(line))
-    else:
-        sweep, jobs = None, compose_jobs(flags, overrides)
-    searching = sweep is not None and searches(sweep)
+    sweep, jobs = compose_typed(flags, overrides, lambda line: console.print(line))
+    multirun, searching = sweep is not None, sweep is not None and searches(sweep)
     configs = [job.config for job in jobs]
     if not checks:
         _require_ranks(configs, multirun, typed)

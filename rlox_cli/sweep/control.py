@@ -39,7 +39,7 @@ _MOST_ROWS = 50  # of the table at the end
 def start(
     flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, jobs: list[Job], console: Console
 ) -> None:
-    """Write the ledger of a new sweep and run it; `master` and `jobs` are the results of `compose_sweep`."""
+    """Write the ledger of a new sweep and run it; `master` and `jobs` are the results of `compose_typed`."""
     settings = sweeper_settings(master)
     todo = plan_jobs(jobs)
     for config in (job.config for job in todo):

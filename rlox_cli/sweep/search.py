@@ -191,7 +191,7 @@ class Trials:
 def start(
     flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, job: Job, console: Console
 ) -> None:
-    """Start a search; `master` and `job` are results of `compose_sweep`, which returns several jobs of the search."""
+    """Start a search; `master` and `job` are results of `compose_typed`, which returns several jobs of the search."""
     search = read_search(overrides, master)
     launcher = launcher_overrides(master, overrides)
     head = Head(__version__, flags, overrides, modules, launcher, retries=search.settings.retries, created=time.time())

@@ -113,7 +113,7 @@ class ProgressCallback(Callback):
     def _measure(self, step: int, metrics: dict[str, float], algorithm, now: float) -> None:
         """Add a row to the measured speed, unless learning has not begun."""
         counters, config = algorithm.counters, algorithm.config
-        starts = getattr(getattr(algorithm, "_memory", None), "start", 0) + getattr(config, "learning_starts", 0)
+        starts = getattr(vars(algorithm).get("_memory"), "start", 0) + getattr(config, "learning_starts", 0)
         waiting = ""
         if step == self._step and counters.updates > self._updates:
             waiting = f"pretraining, {counters.updates:,} updates"
