@@ -147,7 +147,7 @@ _ALIASES = {
     "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
     "rlox.llm.reward_models": ["rlox.llm.rewards.models", "rlox.llm.rewards.http"],
     "rlox.losses": ["rlox.nn.losses", "rlox.nn.value_losses"],
-    "rlox.networks": ["rlox.nn.networks", "rlox.nn.policies", "rlox.nn.actors"],
+    "rlox.networks": ["rlox.nn.policies", "rlox.nn.actors"],
     "rlox.policies": ["rlox.nn.policies", "rlox.nn.actors"],
     "rlox.trainers": ["rlox.algorithms.trainers"],
 }

@@ -189,7 +189,7 @@ def test_names_of_the_original_layout_can_be_imported(name):
     [
         ("rlox.losses", "normalized", "rlox.nn.losses"),
         ("rlox.batch", "RolloutBatch", "rlox.nn.batch"),
-        ("rlox.networks", "mlp", "rlox.nn.networks"),
+        ("rlox.networks", "mlp", "rlox.nn.policies"),
         ("rlox.networks", "DeterministicPolicy", "rlox.nn.actors"),
     ],
 )

@@ -15,8 +15,7 @@ import rlox
 from rlox.algorithms import A2C, BC, CQL, DQN, IMPALA, IQL, MAPPO, PPO, SAC, TD3, TD3BC, DreamerV3
 from rlox.distributed.ranks import ALONE, Ranks
 from rlox.nn.compiling import CompiledLoss
-from rlox.nn.devices import computes_bfloat16, generator_states, own_gpu, set_generator_states
-from rlox.nn.modules import load_weights_
+from rlox.nn.modules import computes_bfloat16, generator_states, load_weights_, own_gpu, set_generator_states
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.training.backend import choose_device, device_for
 

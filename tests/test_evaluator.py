@@ -22,8 +22,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
 from rlox.evaluation.episodes import Episodes, evaluate
 from rlox.evaluation.evaluator import cores
-from rlox.nn.modules import copy_module
-from rlox.nn.optimizers import flatten_
+from rlox.nn.modules import copy_module, flatten_
 from rlox.tracking import durable_rows
 
 # An environment of gymnasium, so that evaluations are not native.

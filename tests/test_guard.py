@@ -24,7 +24,7 @@ from rlox.collectors import RolloutCollector
 from rlox.collectors.candle import CandleCollector
 from rlox.compiled import NativePolicy, guard
 from rlox.compiled.record import COMPARED
-from rlox.nn import losses, optimizers, value_losses
+from rlox.nn import losses, modules, value_losses
 from rlox.nn.policies import DiscretePolicy
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def test_the_record_matches_the_current_sources():
 
 
 # Code that both paths call, and code that no kernel replaces.
-SHARED = ("rlox.config", "rlox.processes", "rlox.nn.initial", "rlox.nn.modes", "rlox.checkpoint.streams",
+SHARED = ("rlox.config", "rlox.processes", "rlox.checkpoint.streams",
           "rlox.kernels", "rlox.compiled", "rlox.buffers", "rlox.offline.mixing", "rlox.multi_agent.self_play",
           "rlox.training.loops", "rlox.training.parts", "rlox.collectors.base",
           "rlox.collectors.exploration", "rlox.nn.compiling")  # fmt: skip
@@ -132,7 +132,7 @@ def test_methods_called_by_an_update_are_listed(cls):
 
 # ---- code that was replaced at run time
 
-normalized, twin_q_loss, flat_copy = losses.normalized, value_losses.twin_q_loss, optimizers.flat_copy
+normalized, twin_q_loss, flat_copy = losses.normalized, value_losses.twin_q_loss, modules.flat_copy
 
 
 def doubled(advantages, total=None):
@@ -163,7 +163,7 @@ PATCHES = {
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
     "a method that an update calls": ("rlox.nn.batch.TransitionBatch.update_priorities", other, (DQN, SAC, TD3)),
-    "a function that creates networks": ("rlox.nn.optimizers.flat_copy", copied, (SAC, TD3, TD3BC, IQL, CQL)),
+    "a function that creates networks": ("rlox.nn.modules.flat_copy", copied, (SAC, TD3, TD3BC, IQL, CQL)),
     "a shared schedule": ("rlox.checkpoint.counters.follow_schedule", other, (SAC, TD3, BC, TD3BC, IQL, CQL)),
     "an optimiser": ("rlox.nn.optimizers.FlatOptimizer.descend", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
     "a schedule": ("rlox.algorithms.ppo.scheduled", other, (PPO,)),

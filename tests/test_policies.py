@@ -17,9 +17,8 @@ from rlox.algorithms import PPO
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DeterministicPolicy, QPolicy, SquashedGaussianPolicy, TanhMeanPolicy
 from rlox.nn.losses import PPOLoss, ppo_clip, value_loss
-from rlox.nn.networks import mlp
 from rlox.nn.optimizers import FlatOptimizer
-from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy, policy_outputs
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy, mlp, policy_outputs
 
 
 def _scaled(policy, factor=50.0):

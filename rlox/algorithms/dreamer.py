@@ -24,7 +24,7 @@ from rlox.config import DreamerConfig, integer
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
-from rlox.nn.optimizers import flat_copy
+from rlox.nn.modules import flat_copy
 from rlox.training.backend import autocast
 from rlox.training.off_policy import require_bounds
 from rlox.training.sequences import SequenceAlgorithm

@@ -19,7 +19,7 @@ from rlox.kernels.nn.iql import NativeIQL
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import TanhMeanPolicy, TwinQNetwork
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.networks import mlp
+from rlox.nn.policies import mlp
 from rlox.nn.value_losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.training.offline import OfflineAlgorithm
 

@@ -18,7 +18,7 @@ from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DeterministicPolicy, polyak_update
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.optimizers import flatten_
+from rlox.nn.modules import flatten_
 from rlox.nn.value_losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.replay import Rounds

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlox.compiled.record import COMPARED
 
-_NETWORKS = ("rlox.nn.networks", "rlox.nn.policies", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
+_NETWORKS = ("rlox.nn.policies", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
 _LEARNER = (
     *_NETWORKS,
     "rlox.nn.optimizers",

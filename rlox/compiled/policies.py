@@ -20,7 +20,7 @@ from rlox.kernels.nn.dqn import NativeQ
 from rlox.kernels.nn.policy_gradient import NativeActorCritic
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
-from rlox.nn.initial import mlp_weights
+from rlox.nn.modules import mlp_weights
 
 if TYPE_CHECKING:
     import torch
@@ -412,7 +412,7 @@ class NativeAdam:
     net: NativeSAC | NativeTD3  # set when the kernel is created
 
     def __init__(self, parameters: Iterable[nn.Parameter], block: str, learning_rate: float):
-        from rlox.nn.optimizers import flatten_
+        from rlox.nn.modules import flatten_
 
         self.flat = flatten_(list(parameters))
         self.block = block

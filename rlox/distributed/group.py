@@ -17,7 +17,7 @@ import numpy as np
 from rlox.checkpoint import Checkpoint
 from rlox.distributed.ranks import ALONE, OWN, SHARED, RankLost, Ranks, become, list_named_files, memory_folder
 from rlox.kernels.rng import Rng
-from rlox.nn.devices import own_gpu
+from rlox.nn.modules import own_gpu
 
 if TYPE_CHECKING:
     import torch

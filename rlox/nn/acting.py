@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.kernels.rng import Rng
-from rlox.nn.modes import acting, evaluating
-from rlox.nn.modules import copy_module, is_module, load_weights_, to_array, weights_of
+from rlox.nn.modules import acting, copy_module, evaluating, is_module, load_weights_, to_array, weights_of
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -112,7 +111,7 @@ def draw_noise(policy: ActingPolicy, n: int, rng: Rng | None = None) -> np.ndarr
     noise = np.empty(policy.noise_shape(n), np.float32)
     if noise.size:
         if rng is None:
-            from rlox.nn.networks import rng_from_torch
+            from rlox.nn.policies import rng_from_torch
 
             rng = rng_from_torch()
         policy.fill_noise(rng, noise)

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.nn.initial import mlp_weights
-from rlox.nn.networks import _NONLINEARITIES, NetworkSpec, mlp, rng_from_torch
-from rlox.nn.policies import _LOG_SQRT_2PI, Actor, _categorical
+from rlox.nn.modules import mlp_weights
+from rlox.nn.policies import _LOG_SQRT_2PI, _NONLINEARITIES, Actor, NetworkSpec, _categorical, mlp, rng_from_torch
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
 _INSIDE = 1e-6  # smallest distance of an action from the bounds at which its density is computed

@@ -208,7 +208,7 @@ def _permutation(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
     """Return a random order (n,) int64, from a generator that is seeded from PyTorch's if there is no `rng`."""
     import torch
 
-    from rlox.nn.networks import rng_from_torch
+    from rlox.nn.policies import rng_from_torch
 
     return torch.from_numpy((rng or rng_from_torch()).permutation(n)).to(device)
 

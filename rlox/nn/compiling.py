@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlox.nn.devices import out_of_memory
+from rlox.nn.modules import out_of_memory
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 

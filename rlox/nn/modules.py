@@ -1,24 +1,63 @@
-"""Conversion of the state of modules, optimisers and other parts to NumPy arrays, and back."""
+"""What is done with modules: their initial weights, their state as arrays, their modes and devices.
+
+PyTorch is imported where it is used, because native runs do not need it.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rlox.nn.devices import out_of_memory
-
-# PyTorch is imported where it is used, because native runs do not need it.
+from rlox.kernels.rng import Rng
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed import Store
 
 Part = TypeVar("Part")
 _ALIGNED = 64  # bytes, to which PyTorch aligns what it allocates
+
+# PyTorch's layers that compute the same in both modes, of which rlox's own networks are made.
+_SAME_IN_BOTH = frozenset(
+    {"Conv2d", "Flatten", "Identity", "Linear", "ModuleList", "ParameterList", "ReLU", "Sequential", "Tanh"}
+)
+
+
+# ---- weights as NumPy arrays, or in one flat tensor
+
+
+def layer_weights(rows: int, cols: int, gain: float, orthogonal: bool, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Draw weight (rows, cols) and bias (rows,) f32: orthogonal and 0, or both U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Orthogonal weights have orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120).
+    """
+    if orthogonal:
+        q, r = np.linalg.qr(rng.normal((max(rows, cols), min(rows, cols)), dtype=np.float64))
+        q *= np.sign(np.diagonal(r))  # makes the distribution uniform over orthogonal matrices
+        weight, bias = gain * (q if rows >= cols else q.T), np.zeros(rows)
+    else:
+        bound = 1.0 / math.sqrt(cols)
+        weight = bound * (2.0 * rng.uniform((rows, cols), dtype=np.float64) - 1.0)
+        bias = bound * (2.0 * rng.uniform((rows,), dtype=np.float64) - 1.0)
+    return np.ascontiguousarray(weight, np.float32), bias.astype(np.float32)
+
+
+def mlp_weights(
+    sizes: Sequence[int], out_gain: float, orthogonal: bool, rng: Rng
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Draw weight and bias of each layer of a perceptron with widths `sizes`: gain sqrt 2, `out_gain` in the last."""
+    gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [out_gain]
+    shapes = zip(pairwise(sizes), gains, strict=True)
+    return [layer_weights(n_out, n_in, gain, orthogonal, rng) for (n_in, n_out), gain in shapes]
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
@@ -79,3 +118,226 @@ def _parameters(part: Any) -> Iterator[nn.Parameter]:
     """Yield the parameters of a module, or of the modules among an object's attributes."""
     modules = [part] if is_module(part) else [one for one in getattr(part, "__dict__", {}).values() if is_module(one)]
     return itertools.chain.from_iterable(module.parameters() for module in modules)
+
+
+def views_of(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Yield each parameter and its part of `flat`, in its shape."""
+    offset = 0
+    for p in parameters:
+        yield p, flat[offset : offset + p.numel()].view_as(p)
+        offset += p.numel()
+
+
+def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Turn `parameters` into views of one flat tensor, in this order. Returns that tensor (P,)."""
+    import torch
+
+    with torch.no_grad():
+        flat = torch.cat([p.reshape(-1) for p in parameters])
+    for p, part in views_of(flat, parameters):
+        p.data = part
+    return flat
+
+
+def flat_copy(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
+    """Return a frozen copy of `module`, for example a target network, and the flat tensor (P,) of its parameters."""
+    copied = copy.deepcopy(module).requires_grad_(False)
+    return copied, flatten_(list(copied.parameters()))
+
+
+# ---- training and evaluation mode, which matters for dropout, batch normalisation and custom layers
+
+
+def _depends(part: nn.Module) -> bool:
+    """Return whether a part of a module, without its own parts, may compute differently in training mode."""
+    kind = type(part)
+    module = kind.__module__
+    same = module.startswith("rlox.") or (module.startswith("torch.nn.modules.") and kind.__name__ in _SAME_IN_BOTH)
+    return not same or bool(part._forward_pre_hooks or part._forward_hooks)
+
+
+def _restore(modes: list[tuple[nn.Module, bool]]) -> None:
+    """Restore the modes of a module and all of its parts, each of which comes before its own parts."""
+    for part, training in modes:
+        if part.training is not training:
+            part.train(training)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put `module` in evaluation mode; afterwards restore the mode of each part, since some may be frozen.
+
+    A module that computes the same in both modes, such as rlox's own networks, is not touched.
+    """
+    if not any(part.training and _depends(part) for part in module.modules()):
+        yield
+        return
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        _restore(modes)
+
+
+@contextmanager
+def acting(module: nn.Module) -> Iterator[None]:
+    """Put `module` in evaluation mode, and compute without gradients."""
+    import torch
+
+    with torch.inference_mode(), evaluating(module):
+        yield
+
+
+@contextmanager
+def learning(module: nn.Module) -> Iterator[None]:
+    """Put `module` in training mode if all of it is in evaluation mode, and restore that afterwards.
+
+    If only some parts are in evaluation mode, such as a frozen encoder, they stay there.
+    """
+    parts = [part for part in module.modules() if _depends(part)]
+    if not parts or any(part.training for part in parts):
+        yield
+        return
+    modes = [(part, part.training) for part in module.modules()]
+    module.train()
+    try:
+        yield
+    finally:
+        _restore(modes)
+
+
+# ---- settings of PyTorch
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """Run with `n` PyTorch CPU threads (0: unchanged) and restore the user's number afterwards.
+
+    The default for training is one: small networks gain nothing from a second thread, and become several times slower
+    when the other core is busy.
+    """
+    torch: Any = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else n
+    if n in (0, before):
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Create tensors that can be learned from, also if the caller is inside ``torch.inference_mode``."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.is_inference_mode_enabled():
+        yield
+        return
+    # Leaving the mode also switches gradients on, which the caller's environments do not expect.
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def skip_distribution_checks() -> Iterator[None]:
+    """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
+
+    A custom policy creates a distribution at every step, and the checks take a third of its time. NaN, which they would
+    find, is found by the training loop in the losses.
+    """
+    distributions = sys.modules.get("torch.distributions")
+    if distributions is None:
+        yield
+        return
+    kind = distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
+
+
+# ---- devices: where a module is, their data types and random numbers, running out of their memory
+
+
+def device_of(policy: nn.Module, where: str) -> str | None:
+    """Return ``cpu`` or ``cuda``, where the parameters of a custom policy are; None if it has none.
+
+    Raises
+    ------
+    ValueError
+        If they are on several devices, have no values (PyTorch's device ``meta``), or are on a GPU that is not the
+        current one.
+    """
+    import torch
+
+    devices = {p.device for p in policy.parameters()}
+    if len(devices) > 1 or "meta" in {one.type for one in devices}:
+        raise ValueError(
+            f"{where}: the parameters of policy must have values and be on one device, got "
+            f"{', '.join(sorted(map(str, devices)))}"
+        )
+    for device in devices:
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            raise ValueError(
+                f"{where}: policy must be on PyTorch's current GPU, cuda:{torch.cuda.current_device()}, got {device}; "
+                f"call torch.cuda.set_device({device.index}) first"
+            )
+        return device.type
+    return None
+
+
+def own_gpu(store: Store, rank: int, size: int, local_rank: int) -> int | None:
+    """Return the number of this rank's GPU; None if there are too few for each rank to have one of its own.
+
+    A rank takes the GPU with its number on the machine. If a launcher shows each rank other GPUs, that number is taken
+    modulo their count. All ranks call it together, and compare their GPUs through the `store`.
+    """
+    import torch
+
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    name = str(torch.cuda.get_device_properties(local_rank % n).uuid) if n else ""
+    store.set(f"gpu{rank}", name)
+    names = [store.get(f"gpu{other}").decode() for other in range(size)]
+    return local_rank % n if all(names) and len(set(names)) == size else None
+
+
+def computes_bfloat16() -> bool:
+    """Return whether the GPU computes in bfloat16; older ones than NVIDIA's Ampere emulate it, slower than float32."""
+    import torch
+
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an exception, or its cause, reports that the memory of a device is full."""
+    torch = sys.modules.get("torch")
+    while torch is not None and error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def generator_states(device: str) -> dict[str, np.ndarray]:
+    """Return the states of PyTorch's own generators, of the CPU and of the `device`, by name."""
+    import torch
+
+    states = {"torch": torch.get_rng_state().numpy()}
+    if device == "cuda":
+        states["torch_cuda"] = torch.cuda.get_rng_state().numpy()
+    return states
+
+
+def set_generator_states(states: dict[str, np.ndarray], device: str) -> None:
+    """Set PyTorch's own generators to the result of `generator_states`, which may be of another device."""
+    import torch
+
+    if "torch" in states:
+        torch.set_rng_state(torch.from_numpy(states["torch"].copy()))
+    if device == "cuda" and "torch_cuda" in states:
+        torch.cuda.set_rng_state(torch.from_numpy(states["torch_cuda"].copy()))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,29 +10,7 @@ import torch
 from torch import nn
 
 from rlox.config import OPTIMIZERS, nearest
-
-
-def _views(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Yield each parameter and its part of `flat`, in its shape."""
-    offset = 0
-    for p in parameters:
-        yield p, flat[offset : offset + p.numel()].view_as(p)
-        offset += p.numel()
-
-
-@torch.no_grad()
-def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Turn `parameters` into views of one flat tensor, in this order. Returns that tensor (P,)."""
-    flat = torch.cat([p.reshape(-1) for p in parameters])
-    for p, part in _views(flat, parameters):
-        p.data = part
-    return flat
-
-
-def flat_copy(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
-    """Return a frozen copy of `module`, for example a target network, and the flat tensor (P,) of its parameters."""
-    copied = copy.deepcopy(module).requires_grad_(False)
-    return copied, flatten_(list(copied.parameters()))
+from rlox.nn.modules import flatten_, views_of
 
 
 def keeps_denormals() -> bool:
@@ -97,7 +74,7 @@ class FlatOptimizer:
             )
         self.flat = flatten_(self.parameters)
         self.grad = torch.zeros_like(self.flat)
-        for p, part in _views(self.grad, self.parameters):
+        for p, part in views_of(self.grad, self.parameters):
             p.grad = part
         self.learning_rate = learning_rate
         self.eps = eps
@@ -206,7 +183,7 @@ def require_laid_out(where: str, optimizers: Iterable[Any]) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, FlatOptimizer) and not all(
             p.dtype == part.dtype and p.data_ptr() == part.data_ptr()
-            for p, part in _views(optimizer.flat, optimizer.parameters)
+            for p, part in views_of(optimizer.flat, optimizer.parameters)
         ):
             raise ValueError(
                 f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, "

@@ -26,9 +26,15 @@ from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
-from rlox.nn.devices import set_generator_states
-from rlox.nn.modes import outside_inference_mode, skip_distribution_checks, torch_threads
-from rlox.nn.modules import is_module, load_weights_, state_of
+from rlox.nn.modules import (
+    is_module,
+    load_weights_,
+    outside_inference_mode,
+    set_generator_states,
+    skip_distribution_checks,
+    state_of,
+    torch_threads,
+)
 from rlox.training.backend import Backend
 
 # PyTorch is imported where it is used, because native runs do not need it.

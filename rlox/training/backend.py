@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlox.compiled import NativeActor, NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
 from rlox.compiled.obstacles import ModuleWatch
-from rlox.nn.devices import device_of
-from rlox.nn.modules import is_module
+from rlox.nn.modules import device_of, is_module
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -181,7 +180,7 @@ def device_for(device: str, policy: nn.Module, where: str) -> str:
 
 def precision_of(wanted: str, device: str) -> str:
     """Return ``float32`` or ``bfloat16`` for a configuration's `precision`, which may be ``auto``."""
-    from rlox.nn.devices import computes_bfloat16
+    from rlox.nn.modules import computes_bfloat16
 
     if wanted == "auto":
         return "bfloat16" if device == "cuda" and computes_bfloat16() else "float32"

@@ -63,7 +63,7 @@ class SeparateNetworks(Agent):
         The target is copied before the optimisers move the online networks' parameters into one block.
         """
         from rlox.nn.actors import TwinQNetwork
-        from rlox.nn.optimizers import flat_copy
+        from rlox.nn.modules import flat_copy
 
         c, spec = self.config, self.spec
         self.critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)

@@ -33,8 +33,7 @@ from rlox.llm.models.saved import description, load_weights_, save_pretrained, t
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.nn.devices import generator_states
-from rlox.nn.modes import torch_threads
+from rlox.nn.modules import generator_states, torch_threads
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.training import loops

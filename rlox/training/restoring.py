@@ -17,7 +17,7 @@ from rlox.config import shown
 from rlox.envs import EnvSpec
 from rlox.envs.registry import find_module
 from rlox.kernels.envs import NATIVE_ENVS
-from rlox.nn.devices import out_of_memory
+from rlox.nn.modules import out_of_memory
 
 # Largest numbers of environments, and of processes for them, that a file may request by itself.
 _MOST_NATIVE_ENVS, _MOST_ENVS, _MOST_WORKERS = 65_536, 1_024, 64

@@ -15,7 +15,7 @@ from rlox.algorithms import BC, CQL, IQL, TD3BC
 from rlox.kernels.nn.cql import NativeCQL
 from rlox.kernels.nn.iql import NativeIQL
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.optimizers import flatten_
+from rlox.nn.modules import flatten_
 
 
 def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
