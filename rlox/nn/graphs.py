@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlox.nn.devices import out_of_memory
+from rlox.nn.modules import out_of_memory
 
 # Calls before the capture: libraries create their handles and workspaces, and compilers their code, in the first ones.
 N_EAGER = 3
