@@ -292,7 +292,8 @@ def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Any:
     A rank waits at most `timeout_s` seconds for the others in a collective operation. With `distributed` ``ddp`` each
     rank has all parameters; with ``fsdp`` language models are sharded (`rlox.distributed.sharded`).
 
-    Raises RuntimeError if ``torchrun`` has not started this process, or the ranks cannot connect.
+    Returns the `rlox.distributed.group.Group`. Raises RuntimeError if ``torchrun`` has not started this process, or the
+    ranks cannot connect, and ValueError for any other value of `distributed`.
     """
     choice("ranks.join", "distributed", distributed, _KINDS)
     if not is_started_by_torchrun():

@@ -142,6 +142,13 @@ class EnvPoolVecEnv(ForeignVecEnv):
 
     `env_id` is one of ``envpool.list_all_envs()``, and `kwargs` are passed to ``envpool.make``: ``num_threads`` is 1
     unless given, and 0 lets EnvPool choose. The number of threads does not change the trajectories.
+
+    Raises
+    ------
+    ImportError
+        If EnvPool is not installed.
+    TypeError, ValueError
+        For an unknown id, arguments that EnvPool rejects, or spaces that `SpaceAdapter` does not support.
     """
 
     def __init__(self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None):

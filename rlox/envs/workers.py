@@ -78,7 +78,21 @@ class WorkerGroup:
     """Processes that each step a part of N environments and share memory with this process.
 
     A worker ignores Ctrl-C, computes with one thread, and ends when its parent process ends for any reason. In each, a
-    `share` creates its environments from `value`; `arrays` are shared.
+    `share` creates its environments from `value`; the N environments are divided equally. `where` starts messages.
+
+    Attributes
+    ----------
+    spec, stacks, unrestorable_reason
+        Of the environments, as in `rlox.envs.state.EnvCopies`; the spec is the same in all workers.
+    arrays : dict
+        The shared arrays of `Share.layout`, by name.
+
+    Raises
+    ------
+    ValueError
+        If `workers` is out of range, or not all environments have the same spec.
+    TypeError
+        If `env` is neither an id nor a callable, or cannot be sent.
     """
 
     def __init__(self, where: str, env: Any, share: type[Share], value: Any, n_envs: int, workers: int):

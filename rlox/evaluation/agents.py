@@ -46,7 +46,9 @@ def evaluate_agents(
 ) -> AgentsEvaluation:
     """Run episodes of several agents; arguments and errors as for `rlox.evaluation.episodes.evaluate`.
 
-    `wrappers` must be empty, and `env_id` and `env_kwargs` are those of `rlox.multi_agent.make_multi_agent_env`.
+    The policies of `policy` act with their modes if `deterministic`, otherwise with samples. `wrappers` must be empty,
+    and `env_id` and `env_kwargs` are those of `rlox.multi_agent.make_multi_agent_env`. Native episodes run
+    simultaneously; `frames` is called with each picture of the first episode, (H, W, 3) uint8.
     """
     episodes = Episodes(env_id, n_episodes, seed, deterministic, frames, render, max_steps, longest)
     n_episodes, seed, mode = episodes.n_episodes, episodes.seed, episodes.render_mode

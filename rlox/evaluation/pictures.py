@@ -30,7 +30,7 @@ def require_kind(path: Path, image: bool) -> None:
 def save(predictions: Predictions, path: Path) -> None:
     """Write a film (``.mp4``, ``.gif``) of images, or a plot (``.png``, ``.svg``, ``.pdf``) of vectors.
 
-    The file appears only when it is complete.
+    The file appears only when it is complete. Raises ValueError for any other suffix of `path`.
     """
     require_kind(path, predictions.image)
     if path.suffix == ".mp4":

@@ -33,6 +33,13 @@ class VideoWriter:
     """Writer of frames to `path`, which ends in ``.mp4`` or ``.gif``. Use it as a context manager.
 
     The file gets its name once it is complete; after an exception there is no file.
+
+    Raises
+    ------
+    ValueError
+        For another extension, a folder that cannot be written to, or `fps` (frames per second) < 1.
+    ImportError
+        If imageio or its ffmpeg is not installed.
     """
 
     def __init__(self, path: str | os.PathLike, fps: int = 30):
@@ -69,7 +76,7 @@ class VideoWriter:
             self._partial.unlink(missing_ok=True)
 
     def add(self, frame: Any) -> None:
-        """Append one frame, (H, W, 3) uint8 or what `rgb_frame` converts to that. All must have one size."""
+        """Append one frame, (H, W, 3) uint8 or what `rgb_frame` converts to that, all of one size; else ValueError."""
         frame = rgb_frame(frame, "VideoWriter")
         self._shape = self._shape or frame.shape
         if frame.shape != self._shape:

@@ -21,6 +21,13 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
 
     `env` is ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns an
     environment. An AEC environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the environment does not exist, rejects its arguments, or has another interface.
+    ImportError
+        If a package is missing. The message names the remedy.
     """
     where = f"make_zoo_env: {env_name(env)}"
     try:

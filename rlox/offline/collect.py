@@ -105,10 +105,16 @@ def collect(
 
     Parameters
     ----------
+    behaviours : sequence of Behaviour
+        At least one.
     env : dict
         ``id kwargs wrappers backend``, as in a checkpoint's header.
     n_steps : int
         Rows of the dataset; with several agents, a step of the environment gives one row for each agent that acts.
+    path : path
+        Path of the file.
+    seed, n_envs : int
+        Seed of environments and actions, and number of environments side by side, whose episodes are in memory.
     deterministic : bool
         Take the most likely actions instead of acting as in training, where actions are sampled with exploration noise.
     agents : sequence of str, optional

@@ -66,7 +66,8 @@ def with_model(
         elif header.get("reference") == "switched":
             algorithm.reference.frozen = None
             algorithm._parts.pop("reference", None)
-    with explained(f"{where}: {path} cannot be restored"):
+    kinds = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+    with explained(f"{where}: {path} cannot be restored", kinds=kinds):  # a MemoryError is not the file's fault
         algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
     if isinstance(saved, Mapping) and algorithm._order is not None:
         algorithm._order.first_update = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)

@@ -80,7 +80,7 @@ class ActorHead(nn.Module):
 
 
 class DreamerPolicy(nn.Module):
-    """Encoder, recurrent model and actor, with initial weights from `rng`."""
+    """Encoder, recurrent model and actor for an environment of `spec`, with initial weights from `rng`."""
 
     def __init__(self, spec: EnvSpec, config: DreamerConfig, rng: Rng):
         super().__init__()

@@ -325,7 +325,8 @@ class Latents(NamedTuple):
 class RSSM(nn.Module):
     """The recurrent state-space model: a block-diagonal GRU over h, and categorical latents z.
 
-    `unimix` is the share of the uniform distribution in the distributions of latents.
+    `size` has the widths of the model; `n_tokens` and `n_actions` are those of encoded observations and of actions.
+    `unimix` is the share of the uniform distribution in the distributions of latents. `rng` draws the initial weights.
     """
 
     def __init__(self, size: Size, n_tokens: int, n_actions: int, unimix: float, rng: Rng):

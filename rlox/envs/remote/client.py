@@ -27,7 +27,10 @@ _HEARTBEAT, _CLOSE = encode("heartbeat"), encode("close")
 
 
 class WorkerLost(ConnectionError):
-    """A worker cannot be reached, does not answer, or sends an invalid answer. It may be available again later."""
+    """A worker cannot be reached, does not answer, or sends an invalid answer. It may be available again later.
+
+    `address` is the worker's, host:port, and `reason` what happened.
+    """
 
     def __init__(self, address: str, reason: str):
         super().__init__(f"worker {address} {reason}")
@@ -35,7 +38,10 @@ class WorkerLost(ConnectionError):
 
 
 class WorkerRefused(ValueError):
-    """A worker refuses this learner, or does not fit it: it has another version, token or environment."""
+    """A worker refuses this learner, or does not fit it: it has another version, token or environment.
+
+    `address` is the worker's, host:port, and `reason` what it does not accept.
+    """
 
     def __init__(self, address: str, reason: str):
         super().__init__(f"worker {address} refused: {reason}")
@@ -84,8 +90,16 @@ class Connection:
     """One session at a worker, for use by one thread, which may send to many workers and then receive from all.
 
     `fields` and `arrays` are sent with the hello, whose answer is `welcome`. `limit` is the largest message in bytes,
-    in both directions. A ValueError is raised for invalid files, and for an unencrypted connection to another machine
-    without `remote.insecure`.
+    in both directions.
+
+    Raises
+    ------
+    WorkerLost, WorkerRefused
+        If the worker at `address` (host:port) cannot be reached or does not answer in time, or refuses this learner.
+    ValueError
+        For invalid files, or an unencrypted connection to another machine without `remote.insecure`.
+    ImportError
+        If gRPC is not installed.
     """
 
     def __init__(
