@@ -108,7 +108,7 @@ cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) no
 
 
 cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noexcept nogil:
-    """Return the same as `rlox.training.schedules.interpolated`."""
+    """Return the same as `rlox.checkpoint.counters.interpolate`."""
     return end if progress >= fraction else start + (end - start) * progress / fraction
 
 
@@ -140,7 +140,7 @@ cdef class NativeQ(FlatLearner):
     ----------
     parameters, target
         (P,) float32, C-contiguous and writeable: the blocks, kept and changed in place, in the order of
-        ``rlox.nn.networks.QNetwork.parameters()``: trunk, head, and with dueling the head of the value.
+        ``rlox.nn.actors.DiscreteQNetwork.parameters()``: trunk, head, and with dueling the head of the value.
     obs_dim, n_actions
         D, and the number of actions A.
     hidden_sizes
@@ -437,7 +437,7 @@ cdef class NativeQ(FlatLearner):
                gamma, double_dqn, loss, max_grad_norm, tau, target_update_freq, target_period, seconds=0.2):
         """Run rounds of acting, stepping, storing and learning, without Python in between.
 
-        Uses the random numbers and changes all state in the same way as `rlox.training.loops.off_policy` does step by
+        Uses the random numbers and changes all state in the same way as `rlox.training.replay.off_policy` does step by
         step; results do not depend on how rounds are divided into calls.
 
         Parameters

@@ -257,7 +257,7 @@ cdef class NativeSAC(SoftCritics):
                tau, target_entropy, max_grad_norm, seconds=0.2):
         """Run rounds of acting, stepping, storing and learning, without Python in between.
 
-        Uses the random numbers and changes all state in the same way as `rlox.training.loops.off_policy` does step by
+        Uses the random numbers and changes all state in the same way as `rlox.training.replay.off_policy` does step by
         step; results do not depend on how rounds are divided into calls. The memory stores actions in the units of the
         environment.
 

@@ -1,7 +1,7 @@
 """Common parts of SAC, TD3, IQL and CQL: a policy, two critics, their targets, and the critics' update.
 
 Each network is a flat float32 block (see layers.pxd). The policy's block is in the order of ``parameters()``, with
-weights (n_out, n_in). The block of the two critics is in the order of `rlox.nn.networks.TwinQNetwork.parameters()`: the
+weights (n_out, n_in). The block of the two critics is in the order of `rlox.nn.actors.TwinQNetwork.parameters()`: the
 weights (2, n_in, n_out) of all layers, then their biases (2, 1, n_out). A batch is processed in chunks of `CHUNK` rows.
 """
 

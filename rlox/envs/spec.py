@@ -23,6 +23,19 @@ class EnvSpec:
     """Shapes, sizes and bounds. Fields that do not apply to the environment's actions are None.
 
     Exactly one kind of action is set: `n_actions` (one integer), `n_choices` (K integers), or `act_dim` and its bounds.
+
+    Attributes
+    ----------
+    obs_dim : int
+        Size D of an observation; for images the number of values per image.
+    image, discrete, continuous : bool
+        Whether an observation is an image, and whether actions are Discrete or Box.
+    action_kind : str
+        ``discrete``, ``multi-discrete`` or ``continuous``.
+    action_shape : tuple of int
+        Shape of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box.
+    action_dtype : type
+        np.float32 for Box, np.int64 otherwise.
     """
 
     obs_shape: tuple[int, ...]  # (D,), or (C, H, W) for images
@@ -42,9 +55,7 @@ class EnvSpec:
     # Converts between the environment's own observations and actions and these arrays; None if they are the same.
     adapter: SpaceAdapter | None = field(default=None, compare=False, repr=False)
 
-    # What follows from these fields: size D of an observation (for images the number of values per image), whether it
-    # is an image, the kind of actions (discrete, multi-discrete or continuous), and the shape of one action: () for
-    # Discrete, (K,) for MultiDiscrete, (A,) for Box.
+    # What follows from these fields, see the class.
     obs_dim: int = field(init=False, compare=False, repr=False)
     image: bool = field(init=False, compare=False, repr=False)
     discrete: bool = field(init=False, compare=False, repr=False)
