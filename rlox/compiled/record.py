@@ -19,7 +19,7 @@ COMPARED: dict[str, str] = {
     "rlox.checkpoint.counters": "04f3cb732a52ad11 d6b9d2a3ed1c64a7",
     "rlox.collectors.replay": "0b3c25c9b5fc6de0 091f4a9bccdb1664",
     "rlox.collectors.rollout": "07c75157b4893af0 fd44831f19118fff",
-    "rlox.envs.spec": "8ba8a56f1d0f1920 1179f99c216b7bcc",
+    "rlox.envs.spec": "4848a26da6d1df6a 1179f99c216b7bcc",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "7022b9942d1bbc56 6d0099bb043baebc",
     "rlox.nn.actors": "5de32b8df2df79d6 50afab4cfbfd5465",
