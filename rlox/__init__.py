@@ -72,7 +72,7 @@ _EXPORTS = {
     "GRPO": "rlox.algorithms.grpo",
     "GRPOConfig": "rlox.config",
     "GymVecEnv": "rlox.envs.gym_vec_env",
-    "History": "rlox.callbacks.history",
+    "History": "rlox.callbacks.base",
     "HybridPPO": "rlox.algorithms.hybrid_ppo",
     "IMPALA": "rlox.algorithms.impala",
     "IMPALAConfig": "rlox.config",
@@ -115,7 +115,7 @@ _EXPORTS = {
     "ReplayCollector": "rlox.collectors",
     "RewardModel": "rlox.algorithms.reward_model",
     "RewardModelConfig": "rlox.config",
-    "RolloutBatch": "rlox.nn.batch",
+    "RolloutBatch": "rlox.collectors.rollout",
     "RolloutCollector": "rlox.collectors",
     "RunningStats": "rlox.kernels.stats",
     "RunningStatsVec": "rlox.kernels.stats",
@@ -136,14 +136,14 @@ _EXPORTS = {
     "Trainer": "rlox.algorithms.trainers",
     "tuned": "rlox.config",
     "VarLenStore": "rlox.kernels.buffers.varlen",
-    "VecEnv": "rlox.envs.native",
+    "VecEnv": "rlox.envs.registry",
     "VecNormalize": "rlox.collectors.vec_normalize",
     "VideoCallback": "rlox.callbacks",
 }
 
 # Module names of the library's first layout, which its documents import, and the modules that provide them now.
 _ALIASES = {
-    "rlox.batch": ["rlox.nn.batch"],
+    "rlox.batch": ["rlox.nn.batch", "rlox.collectors.rollout"],
     "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
     "rlox.llm.reward_models": ["rlox.llm.rewards.models", "rlox.llm.rewards.http"],
     "rlox.losses": ["rlox.nn.losses", "rlox.nn.value_losses"],

@@ -13,10 +13,11 @@ from torch import nn
 from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
+from rlox.collectors.rollout import RolloutBatch
 from rlox.compiled import NativePolicy, NativeQPolicy
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DiscreteQNetwork, QPolicy
-from rlox.nn.batch import RolloutBatch, TransitionBatch
+from rlox.nn.batch import TransitionBatch
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 from rlox.training.off_policy import OffPolicyAlgorithm
 

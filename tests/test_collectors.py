@@ -11,12 +11,12 @@ from torch import nn
 
 from rlox import ReplayBuffer, RolloutCollector
 from rlox.collectors import ReplayCollector
+from rlox.collectors.rollout import RolloutBatch
 from rlox.compiled import NativePolicy
 from rlox.config import PPOConfig
 from rlox.envs import EnvSpec, make_vec_env
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DeterministicPolicy
-from rlox.nn.batch import RolloutBatch
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
 

@@ -68,9 +68,9 @@ def test_the_record_matches_the_current_sources():
 
 
 # Code that both paths call, and code that no kernel replaces.
-SHARED = ("rlox.config", "rlox.processes", "rlox.checkpoint.streams",
+SHARED = ("rlox.config", "rlox.processes", "rlox.nn.modes", "rlox.checkpoint.streams",
           "rlox.kernels", "rlox.compiled", "rlox.buffers", "rlox.offline.mixing", "rlox.multi_agent.self_play",
-          "rlox.training.loops", "rlox.training.parts", "rlox.collectors.base",
+          "rlox.training.algorithm", "rlox.training.parts", "rlox.collectors.base",
           "rlox.collectors.exploration", "rlox.nn.compiling")  # fmt: skip
 
 
@@ -171,7 +171,7 @@ PATCHES = {
     "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
     "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
     "critics": ("rlox.nn.actors.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
-    "minibatches": ("rlox.nn.batch.Rollout.sample_minibatches", other, (PPO,)),
+    "minibatches": ("rlox.collectors.rollout.Rollout.sample_minibatches", other, (PPO,)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
 
@@ -534,7 +534,7 @@ EDITS = {
     "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
     "nn.actors:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
     "nn.actors:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
-    "training.networks:SeparateNetworks.adam": ("eps=1e-8", "eps=1e-7"),
+    "training.backend:SeparateNetworks.adam": ("eps=1e-8", "eps=1e-7"),
 }
 
 # The same for each edit separately, in forks of a process that has already imported PyTorch.

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rlox import losses
+from rlox.collectors.rollout import RolloutBatch
 from rlox.envs import EnvSpec
-from rlox.nn.batch import RolloutBatch, TransitionBatch
+from rlox.nn.batch import TransitionBatch
 
 RNG = np.random.default_rng(7)
 B, A = 6, 2

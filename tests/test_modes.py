@@ -11,7 +11,7 @@ from rlox.algorithms import A2C, APPO, DQN, IMPALA, PPO, SAC, TD3
 from rlox.collectors import RolloutCollector
 from rlox.evaluation.episodes import evaluate
 from rlox.evaluation.evaluator import make_job, play
-from rlox.nn.modules import evaluating, learning
+from rlox.nn.modes import evaluating, learning
 
 
 class Noisy(nn.Module):

@@ -13,7 +13,7 @@ from test_contract import learner
 
 import rlox
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, RecordLogger
-from rlox.callbacks.history import MOST_ROWS, History
+from rlox.callbacks.base import MOST_ROWS, History
 from rlox.tracking.record import Record, is_alive, read_rows
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlox.checkpoint.counters import scheduled
+from rlox.collectors.rollout import RolloutBatch
 from rlox.config import A2CConfig
-from rlox.nn.batch import RolloutBatch
 from rlox.training.on_policy import OnPolicyAlgorithm
 
 if TYPE_CHECKING:

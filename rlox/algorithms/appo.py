@@ -16,10 +16,10 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.counters import scheduled
 from rlox.collectors import RewardFn
+from rlox.collectors.rollout import RolloutBatch
 from rlox.config import APPOConfig, RayConfig
 from rlox.config.actor_learner import actor_settings
 from rlox.distributed import ActorCollector
-from rlox.nn.batch import RolloutBatch
 from rlox.training.on_policy import OnPolicyAlgorithm
 
 if TYPE_CHECKING:

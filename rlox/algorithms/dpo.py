@@ -15,7 +15,7 @@ from rlox.llm.encoded import Encoded, Pairs, pairs_of
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.models.reference import ReferenceCache
 from rlox.llm.tokens import in_parts
-from rlox.training.loops import to_floats
+from rlox.training.algorithm import to_floats
 from rlox.training.post_training import LLMAlgorithm
 
 

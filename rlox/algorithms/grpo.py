@@ -32,7 +32,7 @@ from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import Scored, completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.nn.modules import torch_threads
+from rlox.nn.modes import torch_threads
 from rlox.training.post_training import LLMAlgorithm
 
 

@@ -15,7 +15,7 @@ from rlox.algorithms.ppo import PPO
 from rlox.callbacks import Callback, History, TimingCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors.candle import CandleCollector
-from rlox.nn.batch import RolloutBatch
+from rlox.collectors.rollout import RolloutBatch
 
 
 class _CandleAdapter:

@@ -19,7 +19,7 @@ from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.rewards.preferences import Preferences
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.nn.modules import torch_threads
+from rlox.nn.modes import torch_threads
 from rlox.training.post_training import LLMAlgorithm
 
 _METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # means over the pairs, in addition to the loss

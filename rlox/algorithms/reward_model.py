@@ -16,7 +16,7 @@ from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.rewards.functions import pair_excerpt
 from rlox.llm.tokens import Sequences, in_parts, unique_rows
-from rlox.nn.modules import torch_threads
+from rlox.nn.modes import torch_threads
 from rlox.training.post_training import LLMAlgorithm
 
 

@@ -33,12 +33,14 @@ class Entry(NamedTuple):
 
 
 BUFFERS: dict[str, Entry] = {
-    "uniform": Entry("rlox.kernels.buffers.replay:ReplayBuffer", "rlox.config.data:BufferConfig"),
+    "uniform": Entry("rlox.kernels.buffers.replay:ReplayBuffer", "rlox.config.off_policy:BufferConfig"),
     "prioritized": Entry(
-        "rlox.kernels.buffers.prioritized:PrioritizedReplayBuffer", "rlox.config.data:PrioritizedBufferConfig"
+        "rlox.kernels.buffers.prioritized:PrioritizedReplayBuffer", "rlox.config.off_policy:PrioritizedBufferConfig"
     ),
-    "mmap": Entry("rlox.kernels.buffers.mmap:MmapReplayBuffer", "rlox.config.data:MmapBufferConfig"),
-    "sequence": Entry("rlox.kernels.buffers.sequence:SequenceReplayBuffer", "rlox.config.data:SequenceBufferConfig"),
+    "mmap": Entry("rlox.kernels.buffers.mmap:MmapReplayBuffer", "rlox.config.off_policy:MmapBufferConfig"),
+    "sequence": Entry(
+        "rlox.kernels.buffers.sequence:SequenceReplayBuffer", "rlox.config.off_policy:SequenceBufferConfig"
+    ),
 }
 
 

@@ -10,7 +10,7 @@ _EXPORTS = {
     "CheckpointCallback": "rlox.callbacks.checkpoint",
     "CompletionsCallback": "rlox.callbacks.completions",
     "EvalCallback": "rlox.callbacks.evaluation",
-    "History": "rlox.callbacks.history",
+    "History": "rlox.callbacks.base",
     "LoggerCallback": "rlox.callbacks.loggers",
     "RecordLogger": "rlox.callbacks.loggers",
     "PredictionsCallback": "rlox.callbacks.predictions",

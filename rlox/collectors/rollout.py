@@ -1,9 +1,9 @@
-"""Collection of fixed-length rollouts for on-policy algorithms."""
+"""Rollouts, from which on-policy algorithms learn, and their collection in steps of N environments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,148 @@ from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ActingPolicy, Inputs, acting_policy
-from rlox.nn.batch import Rollout
+from rlox.nn.batch import Column, Columns, FrameStacks
 from rlox.nn.modules import to_array
 from rlox.processes.failures import failure_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+
+@dataclass
+class Rollout(Columns):
+    """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
+
+    Every column with a row for each transition is read as a tensor on the learner's device, even if it was given as a
+    NumPy array, and is part of every minibatch. ``episode_*`` are NumPy arrays with a row for each episode that ended
+    in this rollout, in the order of their ends, from the environment's own statistics (before any ``reward_fn``).
+    Minibatches do not have them.
+
+    The rollout of a group of agents has a row for each step of each living agent: step after step, environment after
+    environment, agent after agent. Since dead agents have none, it is not divided into sequences (`n_envs` is None).
+    """
+
+    obs: torch.Tensor | FrameStacks = Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    actions: torch.Tensor = Column()  # (B,) or (B, K) int64, or (B, A) f32, as sampled
+    log_probs: torch.Tensor = Column()  # (B,) f32, nats
+    values: torch.Tensor = Column()  # (B,) f32, in the critic's units (normalised by a value norm, if there is one)
+    advantages: torch.Tensor = Column()  # (B,) f32, not normalised, in units of rewards
+    returns: torch.Tensor = Column()  # (B,) f32, advantages + values, in units of rewards
+    rewards: torch.Tensor = Column()  # (B,) f32, after reward_fn
+    episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
+    episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
+    dones: torch.Tensor | None = Column(optional=True)  # (B,) bool, terminated or truncated; None: unknown
+    taken: int | None = None  # environment steps taken for this batch; None: one for each row
+    masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal actions; None: all are
+    states: torch.Tensor | None = Column(optional=True)  # (B, S) f32, the critic's input; None: `obs`
+    is_first: torch.Tensor | None = Column(optional=True)  # (B,) bool, first step of an episode; None: unknown
+    n_envs: int | None = None  # N; None: the rows are no whole sequences
+
+    def __len__(self) -> int:
+        return len(self.__dict__["obs"])
+
+    @property
+    def n_taken(self) -> int:
+        """Environment steps taken for this batch: its length, without replayed rows."""
+        return len(self) if self.taken is None else self.taken
+
+    @property
+    def players(self) -> list[Rollout | None]:
+        """The rollout by players, as with several agents: one agent is one player."""
+        return [self]
+
+    def explained_variance(self) -> torch.Tensor:
+        """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
+        constant."""
+        return 1.0 - (self.returns - self.values).var() / self.returns.var()
+
+    def sample_minibatches(self, batch_size: int, shuffle: bool = True, rng: Rng | None = None) -> Iterator[Rollout]:
+        """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller, or one row larger.
+
+        A single remaining row is added to the previous minibatch, because one row has no standard deviation (PyTorch
+        returns NaN). A minibatch of one row therefore occurs only if `batch_size` is 1 or the rollout has one row.
+        `rng` determines the order; without it, a generator seeded from PyTorch's is used.
+
+        Raises
+        ------
+        ValueError
+            If `batch_size` < 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
+        columns = self._present_columns()
+        slices, order = list(minibatches(len(self), batch_size)), None
+        if shuffle:
+            order = _permutation(rng, len(self), self.obs.device)
+        if self.obs.dim() > 2:
+            # Avoid a second copy of a whole rollout of images.
+            for rows in slices:
+                yield Rollout(**{name: x[rows if order is None else order[rows]] for name, x in columns.items()})
+            return
+        if order is not None:
+            # Gather once for the whole epoch; the minibatches are then slices without a copy.
+            columns = {name: column[order] for name, column in columns.items()}
+        sizes = [rows.stop - rows.start for rows in slices]
+        for parts in zip(*(column.split(sizes) for column in columns.values()), strict=True):
+            yield Rollout(**dict(zip(columns, parts, strict=True)))
+
+    def sample_sequences(self, n_envs: int, rng: Rng | None = None) -> Iterator[Rollout]:
+        """Yield the whole sequences of T steps of every environment once, those of `n_envs` environments at a time.
+
+        The columns of a minibatch are flat like those of the rollout, step after step; `steps` returns them as
+        (T, n, …). The last minibatch may have fewer environments. `rng` determines the order, as in
+        `sample_minibatches`.
+
+        Raises
+        ------
+        ValueError
+            If `n_envs` < 1, or the rollout does not consist of whole sequences.
+        """
+        if n_envs < 1:
+            raise ValueError(f"sample_sequences: n_envs must be >= 1, got {n_envs}")
+        if self.n_envs is None:
+            raise ValueError("sample_sequences: the rollout must have the steps of whole environments, got single rows")
+        order = _permutation(rng, self.n_envs, self.obs.device)
+        starts = order.new_tensor(range(0, len(self), self.n_envs))[:, None]  # row of each step's first environment
+        columns = self._present_columns()
+        for chosen in order.split(n_envs):
+            at = (starts + chosen).reshape(-1)
+            yield Rollout(**{name: column[at] for name, column in columns.items()}, n_envs=len(chosen))
+
+    def steps(self, name: str) -> torch.Tensor:
+        """Return a column as (T, N, …), which shares its memory; only if the rollout has whole sequences."""
+        column = getattr(self, name)[:]
+        return column.reshape(-1, self.n_envs, *column.shape[1:])
+
+    def _present_columns(self) -> dict[str, Any]:
+        return {name: column for name in _TRANSITION_COLUMNS if (column := getattr(self, name)) is not None}
+
+
+RolloutBatch = Rollout  # its public name, `rlox.RolloutBatch`
+_TRANSITION_COLUMNS = [name for name, item in vars(Rollout).items() if isinstance(item, Column)]
+
+
+def _permutation(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
+    """Return a random order (n,) int64, from a generator that is seeded from PyTorch's if there is no `rng`."""
+    import torch
+
+    from rlox.nn.policies import rng_from_torch
+
+    return torch.from_numpy((rng or rng_from_torch()).permutation(n)).to(device)
+
+
+def minibatches(n: int, batch_size: int) -> Iterator[slice]:
+    """Yield the rows of each minibatch of `n` rows; a single remaining row is added to the previous minibatch.
+
+    >>> [rows.stop - rows.start for rows in minibatches(129, 64)]
+    [64, 65]
+    """
+    start = 0
+    while start < n:
+        stop = n if n - start - batch_size == 1 and batch_size > 1 else min(start + batch_size, n)
+        yield slice(start, stop)
+        start = stop
 
 
 _RESULTS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of a step, beside observations

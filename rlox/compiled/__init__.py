@@ -5,9 +5,9 @@ functions that each kernel replaces, which determines when a kernel may compute 
 from rlox import lazy
 
 _EXPORTS = {
-    "bounded_obstacle": "rlox.compiled.obstacles",
-    "obstacle": "rlox.compiled.obstacles",
-    "q_obstacle": "rlox.compiled.obstacles",
+    "bounded_obstacle": "rlox.compiled.guard",
+    "obstacle": "rlox.compiled.guard",
+    "q_obstacle": "rlox.compiled.guard",
     "NativeAdam": "rlox.compiled.policies",
     "NativeOptimizer": "rlox.compiled.policies",
     "NativePlayers": "rlox.compiled.players",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.compiled.obstacles import ModuleWatch, Perceptron, actor_critic, layout, q_network, read_perceptron
+from rlox.compiled.guard import ModuleWatch, Perceptron, actor_critic, layout, q_network, read_perceptron
 from rlox.config import DQNConfig, OnPolicyConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.nn.dqn import NativeQ

@@ -1,5 +1,5 @@
-"""Arguments and attributes of algorithms: what an environment usually needs, and what users of Stable-Baselines3, or of
-an earlier version of rlox, write instead of ours."""
+"""What users of Stable-Baselines3, or of an earlier version of rlox, write instead of the arguments and attributes of
+algorithms."""
 
 from __future__ import annotations
 
@@ -74,16 +74,6 @@ class Hinting(type):
 
     def __getattr__(cls, name: str) -> Any:
         raise missing_attribute(cls, name)
-
-
-def usual_settings(env_id: Any) -> dict[str, Any]:
-    """Return the usual `reward_fn` and hyper-parameters of an environment, used unless others are given.
-
-    Agents in ``ALE/…`` games learn from the signs of rewards, with the network of Mnih et al. 2015, which has no layer
-    after its features.
-    """
-    game = isinstance(env_id, str) and env_id.startswith("ALE/")
-    return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
 
 
 def refuse(where: str, unknown: Iterable[str], known: Collection[str]) -> None:

@@ -188,6 +188,16 @@ def _unrepresentable(value: Any, kind: Any, most: int) -> str | None:
     return f"be at most {FLOAT32_MAX:.1e} in size, to fit float32" if abs(value) > FLOAT32_MAX else None
 
 
+def usual_settings(env_id: Any) -> dict[str, Any]:
+    """Return the usual `reward_fn` and hyper-parameters of an environment, used unless others are given.
+
+    Agents in ``ALE/…`` games learn from the signs of rewards, with the network of Mnih et al. 2015, which has no layer
+    after its features.
+    """
+    game = isinstance(env_id, str) and env_id.startswith("ALE/")
+    return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
+
+
 def searched(default: Any, space: str) -> Any:
     """Return a field that sweeps may search, with its search space in Hydra's grammar in the metadata."""
     metadata = {"search": space}

@@ -1,11 +1,11 @@
-"""Hyper-parameters of the algorithms that learn from a dataset."""
+"""Hyper-parameters of the algorithms that learn from a dataset, and settings of the dataset."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from rlox.config.base import DISCOUNTS, LEARNING_RATES, POLICY_SCHEDULES, TARGET_SHARES, searched
+from rlox.config.base import DISCOUNTS, LEARNING_RATES, POLICY_SCHEDULES, TARGET_SHARES, Config, searched
 from rlox.config.off_policy import BatchConfig, DelayConfig, EntropyConfig
 
 
@@ -94,3 +94,21 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
         yield "n_random_actions", self.n_random_actions >= 1, "be >= 1"
         yield "n_random_actions", self.n_random_actions <= 1000, "be at most 1,000"
         yield "cql_target_value", math.isfinite(self.cql_target_value), "be finite"
+
+
+@dataclass
+class DatasetConfig(Config):
+    """Recorded transitions to learn from."""
+
+    source: str  # a file (.arrow .feather .ipc .parquet .npz .h5 .hdf5), or minari:ID; chosen by dataset=SOURCE
+    normalize: bool = False  # standardise observations by the dataset's mean and deviation
+    max_transitions: int | None = None  # use only this many rows, from the beginning; null: all
+    reward_scale: float = 1.0  # rewards are multiplied by this,
+    reward_shift: float = 0.0  # then this is added
+    normalize_returns: bool = False  # first scale rewards so that best and worst episode differ by 1000, as in IQL
+
+    def rules(self):
+        yield "source", bool(self.source) and "\0" not in self.source, "be a file or minari:ID"
+        yield "max_transitions", self.max_transitions is None or self.max_transitions >= 1, "be >= 1, or null"
+        yield "reward_scale", math.isfinite(self.reward_scale) and self.reward_scale != 0, "be finite and not 0"
+        yield "reward_shift", math.isfinite(self.reward_shift), "be finite"

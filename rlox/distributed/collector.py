@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
+from rlox.collectors.rollout import RolloutBatch
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
 from rlox.envs import EnvSpec
 from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
 from rlox.nn.acting import ActingPolicy, acting_policy
-from rlox.nn.batch import RolloutBatch
 
 if TYPE_CHECKING:
     from torch import nn

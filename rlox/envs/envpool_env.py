@@ -12,8 +12,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.config import nearest
 from rlox.envs.gym_vec_env import ForeignVecEnv, GymVecEnv
-from rlox.envs.native import VecEnv
-from rlox.envs.registry import is_native
+from rlox.envs.registry import VecEnv, is_native
 from rlox.envs.spec import SpaceAdapter
 from rlox.kernels.rng import Rng
 

@@ -16,8 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlox.envs.native import VecEnv
-from rlox.envs.registry import is_native
+from rlox.envs.registry import VecEnv, is_native
 from rlox.envs.spec import EnvSpec
 
 _CAR_LOW, _CAR_HIGH = [-1.2, -0.07], [0.6, 0.07]

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlox.config import ENV_BACKENDS, choice, integer, nearest, shown
 from rlox.config.run import RemoteConfig
+from rlox.envs import registry
 from rlox.envs.protocols import VecEnv
 from rlox.envs.registry import env_name, is_multi_agent, is_native
 
@@ -134,9 +135,7 @@ def make_vec_env(
 
         return EnvPoolVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # raises an error for other types
     if backend == "auto" and not (kwargs or wrappers or workers) and is_native(env):
-        from rlox.envs import native
-
-        return native.VecEnv(n_envs, seed, env)
+        return registry.VecEnv(n_envs, seed, env)
     if is_multi_agent(env):
         raise ValueError(
             f"make_vec_env: env must be an environment with one agent, got {env}; train several agents with "

@@ -1,4 +1,4 @@
-"""The ids of native environments, and their names in gymnasium's registry."""
+"""Native environments: their ids, their names in gymnasium's registry, and N copies that kernels step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from rlox.kernels.envs import NATIVE_ENVS
+import numpy as np
+
+from rlox.envs.spec import EnvSpec
+from rlox.kernels.envs import NATIVE_ENVS, vec_env
 from rlox.kernels.envs.native_env import native_ids, native_multi_agent_ids, register_native
 
 ENV_GROUP = "rlox.envs"
@@ -257,3 +260,35 @@ def find_unimported_module(env_id: str) -> str:
 def env_name(env: Any) -> str:
     """Return the id itself, or the name of a callable or of an environment's class."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+
+
+# ---- native environments as a `rlox.envs.protocols.VecEnv`
+
+
+def native_spec(env) -> EnvSpec:
+    """Return the `EnvSpec` of a native environment, or of one of its agents if it has several."""
+    if env.discrete:
+        return EnvSpec((env.obs_dim,), n_actions=env.n_actions)
+    return EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
+
+
+class VecEnv(vec_env.VecEnv):
+    __doc__ = vec_env.VecEnv.__doc__
+
+    native = True
+    unrestorable_reason = None
+
+    def __reduce__(self):
+        return type(self), (self.n_envs, self.seed, self.env_id), self.get_state()
+
+    spec = functools.cached_property(native_spec)
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Return whether `state` comes from native environments."""
+        return not state.keys().isdisjoint(self.get_state())
+
+    def render(self) -> None:
+        """Return None: native environments are not drawn."""
+
+    def close(self) -> None:
+        """Do nothing: the memory is freed with the object."""

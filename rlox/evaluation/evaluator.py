@@ -23,7 +23,7 @@ from rlox.envs import foreign_id
 from rlox.envs.workers import pack_with_imports, unpack_imports
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.nn.acting import acting_policy
-from rlox.nn.modules import skip_distribution_checks, torch_threads
+from rlox.nn.modes import skip_distribution_checks, torch_threads
 from rlox.processes.channel import CREATE, FAILED
 from rlox.processes.failures import raise_packed
 from rlox.processes.memory import open_nameless, read_all, write_all

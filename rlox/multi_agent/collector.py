@@ -10,6 +10,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.base import Collector
+from rlox.collectors.rollout import Rollout
 from rlox.config import MAPPOConfig
 from rlox.envs import env_name
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
@@ -20,7 +21,6 @@ from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 from rlox.multi_agent.vec_env import MultiAgentVecEnv
 from rlox.nn.acting import Inputs, draw_noise
-from rlox.nn.batch import Rollout
 from rlox.nn.modules import to_array
 from rlox.processes.failures import Diverged
 

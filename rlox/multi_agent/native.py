@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.native import native_spec
-from rlox.envs.registry import is_native_multi_agent
+from rlox.envs.registry import is_native_multi_agent, native_spec
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions, group_agents, step_layout
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.kernels.rng import Rng
-from rlox.nn.modules import acting, copy_module, evaluating, is_module, load_weights_, to_array, weights_of
+from rlox.nn.modes import acting, evaluating
+from rlox.nn.modules import copy_module, is_module, load_weights_, to_array, weights_of
 
 # PyTorch is imported where it is used, because native runs do not need it.
 

@@ -1,4 +1,4 @@
-"""The data of one update: a rollout, or a sample of a replay memory."""
+"""The data of one update from a replay memory, and columns that are read as tensors, of which rollouts consist too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.envs import EnvSpec
-from rlox.kernels.rng import Rng
 
 # PyTorch is imported only when tensors are requested, because native runs start a second faster without it.
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class FrameStacks:
         return (self[start : start + n] for start in range(0, len(self), n))
 
 
-class _Column:
+class Column:
     """A column of a batch: stored as the given array or tensor, and read as a tensor that shares its memory."""
 
     def __init__(self, optional: bool = False):
@@ -84,7 +83,7 @@ class _Column:
         batch.__dict__[self._name] = value
 
 
-class _Columns:
+class Columns:
     def array(self, name: str) -> np.ndarray | None:
         """Return a column as a NumPy array, which shares its memory if it is on the CPU."""
         value = self.__dict__[name]
@@ -92,142 +91,7 @@ class _Columns:
 
 
 @dataclass
-class Rollout(_Columns):
-    """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
-
-    Every column with a row for each transition is read as a tensor on the learner's device, even if it was given as a
-    NumPy array, and is part of every minibatch. ``episode_*`` are NumPy arrays with a row for each episode that ended
-    in this rollout, in the order of their ends, from the environment's own statistics (before any ``reward_fn``).
-    Minibatches do not have them.
-
-    The rollout of a group of agents has a row for each step of each living agent: step after step, environment after
-    environment, agent after agent. Since dead agents have none, it is not divided into sequences (`n_envs` is None).
-    """
-
-    obs: torch.Tensor | FrameStacks = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
-    actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32, as sampled
-    log_probs: torch.Tensor = _Column()  # (B,) f32, nats
-    values: torch.Tensor = _Column()  # (B,) f32, in the critic's units (normalised by a value norm, if there is one)
-    advantages: torch.Tensor = _Column()  # (B,) f32, not normalised, in units of rewards
-    returns: torch.Tensor = _Column()  # (B,) f32, advantages + values, in units of rewards
-    rewards: torch.Tensor = _Column()  # (B,) f32, after reward_fn
-    episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
-    episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
-    dones: torch.Tensor | None = _Column(optional=True)  # (B,) bool, terminated or truncated; None: unknown
-    taken: int | None = None  # environment steps taken for this batch; None: one for each row
-    masks: torch.Tensor | None = _Column(optional=True)  # (B, n_actions) bool, legal actions; None: all are
-    states: torch.Tensor | None = _Column(optional=True)  # (B, S) f32, the critic's input; None: `obs`
-    is_first: torch.Tensor | None = _Column(optional=True)  # (B,) bool, first step of an episode; None: unknown
-    n_envs: int | None = None  # N; None: the rows are no whole sequences
-
-    def __len__(self) -> int:
-        return len(self.__dict__["obs"])
-
-    @property
-    def n_taken(self) -> int:
-        """Environment steps taken for this batch: its length, without replayed rows."""
-        return len(self) if self.taken is None else self.taken
-
-    @property
-    def players(self) -> list[Rollout | None]:
-        """The rollout by players, as with several agents: one agent is one player."""
-        return [self]
-
-    def explained_variance(self) -> torch.Tensor:
-        """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
-        constant."""
-        return 1.0 - (self.returns - self.values).var() / self.returns.var()
-
-    def sample_minibatches(self, batch_size: int, shuffle: bool = True, rng: Rng | None = None) -> Iterator[Rollout]:
-        """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller, or one row larger.
-
-        A single remaining row is added to the previous minibatch, because one row has no standard deviation (PyTorch
-        returns NaN). A minibatch of one row therefore occurs only if `batch_size` is 1 or the rollout has one row.
-        `rng` determines the order; without it, a generator seeded from PyTorch's is used.
-
-        Raises
-        ------
-        ValueError
-            If `batch_size` < 1.
-        """
-        if batch_size < 1:
-            raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
-        columns = self._present_columns()
-        slices, order = list(minibatches(len(self), batch_size)), None
-        if shuffle:
-            order = _permutation(rng, len(self), self.obs.device)
-        if self.obs.dim() > 2:
-            # Avoid a second copy of a whole rollout of images.
-            for rows in slices:
-                yield Rollout(**{name: x[rows if order is None else order[rows]] for name, x in columns.items()})
-            return
-        if order is not None:
-            # Gather once for the whole epoch; the minibatches are then slices without a copy.
-            columns = {name: column[order] for name, column in columns.items()}
-        sizes = [rows.stop - rows.start for rows in slices]
-        for parts in zip(*(column.split(sizes) for column in columns.values()), strict=True):
-            yield Rollout(**dict(zip(columns, parts, strict=True)))
-
-    def sample_sequences(self, n_envs: int, rng: Rng | None = None) -> Iterator[Rollout]:
-        """Yield the whole sequences of T steps of every environment once, those of `n_envs` environments at a time.
-
-        The columns of a minibatch are flat like those of the rollout, step after step; `steps` returns them as
-        (T, n, …). The last minibatch may have fewer environments. `rng` determines the order, as in
-        `sample_minibatches`.
-
-        Raises
-        ------
-        ValueError
-            If `n_envs` < 1, or the rollout does not consist of whole sequences.
-        """
-        if n_envs < 1:
-            raise ValueError(f"sample_sequences: n_envs must be >= 1, got {n_envs}")
-        if self.n_envs is None:
-            raise ValueError("sample_sequences: the rollout must have the steps of whole environments, got single rows")
-        order = _permutation(rng, self.n_envs, self.obs.device)
-        starts = order.new_tensor(range(0, len(self), self.n_envs))[:, None]  # row of each step's first environment
-        columns = self._present_columns()
-        for chosen in order.split(n_envs):
-            at = (starts + chosen).reshape(-1)
-            yield Rollout(**{name: column[at] for name, column in columns.items()}, n_envs=len(chosen))
-
-    def steps(self, name: str) -> torch.Tensor:
-        """Return a column as (T, N, …), which shares its memory; only if the rollout has whole sequences."""
-        column = getattr(self, name)[:]
-        return column.reshape(-1, self.n_envs, *column.shape[1:])
-
-    def _present_columns(self) -> dict[str, Any]:
-        return {name: column for name in _TRANSITION_COLUMNS if (column := getattr(self, name)) is not None}
-
-
-RolloutBatch = Rollout  # its public name, `rlox.RolloutBatch`
-_TRANSITION_COLUMNS = [name for name, item in vars(Rollout).items() if isinstance(item, _Column)]
-
-
-def _permutation(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
-    """Return a random order (n,) int64, from a generator that is seeded from PyTorch's if there is no `rng`."""
-    import torch
-
-    from rlox.nn.policies import rng_from_torch
-
-    return torch.from_numpy((rng or rng_from_torch()).permutation(n)).to(device)
-
-
-def minibatches(n: int, batch_size: int) -> Iterator[slice]:
-    """Yield the rows of each minibatch of `n` rows; a single remaining row is added to the previous minibatch.
-
-    >>> [rows.stop - rows.start for rows in minibatches(129, 64)]
-    [64, 65]
-    """
-    start = 0
-    while start < n:
-        stop = n if n - start - batch_size == 1 and batch_size > 1 else min(start + batch_size, n)
-        yield slice(start, stop)
-        start = stop
-
-
-@dataclass
-class SequenceBatch(_Columns):
+class SequenceBatch(Columns):
     """B sequences of T consecutive steps from a sequence memory, which may cross the ends of episodes.
 
     Row t contains an observation, the action taken in it, and the reward that came *with* the observation. An episode's
@@ -235,13 +99,13 @@ class SequenceBatch(_Columns):
     is_first.
     """
 
-    obs: torch.Tensor = _Column()  # (B, T, D) f32 or (B, T, C, H, W) uint8
-    actions: torch.Tensor = _Column()  # (B, T, A) f32, as the model sees them
-    rewards: torch.Tensor = _Column()  # (B, T) f32, 0 where is_first
-    terminated: torch.Tensor = _Column()  # (B, T) bool, terminal state
-    truncated: torch.Tensor = _Column()  # (B, T) bool, last row of a truncated episode
-    is_first: torch.Tensor = _Column()  # (B, T) bool
-    state: torch.Tensor = _Column()  # (B, S) f32, the agent's own state before row 0, zeros before an episode
+    obs: torch.Tensor = Column()  # (B, T, D) f32 or (B, T, C, H, W) uint8
+    actions: torch.Tensor = Column()  # (B, T, A) f32, as the model sees them
+    rewards: torch.Tensor = Column()  # (B, T) f32, 0 where is_first
+    terminated: torch.Tensor = Column()  # (B, T) bool, terminal state
+    truncated: torch.Tensor = Column()  # (B, T) bool, last row of a truncated episode
+    is_first: torch.Tensor = Column()  # (B, T) bool
+    state: torch.Tensor = Column()  # (B, S) f32, the agent's own state before row 0, zeros before an episode
     indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (B,) int64, row 0 in the memory
 
     def __len__(self) -> int:
@@ -268,23 +132,23 @@ class SequenceBatch(_Columns):
         return cls(**columns, indices=rows["indices"])
 
 
-_SEQUENCE_COLUMNS = [name for name, item in vars(SequenceBatch).items() if isinstance(item, _Column)]
+_SEQUENCE_COLUMNS = [name for name, item in vars(SequenceBatch).items() if isinstance(item, Column)]
 
 
 @dataclass
-class TransitionBatch(_Columns):
+class TransitionBatch(Columns):
     """B transitions from a replay memory; every column is read as a tensor on the learner's device, even if it was
     given as a NumPy array."""
 
-    obs: torch.Tensor = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
-    actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32
-    rewards: torch.Tensor = _Column()  # (B,) f32, or discounted sums of n rewards
-    next_obs: torch.Tensor = _Column()  # like obs, the true observation after the (last) step
-    discounts: torch.Tensor = _Column()  # (B,) f32, factor of the value of next_obs: gamma^n, 0 after a termination
-    weights: torch.Tensor | None = _Column(optional=True)  # (B,) f32, importance weights; None: all equally likely
+    obs: torch.Tensor = Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    actions: torch.Tensor = Column()  # (B,) or (B, K) int64, or (B, A) f32
+    rewards: torch.Tensor = Column()  # (B,) f32, or discounted sums of n rewards
+    next_obs: torch.Tensor = Column()  # like obs, the true observation after the (last) step
+    discounts: torch.Tensor = Column()  # (B,) f32, factor of the value of next_obs: gamma^n, 0 after a termination
+    weights: torch.Tensor | None = Column(optional=True)  # (B,) f32, importance weights; None: all equally likely
     # (B,) int64, the memory's rows whose priorities this batch updates. Rows of a dataset, which come last, have no
     # index.
-    indices: torch.Tensor | None = _Column(optional=True)
+    indices: torch.Tensor | None = Column(optional=True)
 
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])

@@ -42,7 +42,8 @@ from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
-from rlox.nn.modules import generator_states, learning, load_weights_, outside_inference_mode, torch_threads, weights_of
+from rlox.nn.modes import learning, outside_inference_mode, torch_threads
+from rlox.nn.modules import generator_states, load_weights_, weights_of
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
 from rlox.training.backend import CUDA_PAYS_FROM, Backend, choose_device, device_for

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVa
 import numpy as np
 
 from rlox.callbacks import Callback, CallbackList, ProgressCallback
-from rlox.callbacks.history import HistoryCallback
+from rlox.callbacks.base import HistoryCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoint, versions
 from rlox.checkpoint.counters import schedule_values
@@ -26,15 +27,8 @@ from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.kernels.rng import Rng
-from rlox.nn.modules import (
-    is_module,
-    load_weights_,
-    outside_inference_mode,
-    set_generator_states,
-    skip_distribution_checks,
-    state_of,
-    torch_threads,
-)
+from rlox.nn.modes import outside_inference_mode, skip_distribution_checks, torch_threads
+from rlox.nn.modules import is_module, load_weights_, set_generator_states, state_of
 from rlox.training.backend import Backend
 
 # PyTorch is imported where it is used, because native runs do not need it.
@@ -84,7 +78,7 @@ class Algorithm(metaclass=Hinting):
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
     _data_parallel: ClassVar[bool] = False  # whether several ranks may train it together, see `rlox.distributed.ranks`
-    _loop: ClassVar[Callable[..., dict[str, float]]]  # of `rlox.training.loops`
+    _loop: ClassVar[Callable[..., dict[str, float]]]  # of the family
     _stream: ClassVar[Stream]  # the stream of `rng`
     _length: ClassVar[str] = "total_timesteps"  # name of `train`'s argument for the length of a training
 
@@ -487,3 +481,90 @@ def load_part(part: Any, arrays: dict[str, np.ndarray], what: str) -> None:
 
 def _copy_arrays(sections: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
     return {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in sections.items()}
+
+
+# ---- what all training loops share
+
+_NUMBERS = (float, int, np.number)
+
+
+def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
+    """Convert scalars to floats, with a single transfer from the device.
+
+    Raises
+    ------
+    TypeError
+        If `metrics` is not a mapping, or a metric is neither a number nor a tensor of shape ().
+    """
+    if type(metrics) is dict and all(isinstance(value, float) for value in metrics.values()):
+        return metrics
+    if not isinstance(metrics, Mapping):
+        raise _refuse_metrics(metrics)
+    tensors = {name: value for name, value in metrics.items() if not isinstance(value, _NUMBERS)}
+    numbers: Iterator[float] = iter(())
+    if tensors:
+        import torch
+
+        for name, value in tensors.items():
+            if not isinstance(value, torch.Tensor) or value.dim():
+                raise _refuse_metrics(value, name)
+        numbers = iter(torch.stack([*tensors.values()]).tolist())
+    return {name: float(value) if isinstance(value, _NUMBERS) else next(numbers) for name, value in metrics.items()}
+
+
+def _refuse_metrics(value: Any, name: str | None = None) -> TypeError:
+    """Return the error for what an update returned instead of metrics by name, or instead of the metric `name`."""
+    if name is None:
+        return TypeError(f"update must return its metrics as a dict, got {shown(value)}")
+    got = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "dim") else shown(value)
+    return TypeError(f"update must return metrics that are numbers or tensors of shape (), got {name}: {got}")
+
+
+def require_finite(losses: dict[str, float], algorithm) -> None:
+    """Raise FloatingPointError if a metric of an update is not finite."""
+    c = algorithm.counters
+    for name, value in losses.items():
+        # Explained variance is undefined (NaN) if all returns are equal; every other metric must be finite.
+        if not math.isfinite(value) and name.partition("/")[0] != "explained_variance":
+            raise FloatingPointError(
+                f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot continue. "
+                "Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
+            )
+
+
+def average_metrics(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, float]:
+    """Return the mean of each metric over the updates that report it; a delayed policy does not report in every update.
+
+    A row of `history` contains numbers or tensors; with `rounds`, arrays with one number per update (see `Rounds`).
+    """
+    numbers = (*_NUMBERS, np.ndarray) if rounds else _NUMBERS
+    for row in history:
+        if not isinstance(row, Mapping):
+            raise _refuse_metrics(row)
+    names = dict.fromkeys(name for row in history for name in row)
+    means: dict[str, torch.Tensor | float] = {}
+    for name in names:
+        values = [row[name] for row in history if name in row]
+        tensors = [value for value in values if not isinstance(value, numbers)]
+        if not tensors:
+            means[name] = float(np.hstack(values).mean())
+            continue
+        import torch
+
+        for value in tensors:
+            if not isinstance(value, torch.Tensor) or value.dim():
+                raise _refuse_metrics(value, name)
+        # One update may report a number, such as 0.0, and another one a tensor.
+        device = tensors[0].device
+        stacked = torch.stack([torch.as_tensor(value, device=device) for value in values])
+        means[name] = (stacked if stacked.is_floating_point() else stacked.double()).mean()
+    return to_floats(means)
+
+
+def choose_update(algorithm) -> Callable[[Any], dict[str, Any]]:
+    """Return the function that updates from a batch; PyTorch's records gradients, also for a caller without them."""
+    if algorithm.backend == "native":
+        return algorithm.update_native
+    import torch
+
+    return torch.enable_grad()(algorithm.update)

@@ -1,4 +1,4 @@
-"""The backend of an algorithm: which one runs its updates, why, on which device, and whether it still may.
+"""The backend of an algorithm: which one runs its updates, why, on which device and networks, and whether it still may.
 
 A native run must not be changed: hooks, replaced functions, and moved or converted modules are detected.
 """
@@ -6,21 +6,25 @@ A native run must not be changed: hooks, replaced functions, and moved or conver
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlox.compiled import NativeActor, NativeAdam, NativeOptimizer
-from rlox.compiled.guard import find_update_difference
-from rlox.compiled.obstacles import ModuleWatch
+from rlox.compiled.guard import ModuleWatch, find_update_difference
+from rlox.kernels.nn.twin_critics import n_parameters
+from rlox.kernels.rng import Rng
 from rlox.nn.modules import device_of, is_module
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from rlox.distributed.ranks import Ranks
+    from rlox.nn.actors import TwinQNetwork
+    from rlox.nn.optimizers import FlatOptimizer
 
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
@@ -146,6 +150,64 @@ class Backend(str):
                 f"{name}.{where}: a native run must not be changed: {change}; make the change before {name} is "
                 "created, or create it with backend='torch'"
             )
+
+
+class SeparateNetworks:
+    """Part of the families whose algorithms have several networks, each with an optimiser of its own; twin critics."""
+
+    critics: TwinQNetwork
+    target: TwinQNetwork
+    _target_block: torch.Tensor  # all parameters of `target`
+
+    @property
+    def optimizers(self: Any) -> list[FlatOptimizer | NativeAdam]:
+        """Those that `adam` has created, for `follow_schedule`."""
+        return self._optimizers
+
+    def adam(self: Any, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
+        """Create an Adam for `parameters` and add it to `optimizers`; `block` is the kernel's name for them."""
+        from rlox.nn.optimizers import FlatOptimizer
+
+        rate = self.config.learning_rate
+        native = self.backend == "native"
+        made = NativeAdam(parameters, block, rate) if native else FlatOptimizer(parameters, rate, eps=1e-8)
+        self.optimizers.append(made)
+        return made
+
+    def _use_kernel(self: Any, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
+        """Let `kernel` compute updates, and actions if it acts, in the memory of the networks.
+
+        `blocks` are the networks' flat parameters, by the argument names of the kernel's constructor.
+        """
+        spec, c = self.spec, self.config
+        arrays = {name: block.detach().numpy() for name, block in blocks.items()}
+        sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim, "hidden_sizes": c.hidden_sizes}
+        if self.native is None:
+            self._net = kernel(**arrays, **sizes, activation=c.activation)
+        else:
+            self.native.use(kernel, arrays, **sizes, activation=c.activation)
+            self._net = self.native.net
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, NativeAdam):
+                optimizer.net = self._net
+
+    def _make_critics(self: Any, rng: Rng) -> None:
+        """Create twin critics, their target network, and the flat tensor of its parameters; checkpoints store both.
+
+        The target is copied before the optimisers move the online networks' parameters into one block.
+        """
+        from rlox.nn.actors import TwinQNetwork
+        from rlox.nn.modules import flat_copy
+
+        c, spec = self.config, self.spec
+        self.critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
+        self.target, self._target_block = flat_copy(self.critics)
+        self.keep("critics", self.critics)
+        self.keep("target", self.target)
+
+    def _twin_critics_size(self: Any) -> int:
+        """Return the number of parameters of the networks that `_make_critics` creates, without the target."""
+        return n_parameters(self.spec.obs_dim, self.spec.act_dim, self.config.hidden_sizes, False)[1]
 
 
 def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:

@@ -1,107 +1,16 @@
-"""What all training loops share, and the loop over a dataset.
+"""The loop over a dataset, of offline algorithms and language models.
 
-There is one loop per family; the others are `rlox.training.on_policy.on_policy` and `rlox.training.replay.off_policy`.
-They know no algorithm by name, and only they advance the step counters.
+The other loops are `rlox.training.on_policy.on_policy` and `rlox.training.replay.off_policy`. They know no algorithm by
+name, and only they advance the step counters.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from rlox.config import shown
 from rlox.processes.failures import Diverged
-
-if TYPE_CHECKING:
-    import torch
-
-_NUMBERS = (float, int, np.number)
-
-
-def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
-    """Convert scalars to floats, with a single transfer from the device.
-
-    Raises
-    ------
-    TypeError
-        If `metrics` is not a mapping, or a metric is neither a number nor a tensor of shape ().
-    """
-    if type(metrics) is dict and all(isinstance(value, float) for value in metrics.values()):
-        return metrics
-    _require_metrics(metrics)
-    tensors = [_scalar(name, value) for name, value in metrics.items() if not isinstance(value, _NUMBERS)]
-    numbers: Iterator[float] = iter(())
-    if tensors:
-        import torch
-
-        numbers = iter(torch.stack(tensors).tolist())
-    return {name: float(value) if isinstance(value, _NUMBERS) else next(numbers) for name, value in metrics.items()}
-
-
-def _require_metrics(metrics: Any) -> None:
-    """Raise TypeError if an algorithm's update did not return metrics by name."""
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"update must return its metrics as a dict, got {shown(metrics)}")
-
-
-def _scalar(name: str, value: Any) -> torch.Tensor:
-    """Return `value`, a metric that is not a number. Raises TypeError unless it is a tensor of shape ()."""
-    import torch
-
-    if not isinstance(value, torch.Tensor) or value.dim():
-        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
-        raise TypeError(f"update must return metrics that are numbers or tensors of shape (), got {name}: {got}")
-    return value
-
-
-def require_finite(losses: dict[str, float], algorithm) -> None:
-    """Raise FloatingPointError if a metric of an update is not finite."""
-    c = algorithm.counters
-    for name, value in losses.items():
-        # Explained variance is undefined (NaN) if all returns are equal; every other metric must be finite.
-        if not math.isfinite(value) and name.partition("/")[0] != "explained_variance":
-            raise FloatingPointError(
-                f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot continue. "
-                "Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
-            )
-
-
-def average_metrics(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, float]:
-    """Return the mean of each metric over the updates that report it; a delayed policy does not report in every update.
-
-    A row of `history` contains numbers or tensors; with `rounds`, arrays with one number per update (see `Rounds`).
-    """
-    numbers = (*_NUMBERS, np.ndarray) if rounds else _NUMBERS
-    for row in history:
-        _require_metrics(row)
-    names = dict.fromkeys(name for row in history for name in row)
-    means: dict[str, torch.Tensor | float] = {}
-    for name in names:
-        values = [row[name] for row in history if name in row]
-        tensors = [_scalar(name, value) for value in values if not isinstance(value, numbers)]
-        if not tensors:
-            means[name] = float(np.hstack(values).mean())
-            continue
-        import torch
-
-        # One update may report a number, such as 0.0, and another one a tensor.
-        device = tensors[0].device
-        stacked = torch.stack([torch.as_tensor(value, device=device) for value in values])
-        means[name] = (stacked if stacked.is_floating_point() else stacked.double()).mean()
-    return to_floats(means)
-
-
-def choose_update(algorithm) -> Callable[[Any], dict[str, Any]]:
-    """Return the function that updates from a batch; PyTorch's records gradients, also for a caller without them."""
-    if algorithm.backend == "native":
-        return algorithm.update_native
-    import torch
-
-    return torch.enable_grad()(algorithm.update)
+from rlox.training.algorithm import average_metrics, choose_update, require_finite, to_floats
 
 
 def offline(algorithm) -> dict[str, float]:

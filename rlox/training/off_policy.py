@@ -20,9 +20,10 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.modules import evaluating, load_weights_
+from rlox.nn.modes import evaluating
+from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, join_batches
-from rlox.training.networks import SeparateNetworks
+from rlox.training.backend import SeparateNetworks
 from rlox.training.replay import ReplayAgent, Rounds
 
 if TYPE_CHECKING:

@@ -31,8 +31,9 @@ from rlox.offline.dataset import action_bounds, require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
+from rlox.training.agent import Agent
 from rlox.training.algorithm import Algorithm, load_part
-from rlox.training.networks import SeparateNetworks
+from rlox.training.backend import SeparateNetworks
 
 _COMPARED = 500  # rows of the dataset with which policy and values are compared
 
@@ -47,7 +48,7 @@ class _Compared(NamedTuple):
     last_obs: torch.Tensor  # (M, D) observation after the last step
 
 
-class OfflineAlgorithm(SeparateNetworks):
+class OfflineAlgorithm(SeparateNetworks, Agent):
     """Base class of algorithms that learn from a dataset and never act during training.
 
     Training is counted in updates: `train` takes their number, and callbacks receive it as ``step``.

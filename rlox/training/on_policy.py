@@ -15,13 +15,13 @@ from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.processes.failures import Diverged
 from rlox.training.agent import Agent
-from rlox.training.loops import choose_update, require_finite, to_floats
+from rlox.training.algorithm import choose_update, require_finite, to_floats
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rlox.collectors.rollout import RolloutBatch
     from rlox.envs import EnvSpec
-    from rlox.nn.batch import RolloutBatch
     from rlox.nn.optimizers import FlatOptimizer
 
 

@@ -33,11 +33,12 @@ from rlox.llm.models.saved import description, load_weights_, save_pretrained, t
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.sampling import Completions, Settings, sample, sample_within, settings_of, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
-from rlox.nn.modules import generator_states, torch_threads
+from rlox.nn.modes import torch_threads
+from rlox.nn.modules import generator_states
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
 from rlox.training import loops
-from rlox.training.algorithm import Algorithm
+from rlox.training.algorithm import Algorithm, require_finite, to_floats
 from rlox.training.backend import Backend, autocast, choose_device, device_for, precision_of
 from rlox.training.restoring_models import with_model
 
@@ -500,9 +501,9 @@ class LLMAlgorithm(Algorithm):
         batch = self._batch_of(*data, **named)
         with torch_threads(self._threads):
             tensors = {name: torch.as_tensor(x, device=self.device) for name, x in self.update(batch).items()}
-            metrics = loops.to_floats(tensors)
+            metrics = to_floats(tensors)
         self.counters.updates += 1
-        loops.require_finite(metrics, self)
+        require_finite(metrics, self)
         return metrics
 
     def _batch_of(self, *data: Any, **named: Any) -> Any:

@@ -21,7 +21,7 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.config import LARGEST_COUNT, Config, RunConfig
 from rlox.config.sqlite import is_sqlite
 from rlox.envs import is_native
-from rlox.nn.modules import torch_threads
+from rlox.nn.modes import torch_threads
 from rlox.tracking.record import Record
 from rlox_cli.families import limits
 from rlox_cli.families.family import Estimate, Start

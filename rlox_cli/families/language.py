@@ -18,7 +18,7 @@ from rlox.checkpoint import load_checkpoint, one_line, trained_for
 from rlox.config import EvalConfig, RunConfig, nearest
 from rlox.distributed.ranks import in_one_process
 from rlox.llm.data import SUFFIXES
-from rlox.nn.modules import torch_threads
+from rlox.nn.modes import torch_threads
 from rlox_cli.families import limits
 from rlox_cli.families.environment import few_evaluations, spell
 from rlox_cli.families.evaluation import print_reproduction

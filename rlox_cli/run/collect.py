@@ -18,7 +18,7 @@ from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.config import nearest
 from rlox.envs.registry import find_module
 from rlox.multi_agent import is_multi_agent
-from rlox.nn.modules import torch_threads
+from rlox.nn.modes import torch_threads
 from rlox.offline.collect import Behaviour, collect, write_replay
 from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export

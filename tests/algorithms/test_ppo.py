@@ -12,8 +12,8 @@ from rlox.algorithms import PPO
 from rlox.algorithms.trainers import PPOTrainer
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors.rollout import RolloutBatch
 from rlox.kernels.rng import Rng
-from rlox.nn.batch import RolloutBatch
 from rlox.nn.policies import DiscretePolicy
 
 

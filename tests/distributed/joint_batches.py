@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import rlox
+from rlox.collectors.rollout import RolloutBatch
 from rlox.distributed.ranks import current, join
 from rlox.kernels.rng import Rng
 from rlox.llm import toy
-from rlox.nn.batch import RolloutBatch, TransitionBatch
+from rlox.nn.batch import TransitionBatch
 
 SMALL = {"hidden_sizes": [16], "seed": 3, "threads": 1}
 

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from learner_comparison import PERCEPTRONS, NearestKink, assert_equal_gradients
 
+from rlox.collectors.rollout import RolloutBatch
 from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.nn.batch import RolloutBatch
 from rlox.nn.losses import PPOLoss, normalized, policy_gradient, value_loss
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, policy_outputs

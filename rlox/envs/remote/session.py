@@ -31,9 +31,8 @@ import numpy as np
 
 from rlox.config import integer
 from rlox.envs.make import make_vec_env
-from rlox.envs.native import VecEnv
 from rlox.envs.protocols import step_arrays
-from rlox.envs.registry import is_native
+from rlox.envs.registry import VecEnv, is_native
 from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
 from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, require_array, spec_message, step_bytes
 

@@ -20,7 +20,7 @@ from rlox.config import integer, nearest, shown
 from rlox.llm.data import Text, encode, template_arguments
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt, taken, takes
 from rlox.llm.tokens import unique_rows
-from rlox.nn.modules import evaluating
+from rlox.nn.modes import evaluating
 from rlox.processes.failures import note_cause, require_exception
 
 if TYPE_CHECKING:
