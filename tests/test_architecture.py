@@ -188,7 +188,7 @@ def test_names_of_the_original_layout_can_be_imported(name):
     ("alias", "name", "module"),
     [
         ("rlox.losses", "normalized", "rlox.nn.losses"),
-        ("rlox.batch", "RolloutBatch", "rlox.nn.batch"),
+        ("rlox.batch", "RolloutBatch", "rlox.collectors.rollout"),
         ("rlox.networks", "mlp", "rlox.nn.policies"),
         ("rlox.networks", "DeterministicPolicy", "rlox.nn.actors"),
     ],
