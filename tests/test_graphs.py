@@ -4,10 +4,16 @@ import contextlib
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
+from rlox import A2C, PPO
 from rlox.nn.graphs import N_EAGER, Graphed
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.policies import DiscretePolicy
+from rlox.training.capture import CapturedUpdate, find_capture_obstacle
+from rlox.training.loops import choose_update, to_floats
 
 
 class RecordedGraph:
@@ -100,3 +106,80 @@ def test_full_memory_and_errors_of_the_function_are_raised(pretended, monkeypatc
         with pytest.raises(type(error), match=str(error)):
             graphed()
     assert graphed.obstacle is None
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop"])
+def test_a_learning_rate_may_be_a_tensor(kind):
+    """A graph reads it from there; the step is that of the same number."""
+    steps = []
+    for rate in (0.1, torch.tensor(0.1)):
+        p = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 5))
+        optimizer = FlatOptimizer([p], rate, kind=kind.removesuffix("w"), weight_decay=0.01 if kind == "adamw" else 0.0)
+        for _ in range(3):
+            optimizer.step(p.square().sum(), 0.5)
+        steps.append(p.detach().numpy().copy())
+    np.testing.assert_allclose(*steps, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (PPO, {"batch_size": 12, "clip_eps_schedule": "linear", "learning_rate_schedule": "linear"}),
+        (A2C, {"learning_rate_schedule": "linear"}),
+    ],
+)
+def test_an_update_for_a_graph_is_the_update(cls, settings):
+    """The batch is copied to where a graph reads it, and progress is a tensor; the result is the same."""
+    results = []
+    for captured in (False, True):
+        one = cls("CartPole-v1", 2, 0, backend="torch", n_steps=8, hidden_sizes=[8], **settings)
+        one.plan(64)
+        update = CapturedUpdate(one) if captured else choose_update(one)
+        metrics = []
+        for _ in range(3):
+            batch = one.collector.collect(one.actor, 8)
+            one.counters.in_round = batch.n_taken
+            one.counters.env_steps += batch.n_taken
+            metrics.append(to_floats(update(batch)))
+        assert one.counters.captured_progress is None
+        results.append((one.optimizer.flat.detach().numpy().copy(), metrics))
+    (plain, reported), (graphed, told) = results
+    np.testing.assert_allclose(graphed, plain, rtol=0, atol=1e-6)
+    for ours, theirs in zip(told, reported, strict=True):
+        assert [*ours] == [*theirs]
+        assert ours == pytest.approx(theirs, abs=1e-5, nan_ok=True)
+
+
+def test_a_batch_of_another_shape_is_learned_from_without_a_graph():
+    one = A2C("CartPole-v1", 2, 0, backend="torch", n_steps=8, hidden_sizes=[8])
+    one.plan(64)
+    update = CapturedUpdate(one)
+    kept = [to_floats(update(one.collector.collect(one.actor, n))) for n in (8, 6, 8)]
+    assert len(update._batch) == 16
+    assert len({metrics["value_loss"] for metrics in kept}) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, None),
+        ({"target_kl": 0.1}, "target_kl looks at the divergence"),
+        ({"policy": DiscretePolicy(4, 2, 8)}, "the policy is custom"),
+    ],
+)
+def test_what_stands_against_a_graph(settings, reason):
+    one = PPO("CartPole-v1", 2, 0, backend="torch", **settings)
+    assert find_capture_obstacle(one) == "it runs on the CPU"
+    one.device = "cuda"
+    obstacle = find_capture_obstacle(one)
+    assert obstacle is None if reason is None else obstacle.startswith(reason)
+
+
+def test_an_update_of_the_user_is_not_captured():
+    class Louder(A2C):
+        def update(self, batch):
+            return super().update(batch)
+
+    one = Louder("CartPole-v1", 2, 0)
+    one.device = "cuda"
+    assert find_capture_obstacle(one) == "the update of Louder is not rlox's own"

@@ -24,6 +24,9 @@ class A2C(OnPolicyAlgorithm):
     Config = A2CConfig
     _data_parallel = True
 
+    def find_capture_obstacle(self) -> None:
+        return None
+
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step on the whole rollout. Returns metrics as scalar tensors."""
         from rlox.nn.losses import a2c_loss, normalized

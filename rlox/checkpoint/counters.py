@@ -14,6 +14,7 @@ import numpy as np
 
 from rlox.config import Config, integer
 
+_RECENT = 100  # episodes whose mean is reported
 MOST_STEPS = 2**62 - 1  # limit of a training's steps; kernels add to them in 64 bits
 
 
@@ -27,8 +28,10 @@ class Counters:
     horizon_start: int = 0  # value of `steps` at which the current training began
     horizon_steps: int = 0  # length that was requested for it
     schedule_steps: int = 0  # steps after which its schedules end; differs from horizon_steps only on request
-    recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # undiscounted, of whole episodes
-    recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))  # steps
+    recent_returns: deque[float] = field(
+        default_factory=lambda: deque(maxlen=_RECENT)
+    )  # undiscounted, of whole episodes
+    recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))  # steps
     mean_reward: float = field(
         default=math.nan, init=False, compare=False
     )  # mean of recent_returns; NaN if there are none
@@ -36,6 +39,9 @@ class Counters:
     clock: str = "env_steps"  # the counter that measures a training's length; offline: updates
     # Steps of the rollout or round that the update learns from (offline: of the last update); 0 during collection.
     in_round: int = field(default=0, compare=False)
+    # In an update that a GPU replays as a graph: a tensor () that contains `progress`, because numbers are constants of
+    # the graph.
+    captured_progress: Any = field(default=None, compare=False, repr=False)
 
     @property
     def steps(self) -> int:
@@ -48,11 +54,14 @@ class Counters:
         return "steps" if self.clock == "env_steps" else self.clock
 
     @property
-    def progress(self) -> float:
+    def progress(self) -> Any:
         """Fraction of the schedules' length that had passed when the current rollout or round began, in [0, 1].
 
         The steps of the current rollout do not count, so that the last update has a step size above 0, as in CleanRL.
+        A float; in an update that is captured as a CUDA graph, a tensor () f32.
         """
+        if self.captured_progress is not None:
+            return self.captured_progress
         return min(1.0, (self.steps - self.in_round - self.horizon_start) / max(1, self.schedule_steps))
 
     @property
@@ -157,8 +166,9 @@ class Counters:
 
     def remember(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Add episodes to the recent ones, without counting them."""
-        self.recent_returns.extend(returns.tolist())
-        self.recent_lengths.extend(lengths.tolist())
+        # Of tens of thousands of episodes, which a GPU completes in one rollout, only the last ones are kept.
+        self.recent_returns.extend(returns[-_RECENT:].tolist())
+        self.recent_lengths.extend(lengths[-_RECENT:].tolist())
         # NumPy takes ten times as long for so few numbers.
         self.mean_reward = sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else math.nan
         self.mean_length = sum(self.recent_lengths) / len(self.recent_lengths) if self.recent_lengths else math.nan
@@ -173,8 +183,8 @@ class Counters:
         return {n: value for n, value in asdict(self).items() if isinstance(value, int) and n != "in_round"}
 
 
-def scheduled(value: float, schedule: str, progress: float) -> float:
-    """Return `value` at `progress` in [0, 1]: constant, or decaying linearly to 0."""
+def scheduled(value: float, schedule: str, progress: Any) -> Any:
+    """Return `value` at `progress` in [0, 1]: constant, or decaying linearly to 0; a tensor if `progress` is one."""
     return value * (1.0 - progress) if schedule == "linear" else value
 
 

@@ -56,6 +56,7 @@ class Rollout(Columns):
     states: torch.Tensor | None = Column(optional=True)  # (B, S) f32, the critic's input; None: `obs`
     is_first: torch.Tensor | None = Column(optional=True)  # (B,) bool, first step of an episode; None: unknown
     n_envs: int | None = None  # N; None: the rows are no whole sequences
+    reused: bool = False  # whether the collector's next rollout overwrites the memory of these columns
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])
@@ -89,7 +90,7 @@ class Rollout(Columns):
         """
         if batch_size < 1:
             raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
-        columns = self._present_columns()
+        columns = self.columns()
         slices, order = list(minibatches(len(self), batch_size)), None
         if shuffle:
             order = _permutation(rng, len(self), self.obs.device)
@@ -123,7 +124,7 @@ class Rollout(Columns):
             raise ValueError("sample_sequences: the rollout must have the steps of whole environments, got single rows")
         order = _permutation(rng, self.n_envs, self.obs.device)
         starts = order.new_tensor(range(0, len(self), self.n_envs))[:, None]  # row of each step's first environment
-        columns = self._present_columns()
+        columns = self.columns()
         for chosen in order.split(n_envs):
             at = (starts + chosen).reshape(-1)
             yield Rollout(**{name: column[at] for name, column in columns.items()}, n_envs=len(chosen))
@@ -133,12 +134,8 @@ class Rollout(Columns):
         column = getattr(self, name)[:]
         return column.reshape(-1, self.n_envs, *column.shape[1:])
 
-    def _present_columns(self) -> dict[str, Any]:
-        return {name: column for name in _TRANSITION_COLUMNS if (column := getattr(self, name)) is not None}
-
 
 RolloutBatch = Rollout  # its public name, `rlox.RolloutBatch`
-_TRANSITION_COLUMNS = [name for name, item in vars(Rollout).items() if isinstance(item, Column)]
 
 
 def _permutation(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
@@ -147,7 +144,9 @@ def _permutation(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
 
     from rlox.nn.policies import rng_from_torch
 
-    return torch.from_numpy((rng or rng_from_torch()).permutation(n)).to(device)
+    order: Any = (rng or rng_from_torch()).permutation(n)
+    # A generator on the device has drawn a tensor.
+    return torch.from_numpy(order).to(device) if isinstance(order, np.ndarray) else order
 
 
 def minibatches(n: int, batch_size: int) -> Iterator[slice]:

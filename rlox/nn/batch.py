@@ -84,6 +84,13 @@ class Column:
 
 
 class Columns:
+    reused = False  # whether the next batch overwrites the memory of these columns
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns that this batch has, by name: tensors, or `FrameStacks`."""
+        names = [name for name, item in vars(type(self)).items() if isinstance(item, Column)]
+        return {name: column for name in names if (column := getattr(self, name)) is not None}
+
     def array(self, name: str) -> np.ndarray | None:
         """Return a column as a NumPy array, which shares its memory if it is on the CPU."""
         value = self.__dict__[name]

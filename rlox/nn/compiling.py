@@ -14,7 +14,7 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
 class CompiledLoss:
-    """A loss compiled with ``torch.compile``: on CUDA replayed as one graph, on the CPU as fused C++ loops.
+    """A loss compiled with ``torch.compile``: on CUDA as fused kernels, on the CPU as fused C++ loops.
 
     If PyTorch cannot compile it (no C++ compiler, an unsupported policy), a single `RuntimeWarning` reports the reason,
     and the loss continues uncompiled.
@@ -24,13 +24,14 @@ class CompiledLoss:
     loss : callable
         Function with any arguments that returns ``(loss (), metrics)``. Python numbers among its arguments become
         constants of the compiled code, so arguments that change from call to call must be tensors.
-    device : str
-        ``cpu`` or ``cuda``.
+    graphs : bool
+        Whether CUDA replays the loss and its gradient as one graph each, unless a graph of the whole update is to
+        contain them.
     """
 
-    def __init__(self, loss: Loss, device: str):
+    def __init__(self, loss: Loss, graphs: bool):
         self._plain = loss
-        self._graphs = device == "cuda"
+        self._graphs = graphs
         # One compilation per size. There are at most two sizes: a minibatch, and a smaller last minibatch.
         self._compiled: Loss | None = torch.compile(
             loss, dynamic=False, mode="reduce-overhead" if self._graphs else "default"

@@ -28,8 +28,10 @@ class FlatOptimizer:
     ----------
     parameters : iterable of nn.Parameter
         Parameters that do not require a gradient are ignored.
-    learning_rate, eps : float
-        Step size and denominator offset; the references of PPO and A2C use 1e-5.
+    learning_rate : float or Tensor () f32
+        Step size. A tensor on the parameters' device can change between the replays of a CUDA graph.
+    eps : float
+        Denominator offset; the references of PPO and A2C use 1e-5.
     weight_decay : float
         For Adam: each step also subtracts this fraction of each parameter, times the learning rate (Loshchilov and
         Hutter 2019, arXiv:1711.05101).
@@ -54,7 +56,7 @@ class FlatOptimizer:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        learning_rate: float,
+        learning_rate: float | torch.Tensor,
         eps: float = 1e-5,
         kind: str = "adam",
         weight_decay: float = 0.0,
@@ -122,7 +124,11 @@ class FlatOptimizer:
             grad /= excess
         square_avg = self._moments["square_avg"]
         square_avg.mul_(0.99).addcmul_(grad, grad, value=0.01)
-        self.flat.addcdiv_(grad, square_avg.sqrt().add_(self.eps), value=-self.learning_rate)
+        deviation = square_avg.sqrt().add_(self.eps)
+        if isinstance(self.learning_rate, torch.Tensor):
+            self.flat -= grad / deviation * self.learning_rate
+        else:
+            self.flat.addcdiv_(grad, deviation, value=-self.learning_rate)
 
     def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
         """Take a step like `step`, along the gradients that ``backward()`` has accumulated since the last step."""
@@ -158,14 +164,14 @@ def adam_(
     first: list[torch.Tensor],
     second: list[torch.Tensor],
     steps: torch.Tensor,
-    learning_rate: float,
+    learning_rate: float | torch.Tensor,
     eps: float,
     weight_decay: float,
     excess: torch.Tensor | None,
 ) -> None:
     """Take one step of Adam, or with `weight_decay` of AdamW, along gradients divided by `excess`; update the moments.
 
-    `steps` () f32 already includes this step.
+    `steps` () f32 already includes this step. A `learning_rate` that is a tensor is () f32 on the same device.
     """
     if excess is not None and excess.dtype != torch.float32:
         torch._foreach_div_(grads, excess)  # the kernel divides by float32 only

@@ -200,6 +200,10 @@ class Agent(Algorithm):
             self.device = choose_device(device, self.policy, where, self.ranks, self._critics_size())
             self.policy.to(self.device)
         self.backend.device = self.device
+        if self.device == "cuda":
+            from rlox.training.capture import find_capture_obstacle
+
+            self.backend.captures = find_capture_obstacle(self) is None
         if self.collector is not None:
             self.collector.device = self.device
         self.rng = self.ranks.rng(self.seed, self._stream)

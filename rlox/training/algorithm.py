@@ -154,6 +154,14 @@ class Algorithm(metaclass=Hinting):
         """Take one update. Returns scalar metrics, still tensors."""
         raise NotImplementedError
 
+    def find_capture_obstacle(self) -> str | None:
+        """Return why a GPU cannot replay `update` as one graph (`rlox.training.capture`); None if it can.
+
+        It can if `update` decides nothing by a number that is on the device, or that changes on the host, except for
+        `counters.progress`.
+        """
+        return f"the update of {self.name} waits for numbers of the device"
+
     def schedule_values(self, progress: float) -> dict[str, float]:
         """Return the learning rate and all other scheduled values at `progress` in [0, 1], by metric name."""
         return schedule_values(self.config, progress)
@@ -565,6 +573,8 @@ def choose_update(algorithm) -> Callable[[Any], dict[str, Any]]:
     """Return the function that updates from a batch; PyTorch's records gradients, also for a caller without them."""
     if algorithm.backend == "native":
         return algorithm.update_native
+    if algorithm.backend.captures:
+        return algorithm.backend.captured(algorithm)
     import torch
 
     return torch.enable_grad()(algorithm.update)

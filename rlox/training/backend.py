@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlox.distributed.ranks import Ranks
     from rlox.nn.actors import TwinQNetwork
     from rlox.nn.optimizers import FlatOptimizer
+    from rlox.training.capture import CapturedUpdate
 
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
@@ -86,18 +87,22 @@ class Backend(str):
         Whether PyTorch compiles the losses.
     device : str
         ``cpu`` or ``cuda``, where the losses are computed.
+    captures : bool
+        Whether a GPU replays whole updates, each as one graph (`rlox.training.capture`).
     """
 
     reason: str
     compiles: bool
     device: str
+    captures: bool
     _compiled: dict[Callable[..., Any], Callable[..., Any]]
+    _captured: CapturedUpdate | None
     _watch: Watch | None
 
     def __new__(cls, kind: str, reason: str = "", compiles: bool = False) -> Backend:
         self = super().__new__(cls, kind)
-        self.reason, self.compiles, self.device = reason, compiles, "cpu"
-        self._compiled, self._watch = {}, None
+        self.reason, self.compiles, self.device, self.captures = reason, compiles, "cpu", False
+        self._compiled, self._captured, self._watch = {}, None, None
         return self
 
     @classmethod
@@ -125,8 +130,16 @@ class Backend(str):
         if loss not in self._compiled:
             from rlox.nn.compiling import CompiledLoss
 
-            self._compiled[loss] = CompiledLoss(loss, self.device)
+            self._compiled[loss] = CompiledLoss(loss, self.device == "cuda" and not self.captures)
         return self._compiled[loss]
+
+    def captured(self, algorithm: Any) -> CapturedUpdate:
+        """Return the update of `algorithm` as a graph, which is the same at every call."""
+        if self._captured is None:
+            from rlox.training.capture import CapturedUpdate
+
+            self._captured = CapturedUpdate(algorithm)
+        return self._captured
 
     def guard(self, agent: Any) -> None:
         """From now on, let `require_unchanged` compare the complete `agent` with what its kernel computes on."""

@@ -1,0 +1,82 @@
+"""Whole updates that a GPU replays as one graph: loss, gradient, clipping, optimiser and schedules, of all minibatches.
+
+An algorithm's `update` remains its only definition. What it reads is put where the graph reads it: the columns of the
+batch, and the progress of its schedules. Minibatches and noise are drawn on the device (`rlox.nn.random.DeviceRng`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlox.nn.graphs import Graphed
+
+
+def find_capture_obstacle(algorithm: Any) -> str | None:
+    """Return why a GPU cannot replay the updates of `algorithm` as one graph; None if it can."""
+    if algorithm.device != "cuda":
+        return "it runs on the CPU"
+    if algorithm.ranks.joined:
+        return "the ranks of distributed=ddp exchange gradients"
+    definer = next(cls for cls in type(algorithm).__mro__ if "update" in vars(cls))
+    if "update" in vars(algorithm) or not definer.__module__.startswith("rlox."):
+        return f"the update of {definer.__name__} is not rlox's own"
+    if algorithm._own_policy:
+        return "the policy is custom, and may run Python code that a replay would skip"
+    return algorithm.find_capture_obstacle()
+
+
+class CapturedUpdate:
+    """The `update` of an algorithm on a GPU, captured as a graph and replayed. Called with a batch, returns metrics.
+
+    Numbers of the host that decide an update are constants of the graph, with the exception of `counters.progress`,
+    which is a tensor while it is captured.
+    """
+
+    def __init__(self, algorithm: Any):
+        self._algorithm = algorithm
+        self._update = torch.enable_grad()(algorithm.update)
+        self._progress = torch.zeros((), dtype=torch.float32, device=algorithm.device)
+        self._batch: Any = None  # where the graph reads
+        self._graphed = Graphed(self._run, algorithm.device, f"{algorithm.name}.update")
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        self._progress.fill_(self._algorithm.counters.progress)
+        if not self._take(batch):
+            return self._update(batch)
+        names, values, numbers = self._graphed()
+        # One copy, because the next replay overwrites the values, and a loop may read them later.
+        tensors = dict(zip(names, values.clone().unbind(), strict=True))
+        return {name: tensors.get(name, value) for name, value in numbers.items()}
+
+    def _take(self, batch: Any) -> bool:
+        """Make the columns of `batch` those that the graph reads. Returns False if they do not fit."""
+        columns = batch.columns()
+        if not all(isinstance(column, torch.Tensor) for column in columns.values()):
+            return False  # the number of frames of stacked images varies
+        if self._batch is None:
+            # A reused batch is in the same memory next time; others are copied into that of the first one.
+            copies = {} if batch.reused else {name: column.clone() for name, column in columns.items()}
+            self._batch = replace(batch, **copies)
+            return True
+        own = self._batch.columns()
+        if {name: x.shape for name, x in columns.items()} != {name: x.shape for name, x in own.items()}:
+            return False
+        for name, column in own.items():
+            if columns[name].data_ptr() != column.data_ptr():
+                column.copy_(columns[name])
+        return True
+
+    def _run(self) -> tuple[list[str], torch.Tensor, dict[str, Any]]:
+        """Run the update on the memory of the graph. Returns the names of metrics that are tensors, their values (K,)
+        f64, and all metrics in order."""
+        counters = self._algorithm.counters
+        counters.captured_progress = self._progress
+        try:
+            metrics = self._update(self._batch)
+        finally:
+            counters.captured_progress = None
+        tensors = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
+        return list(tensors), torch.stack([value.double() for value in tensors.values()]), dict(metrics)
