@@ -24,7 +24,7 @@ class A2C(OnPolicyAlgorithm):
     Config = A2CConfig
     _data_parallel = True
 
-    def find_capture_obstacle(self) -> None:
+    def _capture_obstacle(self) -> None:
         return None
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:

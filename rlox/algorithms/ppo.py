@@ -25,7 +25,7 @@ class PPO(OnPolicyAlgorithm):
     Config = PPOConfig
     _data_parallel = True
 
-    def find_capture_obstacle(self) -> str | None:
+    def _capture_obstacle(self) -> str | None:
         if self.config.target_kl is not None:
             return "target_kl looks at the divergence after each minibatch"
         return None

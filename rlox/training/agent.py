@@ -206,13 +206,17 @@ class Agent(Algorithm):
             self.backend.captures = find_capture_obstacle(self) is None
         if self.collector is not None:
             self.collector.device = self.device
-        self.rng = self.ranks.rng(self.seed, self._stream)
+        self.rng = self._make_rng()
         self.setup(rng)
         self.ranks.prepare(self)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
         if self.backend == "native":
             self.backend.guard(self)
+
+    def _make_rng(self) -> Any:
+        """Return the generator that determines what each update sees."""
+        return self.ranks.rng(self.seed, self._stream)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or

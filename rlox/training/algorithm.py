@@ -154,7 +154,7 @@ class Algorithm(metaclass=Hinting):
         """Take one update. Returns scalar metrics, still tensors."""
         raise NotImplementedError
 
-    def find_capture_obstacle(self) -> str | None:
+    def _capture_obstacle(self) -> str | None:
         """Return why a GPU cannot replay `update` as one graph (`rlox.training.capture`); None if it can.
 
         It can if `update` decides nothing by a number that is on the device, or that changes on the host, except for

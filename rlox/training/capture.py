@@ -25,7 +25,7 @@ def find_capture_obstacle(algorithm: Any) -> str | None:
         return f"the update of {definer.__name__} is not rlox's own"
     if algorithm._own_policy:
         return "the policy is custom, and may run Python code that a replay would skip"
-    return algorithm.find_capture_obstacle()
+    return algorithm._capture_obstacle()
 
 
 class CapturedUpdate:

@@ -214,15 +214,18 @@ class OnPolicyAlgorithm(Agent):
 
         return FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
 
+    def _make_rng(self) -> Any:
+        if not self.backend.captures:
+            return super()._make_rng()
+        from rlox.nn.random import DeviceRng
+
+        return DeviceRng(self.seed, self._stream, self.device)
+
     def setup(self, rng: Rng) -> None:
         c = self.config
         self.optimizer = self._make_optimizer(self.native or self.policy)
         if self.native is not None:
             return
-        if self.backend.captures:
-            from rlox.nn.random import DeviceRng
-
-            self.rng = DeviceRng(self.seed, self._stream, self.device)
         exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
         if exact and find_difference("acting", self.collector) is None:
             self._acting = NativePolicy.adopt(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
