@@ -12,8 +12,8 @@ from rlox import A2C, PPO
 from rlox.nn.graphs import N_EAGER, Graphed
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import DiscretePolicy
+from rlox.training.algorithm import choose_update, to_floats
 from rlox.training.capture import CapturedUpdate, find_capture_obstacle
-from rlox.training.loops import choose_update, to_floats
 
 
 class RecordedGraph:
