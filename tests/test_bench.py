@@ -78,9 +78,10 @@ def test_data_measures_prints_and_writes(tmp_path):
 )
 def test_without_the_checkout_the_error_names_what_is_needed(words, tmp_path):
     shutil.copytree(BENCHMARKS.parent / "rlox_cli", tmp_path / "rlox_cli")
-    command = [sys.executable, "-m", "rlox_cli.start", "bench", *words]
+    command = [sys.executable, "-m", "rlox_cli.start", "bench", *words, "--out", "made"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "made").exists()
     assert "must run from a checkout of rlox" in done.stderr
     assert "pip install -e ." in done.stderr
 

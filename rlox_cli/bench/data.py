@@ -351,6 +351,7 @@ def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, 
         known = ", ".join(o.name for o in OPERATIONS)
         raise UsageError(f"--only must match an operation or a group, got {only!r}; operations: {known}")
     out = None if out is None else output_path("--out", out, folder=True)
+    program("systems.py")  # without a checkout, nothing is created
     systems = find_systems(peer_pythons)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

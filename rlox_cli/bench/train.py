@@ -407,6 +407,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
             raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")
     cases = cases or [case for case in CASES if CASES[case].task is None]
     out = None if out is None else output_path("--out", out, folder=True)
+    program("trainings.py")  # without a checkout, nothing is created or printed
     pythons = find_systems(peer_pythons, _SYSTEMS)
     written = [case for case in cases if CASES[case].task is not None]
     if written and find_spec("transformers") is None:
