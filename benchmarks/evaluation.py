@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="factor of the steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    here = [sys.executable, "-m", "rlox_cli.start"]
+    here = [sys.executable, "-m", "rlox_cli.main"]
     systems = {name: (here, words) for name, words in SYSTEMS.items()}
     if args.before:
         systems = {"before": ([args.before], []), **systems}

@@ -69,7 +69,7 @@ LEARNERS = {x.name: x for x in (algorithms.BC, algorithms.TD3BC, algorithms.IQL,
 
 
 def command(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "rlox_cli.start", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "rlox_cli.main", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 def finished(folder: Path) -> bool:

@@ -39,7 +39,7 @@ CASES = {
     "sac-pendulum": [*SAC_PENDULUM, NONE],
     "sac-pendulum-mlflow": SAC_PENDULUM,
 }
-RLOX = [sys.executable, "-m", "rlox_cli.start", "train"]
+RLOX = [sys.executable, "-m", "rlox_cli.main", "train"]
 MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
+import os
+import sys
 from functools import cache
 from typing import Annotated, Any
 
 import typer
 import typer.main
 
+from rlox.processes.child import kill_forks
 from rlox_cli.commands.bench import bench
 from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare
@@ -21,7 +26,9 @@ from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
+from rlox_cli.terminal.process import open_streams, use_utf8_paths
 from rlox_cli.terminal.shells import replace_scripts
+from rlox_cli.terminal.signals import end_on_signals
 
 app = typer.Typer(
     name="rlox",
@@ -71,3 +78,25 @@ def _root(
 def commands() -> Any:
     """Return the application as a Click command. Typer would build one for every call, which takes 20 ms."""
     return typer.main.get_command(app)
+
+
+def main() -> None:
+    end_on_signals()
+    use_utf8_paths()
+    atexit.register(kill_forks)
+    open_streams()
+    faulthandler.enable(2)  # an interpreter that dies prints which code was running, such as an environment's
+    if "" in (words := sys.argv[1:]):
+        # Often an unset shell variable. As a path, '' would mean the working directory.
+        print(f"rlox: argument {words.index('') + 1} must not be empty, got ''", file=sys.stderr)
+        sys.exit(2)
+    try:
+        os.getcwd()
+    except OSError as e:
+        print(f"rlox: the working folder must exist, but was deleted ({e.strerror}); cd to another", file=sys.stderr)
+        sys.exit(2)
+    commands()()
+
+
+if __name__ == "__main__":
+    main()

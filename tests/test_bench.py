@@ -78,7 +78,7 @@ def test_data_measures_prints_and_writes(tmp_path):
 )
 def test_without_the_checkout_the_error_names_what_is_needed(words, tmp_path):
     shutil.copytree(BENCHMARKS.parent / "rlox_cli", tmp_path / "rlox_cli")
-    command = [sys.executable, "-m", "rlox_cli.start", "bench", *words, "--out", "made"]
+    command = [sys.executable, "-m", "rlox_cli.main", "bench", *words, "--out", "made"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert not (tmp_path / "made").exists()
@@ -148,7 +148,7 @@ def test_train_times_the_command_and_its_children(tmp_path):
     assert found["cpu_s"] >= 1  # of the child process, for which the command does not wait
     assert found["wall_s"] > 0
     assert found["output"] == "started\n"
-    refused = [sys.executable, "-m", "rlox_cli.start", "train", "algo=ppo", "env=CartPole-v1", "total_timesteps=0"]
+    refused = [sys.executable, "-m", "rlox_cli.main", "train", "algo=ppo", "env=CartPole-v1", "total_timesteps=0"]
     with pytest.raises(RuntimeError, match="total_timesteps"):
         process_once(refused, str(tmp_path))
 

@@ -30,7 +30,7 @@ def rlox(*words, cwd=None, **env):
     environment = {**os.environ, **env}
     if "PYTHONPATH" not in env:
         return forked.run(*words, cwd=cwd or ".", env=environment)
-    command = [sys.executable, "-m", "rlox_cli.start", *words]  # runs a sitecustomize as it starts
+    command = [sys.executable, "-m", "rlox_cli.main", *words]  # runs a sitecustomize as it starts
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 

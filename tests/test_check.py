@@ -352,7 +352,7 @@ def test_a_sweep_with_an_invalid_job_does_not_start(rlox, tmp_path):
 @pytest.mark.slow
 def test_the_report_of_a_new_process(tmp_path):
     # Check the imports: a native run does not import PyTorch.
-    command = [sys.executable, "-X", "importtime", "-m", "rlox_cli.start", "train", "algo=dqn", "env=CartPole-v1"]
+    command = [sys.executable, "-X", "importtime", "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1"]
     words = ["max_time=1s", "--check"]
     done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}

@@ -639,7 +639,7 @@ def test_the_command_line_names_the_changed_function(tmp_path):
     arguments = ["algo=ppo", "env=CartPole-v1", "total_timesteps=64", "algo.n_steps=8", "algo.hidden_sizes=[8]"]
     arguments += ["logger=none", "eval.n_points=0", "--import", "mine"]
     done = subprocess.run(
-        [sys.executable, "-m", "rlox_cli.start", "train", *arguments],
+        [sys.executable, "-m", "rlox_cli.main", "train", *arguments],
         capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     output = " ".join(done.stdout.split())

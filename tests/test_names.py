@@ -203,7 +203,7 @@ def test_a_deleted_working_folder_is_one_error_for_every_verb(tmp_path):
     gone = tmp_path / "gone"
     for words in (["train", *SMALL], ["ls", "runs"]):
         gone.mkdir()
-        start = f"import os; from rlox_cli.start import main; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); main()"
+        start = f"import os; from rlox_cli.main import main; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); main()"
         done = subprocess.run([sys.executable, "-c", start, *words], capture_output=True, text=True, timeout=300)
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith("rlox: the working folder must exist, but was deleted")

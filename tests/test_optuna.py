@@ -305,7 +305,7 @@ def test_a_trial_whose_environment_raises_fails_and_the_search_continues(tmp_pat
 
 @pytest.mark.slow
 def test_without_optuna_the_error_names_the_remedy(tmp_path):
-    program = "import sys; sys.modules['optuna'] = None; from rlox_cli.start import main; main()"
+    program = "import sys; sys.modules['optuna'] = None; from rlox_cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "train", *OPTUNA, *RUNS, RATE], cwd=tmp_path, capture_output=True, text=True
     )

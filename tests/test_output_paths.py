@@ -158,7 +158,7 @@ def test_a_folder_in_another_script_and_a_locale_without_it(tmp_path):
     here = tmp_path / "папка"
     here.mkdir()
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}  # Python reads the names of files as ASCII
-    words = [sys.executable, "-m", "rlox_cli.start", "collect", "--env", "CartPole-v1", "--steps", "9", "--out"]
+    words = [sys.executable, "-m", "rlox_cli.main", "collect", "--env", "CartPole-v1", "--steps", "9", "--out"]
     done = subprocess.run([*words, here / "é.npz"], cwd=here, env=environment, capture_output=True, timeout=300)
     assert not done.returncode, done.stderr
     assert done.stdout.isascii()

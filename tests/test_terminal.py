@@ -24,7 +24,7 @@ from rlox_cli.terminal.progress import ProgressCallback
 pytestmark = pytest.mark.slow
 EXHAUSTIVE = pytest.mark.exhaustive
 
-RLOX = [sys.executable, "-m", "rlox_cli.start"]
+RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=2000", "eval.n_episodes=2", "logger=none"]
 
 
@@ -112,7 +112,7 @@ POSIX = {"LC_ALL": "C", "PYTHONIOENCODING": ""}
 ONE_BY_ONE = """
 import gc, os, sys
 import rlox_cli.report.compare, rlox_cli.run.train
-from rlox_cli.start import main
+from rlox_cli.main import main
 gc.collect()
 gc.freeze()  # or each fork would copy every page
 for number, line in enumerate(sys.argv[1:]):

@@ -18,7 +18,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-RLOX = [sys.executable, "-m", "rlox_cli.start"]
+RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=512", "eval.n_points=0", "eval.n_episodes=1"]
 
 

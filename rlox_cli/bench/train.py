@@ -174,7 +174,7 @@ def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list
         return [sys.executable, "-c", _CONTROL]
     if system == "rlox":
         words = ["algo=ppo", "env=CartPole-v1", f"total_timesteps={steps}", f"seed={seed}"]
-        return [sys.executable, "-m", "rlox_cli.start", "train", *words, f"hydra.run.dir={folder}/run"]
+        return [sys.executable, "-m", "rlox_cli.main", "train", *words, f"hydra.run.dir={folder}/run"]
     request = {"system": system, "case": "process", "steps": steps, "seed": seed, "whole": True}
     return [python, str(program("trainings.py")), json.dumps(request)]
 

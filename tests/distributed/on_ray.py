@@ -118,7 +118,7 @@ def main():
     words = ["train", "algo=impala", "env=CartPole-v1", "algo.actors=ray", "algo.n_actors=2", "env.n_envs=4"]
     words += [f"ray.address={cluster.address}", "total_timesteps=1024", "eval.n_points=1", "eval.n_episodes=1"]
     words += ["logger=none", "tuned=off", "output_dir=run"]
-    done = subprocess.run([sys.executable, "-m", "rlox_cli.start", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "rlox_cli.main", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert max(row["step"] for row in rows) >= 1024

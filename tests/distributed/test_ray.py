@@ -101,7 +101,7 @@ class Python:
 @pytest.mark.slow
 def test_a_sweep_survives_killed_workers_and_stops_with_everything_saved(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
-    words = ["-m", "rlox_cli.start", "train", *WORDS, *OWN, "seed=0,1", "hydra/launcher=ray", "hydra.launcher.n_jobs=2"]
+    words = ["-m", "rlox_cli.main", "train", *WORDS, *OWN, "seed=0,1", "hydra/launcher=ray", "hydra.launcher.n_jobs=2"]
     folders = [tmp_path / f"sweep/{seed}-ppo-CartPole-v1-s{seed}" for seed in (0, 1)]
     saved = [folder / "checkpoints/last.safetensors" for folder in folders]
 

@@ -10,7 +10,7 @@ import pytest
 from rlox.config import RemoteConfig
 from rlox.envs.remote import RemoteEnvPool
 
-PROGRAM = "from rlox_cli.start import main; main()"
+PROGRAM = "from rlox_cli.main import main; main()"
 
 
 @pytest.fixture

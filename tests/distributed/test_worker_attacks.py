@@ -30,7 +30,7 @@ MOST_GROWTH = 64 * 2**20  # bytes
 def worker(certificates, tmp_path_factory):
     """`rlox worker` with all security options and small limits."""
     folder, c = tmp_path_factory.mktemp("worker"), certificates
-    program = "from rlox_cli.start import main; main()"
+    program = "from rlox_cli.main import main; main()"
     options = {"env": "CartPole-v1", "port": 0, "tls-cert": c.worker, "tls-key": c.worker_key, "tls-ca": c.authority}
     options |= {"token-file": c.token, "max-sessions": 3, "max-message-mb": 1, "idle-s": 3}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

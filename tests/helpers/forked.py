@@ -1,7 +1,7 @@
 """Commands of `rlox` in processes forked from one that has already imported everything.
 
 Starting Python with PyTorch and Hydra takes another second of CPU. Tests of the start itself (encodings, closed
-streams, imports) must use a real one: ``python -m rlox_cli.start``.
+streams, imports) must use a real one: ``python -m rlox_cli.main``.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ if __name__ == "__main__":
     atexit.register(_leave)  # registered before all imports, so that it is called last
     _import()
     sys.argv[:] = ["rlox", *_serve(_server)]
-    # For spawned processes, this process is ``python -m rlox_cli.start``.
+    # For spawned processes, this process is ``python -m rlox_cli.main``.
     __spec__ = importlib.util.find_spec("rlox_cli.start")
     from rlox_cli.start import main
 
