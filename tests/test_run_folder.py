@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from test_contract import learner
+from small_algorithms import learner
 
 import rlox
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, RecordLogger
