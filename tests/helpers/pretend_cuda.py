@@ -471,7 +471,7 @@ def install() -> None:
 def _replacements() -> dict[str, Callable[..., Any]]:
     properties = types.SimpleNamespace(
         name="Pretended GPU", major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, warp_size=32,
-        gcnArchName="", uuid="GPU-0",
+        gcnArchName="", uuid=f"GPU-{os.environ.get('LOCAL_RANK', 0)}",
     )  # fmt: skip
 
     def set_device(device: Any) -> None:
@@ -544,3 +544,19 @@ def _enter_in_threads() -> None:
             run_thread(self)
 
     threading.Thread.run = run
+
+
+def install_collectives() -> None:
+    """Let ``gloo`` reduce and spread tensors of the device, as NCCL does; each rank has a pretended GPU of its own."""
+    import torch.distributed as dist
+
+    def on_host(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, DeviceTensor):
+                wait_for_device(collective.__name__)
+                tensor = tensor.inner
+            return collective(tensor, *args, **kwargs)
+
+        return run
+
+    dist.all_reduce, dist.broadcast = on_host(dist.all_reduce), on_host(dist.broadcast)

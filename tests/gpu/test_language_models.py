@@ -1,0 +1,83 @@
+"""Language models on the GPU, in the precision that ``auto`` chooses there."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import toy
+from device_comparison import differing, require_close, weights
+
+import rlox
+
+CLASSES = {
+    "sft": rlox.SFT, "dpo": rlox.DPO, "grpo": rlox.GRPO, "online_dpo": rlox.OnlineDPO, "reward_model": rlox.RewardModel,
+}  # fmt: skip
+DATASETS = {"sft": toy.ROWS, "dpo": toy.PAIRS, "reward_model": toy.PAIRS}
+
+
+def reward(completions, prompts):
+    return [len(one) / 10 + 0.1 * float(one[0] if len(one) else 0) for one in completions]
+
+
+def prefer(prompts, completions):
+    return [int(len(first) < len(second)) for first, second in completions]
+
+
+def arguments(name):
+    given = {"dataset": DATASETS.get(name, toy.PROMPTS)}
+    return given | {"grpo": {"reward_fn": reward}, "online_dpo": {"preference_fn": prefer}}.get(name, {})
+
+
+def make(name, kind="qwen2", **settings):
+    sampling = {"max_new_tokens": 4} if name in ("grpo", "online_dpo") else {}
+    groups = {"group_size": 3} if name == "grpo" else {}
+    common = {"tokenizer": toy.tokenizer(), "seed": 1, "device": "cuda", "batch_size": 4}
+    return CLASSES[name](toy.model(kind), **{**common, **sampling, **groups, **arguments(name), **settings})
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_training_equals_that_on_the_cpu(name):
+    """In float32. Where the model samples its own data, rounding may choose another token, so one update is compared."""
+    n = 1 if name in ("grpo", "online_dpo") else 3
+    ours, theirs = (make(name, device=device, precision="float32") for device in ("cuda", "cpu"))
+    require_close(ours.train(n_updates=n), theirs.train(n_updates=n), rel=2e-3, abs=2e-3)
+    assert all(p.is_cuda for p in ours.policy.parameters())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_auto_computes_in_bfloat16_and_resumes_exactly(name, tmp_path):
+    straight = make(name, precision="auto")
+    straight.train(n_updates=1)
+    straight.save(tmp_path / "a.safetensors")
+    loaded = CLASSES[name].from_checkpoint(tmp_path / "a.safetensors", device="cuda", **arguments(name))
+    require_close(loaded.train(n_updates=1), straight.train(n_updates=1), rel=0, abs=0)
+    assert differing(weights(loaded), weights(straight)) == []
+    assert {p.dtype for p in straight.policy.parameters()} == {torch.float32}
+    assert straight._precision() == "bfloat16"
+    if name != "reward_model":
+        assert len(straight.generate(toy.PROMPTS[:2], max_new_tokens=2)) == 2
+
+
+VARIANTS = [
+    ("grpo", "qwen2", {"precision": "auto", "lora_rank": 2, "gradient_checkpointing": True}),
+    ("grpo", "gpt2", {"precision": "float32", "packing": True, "accumulation": 2}),
+    ("grpo", "bare", {"kl_coef": 0.1, "ref_sync_every": 2}),
+    ("grpo", "qwen2", {"top_k": 3}),
+    ("dpo", "llama", {"lora_rank": 2, "packing": True}),
+    ("sft", "bare", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "settings"), VARIANTS)
+def test_variants_train(name, kind, settings):
+    metrics = make(name, kind, **settings).train(n_updates=2)
+    assert metrics["loss"] == metrics["loss"]
+
+
+def test_given_token_ids_may_be_on_either_device():
+    sft = make("sft")
+    for device in ("cpu", "cuda"):
+        ids = [torch.tensor([[4, 5], [2, 3]], device=device), torch.tensor([[6, 1], [6, 7]], device=device)]
+        sft.train_step(*ids)

@@ -1,0 +1,26 @@
+"""Two ranks with a GPU each."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("on_two_ranks.py")
+
+
+def test_two_ranks_train_the_same_weights(tmp_path):
+    if not os.environ.get("RLOX_PRETEND_CUDA") and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs, or the pretended one")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = Counter(line for line in done.stdout.splitlines() if line.count(" ") == 3)
+    assert [line.split()[0] for line in lines] == ["PPO", "A2C", "SAC", "DQN"]
+    for line, count in lines.items():
+        assert count == 2, f"the ranks ended with different weights: {done.stdout}"
+        assert line.split()[1:3] == ["cuda", "True"]
