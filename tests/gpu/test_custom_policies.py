@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from custom_policy import CustomPolicy
 from device_comparison import differing, require_close, weights
 from small_algorithms import make
 from torch import nn
@@ -10,43 +11,16 @@ from torch import nn
 N_STEPS = {"ppo": 128, "a2c": 128, "dqn": 64}
 
 
-class Custom(nn.Module):
-    """Actor and critic on one layer, which samples with PyTorch's generator."""
-
-    def __init__(self, between=nn.Identity):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 16), between(), nn.Tanh())
-        self.pi, self.v = nn.Linear(16, 2), nn.Linear(16, 1)
-
-    def _choices(self, obs):
-        return torch.distributions.Categorical(logits=self.pi(self.body(obs.to(self.v.weight.dtype))).float())
-
-    def get_action_and_logprob(self, obs):
-        choices = self._choices(obs)
-        action = choices.sample()
-        return action, choices.log_prob(action)
-
-    def get_value(self, obs):
-        return self.v(self.body(obs.to(self.v.weight.dtype))).squeeze(-1).float()
-
-    def get_logprob_and_entropy(self, obs, action):
-        choices = self._choices(obs)
-        return choices.log_prob(action), choices.entropy()
-
-    def mode(self, obs):
-        return self._choices(obs).logits.argmax(-1)
-
-
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 def test_a_policy_with_its_own_sampling_resumes_exactly(name, tmp_path):
     """It draws from the GPU's generator, which the checkpoint contains."""
     torch.manual_seed(0)
-    straight = make(name, device="cuda", policy=Custom())
+    straight = make(name, device="cuda", policy=CustomPolicy())
     straight.train(N_STEPS[name])
     straight.save(tmp_path / "a.safetensors")
     expected = straight.train(N_STEPS[name])
     torch.manual_seed(5)
-    loaded = type(straight).from_checkpoint(tmp_path / "a.safetensors", policy=Custom(), device="cuda")
+    loaded = type(straight).from_checkpoint(tmp_path / "a.safetensors", policy=CustomPolicy(), device="cuda")
     require_close(loaded.train(N_STEPS[name]), expected, rel=0, abs=0)
     assert differing(weights(loaded), weights(straight)) == []
 
@@ -67,7 +41,7 @@ def test_a_network_of_action_values_may_be_anywhere(on_gpu):
 
 
 def test_auto_trains_a_policy_where_it_is():
-    policy = Custom().to("cuda")
+    policy = CustomPolicy().to("cuda")
     ppo = make("ppo", device="auto", policy=policy)
     assert ppo.device == "cuda"
     ppo.train(64)
@@ -75,14 +49,14 @@ def test_auto_trains_a_policy_where_it_is():
 
 @pytest.mark.parametrize("between", [lambda: nn.BatchNorm1d(16), lambda: nn.LayerNorm(16), lambda: nn.Dropout(0.1)])
 def test_layers_with_a_state_or_randomness_train(between):
-    ppo = make("ppo", device="cuda", policy=Custom(between))
+    ppo = make("ppo", device="cuda", policy=CustomPolicy(between))
     assert np.isfinite(ppo.train(128)["value_loss"])
 
 
 def test_double_precision_trains_and_half_precision_is_refused():
-    assert np.isfinite(make("ppo", device="cuda", policy=Custom().double()).train(64)["value_loss"])
+    assert np.isfinite(make("ppo", device="cuda", policy=CustomPolicy().double()).train(64)["value_loss"])
     with pytest.raises(ValueError, match="must be float32 or float64"):
-        make("ppo", device="cuda", policy=Custom().bfloat16())
+        make("ppo", device="cuda", policy=CustomPolicy().bfloat16())
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])

@@ -1,0 +1,128 @@
+"""Bugs of the kind that only a GPU shows, planted one at a time into rlox: each makes a training fail or differ."""
+
+import json
+
+import pytest
+import torch
+from custom_policy import CustomPolicy
+from device_budgets import LIMITS, spent
+from device_comparison import differing, require_close, weights
+from small_algorithms import make, of_sequences
+
+from rlox.algorithms import dreamer, ppo
+from rlox.nn import acting, compiling, optimizers
+from rlox.training import agent
+
+N_STEPS = {"ppo": 128, "sac": 64, "dreamer": 40}
+
+
+def train_on_both(name, cpu=None, **settings):
+    """Require that a training on the GPU equals that on the CPU."""
+    kind = {"precision": "float32"} if of_sequences(name) else {}
+    ours = make(name, device="cuda", **kind, **settings)
+    theirs = make(name, device="cpu", backend="torch", **kind, **(settings if cpu is None else cpu))
+    require_close(ours.train(N_STEPS[name]), theirs.train(N_STEPS[name]), rel=1e-2, abs=1e-3)
+
+
+def train_twice(folder, custom=False):
+    """Require that a loaded PPO continues with the same bits."""
+    policy = (lambda: {"policy": CustomPolicy()}) if custom else dict
+    straight = make("ppo", device="cuda", **policy())
+    straight.train(128)
+    straight.save(folder / "a.safetensors")
+    torch.cuda.manual_seed(5)
+    loaded = type(straight).from_checkpoint(folder / "a.safetensors", device="cuda", **policy())
+    straight.train(128)
+    loaded.train(128)
+    assert differing(weights(loaded), weights(straight)) == []
+
+
+def stay_within_budget(name):
+    limits = json.loads(LIMITS.read_text())[name]
+    for part, work in spent(name).items():
+        for kind, number in work.items():
+            assert number <= limits[part][kind], f"{part} {kind}"
+
+
+def wrapped(monkeypatch, owner, name, wrap):
+    monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def forget_cpu(monkeypatch):
+    monkeypatch.setattr(acting, "to_array", lambda tensor: tensor.detach().numpy())
+
+
+def leave_a_buffer_behind(monkeypatch):
+    monkeypatch.setattr(dreamer.Returns, "to", lambda self, device: self)
+
+
+def report_a_tensor_of_the_host(monkeypatch):
+    wrapped(
+        monkeypatch, ppo.PPO, "update",
+        lambda update: lambda self, batch: {**update(self, batch), "clip_eps": torch.tensor(0.2)},
+    )  # fmt: skip
+
+
+def keep_graph_outputs(monkeypatch):
+    def without_clones(create):
+        def init(self, loss, device, **options):
+            create(self, loss, device, **options)
+            self._graphs = False
+
+        return init
+
+    wrapped(monkeypatch, compiling.CompiledLoss, "__init__", without_clones)
+
+
+def count_steps_on_the_host(monkeypatch):
+    def after(create):
+        def init(self, *args, **kwargs):
+            create(self, *args, **kwargs)
+            self._steps = self._steps.cpu()
+
+        return init
+
+    wrapped(monkeypatch, optimizers.FlatOptimizer, "__init__", after)
+
+
+def restore_into_a_copy(monkeypatch):
+    monkeypatch.setattr(optimizers.FlatOptimizer, "_state", lambda self: {
+        name: value.cpu() for name, value in {**self._moments, "step": self._steps}.items()
+    })  # fmt: skip
+
+
+def save_the_generator_of_the_host_only(monkeypatch):
+    wrapped(monkeypatch, agent, "generator_states", lambda states: lambda device: states("cpu"))
+
+
+def read_a_metric_in_every_minibatch(monkeypatch):
+    def reading(step):
+        def read(self, loss, max_grad_norm):
+            norm = step(self, loss, max_grad_norm)
+            assert float(norm) >= 0
+            return norm
+
+        return read
+
+    wrapped(monkeypatch, optimizers.FlatOptimizer, "step", reading)
+
+
+BUGS = {
+    forget_cpu: lambda folder: train_on_both("ppo"),
+    leave_a_buffer_behind: lambda folder: train_on_both("dreamer"),
+    report_a_tensor_of_the_host: lambda folder: train_on_both("ppo"),
+    keep_graph_outputs: lambda folder: train_on_both(
+        "ppo", cpu={"n_epochs": 2, "batch_size": 16}, compile=True, n_epochs=2, batch_size=16
+    ),
+    count_steps_on_the_host: lambda folder: train_on_both("ppo"),
+    restore_into_a_copy: train_twice,
+    save_the_generator_of_the_host_only: lambda folder: train_twice(folder, custom=True),
+    read_a_metric_in_every_minibatch: lambda folder: stay_within_budget("ppo"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_noticed(bug, pretended, monkeypatch, tmp_path):
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError, TypeError, FloatingPointError)):
+        BUGS[bug](tmp_path)

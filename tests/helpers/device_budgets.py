@@ -1,0 +1,135 @@
+"""What a training spends on the GPU's host: kernel launches, copies and synchronisations, counted on the pretended GPU.
+
+The limits are in ``tests/gpu/budgets.json``. This program prints what is spent now:
+
+    python tests/helpers/device_budgets.py [--write] [algorithm ...]
+
+With ``--write``, it becomes the limit. A replay of a CUDA graph counts as one launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import warnings
+from collections import Counter
+from pathlib import Path
+
+from device_counts import count_work
+from small_algorithms import OFFLINE, ONLINE, learner, make, of_sequences, off_policy
+
+from rlox.callbacks import Callback
+
+LIMITS = Path(__file__).parents[1] / "gpu/budgets.json"
+KINDS = ("launch", "h2d", "d2h", "sync")
+
+
+# Rounds before the first that is counted: graphs are captured in them.
+WARM_UP, COUNTED = 8, 5
+N_AVERAGED = 4
+N_ENVS, N_STEPS, BATCH = 4, 16, 32  # a rollout is two minibatches
+
+
+class Laps(Callback):
+    """Counts work between the events of a training: the ends of collections, and reports."""
+
+    def __init__(self, counter, n_rounds):
+        self._counter, self._last, self._n_rounds = counter, Counter(), n_rounds
+        self.laps = {"collected": [], "reported": []}
+
+    def _end_lap(self, event):
+        self.laps[event].append({kind: self._counter[kind] - self._last[kind] for kind in KINDS})
+        self._last = Counter(self._counter)
+
+    def on_rollout_end(self, **info):
+        self._end_lap("collected")
+
+    def on_step(self, **info):
+        self._end_lap("reported")
+        return len(self.laps["reported"]) < self._n_rounds
+
+    def usual(self, event):
+        """The median of the last laps that ended with `event`, by kind of work."""
+        laps = self.laps[event][WARM_UP : WARM_UP + COUNTED]
+        return {kind: statistics.median_low(lap[kind] for lap in laps) for kind in KINDS}
+
+
+def spent_on_policy(name):
+    """Work of one rollout of `N_STEPS` vector steps, and of one update of one epoch, metrics included."""
+    with count_work() as counter:
+        laps = Laps(counter, WARM_UP + COUNTED)
+        epochs = {"n_epochs": 1, "batch_size": BATCH} if name in ("ppo", "mappo", "appo") else {}
+        algorithm = make(name, device="cuda", n_envs=N_ENVS, on={"n_steps": N_STEPS}, callbacks=[laps], **epochs)
+        algorithm.train((WARM_UP + COUNTED) * N_ENVS * N_STEPS)
+    return {"collection": laps.usual("collected"), "update": laps.usual("reported")}
+
+
+def spent_on_replay(name):
+    """Work of one vector step, and of one update: the difference of rounds with one and with two updates."""
+    rounds = []
+    for n in (1, 2):
+        with count_work() as counter:
+            laps = Laps(counter, 1)
+            off = {"learning_starts": 32, "train_freq": N_ENVS, "gradient_steps": n}
+            if of_sequences(name):
+                off = {"learning_starts": 32, "replay_ratio": 4.0 * n}
+            kind = {"precision": "float32"} if of_sequences(name) else {}
+            algorithm = make(name, device="cuda", n_envs=N_ENVS, off=off, callbacks=[laps], **kind)
+            algorithm.train(6_000 if of_sequences(name) else 10_000)  # until the first report, after one in a hundred
+        # A lap is an update and the collection after it; TD3 updates its policy in every second one.
+        ends = laps.laps["collected"][-N_AVERAGED - 1 : -1]
+        rounds.append({kind: statistics.fmean(lap[kind] for lap in ends) for kind in KINDS})
+    update = {kind: round(rounds[1][kind] - rounds[0][kind], 1) for kind in KINDS}
+    return {"collection": {kind: round(rounds[0][kind] - update[kind], 1) for kind in KINDS}, "update": update}
+
+
+def spent_offline(name):
+    """Work of one update on a dataset."""
+    with count_work() as counter:
+        laps = Laps(counter, 2)
+        algorithm = learner(name, device="cuda", callbacks=[laps])
+        algorithm.train(2000)  # until the second report; there is one after every 20 updates
+    return {"update": {kind: round(laps.laps["reported"][1][kind] / 20, 1) for kind in KINDS}}
+
+
+def spent(name):
+    """Return the work of the parts of a training, by part and kind."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # more is planned than trained
+        if name in OFFLINE:
+            return spent_offline(name)
+        return spent_on_replay(name) if off_policy(name) else spent_on_policy(name)
+
+
+NAMES = [*ONLINE, *OFFLINE]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("algorithms", nargs="*", default=NAMES, metavar="algorithm")
+    parser.add_argument("--write", action="store_true", help="write it to budgets.json")
+    words = parser.parse_args()
+    import pretend_cuda
+
+    pretend_cuda.install()
+    limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
+    print(f"{'':22s}{''.join(f'{kind:>9s}' for kind in KINDS)}")
+    for name in words.algorithms:
+        parts = spent(name)
+        for part, work in parts.items():
+            print(f"{name:11s}{part:11s}" + "".join(f"{work[kind]:9g}" for kind in KINDS), flush=True)
+        limits[name] = parts
+    if words.write:
+        rows = ",\n".join(
+            f"  {json.dumps(name)}: {{\n"
+            + ",\n".join(f"    {json.dumps(part)}: {json.dumps(work)}" for part, work in limits[name].items())
+            + "\n  }"
+            for name in NAMES
+            if name in limits
+        )
+        LIMITS.write_text(f"{{\n{rows}\n}}\n")
+
+
+if __name__ == "__main__":
+    main()
