@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from device_comparison import differing, require_close, weights
+from device_comparison import CAPTURED, differing, require_close, require_same_with_and_without_graphs, weights
 from small_algorithms import ONLINE, make, of_sequences, off_policy
 
 from rlox.nn.compiling import CompiledLoss
@@ -33,7 +33,7 @@ def test_metrics_of_a_compiled_loss_are_not_overwritten():
     def loss(x):
         return x.square().mean(), {"mean": x.mean() + 0}
 
-    compiled = CompiledLoss(loss, "cuda")
+    compiled = CompiledLoss(loss, True)
     results = [compiled(torch.full((4,), float(i), device="cuda", requires_grad=True))[1]["mean"] for i in range(3)]
     assert [x.item() for x in results] == [0.0, 1.0, 2.0]
 
@@ -51,6 +51,11 @@ def test_many_updates_equal_those_of_the_cpu_under_schedules(name):
     for key, array in weights(theirs).items():
         if key.startswith("policy."):
             np.testing.assert_allclose(weights(ours)[key], array, rtol=0, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_replayed_update_equals_the_one_that_python_runs(name, monkeypatch):
+    require_same_with_and_without_graphs(name, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac"])

@@ -8,7 +8,7 @@ from small_algorithms import make, off_policy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlox.callbacks import Callback, CheckpointCallback
-from rlox.nn.devices import out_of_memory
+from rlox.nn.modules import out_of_memory
 
 ERRORS = {
     "full": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

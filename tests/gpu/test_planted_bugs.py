@@ -6,21 +6,22 @@ import pytest
 import torch
 from custom_policy import CustomPolicy
 from device_budgets import LIMITS, spent
-from device_comparison import differing, require_close, weights
+from device_comparison import differing, require_close, require_same_with_and_without_graphs, weights
 from small_algorithms import make, of_sequences
 
 from rlox.algorithms import dreamer, ppo
-from rlox.nn import acting, compiling, optimizers
-from rlox.training import agent
+from rlox.checkpoint import counters
+from rlox.nn import acting, compiling, optimizers, random
+from rlox.training import agent, capture
 
-N_STEPS = {"ppo": 128, "sac": 64, "dreamer": 40}
+N_STEPS = {"ppo": 128, "dqn": 64, "dreamer": 40}
 
 
-def train_on_both(name, cpu=None, **settings):
+def train_on_both(name, compile=False, **settings):
     """Require that a training on the GPU equals that on the CPU."""
     kind = {"precision": "float32"} if of_sequences(name) else {}
-    ours = make(name, device="cuda", **kind, **settings)
-    theirs = make(name, device="cpu", backend="torch", **kind, **(settings if cpu is None else cpu))
+    ours = make(name, device="cuda", compile=compile, **kind, **settings)
+    theirs = make(name, device="cpu", backend="torch", **kind, **settings)
     require_close(ours.train(N_STEPS[name]), theirs.train(N_STEPS[name]), rel=1e-2, abs=1e-3)
 
 
@@ -65,8 +66,8 @@ def report_a_tensor_of_the_host(monkeypatch):
 
 def keep_graph_outputs(monkeypatch):
     def without_clones(create):
-        def init(self, loss, device, **options):
-            create(self, loss, device, **options)
+        def init(self, *arguments):
+            create(self, *arguments)
             self._graphs = False
 
         return init
@@ -107,18 +108,65 @@ def read_a_metric_in_every_minibatch(monkeypatch):
     wrapped(monkeypatch, optimizers.FlatOptimizer, "step", reading)
 
 
+def bake_the_schedule(monkeypatch):
+    """A number of the host, which is a constant of the graph, instead of the tensor that is filled before a replay."""
+    progress = counters.Counters.progress.fget
+
+    def of_the_host(self):
+        kept, self.captured_progress = self.captured_progress, None
+        try:
+            return progress(self)
+        finally:
+            self.captured_progress = kept
+
+    monkeypatch.setattr(counters.Counters, "progress", property(of_the_host))
+
+
+def repeat_the_noise(monkeypatch):
+    """The position of the generator is counted on the host."""
+    n_drawn = {}
+
+    def counted(draw):
+        def words(self, n, *arguments, **options):
+            self.position.fill_(n_drawn.get(id(self), 0))
+            n_drawn[id(self)] = n_drawn.get(id(self), 0) + n
+            return draw(self, n, *arguments, **options)
+
+        return words
+
+    wrapped(monkeypatch, random.DeviceRng, "_words", counted)
+
+
+def read_the_first_batch_again(monkeypatch):
+    """The graph reads the columns of the batch of its capture, into which later ones are not copied."""
+
+    def take(self, batch):
+        self._batch = batch
+        return True
+
+    monkeypatch.setattr(capture.CapturedUpdate, "_take", take)
+
+
 BUGS = {
     forget_cpu: lambda folder: train_on_both("ppo"),
     leave_a_buffer_behind: lambda folder: train_on_both("dreamer"),
     report_a_tensor_of_the_host: lambda folder: train_on_both("ppo"),
-    keep_graph_outputs: lambda folder: train_on_both(
-        "ppo", cpu={"n_epochs": 2, "batch_size": 16}, compile=True, n_epochs=2, batch_size=16
-    ),
+    keep_graph_outputs: lambda folder: train_on_both("dqn", compile=True),
     count_steps_on_the_host: lambda folder: train_on_both("ppo"),
     restore_into_a_copy: train_twice,
     save_the_generator_of_the_host_only: lambda folder: train_twice(folder, custom=True),
     read_a_metric_in_every_minibatch: lambda folder: stay_within_budget("ppo"),
 }
+
+
+IN_GRAPHS = [bake_the_schedule, repeat_the_noise, read_the_first_batch_again]
+
+
+@pytest.mark.parametrize("bug", IN_GRAPHS, ids=lambda bug: bug.__name__)
+def test_a_bug_that_only_replays_show_is_noticed(bug, pretended, monkeypatch):
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError)):
+        require_same_with_and_without_graphs("ppo", monkeypatch)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

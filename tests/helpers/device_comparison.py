@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from small_algorithms import make
+
+from rlox.nn import graphs
 
 
 def weights(algorithm):
@@ -38,3 +41,25 @@ def require_close(ours, theirs, rel=1e-3, abs=1e-4):
         and not math.isclose(ours[name], theirs[name], rel_tol=rel, abs_tol=abs)
     }
     assert wrong == {}
+
+
+# Settings for algorithms whose updates are captured as graphs.
+CAPTURED = {
+    "ppo": {"n_epochs": 2, "batch_size": 16, "clip_eps_schedule": "linear", "clip_eps": 0.05},
+    "a2c": {"normalize_advantages": True},
+}
+
+
+def require_same_with_and_without_graphs(name, monkeypatch):
+    """Train once as usual, so that updates are replayed, and once with every update run by Python."""
+    settings = {"learning_rate_schedule": "linear", "learning_rate": 1e-3, **CAPTURED[name]}
+    trained, metrics = [], []
+    for n_eager in (graphs.N_EAGER, 1_000_000):
+        monkeypatch.setattr(graphs, "N_EAGER", n_eager)
+        algorithm = make(name, device="cuda", **settings)
+        assert algorithm.backend.captures
+        metrics.append(algorithm.train(10 * 64))
+        trained.append(weights(algorithm))
+    require_close(*metrics, rel=1e-4, abs=1e-5)
+    for key, array in trained[1].items():
+        np.testing.assert_allclose(trained[0][key], array, rtol=0, atol=1e-5, err_msg=key)
