@@ -60,9 +60,6 @@ class Callback:
     waits_for_evaluation = False
     _list: CallbackList | None = None  # the list that this callback was last put in
 
-    def _join(self, callbacks: CallbackList) -> None:
-        self._list = callbacks
-
     def state(self) -> dict[str, Any]:
         """Return the state to store in checkpoints, for a resumed training: finite JSON values with string keys."""
         return {}
@@ -153,7 +150,7 @@ class CallbackList(Callback):
                 )
         self.callbacks = sorted([*self.callbacks, *callbacks], key=lambda one: one.section == "checkpoint")
         for callback in callbacks:
-            callback._join(self)
+            callback._list = self
         if self._saved:
             self.set_state(self._saved)
 

@@ -6,8 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -104,16 +103,15 @@ class Counters:
         if schedule_timesteps is not None:
             self.schedule_steps = schedule_timesteps
 
-    def plan_schedules(
+    def replan(
         self,
         where: str,
         name: str,
-        length: int | None,
         until: int | None,
         schedule_timesteps: int | None,
         values: Callable[[float], dict[str, float]],
     ) -> None:
-        """Call `plan`, and look at what it does to the scheduled `values`, by their names, as a function of `progress`.
+        """Plan the rest of a training; look at the scheduled `values`, by their names, as a function of `progress`.
 
         Warns
         -----
@@ -126,13 +124,9 @@ class Counters:
         TypeError, ValueError
             As `plan`; also if a learning rate would be 0 for the rest of the training. The plan is then unchanged.
         """
-        self.in_round = 0
-        if length is not None:
-            self.plan(where, name, length, until, schedule_timesteps)
-            return
         kept, old_end = self.scalars(), self.horizon_start + self.schedule_steps
         before = values(self.progress)
-        self.plan(where, name, length, until, schedule_timesteps)
+        self.plan(where, name, None, until, schedule_timesteps)
         end, after = self.horizon_start + self.schedule_steps, values(self.progress)
         frozen = [key for key, value in after.items() if key.endswith("learning_rate") and value == 0.0]
         if frozen and self.steps < self.end and self.scalars() == kept:
@@ -198,20 +192,3 @@ def follow_schedule(optimizers: Iterable[Any], config: Config, progress: float) 
     learning_rate = scheduled(config.learning_rate, config.learning_rate_schedule, progress)
     for optimizer in optimizers:
         optimizer.learning_rate = learning_rate
-
-
-def schedule_values(config: Config, progress: float) -> dict[str, float]:
-    """Return the learning rate and all other scheduled values of `config` at `progress`."""
-    found = {}
-    for name, kind in _with_schedule(type(config)):  # type: ignore[arg-type]  # a class has a hash
-        schedule = getattr(config, kind)
-        if schedule != "constant" or name == "learning_rate":
-            found[name] = scheduled(getattr(config, name), schedule, progress)
-    return found
-
-
-@cache
-def _with_schedule(kind: type[Config]) -> list[tuple[str, str]]:
-    """Return the fields that have a schedule, with the names of their schedule fields; looked up once."""
-    names = [item.name for item in fields(kind)]
-    return [(name, f"{name}_schedule") for name in names if f"{name}_schedule" in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,12 +51,16 @@ class ReplayCollector(Collector):
         super().__init__(
             env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
         )
-        self._out = step_arrays(self.spec, n_envs)
         self._noise: np.ndarray | None = None
         self.n_step = 1  # steps of the memory's n-step returns
         self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
         self.action_noise: ActionNoise | None = None  # added to the policy's actions, not to random ones
+
+    @cached_property
+    def _out(self) -> dict[str, np.ndarray]:
+        """The arrays of a step, which a kernel that runs whole rounds does not need."""
+        return step_arrays(self.spec, self.n_envs)
 
     def step(self, policy: Actor | ActingPolicy, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.

@@ -13,7 +13,7 @@ from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativePolicy
 from rlox.config import RemoteConfig
-from rlox.envs.protocols import VecEnv, step_layout
+from rlox.envs.protocols import RESULTS, VecEnv
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
@@ -162,9 +162,6 @@ def minibatches(n: int, batch_size: int) -> Iterator[slice]:
         start = stop
 
 
-_RESULTS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of a step, beside observations
-
-
 class _Sampler:
     """A policy in one rollout of T steps, for which it draws the noise of all steps at once."""
 
@@ -289,8 +286,6 @@ class RolloutCollector(Collector):
         super().__init__(
             env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
         )
-        layout = step_layout(self.spec, self.n_envs)
-        self._result_types = [(name, layout[name][1]) for name in _RESULTS]  # each has shape (N,) in a step
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.normalizer = normalizer
@@ -379,7 +374,7 @@ class RolloutCollector(Collector):
             obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
             actions = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
             # (T, N) of every other array of a step, in the order in which the kernel takes them.
-            results: dict[str, Any] = {name: np.empty((n_steps, n), dtype) for name, dtype in self._result_types}
+            results: dict[str, Any] = {name: np.empty((n_steps, n), dtype) for name, dtype in RESULTS.items()}
         except (MemoryError, ValueError, OverflowError) as e:  # the type depends on how much is requested
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"

@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from inspect import CO_OPTIMIZED
 from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
@@ -187,6 +188,7 @@ def _find_definitions(code: CodeType, prefix: str) -> dict[str, set[int]]:
 
 def _get_code(value: Any) -> CodeType | None:
     """Return the code of a function, also in a property and the like, and behind ``torch.no_grad`` and similar."""
+    value = value.func if isinstance(value, cached_property) else value
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     if not isinstance(value, FunctionType) or value.__globals__.get("__name__") in _DECORATING:  # or `functools.cache`
         value = getattr(value, "__wrapped__", value)

@@ -134,11 +134,6 @@ def require(where: str, name: str, value: Any, kind: Any) -> None:
         raise TypeError(f"{where}: {name} must be of type {_type_name(kind)}, got {shown(value)}")
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether a float is a whole number >= 1, such as 1e6."""
-    return type(value) is float and 1 <= value <= 2**53 and value.is_integer()
-
-
 def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
     """Return `value` as an int. NumPy integers and whole floats such as 1e6 are accepted too.
 
@@ -149,7 +144,7 @@ def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1
     ValueError
         If it is outside [`least`, `most`].
     """
-    if _is_whole(value):
+    if type(value) is float and 1 <= value <= 2**53 and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{where}: {name} must be an integer, got {shown(value)}")
@@ -243,15 +238,17 @@ class Config:
             value, kind = getattr(self, item.name), hints[item.name]
             if isinstance(value, tuple):
                 setattr(self, item.name, value := list(value))  # as files store it
-            if _is_whole(value) and not _is_a(value, kind) and _is_a(int(value), kind):
-                setattr(self, item.name, value := int(value))  # 1e6 is a whole number
-            try:
-                require(where, item.name, value, kind)
-            except TypeError as e:
+            fits = _is_a(value, kind)
+            if not fits and type(value) is float and 1 <= value <= 2**53 and value.is_integer():
+                whole = int(value)  # 1e6 is a whole number
+                if fits := _is_a(whole, kind):
+                    setattr(self, item.name, value := whole)
+            if not fits:
                 from rlox.config.migration import answers
 
                 theirs = answers(item.name, hints, value=value)
-                raise TypeError(f"{e}{f'; {theirs}' if theirs else ''}") from None
+                wrong = f"must be of type {_type_name(kind)}, got {shown(value)}{f'; {theirs}' if theirs else ''}"
+                raise TypeError(f"{where}: {item.name} {wrong}")
             rule = _unrepresentable(value, kind, self.largest)
             if rule is not None:
                 raise ValueError(f"{where}: {item.name} must {rule}, got {shown(value)}")

@@ -271,6 +271,8 @@ class Group(Ranks):
     # ---- a training
 
     def prepare(self, algorithm: Any) -> None:
+        """Let the new `algorithm` collect in this rank's share of the environments, with that share's actions, and its
+        optimisers average gradients over all ranks before each step."""
         from rlox.nn.optimizers import FlatOptimizer
 
         if (collector := getattr(algorithm, "collector", None)) is not None:
@@ -281,6 +283,7 @@ class Group(Ranks):
 
     @contextmanager
     def training(self, algorithm: Any) -> Iterator[None]:
+        """Context of a training: it reports errors, and all ranks start and end with the same weights."""
         if getattr(algorithm, "normalizer", None) is not None:
             self._merged = algorithm.normalizer.state()
         with self.reporting_errors():

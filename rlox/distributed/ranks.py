@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,6 +59,8 @@ class Ranks:
     joined = False  # whether this is a rank of a data-parallel training
     sharded = False  # whether language models are sharded across the ranks
     total: Callable[[torch.Tensor], torch.Tensor] | None = None  # sums over all ranks; None in a single process
+    prepare: Callable[[Any], None]  # if joined: see `rlox.distributed.group.Group`
+    training: Callable[[Any], AbstractContextManager[None]]  # if joined, too
     _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the last gathered checkpoint
     _gathering: Any = nullcontext()  # held while files may exist that no checkpoint names yet
 
@@ -213,17 +215,6 @@ class Ranks:
         from rlox.nn.optimizers import FlatOptimizer
 
         return FlatOptimizer(parameters, learning_rate, eps=eps, weight_decay=weight_decay)
-
-    # ---- a training
-
-    def prepare(self, algorithm: Any) -> None:
-        """Let the new `algorithm` collect in this rank's share of the environments, with that share's actions, and its
-        optimisers average gradients over all ranks before each step."""
-
-    @contextmanager
-    def training(self, algorithm: Any) -> Iterator[None]:
-        """Context of a training."""
-        yield
 
 
 def _saved_ranks(checkpoint: Checkpoint) -> list[dict[str, Any]]:

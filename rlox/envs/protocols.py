@@ -72,21 +72,23 @@ class VecEnv(Protocol):
         """Close the copies and their processes. May be called again."""
 
 
+# The numbers of a step beside observations, one for each copy, with their types.
+RESULTS: dict[str, type] = {
+    "rewards": np.float64,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "episode_return": np.float64,
+    "episode_length": np.int64,
+}
+
+
 def step_layout(spec: EnvSpec, n: int) -> Layout:
     """Return the shape and dtype of each array that `VecEnv.step_all` of N copies fills.
 
     ``action_mask`` is True for the actions that are allowed in ``obs``.
     """
     obs = ((n, *spec.obs_shape), spec.obs_dtype)
-    layout: Layout = {
-        "obs": obs,
-        "rewards": ((n,), np.float64),
-        "terminated": ((n,), np.bool_),
-        "truncated": ((n,), np.bool_),
-        "final_obs": obs,
-        "episode_return": ((n,), np.float64),
-        "episode_length": ((n,), np.int64),
-    }
+    layout: Layout = {"obs": obs, "final_obs": obs, **{name: ((n,), dtype) for name, dtype in RESULTS.items()}}
     if spec.masked:
         layout["action_mask"] = ((n, sum(spec.choices)), np.bool_)
     return layout

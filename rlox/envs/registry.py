@@ -199,14 +199,15 @@ def is_native_multi_agent(env: Any) -> bool:
     ValueError, ImportError
         Same as `is_native`.
     """
-    if not isinstance(env, str) or env in native_ids():
-        return False
-    return env in native_multi_agent_ids() or (register_offered(env) and env in native_multi_agent_ids())
+    return is_multi_agent(env) and not env.startswith(ZOO)
 
 
 def is_multi_agent(env: Any) -> bool:
     """Return whether an id names an environment with several agents: ``pettingzoo:…``, or a native id."""
-    return isinstance(env, str) and (env.startswith(ZOO) or is_native_multi_agent(env))
+    if not isinstance(env, str) or env in native_ids():
+        return False
+    known = env.startswith(ZOO) or env in native_multi_agent_ids()
+    return known or (register_offered(env) and env in native_multi_agent_ids())
 
 
 def announce_all() -> None:

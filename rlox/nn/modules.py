@@ -114,22 +114,13 @@ def _parameters(part: Any) -> Iterator[nn.Parameter]:
     return itertools.chain.from_iterable(module.parameters() for module in modules)
 
 
-def views_of(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Yield each parameter and its part of `flat`, in its shape."""
-    offset = 0
-    for p in parameters:
-        yield p, flat[offset : offset + p.numel()].view_as(p)
-        offset += p.numel()
-
-
 def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Turn `parameters` into views of one flat tensor, in this order. Returns that tensor (P,)."""
     import torch
 
-    with torch.no_grad():
-        flat = torch.cat([p.reshape(-1) for p in parameters])
-    for p, part in views_of(flat, parameters):
-        p.data = part
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.data = part.view_as(p)
     return flat
 
 

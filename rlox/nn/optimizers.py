@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from rlox.config import OPTIMIZERS, nearest
-from rlox.nn.modules import flatten_, views_of
 
 
 def keeps_denormals() -> bool:
@@ -74,10 +73,12 @@ class FlatOptimizer:
                 f"FlatOptimizer: parameters must be float32 or float64, got {dtype}, which rounds small steps away; "
                 "keep them in float32 (module.float()), and compute in bfloat16 with torch.autocast in its methods"
             )
-        self.flat = flatten_(self.parameters)
+        self._sizes = [p.numel() for p in self.parameters]
+        self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.grad = torch.zeros_like(self.flat)
-        for p, part in views_of(self.grad, self.parameters):
-            p.grad = part
+        parts = zip(self.parameters, self.flat.split(self._sizes), self.grad.split(self._sizes), strict=True)
+        for p, values, grad in parts:
+            p.data, p.grad = values.view_as(p), grad.view_as(p)
         self.learning_rate = learning_rate
         self.eps = eps
         self.weight_decay = weight_decay
@@ -189,7 +190,7 @@ def require_laid_out(where: str, optimizers: Iterable[Any]) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, FlatOptimizer) and not all(
             p.dtype == part.dtype and p.data_ptr() == part.data_ptr()
-            for p, part in views_of(optimizer.flat, optimizer.parameters)
+            for p, part in zip(optimizer.parameters, optimizer.flat.split(optimizer._sizes), strict=True)
         ):
             raise ValueError(
                 f"{where}: the networks' parameters must stay in the optimiser's memory, but they were moved, "

@@ -233,7 +233,8 @@ class ActorCritic(Actor):
 
         `masks` (B, n_outputs) bool are the legal actions; None: all.
         """
-        return self.distribution(mask_outputs(self.actor(self.features(obs)), masks), actions)
+        outputs = self.actor(self.features(obs))
+        return self.distribution(outputs if masks is None else mask_outputs(outputs, masks), actions)
 
     @torch.no_grad()
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
@@ -267,14 +268,16 @@ def policy_outputs(
     """
     if isinstance(policy, ActorCritic):
         features = policy.features(obs)
-        outputs = mask_outputs(policy.actor(features), masks)
+        outputs = policy.actor(features)
+        if masks is not None:
+            outputs = mask_outputs(outputs, masks)
         return *policy.distribution(outputs, actions), policy.critic(features if states is None else states).squeeze(-1)
     return *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
 
 
-def mask_outputs(outputs: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
+def mask_outputs(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     """Return the actor's outputs (B, n_outputs), with those of illegal actions so low that their probability is 0."""
-    return outputs if masks is None else outputs.masked_fill(~masks, _LOWEST)
+    return outputs.masked_fill(~masks, _LOWEST)
 
 
 def _categorical(logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,7 +32,7 @@ from rlox.config import (
     shown,
     usual_settings,
 )
-from rlox.config.arguments import refuse_policy_name
+from rlox.config.arguments import POLICIES, refuse_policy_name
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
@@ -111,8 +111,9 @@ class Agent(Algorithm):
         **hyper_parameters: Any,
     ):
         where = type(self).__name__
-        refuse_policy_name(where, "env_id", env_id)
-        refuse_policy_name(where, "policy", policy)
+        for name, value in (("env_id", env_id), ("policy", policy)):
+            if isinstance(value, str) and value in POLICIES:
+                refuse_policy_name(where, name, value)
         if is_multi_agent(env_id) and not self.Config.several_agents:
             raise ValueError(f"{where}: env_id must have one agent, got {env_id}, which has several; use MAPPO for it")
         usual = usual_settings(env_id)
@@ -148,7 +149,8 @@ class Agent(Algorithm):
         if env_backend == "envpool":
             options.eval_kwargs = evaluation_kwargs(self.collector.env)
         self._require_fitting_spec(where)
-        self.normalizer = self.collector.normalizer = self._make_normalizer(where)
+        if getattr(self.config, "normalize_obs", False) or getattr(self.config, "normalize_rewards", False):
+            self.normalizer = self.collector.normalizer = self._make_normalizer(where)
 
         self._create_networks(policy, backend, device, compile)
 
@@ -167,17 +169,14 @@ class Agent(Algorithm):
                 f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
                 f"{spec.describe_actions()}; {spec.action_kind} actions are for {', '.join(able)}"
             )
-        if not self._mixed_images:
+        if spec.images and not self._mixed_images:
             spec.refuse_mixed_images(where)
         if shapes is not None:
             restoring.require_shapes(where, shapes, self.config, spec)
 
-    def _make_normalizer(self, where: str) -> VecNormalize | None:
-        """Return the normaliser of observations and rewards; None if there is nothing to normalise."""
-        c, spec = self.config, self.spec
-        rewards = getattr(c, "normalize_rewards", False)
-        if not (getattr(c, "normalize_obs", False) or rewards):
-            return None
+    def _make_normalizer(self, where: str) -> VecNormalize:
+        """Return the normaliser of observations and rewards, as the configuration asks for it."""
+        c, spec, rewards = self.config, self.spec, getattr(self.config, "normalize_rewards", False)
         if c.normalize_obs and spec.image:
             raise ValueError(f"{where}: normalize_obs must be false for images, which are scaled to [0, 1] already")
         clip_rewards = getattr(c, "clip_rewards", math.inf)
@@ -208,7 +207,8 @@ class Agent(Algorithm):
             self.collector.device = self.device
         self.rng = self._make_rng()
         self.setup(rng)
-        self.ranks.prepare(self)
+        if self.ranks.joined:
+            self.ranks.prepare(self)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
         if self.backend == "native":

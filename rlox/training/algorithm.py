@@ -20,9 +20,9 @@ from rlox.callbacks import Callback, CallbackList, ProgressCallback
 from rlox.callbacks.base import HistoryCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, save_checkpoint, versions
-from rlox.checkpoint.counters import schedule_values
+from rlox.checkpoint.counters import scheduled
 from rlox.checkpoint.streams import Stream
-from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
+from rlox.config import BACKENDS, DEVICES, Config, choice, integer, shown
 from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
@@ -102,6 +102,12 @@ class Algorithm(metaclass=Hinting):
     ):
         where = type(self).__name__
         self.config = self._make_config(where, dict(config))
+        fields = vars(self.config)
+        self._schedules: dict[str, str] = {  # constant or linear, by the field that follows it
+            name: fields[f"{name}_schedule"]
+            for name in fields
+            if fields.get(f"{name}_schedule", "constant") != "constant" or name == "learning_rate"
+        }
         self.seed = integer(where, "seed", seed, 0, LARGEST_SEED)  # evaluations use 10_000 + seed
         self._threads = integer(where, "threads", threads, 0, MOST_THREADS)
         self._requested_device = choice(where, "device", device, DEVICES)
@@ -164,7 +170,10 @@ class Algorithm(metaclass=Hinting):
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         """Return the learning rate and all other scheduled values at `progress` in [0, 1], by metric name."""
-        return schedule_values(self.config, progress)
+        values = {}
+        for name, schedule in self._schedules.items():
+            values[name] = scheduled(getattr(self.config, name), schedule, progress)
+        return values
 
     def keep(self, name: str, part: Any, switch: str | None = None) -> Any:
         """Store `part` in checkpoints, in the section `name`. Returns it.
@@ -204,7 +213,11 @@ class Algorithm(metaclass=Hinting):
                 f"{where}: train must not be called by a callback or another thread while this algorithm trains; "
                 "return False from on_step to end that training, and call train after it"
             )
-        self.counters.plan_schedules(where, self._length, length, until, schedule_timesteps, self.schedule_values)
+        self.counters.in_round = 0
+        if length is not None:
+            self.counters.plan(where, self._length, length, until, schedule_timesteps)
+        else:
+            self.counters.replan(where, self._length, until, schedule_timesteps, self.schedule_values)
 
     def train(
         self,
@@ -268,8 +281,10 @@ class Algorithm(metaclass=Hinting):
         unknown: Mapping[str, Any],
     ) -> dict[str, float]:
         where = f"{type(self).__name__}.train"
-        refuse(where, unknown, (self._length, "until", "schedule_timesteps", "progress"))
-        require(where, "progress", progress, bool)
+        if unknown:
+            refuse(where, unknown, (self._length, "until", "schedule_timesteps", "progress"))
+        if not isinstance(progress, bool):
+            raise TypeError(f"{where}: progress must be of type bool, got {shown(progress)}")
         self._require_complete()
         self._plan(length, until, schedule_timesteps)
         c = self.counters
@@ -290,7 +305,7 @@ class Algorithm(metaclass=Hinting):
             outside_inference_mode(),
             self._learning(),
             self._running(progress),
-            self.ranks.training(self),
+            self.ranks.training(self) if self.ranks.joined else contextlib.nullcontext(),
         ):
             return type(self)._loop(self)
 

@@ -199,9 +199,10 @@ class OnPolicyAlgorithm(Agent):
             return NativePolicy.make(spec, c, rng, state_dim) if policy is None else NativePolicy.adopt(policy, spec, c)
         from rlox.nn.policies import check_policy, make_policy
 
-        made = make_policy(spec, c, rng, state_dim) if policy is None else policy
-        check_policy(made, type(self).__name__)
-        return made
+        if policy is None:
+            return make_policy(spec, c, rng, state_dim)
+        check_policy(policy, type(self).__name__)
+        return policy
 
     def _make_optimizer(self, policy: Any) -> NativeOptimizer | FlatOptimizer:
         """Return an optimiser for the result of `_make_one`."""

@@ -167,7 +167,8 @@ class LLMAlgorithm(Algorithm):
         self._n_loads = 0  # how often weights were loaded into the model
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
-        self.ranks.prepare(self)
+        if self.ranks.joined:
+            self.ranks.prepare(self)
         if self.config.packing:
             for packed in (self.model, None if self.reference is None else self.reference.separate):
                 if packed is not None:
