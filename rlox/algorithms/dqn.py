@@ -44,9 +44,9 @@ class DQN(OffPolicyAlgorithm):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return q_obstacle(self.spec, self.config, policy)
 
-    def _policy_size(self) -> int:
+    def _network_sizes(self) -> tuple[int, int]:
         c = self.config
-        return n_parameters(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.dueling)
+        return n_parameters(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.dueling), 0
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         c, spec = self.config, self.spec

@@ -123,8 +123,8 @@ class GRPO(LLMAlgorithm):
     def _longest(self) -> int:
         return self.config.max_new_tokens
 
-    def _require_complete(self) -> None:
-        super()._require_complete()
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
         self._require_rewards()
         if self.rewards is not None and self.rows is not None:
             self.rewards.check_columns(self.rows.columns)

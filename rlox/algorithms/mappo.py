@@ -163,14 +163,15 @@ class MAPPO(OnPolicyAlgorithm):
                 return f"for {player.name}, {reason}" if self.several else reason
         return None
 
-    def _policy_size(self) -> int:
+    def _network_sizes(self) -> tuple[int, int]:
         sizes = self.config.hidden_sizes
         specs = [(player.network_spec, player.state_dim) for player in self.players]
-        return sum(
+        size = sum(
             n_parameters(spec.obs_dim, spec.n_actions or spec.act_dim, sizes, spec.continuous, state_dim)
             for spec, state_dim in specs
             if not spec.image and spec.n_choices is None
         )
+        return size, 0
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         policies = [self._make_one(player.network_spec, rng, policy, player.state_dim) for player in self.players]

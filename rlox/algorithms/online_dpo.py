@@ -106,8 +106,8 @@ class OnlineDPO(LLMAlgorithm):
     def _longest(self) -> int:
         return self.config.max_new_tokens
 
-    def _require_complete(self) -> None:
-        super()._require_complete()
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
         self.preferences.require()
         if self.preferences.rewards is not None and self.rows is not None:
             self.preferences.rewards.check_columns(self.rows.columns)

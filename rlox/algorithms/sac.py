@@ -57,6 +57,8 @@ class SAC(OffPolicyAlgorithm):
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self._target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy
+        # The entropy to which the kernel tunes the temperature; None leaves the temperature unchanged.
+        self._tuned_to = self._target_entropy if c.auto_entropy else None
         start = math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf
         log_alpha = torch.tensor(start, dtype=torch.float32, device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
@@ -119,8 +121,3 @@ class SAC(OffPolicyAlgorithm):
 
     def _rounds(self, n_steps: int) -> Rounds:
         return self._actor_critic_rounds(n_steps, target_entropy=self._tuned_to)
-
-    @property
-    def _tuned_to(self) -> float | None:
-        """The entropy to which the kernel tunes the temperature; None leaves the temperature unchanged."""
-        return self._target_entropy if self.config.auto_entropy else None

@@ -170,28 +170,26 @@ class _Sampler:
         noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
         policy.fill_noise(rng, noise)
         self.noise = policy.place(noise)
-        self._drawn: list[Any] = []  # log-probabilities (N,) of each step, if the policy draws its own noise
+        self.drawn: list[Any] = []  # log-probabilities (N,) of each step, if the policy draws its own noise
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Return the actions (N, …) of step `t`."""
         actions = self.policy.act(Inputs(obs), self.noise[t])[0]
         if not self.noise.shape[-1]:
-            self._drawn.append(self.policy.drawn_log_probs.float())
+            self.drawn.append(self.policy.drawn_log_probs.float())
         return actions
 
-    def _take_log_probs(self) -> Any:
+    def take_log_probs(self) -> Any:
         """Return the log-probabilities (T * N,) from acting, where the policy drew its own noise."""
         import torch
 
-        return torch.stack(self._drawn).reshape(-1).clone()
-
-    def evaluate_actions(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[Any, ...]:
-        """Return columns of the batch, and the values of the observations `after`, as the policy does."""
-        return self.policy.evaluate_actions(seen, actions, after, self._take_log_probs() if self._drawn else None)
+        return torch.stack(self.drawn).reshape(-1).clone()
 
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Return log-probabilities (B,) f32 of the B actions taken on the observations `seen`."""
-        return to_array(self._take_log_probs() if self._drawn else self.policy.log_probs(seen, actions))
+        """Return log-probabilities (B,) f32 of the actions (T, N, …) taken on the B observations `seen`."""
+        if self.drawn:
+            return to_array(self.take_log_probs())
+        return to_array(self.policy.log_probs(seen, actions.reshape(-1, *actions.shape[2:])))
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
@@ -210,16 +208,6 @@ class Steps:
     reached: np.ndarray  # (K, *obs_shape): observations that these steps led to
     episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
     episode_lengths: np.ndarray  # (E,) int64
-
-    @property
-    def last(self) -> np.ndarray:
-        """(N, *obs_shape): observations from which the next step starts."""
-        return self.obs[len(self.rewards) % len(self.obs)]
-
-    @property
-    def flat_actions(self) -> np.ndarray:
-        """Actions as (T * N, *action_shape)."""
-        return self.actions.reshape(-1, *self.actions.shape[2:])
 
     def seen(self, device: str) -> Any:
         """Return the T * N observations of the actions: an array, or `rlox.nn.batch.FrameStacks`."""
@@ -312,17 +300,23 @@ class RolloutCollector(Collector):
             If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
         """
         steps = self.gather(policy, n_steps)
-        n, cut = self.n_envs, len(steps.limits) > 0
-        after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
-        seen = steps.seen(self.device)
-        seen, actions, log_probs, values, after_values = steps.sampler.evaluate_actions(seen, steps.flat_actions, after)
+        n, cut, sampler, actions = self.n_envs, len(steps.limits) > 0, steps.sampler, steps.actions
+        after = steps.obs[n_steps % len(steps.obs)]  # observations from which the next step starts
+        if cut:
+            after = np.concatenate([after, steps.reached])
+        seen, actions, log_probs, values, after_values = sampler.policy.evaluate_actions(
+            steps.seen(self.device),
+            actions.reshape(-1, *actions.shape[2:]),
+            after,
+            sampler.take_log_probs() if sampler.drawn else None,
+        )
         next_values = None
         if cut:
             next_values = np.zeros((n_steps, n), np.float32)
             next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
         estimates = to_array(values).reshape(n_steps, n)
         advantages, returns = self._advantages(steps, estimates, after_values[:n], next_values)
-        place = steps.sampler.policy.place
+        place = sampler.policy.place
         return Rollout(
             obs=seen,
             actions=actions,

@@ -5,7 +5,6 @@ functions that each kernel replaces, which determines when a kernel may compute 
 from rlox import lazy
 
 _EXPORTS = {
-    "bounded_obstacle": "rlox.compiled.guard",
     "obstacle": "rlox.compiled.guard",
     "q_obstacle": "rlox.compiled.guard",
     "NativeAdam": "rlox.compiled.policies",

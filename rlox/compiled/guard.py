@@ -30,7 +30,7 @@ from rlox.kernels.nn.core import MAX_HIDDEN
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.config import DQNConfig, OnPolicyConfig, TwinCriticConfig
+    from rlox.config import DQNConfig, OnPolicyConfig
     from rlox.envs import EnvSpec
     from rlox.nn.policies import ActorCritic
 
@@ -188,6 +188,8 @@ def _find_definitions(code: CodeType, prefix: str) -> dict[str, set[int]]:
 
 def _get_code(value: Any) -> CodeType | None:
     """Return the code of a function, also in a property and the like, and behind ``torch.no_grad`` and similar."""
+    if isinstance(value, type):
+        return None
     value = value.func if isinstance(value, cached_property) else value
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     if not isinstance(value, FunctionType) or value.__globals__.get("__name__") in _DECORATING:  # or `functools.cache`
@@ -384,15 +386,6 @@ def _find_change(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[s
     if not all(p.requires_grad for _, p in parameters):
         return "some of the policy's parameters are frozen"
     return ModuleWatch("policy", module).altered()
-
-
-def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:
-    """Return why the kernel cannot compute SAC's or TD3's networks exactly; None if it can."""
-    if policy is not None:
-        return f"the policy is a custom module ({type(policy).__name__})"
-    if len(config.hidden_sizes) > MAX_HIDDEN:
-        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(config.hidden_sizes)}"
-    return None
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -52,7 +52,7 @@ class Actor:
             normalizer.set_state({**normalizer.state(), **weights.normalization}, returns=False)
             before = normalizer.state()
         steps = self.collector.gather(self.policy, self.n_steps, whole=True)
-        log_probs = steps.sampler.log_probs(steps.seen("cpu"), steps.flat_actions)
+        log_probs = steps.sampler.log_probs(steps.seen("cpu"), steps.actions)
         return Trajectory(
             steps.obs,
             steps.actions,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class RankLost(RuntimeError):
 class Ranks:
     """A single process, and the base class of the ranks of a data-parallel training."""
 
+    current: ClassVar[Ranks]  # the rank that `join` created in this process, or `ALONE`
     rank, size = 0, 1
     joined = False  # whether this is a rank of a data-parallel training
     sharded = False  # whether language models are sharded across the ranks
@@ -246,19 +247,17 @@ def list_named_files(header: dict[str, Any], folder: Path) -> set[Path]:
     }
 
 
-ALONE = Ranks()
-_current: Ranks = ALONE
+ALONE = Ranks.current = Ranks()
 
 
 def current() -> Ranks:
     """Return the rank that `join` created in this process, or `ALONE`."""
-    return _current
+    return Ranks.current
 
 
 def become(ranks: Ranks) -> None:
     """Let `current` return `ranks`."""
-    global _current
-    _current = ranks
+    Ranks.current = ranks
 
 
 def is_started_by_torchrun() -> bool:
@@ -269,7 +268,7 @@ def is_started_by_torchrun() -> bool:
 @contextmanager
 def in_one_process() -> Iterator[None]:
     """Context in which new algorithms belong only to this process, for example a reward model that only scores."""
-    before = _current
+    before = Ranks.current
     become(ALONE)
     try:
         yield

@@ -6,7 +6,6 @@ The families (`on_policy`, `off_policy`, `sequences`, `offline`) add the source 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +41,7 @@ from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
-from rlox.nn.modes import learning, outside_inference_mode, torch_threads
+from rlox.nn.modes import outside_inference_mode, torch_threads
 from rlox.nn.modules import generator_states, load_weights_, weights_of
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
@@ -81,8 +80,6 @@ class Agent(Algorithm):
     collector: Any = None
     normalizer: VecNormalize | DatasetStatistics | None = None
     optimizer: FlatOptimizer | NativeOptimizer | NativeAdam
-    native: Any = None
-    _own_policy = False  # whether the policy is custom; only the user can then map weights to it
     _lost_reward_fn: str | None = None  # name of a checkpoint's reward_fn that was not passed again
     _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights to restore
 
@@ -196,7 +193,7 @@ class Agent(Algorithm):
         self.make_policy(rng, policy)
         self.device = "cpu"
         if self.backend == "torch":
-            self.device = choose_device(device, self.policy, where, self.ranks, self._critics_size())
+            self.device = choose_device(device, self.policy, where, self.ranks, lambda: self._network_sizes()[1])
             self.policy.to(self.device)
         self.backend.device = self.device
         if self.device == "cuda":
@@ -237,7 +234,7 @@ class Agent(Algorithm):
         objects = () if self.collector is None else (self.collector,)
         obstacle = self._kernel_obstacle(policy) or find_update_difference(self, *objects, self.counters)
         large = obstacle is None and requested == "auto" and device == "auto"
-        if large and self._policy_size() + self._critics_size() >= CUDA_PAYS_FROM:
+        if large and sum(self._network_sizes()) >= CUDA_PAYS_FROM:
             import torch
 
             return "networks this large are faster on the GPU" if torch.cuda.is_available() else None
@@ -247,13 +244,9 @@ class Agent(Algorithm):
         """Return why the kernel cannot compute this policy exactly; None if it can."""
         raise NotImplementedError
 
-    def _policy_size(self) -> int:
-        """Return the number of parameters of the default policy."""
+    def _network_sizes(self) -> tuple[int, int]:
+        """Return the numbers of parameters of the default policy, and of critics that are not part of the policy."""
         raise NotImplementedError
-
-    def _critics_size(self) -> int:
-        """Return the number of parameters of critics that are not part of the policy."""
-        return 0
 
     # ---- training
 
@@ -276,11 +269,7 @@ class Agent(Algorithm):
         """The actor of collection and evaluation: a module or an `rlox.nn.acting.ActingPolicy`."""
         return self.policy if self.native is None else self.native
 
-    def _learning(self) -> contextlib.AbstractContextManager[Any]:
-        # Only a custom policy has other modes; collection leaves training mode for evaluation mode.
-        return learning(self.policy) if self._own_policy and self.native is None else contextlib.nullcontext()
-
-    def _require_complete(self) -> None:
+    def _prepare_training(self) -> None:
         if self._lost_reward_fn is not None:
             raise ValueError(
                 f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
@@ -554,7 +543,11 @@ class Agent(Algorithm):
         parts = [] if known.get("env_id") is None else [env_name(known["env_id"])]
         if getattr(known.get("config"), "hidden_sizes", None):
             parts.append(f"hidden_sizes={list(self.config.hidden_sizes)}")
-        return [*parts, f"{self._policy_size():,} parameters"] if known.get("native") else parts + super()._described()
+        return (
+            [*parts, f"{self._network_sizes()[0]:,} parameters"]
+            if known.get("native")
+            else parts + super()._described()
+        )
 
     def close(self) -> None:
         """End the environments' worker processes, if there are any. The trained policy remains usable."""

@@ -25,9 +25,9 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, shown
 from rlox.config.arguments import Hinting, find_renamed, refuse
 from rlox.config.base import LARGEST_SEED, MOST_THREADS
-from rlox.distributed.ranks import ALONE, OWN, Ranks, current
+from rlox.distributed.ranks import ALONE, OWN, Ranks
 from rlox.kernels.rng import Rng
-from rlox.nn.modes import outside_inference_mode, skip_distribution_checks, torch_threads
+from rlox.nn.modes import learning, outside_inference_mode, skip_distribution_checks, torch_threads
 from rlox.nn.modules import is_module, load_weights_, set_generator_states, state_of
 from rlox.training.backend import Backend
 
@@ -86,6 +86,8 @@ class Algorithm(metaclass=Hinting):
     device: str = "cpu"
     optimizer: Any
     rng: Rng
+    native: Any = None
+    _own_policy = False  # whether the policy is custom; only the user can then map weights to it
     _trains = False  # whether `train` is running
 
     def __init__(
@@ -101,7 +103,12 @@ class Algorithm(metaclass=Hinting):
         clock: str,
     ):
         where = type(self).__name__
-        self.config = self._make_config(where, dict(config))
+        whole, values = config.get("config"), {name: value for name, value in config.items() if name != "config"}
+        if whole is not None and not isinstance(whole, self.Config):
+            raise TypeError(f"{where}: config must be a {self.Config.__name__}, got {shown(whole)}")
+        if whole is not None and values:
+            raise TypeError(f"{where}: {min(values)} must not be given together with config, which contains it")
+        self.config: Any = self.Config.from_kwargs(where, **values) if whole is None else whole
         fields = vars(self.config)
         self._schedules: dict[str, str] = {  # constant or linear, by the field that follows it
             name: fields[f"{name}_schedule"]
@@ -112,7 +119,7 @@ class Algorithm(metaclass=Hinting):
         self._threads = integer(where, "threads", threads, 0, MOST_THREADS)
         self._requested_device = choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
-        self.ranks: Ranks = current() if type(self)._data_parallel else ALONE
+        self.ranks = Ranks.current if type(self)._data_parallel else ALONE
         if hasattr(self.config, "batch_size"):
             self.ranks.share(where, "batch_size", self.config.batch_size)
         # Only rank 0 has callbacks, so that evaluating, recording and saving happen once.
@@ -135,17 +142,6 @@ class Algorithm(metaclass=Hinting):
         self._parts: dict[str, Any] = {}
         self._optimizers: list[Any] = []  # in addition to `optimizer`
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that switches it on
-
-    def _make_config(self, where: str, values: dict[str, Any]) -> Any:
-        """Return the configuration passed as ``config``, or one built from single hyper-parameters."""
-        given = values.pop("config", None)
-        if given is None:
-            return self.Config.from_kwargs(where, **values)
-        if not isinstance(given, self.Config):
-            raise TypeError(f"{where}: config must be a {self.Config.__name__}, got {shown(given)}")
-        if values:
-            raise TypeError(f"{where}: {min(values)} must not be given together with config, which contains it")
-        return given
 
     # ---- what an algorithm defines
 
@@ -285,7 +281,7 @@ class Algorithm(metaclass=Hinting):
             refuse(where, unknown, (self._length, "until", "schedule_timesteps", "progress"))
         if not isinstance(progress, bool):
             raise TypeError(f"{where}: progress must be of type bool, got {shown(progress)}")
-        self._require_complete()
+        self._prepare_training()
         self._plan(length, until, schedule_timesteps)
         c = self.counters
         if c.steps >= c.end:
@@ -303,15 +299,12 @@ class Algorithm(metaclass=Hinting):
             torch_threads(self._threads),
             skip_distribution_checks(),
             outside_inference_mode(),
-            self._learning(),
+            # Only a custom policy has other modes; collection leaves training mode for evaluation mode.
+            learning(self.policy) if self._own_policy and self.native is None else contextlib.nullcontext(),
             self._running(progress),
             self.ranks.training(self) if self.ranks.joined else contextlib.nullcontext(),
         ):
             return type(self)._loop(self)
-
-    def _learning(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that puts modules in training mode, where the family asks for it."""
-        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _running(self, shows_progress: bool) -> Iterator[None]:
@@ -337,9 +330,9 @@ class Algorithm(metaclass=Hinting):
                     callback.close()
                     self.callbacks.callbacks.remove(callback)
 
-    def _require_complete(self) -> None:
-        """Raise ValueError if a checkpoint was trained with an object that a file cannot store and that was not passed
-        again."""
+    def _prepare_training(self) -> None:
+        """Called before each training. Raise ValueError if the checkpoint was trained with an object that a file cannot
+        store and that was not passed again."""
 
     @property
     def history(self) -> History:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlox.compiled import NativeActor, NativeAdam, NativeOptimizer
 from rlox.compiled.guard import ModuleWatch, find_update_difference
-from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.modules import device_of, is_module
 
@@ -184,7 +183,7 @@ class SeparateNetworks:
         rate = self.config.learning_rate
         native = self.backend == "native"
         made = NativeAdam(parameters, block, rate) if native else FlatOptimizer(parameters, rate, eps=1e-8)
-        self.optimizers.append(made)
+        self._optimizers.append(made)
         return made
 
     def _use_kernel(self: Any, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
@@ -200,7 +199,7 @@ class SeparateNetworks:
         else:
             self.native.use(kernel, arrays, **sizes, activation=c.activation)
             self._net = self.native.net
-        for optimizer in self.optimizers:
+        for optimizer in self._optimizers:
             if isinstance(optimizer, NativeAdam):
                 optimizer.net = self._net
 
@@ -218,13 +217,11 @@ class SeparateNetworks:
         self.keep("critics", self.critics)
         self.keep("target", self.target)
 
-    def _twin_critics_size(self: Any) -> int:
-        """Return the number of parameters of the networks that `_make_critics` creates, without the target."""
-        return n_parameters(self.spec.obs_dim, self.spec.act_dim, self.config.hidden_sizes, False)[1]
 
-
-def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_others: int = 0) -> str:
-    """Return ``cpu`` or ``cuda`` for a policy, and for other networks that have `n_others` parameters."""
+def choose_device(
+    device: str, policy: nn.Module, where: str, ranks: Ranks, count_others: Callable[[], int] = int
+) -> str:
+    """Return ``cpu`` or ``cuda`` for a policy, and for other networks, whose parameters `count_others` counts."""
     import torch
 
     available = torch.cuda.is_available()
@@ -232,8 +229,9 @@ def choose_device(device: str, policy: nn.Module, where: str, ranks: Ranks, n_ot
         raise ValueError(
             f"{where}: device=cuda needs a GPU that this PyTorch ({torch.__version__}) can use; try device=cpu"
         )
-    large = sum(p.numel() for p in policy.parameters()) + n_others >= CUDA_PAYS_FROM
-    if device == "cpu" or not (device == "cuda" or (available and large)):
+    if device == "cpu" or not available:
+        return "cpu"
+    if device == "auto" and sum(p.numel() for p in policy.parameters()) + count_others() < CUDA_PAYS_FROM:
         return "cpu"
     if not ranks.has_gpu():
         raise ValueError(

@@ -51,7 +51,9 @@ def offline(algorithm) -> dict[str, float]:
             history.append(update(batch))
             c.updates += 1
         c.in_round = 1  # the last update
-        losses = ranks.metrics(average_metrics(history))
+        losses = average_metrics(history)
+        if ranks.joined:
+            losses = ranks.metrics(losses)
         update_s = clock() - started - drawing_s
         require_finite(losses, algorithm)
         metrics = {

@@ -14,9 +14,10 @@ from rlox.checkpoint import Checkpoint, one_line
 from rlox.checkpoint.counters import follow_schedule, interpolate
 from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
-from rlox.compiled import NativeBoundedPolicy, bounded_obstacle
+from rlox.compiled import NativeBoundedPolicy
 from rlox.compiled.guard import find_difference
 from rlox.kernels.buffers.replay import ReplayBuffer
+from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
@@ -104,8 +105,9 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         elif not isinstance(policy, kind):
             policy = kind(spec.obs_dim, spec.act_dim, net=policy)
         policy.bound_(spec.act_low, spec.act_high)
-        self._require_outputs(policy, kind.outputs_per_action * spec.act_dim, self._outputs)
-        self.policy = policy
+        if self._own_policy:
+            self._require_outputs(policy, kind.outputs_per_action * spec.act_dim, self._outputs)
+        self._policy = policy
         if self.backend == "native":
             self.native = NativeBoundedPolicy(policy)
 
@@ -132,15 +134,16 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
             self.backend.reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
-        return bounded_obstacle(self.config, policy)
+        """Return why the kernel cannot compute SAC's or TD3's networks exactly; None if it can."""
+        if policy is not None:
+            return f"the policy is a custom module ({type(policy).__name__})"
+        n = len(self.config.hidden_sizes)
+        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {n}" if n > MAX_HIDDEN else None
 
-    def _policy_size(self) -> int:
+    def _network_sizes(self) -> tuple[int, int]:
         assert self.Policy is not None
         spec, gaussian = self.spec, self.Policy.outputs_per_action == 2
-        return n_parameters(spec.obs_dim, spec.act_dim, self.config.hidden_sizes, gaussian)[0]
-
-    def _critics_size(self) -> int:
-        return 0 if self.Policy is None else self._twin_critics_size()
+        return n_parameters(spec.obs_dim, spec.act_dim, self.config.hidden_sizes, gaussian)
 
     # ---- batches
 
@@ -193,8 +196,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         return join_batches(online, self._dataset.sample(self._n_mixed, self.rng.integers(2**63)), self.config.gamma)
 
     def schedule_values(self, progress: float) -> dict[str, float]:
-        values, beta = super().schedule_values(progress), self._beta(progress)
-        return values if beta is None else {**values, "beta": beta}
+        values = super().schedule_values(progress)
+        return {**values, "beta": self._beta(progress)} if hasattr(self._memory.config, "beta") else values
 
     def _beta(self, progress: float) -> float | None:
         """Return the exponent of the importance weights; None if the memory has no importance weights."""
@@ -232,7 +235,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         return (
             self.native is not None
             and self._find_python_step() is None
-            and self.buffer.access() is not None
+            and self._memory.buffer.access() is not None
             and not self.callbacks.listens("on_rollout_end")
         )
 
@@ -251,7 +254,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         # The kernel has room for the metrics of all updates before it begins.
         n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
         obs = collector.observe()  # the first call starts the environments
-        buffer = self.buffer
+        buffer = self._memory.buffer
         collector.continue_in(buffer)
         names = ("train_freq", "gradient_steps", "batch_size", "learning_starts", "learning_rate", "gamma", *names)
         result = self.native.net.rounds(
@@ -283,7 +286,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         counters.env_steps += taken
         counters.in_round = self._round_steps()
         counters.updates += len(table)
-        follow_schedule(self.optimizers, self.config, counters.progress)
+        follow_schedule(self._optimizers, self.config, counters.progress)
         # A delayed policy reports metrics only for the updates in which it is updated.
         own = (first + np.arange(len(table))) % delay == 0
         columns = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
@@ -291,8 +294,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
     def _require_finite_memory(self, n: int) -> None:
         """Raise, naming the environment, if the newest `n` transitions of a plain float32 memory are not finite."""
-        count = self.buffer.get_state(since=2**62)["count"]
-        rows = self.buffer.get_state(since=max(0, count - n))["rows"]
+        buffer = self._memory.buffer
+        rows = buffer.get_state(since=max(0, buffer.get_state(since=2**62)["count"] - n))["rows"]
         self.collector.require_finite_rows(rows.view(np.float32))
 
     # ---- exploration

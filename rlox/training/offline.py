@@ -22,6 +22,7 @@ from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
 from rlox.envs.make import EnvOptions
 from rlox.kernels.nn.core import MAX_HIDDEN
+from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.optimizers import FlatOptimizer
@@ -171,13 +172,11 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         too_deep = len(self.config.hidden_sizes) > MAX_HIDDEN
         return f"the kernel supports at most {MAX_HIDDEN} hidden layers" if too_deep else None
 
-    def _policy_size(self) -> int:
-        spec = self.spec
-        sizes = [spec.obs_dim, *self.config.hidden_sizes, spec.act_dim or spec.n_actions]
-        return sum((n_in + 1) * n_out for n_in, n_out in pairwise(sizes))
-
-    def _critics_size(self) -> int:
-        return self._twin_critics_size() if self._has_critics else 0
+    def _network_sizes(self) -> tuple[int, int]:
+        spec, hidden = self.spec, self.config.hidden_sizes
+        sizes = [spec.obs_dim, *hidden, spec.act_dim or spec.n_actions]
+        critics = n_parameters(spec.obs_dim, spec.act_dim, hidden, False)[1] if self._has_critics else 0
+        return sum((n_in + 1) * n_out for n_in, n_out in pairwise(sizes)), critics
 
     def _make_spec(
         self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any, dataset: Any
@@ -248,7 +247,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         # Behavioural cloning has no discount and ignores rewards.
         return TransitionBatch.from_rows(rows, getattr(self.config, "gamma", 1.0), self.spec, self.device)
 
-    def _require_complete(self) -> None:
+    def _prepare_training(self) -> None:
         if self.dataset is None:
             raise ValueError(
                 f"{type(self).__name__}.train: there must be a dataset to learn from; pass from_checkpoint(dataset=...)"

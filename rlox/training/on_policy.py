@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +51,20 @@ def on_policy(algorithm) -> dict[str, float]:
             if not ranks.joined:
                 callbacks.on_collection_error(algorithm=algorithm, error=e)
             raise
-        if algorithm.normalizer is not None:
-            ranks.merge(algorithm.normalizer)
+        returns, lengths = batch.episode_returns, batch.episode_lengths
+        if ranks.joined:
+            returns, lengths = ranks.episodes(returns, lengths)
+            if algorithm.normalizer is not None:
+                ranks.merge(algorithm.normalizer)
         collected = time.perf_counter()
         c.in_round = batch.n_taken * ranks.size
         c.env_steps += c.in_round
-        c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
+        c.ended(returns, lengths)
         callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
-        losses = ranks.metrics(to_floats(update(batch)))
+        losses = to_floats(update(batch))
+        if ranks.joined:
+            losses = ranks.metrics(losses)
         c.updates += 1
         now = time.perf_counter()
         require_finite(losses, algorithm)
@@ -165,10 +169,10 @@ class OnPolicyAlgorithm(Agent):
         acting = self._acting
         return acting if acting is not None and acting.altered() is None else super().actor
 
-    def _learning(self) -> contextlib.AbstractContextManager[Any]:
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
         if self._acting is not None and find_difference("acting", self.collector, files=False) is not None:
             self._acting = None
-        return super()._learning()
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
         """Run ``update`` as a kernel."""
@@ -177,17 +181,16 @@ class OnPolicyAlgorithm(Agent):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return obstacle(self.spec, self.config, policy)
 
-    def _policy_size(self) -> int:
+    def _network_sizes(self) -> tuple[int, int]:
         spec = self.spec
-        n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-        return n_parameters(spec.obs_dim, n_outputs, self.config.hidden_sizes, spec.continuous)
+        return n_parameters(spec.obs_dim, spec.model_width, self.config.hidden_sizes, spec.continuous), 0
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         made = self._make_one(self.spec, rng, policy)
         if self.backend == "native":
             self.native = made
         else:
-            self.policy = made
+            self._policy = made
 
     def _make_one(self, spec: EnvSpec, rng: Rng, policy: nn.Module | None, state_dim: int | None = None) -> Any:
         """Return a policy for the backend: a given module, or the default one for `spec`, with weights from `rng`.

@@ -471,7 +471,7 @@ class LLMAlgorithm(Algorithm):
                 n_updates = -(-len(self.rows) * integer(where, "n_epochs", n_epochs, 1) // self.config.batch_size)
         return self._train(n_updates, until, schedule_timesteps, progress, unknown)
 
-    def _require_complete(self) -> None:
+    def _prepare_training(self) -> None:
         if self.rows is None:
             raise ValueError(
                 f"{type(self).__name__}.train: there must be rows to learn from; pass them to train, or "

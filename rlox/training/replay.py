@@ -81,7 +81,7 @@ def off_policy(algorithm) -> dict[str, float]:
     """
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     ranks = algorithm.ranks
-    collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
+    collector, buffer, clock = algorithm.collector, algorithm._memory.buffer, time.perf_counter
     update = choose_update(algorithm)
     end = c.end
     report_every = min(1000, max(1, c.horizon_steps // 100))
@@ -92,7 +92,7 @@ def off_policy(algorithm) -> dict[str, float]:
     go_on = ranks.call_hook(algorithm, "on_training_start")
     algorithm.backend.require_unchanged("train")
     fused = algorithm._can_run_rounds()
-    left = algorithm._pretraining_due() if go_on else 0
+    left = algorithm._pretraining_due() if go_on and algorithm._dataset is not None else 0
     while go_on and left:
         begun = clock()
         c.in_round = 0
@@ -101,7 +101,8 @@ def off_policy(algorithm) -> dict[str, float]:
             c.updates += 1
             left -= 1
         times = {"time/collect_s": 0.0, "time/update_s": clock() - begun}
-        metrics = {"mean_reward": c.mean_reward, **ranks.metrics(average_metrics(history)), **times}
+        losses = average_metrics(history)
+        metrics = {"mean_reward": c.mean_reward, **(ranks.metrics(losses) if ranks.joined else losses), **times}
         history.clear()
         require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
         go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
@@ -113,7 +114,7 @@ def off_policy(algorithm) -> dict[str, float]:
                 min(report_every - (c.env_steps - c.horizon_start) % report_every, end - c.env_steps)
             )
             collector.env_steps = c.env_steps
-            algorithm._require_finite_memory(len(done))
+            algorithm._require_finite_memory(done.n_steps)
             c.ended(done.episode_returns, done.episode_lengths)
             if done.metrics:
                 history.append(done.metrics)
@@ -145,22 +146,24 @@ def off_policy(algorithm) -> dict[str, float]:
                 ranks.merge(algorithm.normalizer)
             ended = ranks.episodes(np.asarray(returns), np.asarray(lengths, np.int64))
             done = Episodes(c.env_steps - round_start, *ended)
-            c.in_round = len(done)
+            c.in_round = done.n_steps
             c.ended(done.episode_returns, done.episode_lengths)
             callbacks.on_rollout_end(algorithm=algorithm, batch=done)
             collected = clock()
             begun = c.env_steps - algorithm._memory.start >= config.learning_starts
             if begun and not ranks.any(len(buffer) < algorithm._min_rows):
-                for _ in range(algorithm._updates_due(len(done))):
+                for _ in range(algorithm._updates_due(done.n_steps)):
                     history.append(update(algorithm.sample()))
                     c.updates += 1
             now = clock()
             collect_s += collected - started
             update_s += now - collected
         so_far = c.env_steps - c.horizon_start
-        if so_far // report_every == (so_far - len(done)) // report_every and c.env_steps < end:
+        if so_far // report_every == (so_far - done.n_steps) // report_every and c.env_steps < end:
             continue
-        losses = ranks.metrics(average_metrics(history, rounds=bool(fused)))
+        losses = average_metrics(history, rounds=bool(fused))
+        if ranks.joined:
+            losses = ranks.metrics(losses)
         history.clear()
         require_finite(losses, algorithm)
         metrics = {
@@ -192,6 +195,7 @@ class ReplayAgent(Agent):
     _stream = Stream.REPLAY
     _usual_memory: ClassVar[str]
     _min_rows = 1  # rows that the memory must contain for an update
+    _state_dim = 0  # S, the size of the agent's own state that the memory stores with every step; 0 for none
 
     collector: ReplayCollector
     normalizer: VecNormalize | None = None
@@ -246,10 +250,6 @@ class ReplayAgent(Agent):
         """Check the dataset, and prepare to learn from it."""
         raise NotImplementedError
 
-    def _state_dim(self) -> int:
-        """Return S, the size of the agent's own state that the memory stores with every step; 0 for none."""
-        return 0
-
     def _round_steps(self) -> int:
         """Return the environment steps of a round, over all environments."""
         return -(-getattr(self.config, "train_freq", 1) // self.n_envs) * self.n_envs
@@ -282,8 +282,8 @@ class ReplayAgent(Agent):
         """
         return self._memory.buffer
 
-    def _require_complete(self) -> None:
-        super()._require_complete()
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
         if self._dataset is None and self._dataset_id is not None:
             raise ValueError(
                 f"{type(self).__name__}.train: the checkpoint was trained with a dataset that it does not contain, "
@@ -437,10 +437,8 @@ class ReplayMemory:
             able = [name for name in buffer_names() if buffer_config_class(name).holds == holds]
             raise ValueError(f"{where}: buffer must hold {holds}, got {self.config.name!r}; try {', '.join(able)}")
 
-    def connect(
-        self, ranks: Ranks, collector: ReplayCollector, spec: EnvSpec, gamma: float, state_dim: Callable[[], int]
-    ) -> None:
-        """Remember what the memory is created for; the last argument returns the size of the agent's own state."""
+    def connect(self, ranks: Ranks, collector: ReplayCollector, spec: EnvSpec, gamma: float, state_dim: int) -> None:
+        """Remember what the memory is created for; the last argument is the size of the agent's own state."""
         if ranks.joined and isinstance(self.config, MmapBufferConfig):
             raise ValueError(f"{self._where}: buffer must be uniform or prioritized with distributed=ddp, got mmap")
         if self.config is not None:
@@ -505,7 +503,7 @@ class ReplayMemory:
         elif isinstance(config, MmapBufferConfig):
             os.makedirs(config.folder, exist_ok=True)  # the memory would take a path that is new as its file's
         try:
-            return make_buffer(config, self._spec, self._collector.n_envs, self._gamma, self._state_dim())
+            return make_buffer(config, self._spec, self._collector.n_envs, self._gamma, self._state_dim)
         except MemoryError as e:
             raise ValueError(f"{self._where}: buffer_size must fit in memory, got {config.size:,}: {e}") from e
 

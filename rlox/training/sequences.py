@@ -50,7 +50,8 @@ class SequenceAlgorithm(ReplayAgent):
         )
         return SequenceBatch.from_rows(rows, self.spec, self.device)
 
-    def _state_dim(self) -> int:
+    @property
+    def _state_dim(self) -> int:  # type: ignore[override]  # a number that its networks determine
         return self.actor.initial(1).shape[1]
 
     def _require_room(self, where: str) -> None:
@@ -58,7 +59,7 @@ class SequenceAlgorithm(ReplayAgent):
         given, size = self._memory.given, self._memory.size
         self._min_rows = length * n
         if given is not None:
-            expected = (spec.obs_dim, spec.model_width, n, self._state_dim())
+            expected = (spec.obs_dim, spec.model_width, n, self._state_dim)
             sizes = tuple(getattr(given, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim"))
             if sizes != expected:
                 raise ValueError(

@@ -345,7 +345,7 @@ class OffPolicy(Environment):
 
     def replay_footprint(self, algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
         return footprint(
-            config.buffer, algorithm.spec, config.env.n_envs, config.algo.gamma, n_steps, algorithm._state_dim()
+            config.buffer, algorithm.spec, config.env.n_envs, config.algo.gamma, n_steps, algorithm._state_dim
         )
 
     def training_costs(self, algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
