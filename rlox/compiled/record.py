@@ -30,7 +30,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.policies": "0b8b77693b113625 00b028dff76466be",
     "rlox.nn.value_losses": "46528063de11545d 1673880de96edb38",
     "rlox.training.backend": "cd72c2a97ddb23ce 4518e1fffaac7024",
-    "rlox.training.off_policy": "2c6f9532d191406d abb285c71019b9bf",
+    "rlox.training.off_policy": "d1a16e601d919354 bb9ff0b44935211c",
     "rlox.training.offline": "b9d09255a638c7b1 abedaeb901be9794",
     "rlox.training.on_policy": "1a75cb33a7f22334 48b19b632c3c16ec",
     "rlox.training.replay": "bdf51982c9c3d997 d0086e8dc46cf6ab",

@@ -543,11 +543,9 @@ class Agent(Algorithm):
         parts = [] if known.get("env_id") is None else [env_name(known["env_id"])]
         if getattr(known.get("config"), "hidden_sizes", None):
             parts.append(f"hidden_sizes={list(self.config.hidden_sizes)}")
-        return (
-            [*parts, f"{self._network_sizes()[0]:,} parameters"]
-            if known.get("native")
-            else parts + super()._described()
-        )
+        if known.get("native"):
+            return [*parts, f"{self._network_sizes()[0]:,} parameters"]
+        return parts + super()._described()
 
     def close(self) -> None:
         """End the environments' worker processes, if there are any. The trained policy remains usable."""

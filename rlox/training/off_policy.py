@@ -197,7 +197,9 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         values = super().schedule_values(progress)
-        return {**values, "beta": self._beta(progress)} if hasattr(self._memory.config, "beta") else values
+        if (beta := getattr(self._memory.config, "beta", None)) is not None:
+            values["beta"] = interpolate(beta, 1.0, progress, 1.0)
+        return values
 
     def _beta(self, progress: float) -> float | None:
         """Return the exponent of the importance weights; None if the memory has no importance weights."""
