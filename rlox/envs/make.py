@@ -71,6 +71,7 @@ def make_vec_env(
     workers: int = 0,
     backend: str = "auto",
     remote: RemoteConfig | None = None,
+    device: str | None = None,
 ) -> VecEnv:
     """Create N environments, in any implementation.
 
@@ -89,23 +90,25 @@ def make_vec_env(
     workers : int
         Processes that step the copies; 0: this process.
     backend : str
-        ``gymnasium``, ``envpool`` (see `rlox.envs.envpool_env`), or ``auto``: native if available, else
-        gymnasium.
+        ``gymnasium``, ``envpool`` (see `rlox.envs.envpool_env`), ``tensor`` (see `rlox.envs.tensor.vec_env`), or
+        ``auto``: native if available, else gymnasium.
     remote : RemoteConfig, optional
         If it has addresses, workers on other machines run the environments (see `rlox.envs.remote.RemoteEnvPool`).
         `env` must then be an id, and the workers must serve it with the same `kwargs` and `wrappers`.
+    device : str, optional
+        Where copies with ``tensor`` live, ``cpu`` by default; with ``auto``, a device selects ``tensor``.
 
     Returns
     -------
-    VecEnv, GymVecEnv, ParallelGymVecEnv, EnvPoolVecEnv or RemoteEnvPool
+    VecEnv, GymVecEnv, ParallelGymVecEnv, EnvPoolVecEnv, RemoteEnvPool or TensorVecEnv
         With ``auto``, the native `VecEnv` if `env` is a native id without arguments, wrappers and workers. The same
         seed gives the same trajectories with and without workers.
 
     Raises
     ------
     ValueError
-        For an id that neither rlox nor gymnasium knows, a space that no policy supports, an unknown backend, or
-        wrappers or workers with ``envpool``.
+        For an id that neither rlox nor gymnasium knows, a space that no policy supports, an unknown backend, wrappers
+        or workers with ``envpool``, an id without a tensor version with ``tensor``, or a device with another backend.
     """
     n_envs = integer("make_vec_env", "n_envs", n_envs, 1)
     seed = integer("make_vec_env", "seed", seed, 0, 2**64 - 1)
@@ -117,14 +120,23 @@ def make_vec_env(
             f"{nearest(str(backend), ENV_BACKENDS)}"
         )
     if remote is not None and remote.addresses:
-        if not isinstance(env, str) or workers or backend != "auto":
+        if not isinstance(env, str) or workers or backend != "auto" or device is not None:
             raise ValueError(
-                "make_vec_env: env must be an id, workers 0 and backend auto with remote.addresses, because the "
-                f"remote workers create the environments, got {env_name(env)}, {workers} and {backend}"
+                "make_vec_env: env must be an id, workers 0, backend auto and no device with remote.addresses, as "
+                f"the remote workers create the environments, got {env_name(env)}, {workers}, {backend} and {device}"
             )
         from rlox.envs.remote.pool import RemoteEnvPool
 
         return RemoteEnvPool(None, env, n_envs, seed, remote, kwargs, wrappers)
+    if backend == "tensor" or device is not None:
+        if kwargs or wrappers or workers or backend not in ("tensor", "auto"):
+            raise ValueError(
+                "make_vec_env: kwargs and wrappers must be empty, workers 0 and backend auto or tensor for "
+                f"environments on a device, got {kwargs or {}}, {list(wrappers)}, {workers} and {backend}"
+            )
+        from rlox.envs.tensor.vec_env import TensorVecEnv
+
+        return TensorVecEnv(n_envs, seed, env, device or "cpu")  # type: ignore[arg-type]  # refuses other types
     if backend == "envpool":
         if wrappers or workers:
             raise ValueError(

@@ -24,6 +24,9 @@ class VecEnv(Protocol):
         N.
     native : bool
         Whether kernels step the copies. They then have `stepper`, and `observe` recomputes the current observations.
+    device : str, optional
+        None if observations, actions and the arrays of a step are NumPy arrays on the host. Otherwise they are tensors
+        on this device, and no method but `get_state` and `set_state` waits for it.
     unrestorable_reason : str, optional
         Why the state cannot be saved and restored exactly; None if it can.
     """
@@ -31,6 +34,7 @@ class VecEnv(Protocol):
     spec: Any
     n_envs: int
     native: bool
+    device: str | None
     unrestorable_reason: str | None
 
     def reset_all(self, seed: int | None = None) -> Any:

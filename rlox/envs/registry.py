@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.spec import EnvSpec
+from rlox.envs.spec import native_spec
 from rlox.kernels.envs import NATIVE_ENVS, vec_env
 from rlox.kernels.envs.native_env import native_ids, native_multi_agent_ids, register_native
 
@@ -266,18 +266,20 @@ def env_name(env: Any) -> str:
 # ---- native environments as a `rlox.envs.protocols.VecEnv`
 
 
-def native_spec(env) -> EnvSpec:
-    """Return the `EnvSpec` of a native environment, or of one of its agents if it has several."""
-    if env.discrete:
-        return EnvSpec((env.obs_dim,), n_actions=env.n_actions)
-    return EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
-
-
 class VecEnv(vec_env.VecEnv):
     __doc__ = vec_env.VecEnv.__doc__
 
     native = True
     unrestorable_reason = None
+    device = None
+
+    def __new__(cls, n: int, seed: int = 0, env_id: Any = "CartPole-v1", device: str | None = None):
+        """Create the copies: on the host, or with a `device` as tensors there, a `TensorVecEnv`."""
+        if device is None:
+            return super().__new__(cls, n, seed, env_id)
+        from rlox.envs.tensor.vec_env import TensorVecEnv
+
+        return TensorVecEnv(n, seed, env_id, device)
 
     def __reduce__(self):
         return type(self), (self.n_envs, self.seed, self.env_id), self.get_state()

@@ -171,6 +171,13 @@ class EnvSpec:
         return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))  # type: ignore[operator]
 
 
+def native_spec(env) -> EnvSpec:
+    """Return the `EnvSpec` of a native environment, or of one of its agents if it has several."""
+    if env.discrete:
+        return EnvSpec((env.obs_dim,), n_actions=env.n_actions)
+    return EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
+
+
 def spec_of(vec: Any) -> EnvSpec:
     """Return ``vec.spec``. Deprecated."""
     warnings.warn("rlox.envs.spec_of(env) is deprecated; use env.spec", DeprecationWarning, stacklevel=2)

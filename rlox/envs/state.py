@@ -479,6 +479,7 @@ class ForeignEnvs:
     """N copies of a foreign environment: whether they have started, and how they are saved and restored together."""
 
     native = False
+    device: str | None = None
     unrestorable_reason: str | None
     _group: Any  # what steps the copies: environments one after the other, or workers; see `_hold`
     _stacks: list[list[str]]  # classes that each copy is composed of

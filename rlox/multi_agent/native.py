@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.registry import is_native_multi_agent, native_spec
+from rlox.envs.registry import is_native_multi_agent
+from rlox.envs.spec import native_spec
 from rlox.kernels.envs.multi_agent import AgentVecEnv
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, check_group_actions, group_agents, step_layout
 
@@ -44,6 +45,7 @@ class NativeMultiAgentVecEnv:
     """
 
     native = True
+    device: str | None = None
     unrestorable_reason: str | None = None
 
     def __init__(

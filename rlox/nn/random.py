@@ -37,11 +37,11 @@ def make_round_keys(keys: torch.Tensor) -> torch.Tensor:
 
 
 def make_multipliers(device: torch.device | str) -> torch.Tensor:
-    """Return the constants that `philox` multiplies with, int64 (2, 1).
+    """Return the constants that `philox` multiplies with, int64 (2,).
 
     They are an argument because a tensor made from Python numbers within a CUDA graph would be a copy from the host.
     """
-    return torch.tensor(_MULTIPLIERS, device=device).view(2, 1)
+    return torch.tensor(_MULTIPLIERS, device=device)
 
 
 def philox(
@@ -51,7 +51,7 @@ def philox(
     domain: int,
     domain_high: torch.Tensor | int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return Philox4x32-10 blocks: the words a and c, int64 (2, n), and the words b and d, both in [0, 2**32).
+    """Return Philox4x32-10 blocks: the words a and c, int64 (2, ..., n), and the words b and d, both in [0, 2**32).
 
     Parameters
     ----------
@@ -60,15 +60,17 @@ def philox(
     multipliers : torch.Tensor
         From `make_multipliers`.
     counter : torch.Tensor
-        Low half of the counters, int64 (n,), read as unsigned.
+        Low half of the counters, int64 (..., n), read as unsigned.
     domain, domain_high : int, int or torch.Tensor
-        Low and high word of the high half, below 2**32; the high one may be a tensor (n,).
+        Low and high word of the high half, below 2**32; the high one may be a tensor (..., n).
     """
+    ones = [1] * (counter.ndim - 1)
+    multipliers = multipliers.view(2, *ones, 1)
     # Words a and c are multiplied, b and d are not. Both pairs are rows of one tensor, which halves the launches.
     even = torch.stack([counter & _WORD, torch.full_like(counter, domain)])
     high = domain_high if isinstance(domain_high, torch.Tensor) else torch.full_like(counter, domain_high)
     odd = torch.stack([counter >> 32, high])
-    for keys in round_keys.unbind(0):
+    for keys in round_keys.view(_ROUNDS, 2, *ones, -1).unbind(0):
         products = (even * multipliers).flip(0)
         # `odd` keeps all 64 bits of the products, of which only the low word counts.
         even = ((products >> 32) ^ odd ^ keys) & _WORD

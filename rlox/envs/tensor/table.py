@@ -1,0 +1,39 @@
+"""The table of tensor environments: id to class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlox.envs.tensor.base import TensorEnv
+
+TENSOR_ENVS: dict[str, str] = {
+    "CartPole-v1": "rlox.envs.tensor.cartpole:CartPole",
+    "Pendulum-v1": "rlox.envs.tensor.pendulum:Pendulum",
+    "MountainCar-v0": "rlox.envs.tensor.mountain_car:MountainCar",
+    "MountainCarContinuous-v0": "rlox.envs.tensor.mountain_car:MountainCarContinuous",
+    "Acrobot-v1": "rlox.envs.tensor.acrobot:Acrobot",
+    "GridWorld-v0": "rlox.envs.tensor.gridworld:GridWorld",
+}
+# Environments of users, by id.
+REGISTERED: dict[str, Callable[[], TensorEnv]] = {}
+
+
+def tensor_env_ids() -> list[str]:
+    """Return the ids with a tensor version: built in, then registered."""
+    return [*TENSOR_ENVS, *REGISTERED]
+
+
+def create(env_id: str) -> TensorEnv:
+    """Create the tensor environment of an id; raise a ValueError that names the known ids if there is none."""
+    if env_id in REGISTERED:
+        return REGISTERED[env_id]()
+    if env_id not in TENSOR_ENVS:
+        raise ValueError(
+            f"TensorVecEnv: env must have a tensor version, got {env_id!r}; those that have one are "
+            f"{', '.join(tensor_env_ids())}; leave device out, or write one (see rlox.envs.tensor.base.TensorEnv)"
+        )
+    module, _, name = TENSOR_ENVS[env_id].partition(":")
+    return getattr(import_module(module), name)()

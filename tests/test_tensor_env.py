@@ -1,0 +1,265 @@
+"""Tensor environments on the CPU: the trajectories of the native ones, protocol, state, and what a step costs."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rlox
+from rlox.envs import make_vec_env
+from rlox.envs.protocols import step_arrays, step_layout
+from rlox.envs.tensor.table import TENSOR_ENVS, create
+from rlox.envs.tensor.vec_env import TensorVecEnv, step_tensors
+from rlox.kernels.rng import Rng
+
+IDS = list(TENSOR_ENVS)
+# The acrobot is chaotic: a difference of 1e-16 between two sines grows past float32 within an episode.
+STEPS_APART = {"Acrobot-v1": 40}
+
+
+def pair(env_id, n=32, seed=5):
+    native, tensor = rlox.VecEnv(n, seed, env_id), TensorVecEnv(n, seed, env_id)
+    np.testing.assert_allclose(tensor.reset_all().numpy(), native.reset_all(), rtol=1e-6, atol=1e-7)
+    return native, tensor
+
+
+def check_equal(tensors, arrays, note=""):
+    assert set(tensors) == set(arrays)
+    for name, array in arrays.items():
+        assert tensors[name].numpy().dtype == array.dtype
+        np.testing.assert_allclose(tensors[name].numpy(), array, rtol=2e-5, atol=2e-6, err_msg=f"{name} {note}")
+
+
+def wide_actions(native, rng):
+    """Random actions, continuous ones beyond their bounds too."""
+    return native.spec.random_actions(rng, native.n_envs) * (1 if native.discrete else 1.5)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_trajectories_are_those_of_the_native_environment(env_id):
+    native, tensor = pair(env_id)
+    rng, limits, ends = Rng(1), 0, 0
+    for t in range(2500):
+        if t % STEPS_APART.get(env_id, 10_000) == 0:
+            tensor.set_state(native.get_state())
+        if t % 50 == 10:
+            tensor.prepare(30)  # the other steps compute their starts themselves
+        actions = wide_actions(native, rng)
+        arrays = native.step_all(actions)
+        check_equal(tensor.step_all(torch.from_numpy(actions)), arrays, f"at step {t}")
+        ends += arrays["terminated"].sum()
+        limits += arrays["truncated"].sum()
+    assert ends + limits > 0
+    assert env_id not in ("CartPole-v1", "GridWorld-v0") or ends > 0
+    assert env_id not in ("Pendulum-v1", "MountainCar-v0", "GridWorld-v0") or limits > 0
+    np.testing.assert_allclose(tensor.observe().numpy(), native.observe(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_state_goes_both_ways(env_id):
+    native, tensor = pair(env_id, n=300)  # more than a block of the native loop
+    rng = Rng(2)
+    for _ in range(30):
+        actions = wide_actions(native, rng)
+        native.step_all(actions)
+    tensor.set_state(native.get_state())
+    for name, array in native.get_state().items():
+        np.testing.assert_array_equal(tensor.get_state()[name], array)
+        assert tensor.get_state()[name].dtype == array.dtype
+    other = rlox.VecEnv(300, 0, env_id)
+    for _ in range(20):
+        actions = wide_actions(native, rng)
+        check_equal(tensor.step_all(torch.from_numpy(actions)), native.step_all(actions))
+    other.set_state(tensor.get_state())
+    for _ in range(20):
+        actions = wide_actions(native, rng)
+        check_equal(tensor.step_all(torch.from_numpy(actions)), other.step_all(actions))
+
+
+def test_time_limit_and_statistics():
+    native, tensor = pair("CartPole-v1", n=3)
+    state = native.get_state()
+    state["steps"][:] = 497, 498, 499
+    state["returns"][:] = 0.5, 10.0, 499.0
+    state["state"][:, 0] = 2.399, 50.0, 0.0, 0.0  # terminates in the next step
+    for _ in range(2):
+        native.set_state(state)
+        tensor.set_state(state)
+        for _ in range(3):
+            actions = np.array([0, 1, 0])
+            arrays = native.step_all(actions)
+            check_equal(tensor.step_all(torch.from_numpy(actions)), arrays)
+        assert arrays["episode_length"].tolist() == [2, 1, 2]
+
+
+def test_reset_with_and_without_a_seed():
+    native, tensor = pair("CartPole-v1", n=5)
+    for seed in (None, 8, None, 8):
+        np.testing.assert_allclose(tensor.reset_all(seed).numpy(), native.reset_all(seed), rtol=1e-6)
+    assert tensor.seed == native.seed == 8
+    # The first step starts the first episodes.
+    actions = np.ones(5, np.int64)
+    check_equal(
+        TensorVecEnv(5, 9).step_all(torch.from_numpy(actions)), rlox.VecEnv(5, 9, "CartPole-v1").step_all(actions)
+    )
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_everything_stays_in_place(env_id):
+    """A recorded graph reads and writes the same tensors in each replay."""
+    tensor = TensorVecEnv(4, 0, env_id)
+    tensor.reset_all()
+    names = ("state", "steps", "returns", "episodes", "_round_keys", "_before")
+    before = {name: getattr(tensor, name).data_ptr() for name in names}
+    tensor.prepare(3)
+    table = tensor._table.data_ptr()
+    for _ in range(4):
+        tensor.step_all(torch.from_numpy(tensor.spec.random_actions(Rng(0), 4)))
+    tensor.set_state(tensor.get_state())
+    tensor.reset_all(3)
+    tensor.prepare(3)
+    assert before == {name: getattr(tensor, name).data_ptr() for name in names}
+    assert table == tensor._table.data_ptr()
+
+
+def test_results_go_where_the_caller_wants_them():
+    tensor, other = TensorVecEnv(6, 1), TensorVecEnv(6, 1)
+    tensor.reset_all(), other.reset_all()
+    actions = torch.ones(6, dtype=torch.int64)
+    obs = torch.zeros(3, 6, 4)
+    out = {"obs": obs[1], "rewards": torch.zeros(6, dtype=torch.float32)}
+    expected = other.step_all(actions)
+    assert tensor.step_all(actions, out) is out
+    assert torch.equal(obs[1], expected["obs"])
+    assert out["rewards"].tolist() == [1.0] * 6
+    first = tensor.step_all(actions, copy=False)
+    second = tensor.step_all(actions, copy=False)
+    assert first["obs"] is second["obs"]
+    assert tensor.step_all(actions)["obs"] is not tensor.step_all(actions)["obs"]
+
+
+def test_actions_out_of_range_count_as_the_nearest():
+    tensor, other = TensorVecEnv(2, 1), TensorVecEnv(2, 1)
+    wrong, right = torch.tensor([-7, 9]), torch.tensor([0, 1])
+    assert torch.equal(tensor.step_all(wrong)["obs"], other.step_all(right)["obs"])
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="n must be"):
+        TensorVecEnv(0)
+    with pytest.raises(ValueError, match="seed must be"):
+        TensorVecEnv(1, -1)
+    with pytest.raises(ValueError, match=r"tensor version, got 'Walker-v9'; those that have one are CartPole-v1, "):
+        TensorVecEnv(1, 0, "Walker-v9")
+    tensor = TensorVecEnv(3)
+    with pytest.raises(ValueError, match="reset first"):
+        tensor.observe()
+    with pytest.raises(ValueError, match="reset first"):
+        tensor.prepare(2)
+    with pytest.raises(ValueError, match=r"actions must have shape \(3,\)"):
+        tensor.step_all(torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(TypeError, match="integers"):
+        tensor.step_all(torch.zeros(3))
+    with pytest.raises(ValueError, match="actions must be on cpu, got meta"):
+        tensor.step_all(torch.zeros(3, dtype=torch.int64, device="meta"))
+    with pytest.raises(ValueError, match="out must have keys among"):
+        tensor.step_all(torch.zeros(3, dtype=torch.int64), {"reward": torch.zeros(3)})
+    with pytest.raises(ValueError, match="copy must be True"):
+        tensor.step_all(torch.zeros(3, dtype=torch.int64), {}, copy=False)
+    state = tensor.get_state()
+    with pytest.raises(ValueError, match="steps must lie in"):
+        tensor.set_state({**state, "steps": np.full(3, 500)})
+    with pytest.raises(ValueError, match="shape"):
+        TensorVecEnv(2).set_state(state)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_copies_and_pickles_continue(env_id):
+    tensor = TensorVecEnv(3, 2, env_id)
+    tensor.reset_all()
+    actions = torch.from_numpy(tensor.spec.random_actions(Rng(4), 3))
+    tensor.step_all(actions)
+    other = copy.deepcopy(tensor)
+    for name, result in tensor.step_all(actions).items():
+        assert torch.equal(result, other.step_all(actions, {name: torch.empty_like(result)})[name]) or name != "obs"
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that would launch a kernel, and forbids those that wait for a device."""
+
+    FREE = ("view", "unbind", "select", "slice", "t", "expand", "squeeze", "unsqueeze", "empty", "detach", "alias")
+    WAITS = ("_local_scalar_dense", "nonzero", "item", "masked_select", "equal", "is_nonzero")
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        assert name not in self.WAITS
+        self.n += name not in self.FREE
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_launches_of_a_step(env_id):
+    tensor = TensorVecEnv(4, 0, env_id)
+    tensor.reset_all()
+    actions = torch.from_numpy(tensor.spec.random_actions(Rng(0), 4))
+    out = step_tensors(tensor.spec, 4, "cpu")
+    with Launches() as preparing:
+        tensor.prepare(64)
+    with Launches() as stepping:
+        tensor.step_all(actions, out)
+    budgets = {"CartPole-v1": 38, "Acrobot-v1": 150}
+    assert stepping.n <= budgets.get(env_id, 45)
+    assert preparing.n <= 85
+
+
+def test_a_compiled_step_is_the_same():
+    plain, fused = TensorVecEnv(8, 0), TensorVecEnv(8, 0, compiled=True)
+    out = step_tensors(plain.spec, 8, "cpu")
+    plain.reset_all()
+    fused.reset_all()
+    rng = Rng(0)
+    for _ in range(60):
+        actions = torch.from_numpy(plain.spec.random_actions(rng, 8))
+        fused.prepare(1)  # does nothing
+        fused.step_all(actions, out)
+        check_equal(out, {name: value.numpy() for name, value in plain.step_all(actions).items()})
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_results_are_laid_out_as_in_every_vector_environment(env_id):
+    tensor = TensorVecEnv(3, 0, env_id)
+    results = tensor.step_all(torch.from_numpy(tensor.spec.random_actions(Rng(0), 3)))
+    arrays = step_arrays(tensor.spec, 3)
+    assert list(results) == list(arrays)
+    for name, (shape, dtype) in step_layout(tensor.spec, 3).items():
+        assert results[name].shape == shape
+        assert results[name].numpy().dtype == dtype
+    assert create(env_id).env_id == env_id
+
+
+def test_ways_to_create_them():
+    made = rlox.VecEnv(3, 1, "CartPole-v1", device="cpu")
+    assert isinstance(made, TensorVecEnv)
+    assert made.device == "cpu"
+    for arguments in ({"backend": "tensor"}, {"device": "cpu"}, {"backend": "tensor", "device": "cpu"}):
+        other = make_vec_env("CartPole-v1", 3, 1, **arguments)
+        assert torch.equal(made.reset_all(1), other.reset_all())
+    assert rlox.VecEnv(3).device is None
+    assert make_vec_env("CartPole-v1", 3, 1).device is None
+    assert make_vec_env("CartPole-v1", 3, 1, backend="gymnasium").device is None
+    with pytest.raises(ValueError, match="kwargs and wrappers must be empty"):
+        make_vec_env("CartPole-v1", 3, 1, {"render_mode": None}, device="cpu")
+    with pytest.raises(ValueError, match="backend auto or tensor"):
+        make_vec_env("CartPole-v1", 3, 1, backend="gymnasium", device="cpu")
+    with pytest.raises(ValueError, match="tensor version, got 'Hopper-v5'"):
+        make_vec_env("Hopper-v5", 3, 1, backend="tensor")
+    with pytest.raises(TypeError, match="env must be an id or a TensorEnv, got function"):
+        make_vec_env(lambda: None, 3, 1, backend="tensor")
