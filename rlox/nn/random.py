@@ -2,9 +2,6 @@
 
 Nothing here waits for the device or looks at a number. The position is a tensor that every draw advances in place, so
 that a CUDA graph with draws in it draws new numbers each time it is replayed.
-
-PyTorch has no unsigned 64-bit arithmetic on every device. Products of two 32-bit words wrap modulo 2**64 in int64 as
-they do in uint64; what differs is the right shift, which copies the sign, so each shift is followed by a mask.
 """
 
 from __future__ import annotations
@@ -13,74 +10,11 @@ import math
 
 import torch
 
+from rlox.envs.tensor.philox import ROUNDS, WORD, as_signed, make_multipliers, make_round_keys, open_unit, philox
 from rlox.kernels.rng import Rng
 
-_WORD = 0xFFFF_FFFF
-_ROUNDS = 10
-_MULTIPLIERS = (0xD251_1F53, 0xCD9E_8D57)
-_KEY_STEPS = (0x9E37_79B9, 0xBB67_AE85)
 _TO_UNIT_F32 = 2.0**-24
 _TO_UNIT_F64 = 2.0**-53
-_TO_OPEN_UNIT = 2.0**-32
-
-
-def as_signed(x: int) -> int:
-    """Return the int64 with the 64 bits of `x`, 0 <= x < 2**64."""
-    return x - (1 << 64) if x >> 63 else x
-
-
-def make_round_keys(keys: torch.Tensor) -> torch.Tensor:
-    """Return the keys of Philox's rounds, int64 (10, 2, n), for the 64-bit `keys`, int64 (n,)."""
-    rounds = torch.arange(_ROUNDS, device=keys.device).view(-1, 1, 1)
-    words = torch.stack([keys, keys >> 32]) & _WORD
-    return (words + rounds * torch.tensor(_KEY_STEPS, device=keys.device).view(1, 2, 1)) & _WORD
-
-
-def make_multipliers(device: torch.device | str) -> torch.Tensor:
-    """Return the constants that `philox` multiplies with, int64 (2,).
-
-    They are an argument because a tensor made from Python numbers within a CUDA graph would be a copy from the host.
-    """
-    return torch.tensor(_MULTIPLIERS, device=device)
-
-
-def philox(
-    round_keys: torch.Tensor,
-    multipliers: torch.Tensor,
-    counter: torch.Tensor,
-    domain: int,
-    domain_high: torch.Tensor | int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return Philox4x32-10 blocks: the words a and c, int64 (2, ..., n), and the words b and d, both in [0, 2**32).
-
-    Parameters
-    ----------
-    round_keys : torch.Tensor
-        From `make_round_keys`, (10, 2, n), or (10, 2, 1) for one key.
-    multipliers : torch.Tensor
-        From `make_multipliers`.
-    counter : torch.Tensor
-        Low half of the counters, int64 (..., n), read as unsigned.
-    domain, domain_high : int, int or torch.Tensor
-        Low and high word of the high half, below 2**32; the high one may be a tensor (..., n).
-    """
-    ones = [1] * (counter.ndim - 1)
-    multipliers = multipliers.view(2, *ones, 1)
-    # Words a and c are multiplied, b and d are not. Both pairs are rows of one tensor, which halves the launches.
-    even = torch.stack([counter & _WORD, torch.full_like(counter, domain)])
-    high = domain_high if isinstance(domain_high, torch.Tensor) else torch.full_like(counter, domain_high)
-    odd = torch.stack([counter >> 32, high])
-    for keys in round_keys.view(_ROUNDS, 2, *ones, -1).unbind(0):
-        products = (even * multipliers).flip(0)
-        # `odd` keeps all 64 bits of the products, of which only the low word counts.
-        even = ((products >> 32) ^ odd ^ keys) & _WORD
-        odd = products
-    return even, odd & _WORD
-
-
-def open_unit(words: torch.Tensor) -> torch.Tensor:
-    """Return float64 numbers in (0, 1), symmetric about 1/2, for 32-bit `words`."""
-    return (words.to(torch.float64) + 0.5) * _TO_OPEN_UNIT
 
 
 class DeviceRng:
@@ -109,7 +43,7 @@ class DeviceRng:
         self.position = torch.zeros((), dtype=torch.int64, device=device)
         self.device = self.position.device
         self._multipliers = make_multipliers(self.device)
-        self._round_keys = torch.empty((_ROUNDS, 2, 1), dtype=torch.int64, device=self.device)
+        self._round_keys = torch.empty((ROUNDS, 2, 1), dtype=torch.int64, device=self.device)
         self.set_state(Rng(seed, stream).get_state())
 
     def __repr__(self) -> str:
@@ -202,10 +136,10 @@ class DeviceRng:
         n = math.prod(shape)
         low, top = self._words(n, per_block=2).view(-1, 2)[:n].unbind(1)
         # The high half of the 128-bit product with `high`, in 32-bit words.
-        high_low, high_top = high & _WORD, high >> 32
-        middle = top * high_low + ((low * high_low >> 32) & _WORD)
-        carry = (middle & _WORD) + low * high_top
-        numbers = top * high_top + ((middle >> 32) & _WORD) + ((carry >> 32) & _WORD)
+        high_low, high_top = high & WORD, high >> 32
+        middle = top * high_low + ((low * high_low >> 32) & WORD)
+        carry = (middle & WORD) + low * high_top
+        numbers = top * high_top + ((middle >> 32) & WORD) + ((carry >> 32) & WORD)
         return self._give(numbers, n, shape, out)
 
     def permutation(self, n: int, out: torch.Tensor | None = None) -> torch.Tensor:

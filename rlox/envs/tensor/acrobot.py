@@ -7,7 +7,7 @@ import math
 import torch
 
 from rlox.envs.tensor.base import NativeTwin
-from rlox.nn.random import open_unit
+from rlox.envs.tensor.philox import open_unit
 
 _H = 0.2  # s per step
 _MAX_SPEED_1, _MAX_SPEED_2 = 4.0 * math.pi, 9.0 * math.pi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlox.envs.tensor.base import NativeTwin
-from rlox.nn.random import open_unit
+from rlox.envs.tensor.philox import open_unit
 
 _GRAVITY = 9.8  # m/s^2
 _PER_MASS = 1.0 / 1.1  # 1/kg, of the cart's 1.0 and the pole's 0.1

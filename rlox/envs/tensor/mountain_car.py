@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlox.envs.tensor.base import NativeTwin
-from rlox.nn.random import open_unit
+from rlox.envs.tensor.philox import open_unit
 
 _LEFT_WALL, _RIGHT_WALL = -1.2, 0.6
 _MAX_SPEED = 0.07

@@ -7,7 +7,7 @@ import math
 import torch
 
 from rlox.envs.tensor.base import NativeTwin
-from rlox.nn.random import open_unit
+from rlox.envs.tensor.philox import open_unit
 
 _DT = 0.05  # s per step
 _GRAVITY_TERM = 15.0  # 3 g / (2 l) in 1/s^2

@@ -11,10 +11,10 @@ from rlox.config import integer
 from rlox.envs.protocols import step_layout
 from rlox.envs.spec import EnvSpec
 from rlox.envs.tensor.base import TensorEnv
+from rlox.envs.tensor.philox import ROUNDS, make_multipliers, make_round_keys, philox
 from rlox.envs.tensor.table import create
 from rlox.kernels.envs.snapshot import restore
 from rlox.kernels.rng import Rng
-from rlox.nn.random import make_multipliers, make_round_keys, philox
 
 # Domains of random words, see kernels/philox.pxd.
 _START, _STEP = 1, 2
@@ -102,7 +102,7 @@ class TensorVecEnv:
         self._device = self.state.device
         self.device: str | None = str(self._device)
         self._multipliers = make_multipliers(self._device)
-        self._round_keys = torch.empty((10, 2, n), dtype=torch.int64, device=device)
+        self._round_keys = torch.empty((ROUNDS, 2, n), dtype=torch.int64, device=device)
         self._key_seed(seed)
         self._advance = torch.compile(self._step, fullgraph=True, dynamic=False) if compiled else self._step
         self._compiled = compiled
