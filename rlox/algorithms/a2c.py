@@ -23,6 +23,7 @@ class A2C(OnPolicyAlgorithm):
     name = "a2c"
     Config = A2CConfig
     _data_parallel = True
+    _resident = True
 
     def _capture_obstacle(self) -> None:
         return None

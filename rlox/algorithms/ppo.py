@@ -24,6 +24,7 @@ class PPO(OnPolicyAlgorithm):
     name = "ppo"
     Config = PPOConfig
     _data_parallel = True
+    _resident = True
 
     def _capture_obstacle(self) -> str | None:
         if self.config.target_kl is not None:

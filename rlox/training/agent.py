@@ -140,6 +140,9 @@ class Agent(Algorithm):
         if self.ranks.joined and env_backend == "envpool":
             raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
         self.env_options = options
+        options.device, options.compiled = self._choose_env_device(where, device, reward_fn), compile
+        if options.device is not None:
+            device = options.device
         self.collector = self._make_collector(self.ranks.share(where, "n_envs", self.n_envs), reward_fn)
         self.collector.name = env_name(env_id)
         self.spec = self.collector.spec
@@ -150,6 +153,15 @@ class Agent(Algorithm):
             self.normalizer = self.collector.normalizer = self._make_normalizer(where)
 
         self._create_networks(policy, backend, device, compile)
+
+    def _choose_env_device(self, where: str, device: str, reward_fn: RewardFn | None) -> str | None:
+        """Return the device on which the environments live as tensors; None if they are on the host."""
+        if self.env_options.backend == "tensor":
+            raise ValueError(
+                f"{where}: env_backend must be auto, gymnasium or envpool, got 'tensor': environments on a device are "
+                "for PPO and A2C"
+            )
+        return None
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> Any:
         """Create `n` environments and the object that collects experience in them."""
@@ -226,6 +238,8 @@ class Agent(Algorithm):
             return f"{self.name} has no native update"
         if device == "cuda":
             return "it runs on the CPU, and device is cuda"
+        if self.env_options.device is not None:
+            return "the environments are tensors"
         if self.ranks.joined:
             return "distributed=ddp averages gradients in PyTorch"
         definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))

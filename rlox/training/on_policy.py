@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
@@ -136,8 +136,9 @@ class OnPolicyAlgorithm(Agent):
     env_workers : int
         Processes that step foreign environments; 0 steps them in this process.
     env_backend : str
-        ``gymnasium``, ``envpool``, or ``auto``: native if the environment has a native version, else gymnasium.
-        Evaluation always uses one environment of ``auto``, which must exist.
+        ``gymnasium``, ``envpool``, ``tensor``, or ``auto``: native if the environment has a native version, else
+        gymnasium; with ``device="cuda"`` tensor where that is possible. With ``tensor``, environments and rollouts stay
+        on the device (PPO and A2C). Evaluation always uses one environment of ``auto``, which must exist.
     remote : RemoteConfig, optional
         Addresses of workers on other machines that run the environments (``rlox worker``). Evaluation runs here.
     config : Config, optional
@@ -154,13 +155,35 @@ class OnPolicyAlgorithm(Agent):
 
     _loop = staticmethod(on_policy)
     _stream = Stream.PERMUTATION
+    _resident: ClassVar[bool] = False  # whether it collects in environments on a device (`rlox.envs.tensor`)
     _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 
     collector: RolloutCollector
     normalizer: VecNormalize | None = None
 
+    def _choose_env_device(self, where: str, device: str, reward_fn: RewardFn | None) -> str | None:
+        options = self.env_options
+        if not self._resident or (options.backend != "tensor" and (options.backend, device) != ("auto", "cuda")):
+            return super()._choose_env_device(where, device, reward_fn)
+        from rlox.collectors.tensor_rollout import find_resident_obstacle
+
+        obstacle = find_resident_obstacle(self, reward_fn)
+        if options.backend == "auto":
+            return "cuda" if obstacle is None else None
+        if obstacle is not None:
+            raise ValueError(f"{where}: env_backend must be auto or gymnasium, got 'tensor': {obstacle}")
+        if device != "auto":
+            return device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
         c, envs = self.config, self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        if self.env_options.device is not None:
+            from rlox.collectors.tensor_rollout import TensorRolloutCollector
+
+            return TensorRolloutCollector(envs, self.seed, c.gamma, c.gae_lambda, reward_fn, self.env_options.compiled)
         return RolloutCollector(envs, n, self.seed, c.gamma, c.gae_lambda, reward_fn)
 
     @property
@@ -219,7 +242,7 @@ class OnPolicyAlgorithm(Agent):
         return FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
 
     def _make_rng(self) -> Any:
-        if not self.backend.captures:
+        if not self.backend.captures and self.env_options.device is None:
             return super()._make_rng()
         from rlox.nn.random import DeviceRng
 
@@ -230,7 +253,9 @@ class OnPolicyAlgorithm(Agent):
         self.optimizer = self._make_optimizer(self.native or self.policy)
         if self.native is not None:
             return
-        exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
+        exact = (
+            self.device == "cpu" and self.env_options.device is None and obstacle(self.spec, c, self._policy) is None
+        )
         if exact and find_difference("acting", self.collector) is None:
             self._acting = NativePolicy.adopt(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend.reason += "; a kernel collects"

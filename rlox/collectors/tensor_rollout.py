@@ -1,0 +1,285 @@
+"""Collection of rollouts in environments that live on a device: policy, environments and advantages never leave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.base import Collector
+from rlox.collectors.rewards import RewardFn, reward_name, sign
+from rlox.collectors.rollout import Rollout
+from rlox.envs.registry import env_name
+from rlox.envs.tensor.table import tensor_env_ids
+from rlox.envs.tensor.vec_env import TensorVecEnv
+from rlox.nn.compiling import Compiled
+from rlox.nn.graphs import Graphed
+from rlox.nn.modes import evaluating
+from rlox.nn.policies import Actor, check_policy, policy_outputs
+from rlox.nn.random import DeviceRng
+
+_ROWS = 1 << 18  # rows whose values are computed at once, which bounds memory
+# Episodes that are transferred with the first copy of a rollout, as a share of its steps: random CartPole agents need
+# a twentieth.
+_EPISODES_PER_STEP = 1 / 16
+
+
+def compute_advantages_(
+    out: torch.Tensor,
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    next_values: torch.Tensor,
+    terminated: torch.Tensor,
+    ended: torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> torch.Tensor:
+    """Write generalised advantages (Schulman et al. 2016, arXiv:1506.02438, eq. 16) to `out`, and return it.
+
+    All tensors are (T, N). `values` are those of the observations before the steps, and `next_values` of those that the
+    steps led to, also where an episode `ended` there. Only a `terminated` one has no value after it.
+    """
+    torch.addcmul(rewards - values, next_values, (~terminated).to(values.dtype), value=gamma, out=out)
+    decay = (~ended).to(values.dtype) * (gamma * gae_lambda)
+    for t in reversed(range(len(out) - 1)):
+        out[t].addcmul_(decay[t], out[t + 1])
+    return out
+
+
+class _Memory:
+    """The tensors of a rollout of T steps in N environments, which every rollout overwrites."""
+
+    def __init__(self, env: TensorVecEnv, n_noise: tuple[int, ...], n_steps: int):
+        spec, n, device = env.spec, env.n_envs, env.device
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32, rows: int = n_steps) -> torch.Tensor:
+            return torch.empty((rows, n, *shape), dtype=dtype, device=device)
+
+        self.obs = empty(*spec.obs_shape, rows=n_steps + 1)  # the last row are those that the next rollout starts from
+        self.last = self.obs[-1]
+        self.actions = empty(*spec.action_shape, dtype=torch.int64 if spec.act_dim is None else torch.float32)
+        self.noise = empty(*n_noise)
+        self.final_obs = empty(*spec.obs_shape)
+        self.rewards, self.log_probs, self.values = empty(), empty(), empty()
+        self.next_values, self.advantages, self.returns = empty(), empty(), empty()
+        self.terminated, self.truncated = empty(dtype=torch.bool), empty(dtype=torch.bool)
+        self.ended = empty(dtype=torch.bool)
+        self.episode_return, self.episode_length = empty(dtype=torch.float64), empty(dtype=torch.int64)
+        # Row t of what a step of the environments fills.
+        names = ("rewards", "terminated", "truncated", "final_obs", "episode_return", "episode_length")
+        self.rows = [
+            {"obs": self.obs[t + 1], **{name: getattr(self, name)[t] for name in names}} for t in range(n_steps)
+        ]
+        # Numbers of episodes, and of numbers that are not finite; then returns and lengths of the first episodes. The
+        # last place of both takes what is none.
+        self.n_kept = max(64, int(n_steps * n * _EPISODES_PER_STEP))
+        self.summary = torch.zeros(2 + 2 * (self.n_kept + 1), dtype=torch.float64, device=device)
+
+
+def find_resident_obstacle(algorithm: Any, reward_fn: RewardFn | None) -> str | None:
+    """Return why the environments of `algorithm` cannot live on a device; None if they can."""
+    options, c, env = algorithm.env_options, algorithm.config, algorithm.env_id
+    if not isinstance(env, str) or env not in tensor_env_ids():
+        return f"{env_name(env)} has no tensor version; those that have one are {', '.join(tensor_env_ids())}"
+    if (
+        options.kwargs
+        or options.wrappers
+        or options.workers
+        or (options.remote is not None and options.remote.addresses)
+    ):
+        return "environments on a device have no env_kwargs, wrappers, workers or remote addresses"
+    if reward_fn not in (None, "sign") and reward_fn is not sign:
+        name = reward_fn if isinstance(reward_fn, str) else reward_name(reward_fn)
+        return f"environments on a device cannot call the Python function {name}, only reward_fn='sign'"
+    if c.normalize_obs or c.normalize_rewards:
+        return "normalize_obs and normalize_rewards are computed on the host"
+    if algorithm.ranks.joined:
+        return "the ranks of distributed=ddp collect on the host"
+    return None
+
+
+class TensorRolloutCollector(Collector):
+    """Collector that steps N environments on a device, and returns rollouts whose columns are tensors there.
+
+    On a GPU all steps, values and advantages of a rollout are replayed as one CUDA graph; only the statistics of ended
+    episodes are copied to the host. The columns of a rollout are overwritten by the next one.
+
+    Parameters
+    ----------
+    env : TensorVecEnv
+        The N environments.
+    seed : int
+        Seed of the actions. They are drawn as `rlox.RolloutCollector` draws them.
+    gamma, gae_lambda : float
+        Discount and trace decay of the advantages.
+    reward_fn : str, optional
+        ``"sign"`` takes the signs of rewards for learning; None the rewards themselves.
+    compiled : bool
+        Whether ``torch.compile`` fuses the operations of the policy.
+
+    Raises
+    ------
+    ValueError
+        For another `reward_fn`, which could not run on the device.
+    """
+
+    _where = "TensorRolloutCollector.collect"
+    noise_axis = 1  # the noise of a whole rollout is drawn at once
+    normalizer: Any = None
+
+    def __init__(
+        self,
+        env: TensorVecEnv,
+        seed: int = 0,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        reward_fn: RewardFn | None = None,
+        compiled: bool = False,
+    ):
+        if reward_fn is not None and reward_fn != "sign" and reward_fn is not sign:
+            name = reward_fn if isinstance(reward_fn, str) else reward_name(reward_fn)
+            raise ValueError(
+                f"TensorRolloutCollector: reward_fn must be 'sign' or None, got {name}: environments on a device "
+                "call no Python functions; use env_backend=gymnasium, or define the reward in the environment"
+            )
+        super().__init__(env, env.n_envs, seed, reward_fn, None, env.device, (), 0, "tensor")  # type: ignore[arg-type]
+        self.rng: Any = DeviceRng(seed, Stream.ACTION, env.device)
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self._compiled = compiled
+        bounds = (self.spec.act_low, self.spec.act_high) if self.spec.act_dim is not None else ()
+        self._bounds = [torch.as_tensor(np.asarray(bound, np.float32), device=env.device) for bound in bounds]
+        self._policy: nn.Module | None = None
+        self._memory: _Memory | None = None
+        self._graphed: Any = None
+
+    def collect(self, policy: nn.Module, n_steps: int) -> Rollout:
+        """Take `n_steps` steps in every environment; see `rlox.RolloutCollector.collect`.
+
+        Raises
+        ------
+        TypeError
+            If the policy lacks one of the three methods (see `rlox.nn.policies`).
+        FloatingPointError
+            If observations or rewards are not finite.
+        """
+        if self._memory is None or policy is not self._policy or len(self._memory.rows) != n_steps:
+            self._prepare(policy, n_steps)
+        memory: Any = self._memory
+        if self._raw is None:
+            self._raw = self.env.reset_all()
+        if self._raw is not memory.last:
+            memory.last.copy_(self._raw)
+            self._raw = memory.last
+        with torch.no_grad(), evaluating(policy):
+            self._graphed()
+        returns, lengths = self._read_episodes(memory)
+        self.env_steps += n_steps * self.n_envs
+        columns = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
+        return Rollout(
+            obs=memory.obs[:-1].flatten(0, 1),
+            **{name: getattr(memory, name).flatten(0, 1) for name in columns},
+            episode_returns=returns,
+            episode_lengths=lengths,
+            dones=memory.ended.flatten(),
+            n_envs=self.n_envs,
+            reused=True,
+        )
+
+    def _prepare(self, policy: nn.Module, n_steps: int) -> None:
+        """Allocate the memory of rollouts, and choose how they run."""
+        if n_steps < 1:
+            raise ValueError(f"{self._where}: n_steps must be >= 1, got {n_steps}")
+        check_policy(policy, self._where)
+        self._policy = policy
+        self._custom = not isinstance(policy, Actor)
+        self._memory = _Memory(self.env, () if self._custom else policy.noise_shape(self.n_envs)[1:], n_steps)
+        act, outputs, values = type(policy).act if not self._custom else None, policy_outputs, type(policy).get_value
+        if self._compiled and not self._custom:
+            act, outputs, values = (Compiled(one, "the policy") for one in (act, outputs, values))
+        self._act, self._outputs, self._values = act, outputs, values
+        # The Python code of a custom policy must run in each step.
+        self._graphed = self._collect if self._custom else Graphed(self._collect, self.device, self._where)
+
+    def _collect(self) -> None:
+        """Fill the memory with the next rollout. On a GPU this runs a few times and is then replayed."""
+        m: Any = self._memory
+        policy: Any = self._policy
+        m.obs[0].copy_(m.last)
+        if not self._custom:
+            policy.fill_noise(self.rng, m.noise)
+        self.env.prepare(len(m.rows))
+        for t, row in enumerate(m.rows):
+            if self._custom:
+                actions, log_probs = policy.get_action_and_logprob(m.obs[t])
+                m.log_probs[t].copy_(log_probs)
+            else:
+                actions = self._act(policy, m.obs[t], m.noise[t])
+            m.actions[t].copy_(actions)
+            self.env.step_all(actions.clamp(*self._bounds) if self._bounds else actions, row)
+        if self.reward_fn is sign:
+            m.rewards.sign_()
+        torch.logical_or(m.terminated, m.truncated, out=m.ended)
+        self._estimate_values(m, policy)
+        compute_advantages_(
+            m.advantages, m.rewards, m.values, m.next_values, m.terminated, m.ended, self.gamma, self.gae_lambda
+        )
+        torch.add(m.advantages, m.values, out=m.returns)
+        self._summarise(m)
+
+    def _estimate_values(self, m: _Memory, policy: nn.Module) -> None:
+        """Fill log-probabilities, and the values of the observations before and after each step."""
+        tensors = (m.obs[:-1], m.final_obs, m.actions, m.log_probs, m.values, m.next_values)
+        parts = zip(*(x.flatten(0, 1).split(_ROWS) for x in tensors), strict=True)
+        for obs, final_obs, actions, log_probs, values, next_values in parts:
+            if self._custom:
+                values.copy_(self._values(policy, obs).reshape(-1))
+            else:
+                new_log_probs, _, new_values = self._outputs(policy, obs, actions)
+                log_probs.copy_(new_log_probs)
+                values.copy_(new_values)
+            next_values.copy_(self._values(policy, final_obs).reshape(-1))
+
+    def _summarise(self, m: _Memory) -> None:
+        """Write what the host reads to one tensor: counts, and the episodes that ended, in the order of their ends."""
+        ended = m.ended.flatten()
+        place = ended.cumsum(0)
+        finite = m.obs.isfinite().all() & m.rewards.isfinite().all()
+        m.summary[0].copy_(place[-1])
+        m.summary[1].copy_(~finite)
+        place = (place - 1).masked_fill_(~ended, m.n_kept).clamp_(max=m.n_kept)
+        returns, lengths = m.summary[2:].view(2, -1)
+        returns.scatter_(0, place, m.episode_return.flatten())
+        lengths.scatter_(0, place, m.episode_length.flatten().double())
+
+    def _read_episodes(self, m: _Memory) -> tuple[np.ndarray, np.ndarray]:
+        """Return the returns (E,) f64 and lengths (E,) int64 of the episodes that ended; this waits for the device."""
+        summary = m.summary.cpu().numpy()
+        if summary[1]:
+            self._refuse_rollout(m)
+        n = int(summary[0])
+        if n > m.n_kept:
+            return m.episode_return[m.ended].cpu().numpy(), m.episode_length[m.ended].cpu().numpy()
+        returns, lengths = summary[2:].reshape(2, -1)[:, :n]
+        return returns.copy(), lengths.astype(np.int64)
+
+    def _refuse_rollout(self, m: _Memory) -> None:
+        """Raise for the first step whose observations or rewards are not finite."""
+        obs, rewards = m.obs.cpu().numpy(), m.rewards.cpu().numpy()
+        for t in range(len(rewards)):
+            step = self.env_steps + (t + 1) * self.n_envs
+            for what, numbers in (("observations", obs[t + 1]), ("rewards", rewards[t])):
+                if not np.isfinite(numbers).all():
+                    self._refuse_policy(FloatingPointError(), m.actions[: t + 1].cpu().numpy())
+                    self._refuse_numbers(what, numbers, step)
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        return None if self._raw is None else self.env.get_state()
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        self.env.set_state(state)
+        self._raw = self.env.observe()
+        self._lost = None
