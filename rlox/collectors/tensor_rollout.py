@@ -49,6 +49,14 @@ def compute_advantages_(
     return out
 
 
+def _act(policy: Any, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    return policy.act(obs, noise)
+
+
+def _get_value(policy: Any, obs: torch.Tensor) -> torch.Tensor:
+    return policy.get_value(obs)
+
+
 class _Memory:
     """The tensors of a rollout of T steps in N environments, which every rollout overwrites."""
 
@@ -197,12 +205,13 @@ class TensorRolloutCollector(Collector):
         self._policy = policy
         self._custom = not isinstance(policy, Actor)
         self._memory = _Memory(self.env, () if self._custom else policy.noise_shape(self.n_envs)[1:], n_steps)
-        act, outputs, values = type(policy).act if not self._custom else None, policy_outputs, type(policy).get_value
-        if self._compiled and not self._custom:
-            act, outputs, values = (Compiled(one, "the policy") for one in (act, outputs, values))
-        self._act, self._outputs, self._values = act, outputs, values
-        # The Python code of a custom policy must run in each step.
-        self._graphed = self._collect if self._custom else Graphed(self._collect, self.device, self._where)
+        functions: Any = (_act, policy_outputs, _get_value)
+        if self._compiled:
+            functions = [Compiled(one, "the policy") for one in functions]
+        self._act, self._outputs, self._values = functions
+        # The Python code of other classes must run in each step.
+        ours = type(policy).__module__.startswith("rlox.")
+        self._graphed = Graphed(self._collect, self.device, self._where) if ours else self._collect
 
     def _collect(self) -> None:
         """Fill the memory with the next rollout. On a GPU this runs a few times and is then replayed."""

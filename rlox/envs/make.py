@@ -23,6 +23,8 @@ class EnvOptions:
     backend: str = "auto"
     remote: RemoteConfig | None = None  # workers on other machines that run them
     eval_kwargs: dict[str, Any] = field(default_factory=dict)  # `kwargs` of an evaluation's environments
+    device: str | None = None  # where environments of `rlox.envs.tensor` live; None: they are others
+    compiled: bool = False  # whether ``torch.compile`` fuses their steps
 
     @classmethod
     def of(
@@ -53,6 +55,10 @@ class EnvOptions:
 
     def make(self, env_id: Any, n_envs: int, seed: int, n_ranks: int = 1) -> VecEnv:
         """Create the `n_envs` environments of one of `n_ranks`, which share the workers."""
+        if self.device is not None:
+            from rlox.envs.tensor.vec_env import TensorVecEnv
+
+            return TensorVecEnv(n_envs, seed, env_id, self.device, self.compiled)
         workers = -(-self.workers // n_ranks)
         return make_vec_env(env_id, n_envs, seed, self.kwargs, self.wrappers, workers, self.backend, self.remote)
 

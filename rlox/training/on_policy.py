@@ -179,7 +179,8 @@ class OnPolicyAlgorithm(Agent):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
-        c, envs = self.config, self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        c = self.config
+        envs: Any = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
         if self.env_options.device is not None:
             from rlox.collectors.tensor_rollout import TensorRolloutCollector
 
