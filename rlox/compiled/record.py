@@ -4,7 +4,7 @@ Written by ``python tests/record_kernels.py``; see `rlox.compiled.guard`.
 """
 
 COMPARED: dict[str, str] = {
-    "rlox.algorithms.a2c": "ab25393567acdc11 ff664ac88f91be21",
+    "rlox.algorithms.a2c": "334f65f26c7df15c 94f7f357ca12f31c",
     "rlox.algorithms.appo": "6978863034c3d203 f22b610a2c14ee4b",
     "rlox.algorithms.bc": "7b6d848ebda9d255 f4de416cd0c720c2",
     "rlox.algorithms.cql": "67ecb3fcc03570b5 887784c4d7873ca0",
@@ -12,14 +12,14 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.impala": "6b27a308f89fff9b c39caad81e70cec9",
     "rlox.algorithms.iql": "cba2a3f6a7151438 df94f77af4c4e94f",
     "rlox.algorithms.mappo": "fbaa7939dfd7f429 35d680984a9fbf36",
-    "rlox.algorithms.ppo": "7f40692012b41d12 1c60b3630c4b8423",
+    "rlox.algorithms.ppo": "1bb72476ef837bda fb35e12e59f5d268",
     "rlox.algorithms.sac": "2205bdfd9f4bbc37 5334585471bc6e9d",
     "rlox.algorithms.td3": "862ae3793d95ec39 df4e94fbc17adf35",
     "rlox.algorithms.td3_bc": "6fae2d5a823ffc87 4a43a744f8b51436",
     "rlox.checkpoint.counters": "b3bbe9b89cb7b46f 63d09dbdb611ede3",
     "rlox.collectors.replay": "3def3843f4668364 76b95994ee43a907",
     "rlox.collectors.rollout": "16c98023e8bf1a2d b777ab71608346c2",
-    "rlox.envs.spec": "4848a26da6d1df6a 1179f99c216b7bcc",
+    "rlox.envs.spec": "f62820386312e71e a15c28632831d906",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "5dac89367c158fb7 952cf60ba7b1de32",
     "rlox.nn.actors": "5de32b8df2df79d6 50afab4cfbfd5465",
@@ -32,6 +32,6 @@ COMPARED: dict[str, str] = {
     "rlox.training.backend": "cd72c2a97ddb23ce 4518e1fffaac7024",
     "rlox.training.off_policy": "d1a16e601d919354 bb9ff0b44935211c",
     "rlox.training.offline": "b9d09255a638c7b1 abedaeb901be9794",
-    "rlox.training.on_policy": "1a75cb33a7f22334 48b19b632c3c16ec",
+    "rlox.training.on_policy": "21884b5bb1b060cc ea06a5523ce9a38b",
     "rlox.training.replay": "bdf51982c9c3d997 d0086e8dc46cf6ab",
 }
