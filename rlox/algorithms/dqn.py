@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint
 from rlox.checkpoint.counters import interpolate, scheduled
-from rlox.compiled import NativeOptimizer, NativeQPolicy, q_obstacle
+from rlox.compiled import NativeActor, NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.config import DQNConfig
 from rlox.kernels.nn.dqn import METRICS, n_parameters
 from rlox.kernels.rng import Rng
@@ -95,11 +95,15 @@ class DQN(OffPolicyAlgorithm):
 
     def _move_target_when_due(self) -> None:
         """Update the target network if another `target_update_freq` environment steps have been taken."""
-        c = self.config
-        period = self.counters.env_steps // c.target_update_freq
-        if period != self._target_period:
-            self._move_target(c.tau)
-            self._target_period = period
+        if self._branch()[0]:
+            self._move_target(self.config.tau)
+            self._follow_replay()
+
+    def _branch(self) -> tuple[bool, ...]:
+        return (self.counters.env_steps // self.config.target_update_freq != self._target_period,)
+
+    def _follow_replay(self) -> None:
+        self._target_period = self.counters.env_steps // self.config.target_update_freq
 
     def _move_target(self, tau: float) -> None:
         if self.native is not None:
@@ -148,6 +152,10 @@ class DQN(OffPolicyAlgorithm):
         )
         batch.update_priorities(self.buffer, td_errors)
         return metrics
+
+    def _make_follower(self, block: np.ndarray) -> NativeActor:
+        spec, c = self.spec, self.config
+        return NativeQPolicy(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, block)
 
     def _rounds(self, n_steps: int) -> Rounds:
         c, counters = self.config, self.counters

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import nn
 
 from rlox.checkpoint.counters import follow_schedule
-from rlox.compiled import NativeBoundedPolicy
+from rlox.compiled import NativeActor, NativeBoundedPolicy
+from rlox.compiled.following import follow_bounded
 from rlox.config import SACConfig
 from rlox.kernels.nn.sac import NativeSAC
 from rlox.kernels.rng import Rng
@@ -72,12 +74,14 @@ class SAC(OffPolicyAlgorithm):
             self._use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self._target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
 
+    def _noise_shape(self, n: int) -> tuple[int, ...]:
+        return 2, n, self.spec.act_dim
+
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of critics, policy and temperature. Returns metrics as scalar tensors."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
-        normal = torch.from_numpy(self.rng.normal((2, len(batch), self.spec.act_dim)))
-        noise, next_noise = normal.to(self.device)
+        noise, next_noise = self._draw_noise(len(batch))
         actions, alpha = self.policy.to_unit(batch.actions), self.log_alpha.detach().exp()
 
         with torch.no_grad():
@@ -109,7 +113,7 @@ class SAC(OffPolicyAlgorithm):
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),
-            self.rng.normal((2, len(batch), self.spec.act_dim)),
+            self.rng.normal(self._noise_shape(len(batch))),
             batch.array("weights"),
             learning_rate=self.optimizer.learning_rate,
             tau=c.tau,
@@ -118,6 +122,9 @@ class SAC(OffPolicyAlgorithm):
         )
         batch.update_priorities(self.buffer, td_errors)
         return metrics
+
+    def _make_follower(self, block: np.ndarray) -> NativeActor:
+        return follow_bounded(self, block, NativeSAC, log_alpha=1)
 
     def _rounds(self, n_steps: int) -> Rounds:
         return self._actor_critic_rounds(n_steps, target_entropy=self._tuned_to)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from rlox.checkpoint.counters import follow_schedule
-from rlox.compiled import NativeBoundedPolicy
+from rlox.compiled import NativeActor, NativeBoundedPolicy
+from rlox.compiled.following import follow_bounded
 from rlox.config import TD3Config
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
@@ -66,12 +67,18 @@ class TD3(OffPolicyAlgorithm):
                             target=self._target_block,
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
+    def _noise_shape(self, n: int) -> tuple[int, ...]:
+        return n, self.spec.act_dim
+
+    def _branch(self) -> tuple[bool, ...]:
+        return ((self.counters.updates + 1) % self.config.policy_delay == 0,)
+
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of the critics and, in every `policy_delay`-th update, of the policy and all targets. Returns
         metrics as scalar tensors."""
         c, actions = self.config, self.policy.to_unit(batch.actions)
         follow_schedule(self.optimizers, c, self.counters.progress)
-        noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
+        noise = self._draw_noise(len(batch))
 
         targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
         loss, metrics = self.backend.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
@@ -97,7 +104,7 @@ class TD3(OffPolicyAlgorithm):
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),
-            self.rng.normal((len(batch), self.spec.act_dim)),
+            self.rng.normal(self._noise_shape(len(batch))),
             batch.array("weights"),
             move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
             learning_rate=self.optimizer.learning_rate,
@@ -108,6 +115,9 @@ class TD3(OffPolicyAlgorithm):
         )
         batch.update_priorities(self.buffer, td_errors)
         return metrics
+
+    def _make_follower(self, block: np.ndarray) -> NativeActor:
+        return follow_bounded(self, block, NativeTD3, target_policy=len(block))
 
     def _rounds(self, n_steps: int) -> Rounds:
         names = ("policy_delay", "target_noise", "noise_clip", "exploration_noise")

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -39,6 +39,11 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]
     """Split a state into values for a header, and arrays."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     return {name: value for name, value in state.items() if name not in arrays}, arrays
+
+
+def _keeps_rows(buffer: Any) -> TypeGuard[ReplayBuffer]:
+    """Return whether a memory can give the rows since an earlier state: rlox's own, on the host or on a device."""
+    return isinstance(buffer, ReplayBuffer) or getattr(buffer, "saves_news", False)
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class ReplayFiles:
             return
         if isinstance(buffer, SequenceReplayBuffer):
             self._files, self._mark = list(entry["files"]), buffer.mark
-        elif isinstance(buffer, ReplayBuffer) and all("joined" in file for file in entry["files"]):
+        elif _keeps_rows(buffer) and all("joined" in file for file in entry["files"]):
             # Only the newest row, and no frames.
             saved = entry["values"]
             values, arrays = _split(buffer.get_state(saved["count"] - 1, saved.get("next_frame", 0)))
@@ -91,7 +96,7 @@ class ReplayFiles:
             return self._snapshot_of([], values, arrays, {})
         if isinstance(buffer, SequenceReplayBuffer):
             return self._take_sequences(buffer)
-        if not isinstance(buffer, ReplayBuffer):
+        if not _keeps_rows(buffer):
             values, arrays = _split(buffer.get_state())
             self._files = []
             file = self._make_entry(secrets.token_hex(4))
@@ -299,7 +304,7 @@ def _set(
     if isinstance(buffer, SequenceReplayBuffer):
         _set_sequences(buffer, values, arrays, pieces)
         return
-    if not isinstance(buffer, ReplayBuffer):
+    if not _keeps_rows(buffer):
         buffer.set_state({**values, **arrays, **(pieces[0] if pieces else {})})
         return
     own = buffer.get_state()

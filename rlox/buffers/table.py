@@ -43,6 +43,12 @@ BUFFERS: dict[str, Entry] = {
     ),
 }
 
+# The same memories on a GPU.
+ON_DEVICE: dict[str, str] = {
+    "uniform": "rlox.buffers.device:DeviceReplayBuffer",
+    "prioritized": "rlox.buffers.device:PrioritizedDeviceReplayBuffer",
+}
+
 
 def register_buffer(name: str, cls: type | str, config: type[BufferConfig] | str | None = None) -> None:
     """Register a buffer for ``buffer=NAME``.
@@ -159,18 +165,21 @@ def buffer_config(
     return kind.from_kwargs("buffer", **fields)
 
 
-def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, state_dim: int = 0) -> Buffer:
+def make_buffer(
+    config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, state_dim: int = 0, device: str = "cpu"
+) -> Buffer:
     """Build the replay memory that `config` describes, for the observations and actions of `spec`.
 
-    A memory of sequences stores actions in the form that a world model takes, `EnvSpec.model_width` numbers each, and
-    with every step `state_dim` numbers for the state of the agent.
+    On another `device` than the CPU, it is one of `ON_DEVICE`. A memory of sequences stores actions in the form that a
+    world model takes, `EnvSpec.model_width` numbers each, and with every step `state_dim` numbers for the state of the
+    agent.
 
     Raises
     ------
     TypeError
         If the class is not a `Buffer`, or does not accept the arguments.
     """
-    cls = buffer_class(config.name)
+    cls = buffer_class(config.name) if device == "cpu" else _resolve(ON_DEVICE[config.name])
     arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
     if config.holds == "sequences":
         arguments |= {"act_dim": spec.model_width, "n_envs": n_envs, "state_dim": state_dim}
@@ -182,6 +191,8 @@ def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, 
             del arguments["obs_dim"]
         if spec.n_stacked > 1 and config.frame_stacks:
             arguments |= {"n_stacked": spec.n_stacked, "n_envs": n_envs}
+    if device != "cpu":
+        arguments["device"] = device
     try:
         buffer = cls(**arguments)
     except TypeError as e:

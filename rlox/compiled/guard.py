@@ -76,8 +76,9 @@ KERNELS: dict[str, tuple[str, ...]] = {
 # The methods that a kernel replaces, or that create what it computes on. Any other method may be overridden.
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
-    "explained_variance", "_permutation", "_make_critics", "_make_one", "_make_optimizer", "_move_target",
-    "_move_target_when_due", "_policy_arguments", "_step_by_step", "_weight",
+    "explained_variance", "_permutation", "_make_critics", "_make_one", "_make_optimizer", "_branch",
+    "_draw_noise", "_noise_shape", "_move_target", "_move_target_when_due", "_policy_arguments", "_step_by_step",
+    "_weight",
 )  # fmt: skip
 _ROUND = (
     "sample", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",

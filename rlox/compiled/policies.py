@@ -236,6 +236,8 @@ class NativeQPolicy(NativeActor):
     ----------
     obs_dim, n_actions, hidden, activation, dueling
         As in `rlox.nn.actors.DiscreteQNetwork`.
+    block : array, optional
+        The parameters (P,) f32, which are used without a copy; zeros by default.
 
     Attributes
     ----------
@@ -245,11 +247,21 @@ class NativeQPolicy(NativeActor):
         Views of the target network's block, by the same names as `parameters`.
     """
 
-    def __init__(self, obs_dim: int, n_actions: int, hidden: Sequence[int], activation: str, dueling: bool):
+    def __init__(
+        self,
+        obs_dim: int,
+        n_actions: int,
+        hidden: Sequence[int],
+        activation: str,
+        dueling: bool,
+        block: np.ndarray | None = None,
+    ):
         self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
         shapes = layout(q_network(obs_dim, n_actions, hidden, dueling))
-        blocks = (np.zeros(_size(shapes), np.float32) for _ in range(2))
-        super().__init__(NativeQ(*blocks, obs_dim, n_actions, list(hidden), activation, dueling), shapes)
+        block = np.zeros(_size(shapes), np.float32) if block is None else block
+        super().__init__(
+            NativeQ(block, np.zeros_like(block), obs_dim, n_actions, list(hidden), activation, dueling), shapes
+        )
         self.target_parameters = _views(self.net.target, shapes)
         self._target: QPolicy | None = None
         self._epsilon = 0.0

@@ -188,11 +188,13 @@ class BufferConfig(Config):
     name: str = "uniform"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     size: int = 1_000_000  # transitions it holds; the oldest are then overwritten
     n_step: int = searched(1, "1,3,5")  # steps of a return before it bootstraps; episode ends and time limits cut it
+    device: str = operational("auto")  # whose memory: cpu (the host's) or cuda (the GPU's); auto: the learner's
 
     frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store each frame of stacked frames once
     holds: ClassVar[str] = "transitions"  # what is sampled from it: transitions or sequences, see `Config.replays`
 
     def rules(self):
+        yield "device", self.device in ("auto", "cpu", "cuda"), "be one of auto, cpu, cuda"
         yield "name", bool(self.name), "not be empty"
         yield "size", self.size >= 1, "be >= 1"
         yield "n_step", self.n_step >= 1, "be >= 1"
@@ -200,7 +202,7 @@ class BufferConfig(Config):
 
     def arguments(self) -> dict[str, Any]:
         """Return the buffer's arguments, without shapes and n-step returns: ``capacity`` and all other fields."""
-        given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step")}
+        given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step", "device")}
         return {"capacity": self.size, **given}
 
 

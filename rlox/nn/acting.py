@@ -269,6 +269,9 @@ class ModulePolicy(ActingPolicy):
         if not self._inside:
             with self.context():
                 return self.act(inputs, noise)
+        if isinstance(noise, np.ndarray) and inputs.mask is None and hasattr(self.module, "choose"):
+            # What is decided on the host need not go to the device and back.
+            return self.module.choose(noise, lambda: self.mode(inputs)[0]), None
         obs = self.place(inputs.obs)
         if not self.custom:
             return to_array(self.module.act(obs, self._masked(self.place(noise), inputs.mask))), None

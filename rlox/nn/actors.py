@@ -7,7 +7,7 @@ Letters and observations as in `rlox.nn.policies`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -268,15 +268,19 @@ class QPolicy(Actor):
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action."""
-        chance, which = noise.numpy(force=True).T  # NumPy is faster for a few numbers
+        actions = self.choose(noise.numpy(force=True), lambda: self.mode(obs).numpy(force=True))
+        return torch.from_numpy(actions).to(obs.device)
+
+    def choose(self, noise: np.ndarray, best: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return actions (B,) int64 for the `noise` (B, 2) of `act`, decided on the host; `best` returns the most
+        likely actions, and is only called if they are needed."""
+        chance, which = noise.T
         explore = chance < self.epsilon
-        if not explore.any():
-            return self.mode(obs)
         # The largest f32 below 1 times n rounds to a number below n.
-        random = torch.from_numpy((which * self.n_actions).astype(np.int64)).to(noise.device)
-        return (
-            random if explore.all() else torch.where(torch.from_numpy(explore).to(obs.device), random, self.mode(obs))
-        )
+        random = (which * self.n_actions).astype(np.int64)
+        if explore.all():
+            return random
+        return np.where(explore, random, best()) if explore.any() else best()
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
         return self.q(obs).argmax(-1)

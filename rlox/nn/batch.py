@@ -153,8 +153,8 @@ class TransitionBatch(Columns):
     next_obs: torch.Tensor = Column()  # like obs, the true observation after the (last) step
     discounts: torch.Tensor = Column()  # (B,) f32, factor of the value of next_obs: gamma^n, 0 after a termination
     weights: torch.Tensor | None = Column(optional=True)  # (B,) f32, importance weights; None: all equally likely
-    # (B,) int64, the memory's rows whose priorities this batch updates. Rows of a dataset, which come last, have no
-    # index.
+    # (B,) int64, the memory's rows whose priorities this batch updates; on the host if the memory is. Rows of a
+    # dataset, which come last, have no index.
     indices: torch.Tensor | None = Column(optional=True)
 
     def __len__(self) -> int:
@@ -166,8 +166,11 @@ class TransitionBatch(Columns):
         The memory's rows are the first rows of the batch. If any error is NaN or infinite, none is used: the loss is
         then not finite either, and the loop raises.
         """
-        indices = self.array("indices")
+        indices = self.__dict__["indices"]
         if indices is None:
+            return
+        if not isinstance(indices, np.ndarray):  # of a memory on the device, which looks at the errors itself
+            buffer.update_priorities(indices, td_errors[: len(indices)])
             return
         errors = td_errors if isinstance(td_errors, np.ndarray) else td_errors.cpu().numpy()
         errors = errors[: len(indices)]
@@ -175,28 +178,56 @@ class TransitionBatch(Columns):
             buffer.update_priorities(indices, errors.astype(np.float64))
 
     @classmethod
-    def from_rows(cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
+    def from_rows(cls, rows: Mapping[str, Any], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
         """Create a batch from the result of `rlox.buffers.Buffer.sample`, in the shapes of `spec`.
 
-        A time limit does not change the discount: only a termination sets it to 0.
+        A time limit does not change the discount: only a termination sets it to 0. The columns go to `device` in one
+        copy; a memory on the device has given tensors.
         """
+        if not isinstance(rows["rewards"], np.ndarray) and hasattr(rows["rewards"], "device"):
+            return cls.from_tensors(rows, gamma, spec)
+        columns: dict[str, Any] = cls.columns_of(rows, gamma, spec)
+        if device != "cpu":
+            from rlox.nn.transfers import upload
+
+            indices = columns.pop("indices", None)
+            columns = {**upload(columns, device), "indices": indices}
+        return cls(**columns)
+
+    @staticmethod
+    def columns_of(rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec) -> dict[str, np.ndarray]:
+        """Return the columns of a batch as arrays, from the result of `rlox.buffers.Buffer.sample`."""
         n = len(rows["rewards"])
 
-        def column(values: np.ndarray, dtype: Any = np.float32, shape: tuple[int, ...] = (), n: int = n) -> Any:
-            found = np.asarray(values, dtype).reshape(n, *shape)
-            if device == "cpu":
-                return found
-            import torch
-
-            return torch.from_numpy(found).to(device)
+        def column(values: np.ndarray, dtype: Any = np.float32, shape: tuple[int, ...] = (), n: int = n) -> np.ndarray:
+            return np.asarray(values, dtype).reshape(n, *shape)
 
         discounts = rows["discounts"] if "discounts" in rows else np.float32(gamma)
+        columns = {
+            "obs": column(rows["obs"], spec.obs_dtype, spec.obs_shape),
+            "actions": column(rows["actions"], spec.action_dtype, spec.action_shape),
+            "rewards": column(rows["rewards"]),
+            "next_obs": column(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
+            "discounts": column(~np.asarray(rows["terminated"], np.bool_) * discounts),
+        }
+        if "weights" in rows:
+            columns["weights"] = column(rows["weights"])
+        if "indices" in rows:
+            columns["indices"] = column(rows["indices"], np.int64, n=len(rows["indices"]))
+        return columns
+
+    @classmethod
+    def from_tensors(cls, rows: Mapping[str, torch.Tensor], gamma: float, spec: EnvSpec) -> TransitionBatch:
+        """Create a batch like `from_rows` from tensors on the learner's device, all f32 except the indices."""
+        n, actions = len(rows["rewards"]), rows["actions"]
+        if np.dtype(spec.action_dtype) == np.int64:
+            actions = actions.long()
         return cls(
-            obs=column(rows["obs"], spec.obs_dtype, spec.obs_shape),
-            actions=column(rows["actions"], spec.action_dtype, spec.action_shape),
-            rewards=column(rows["rewards"]),
-            next_obs=column(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
-            discounts=column(~np.asarray(rows["terminated"], np.bool_) * discounts),
-            weights=column(rows["weights"]) if "weights" in rows else None,
-            indices=column(rows["indices"], np.int64, n=len(rows["indices"])) if "indices" in rows else None,
+            obs=rows["obs"].reshape(n, *spec.obs_shape),
+            actions=actions.reshape(n, *spec.action_shape),
+            rewards=rows["rewards"],
+            next_obs=rows["next_obs"].reshape(n, *spec.obs_shape),
+            discounts=(1.0 - rows["terminated"]) * rows.get("discounts", gamma),
+            weights=rows.get("weights"),
+            indices=rows.get("indices"),
         )

@@ -586,3 +586,21 @@ def choose_update(algorithm) -> Callable[[Any], dict[str, Any]]:
     import torch
 
     return torch.enable_grad()(algorithm.update)
+
+
+class Updates:
+    """The updates of an algorithm from its own samples, and their metrics since the last report."""
+
+    def __init__(self, algorithm: Any):
+        self._algorithm, self._update = algorithm, choose_update(algorithm)
+        self.history: list[dict[str, Any]] = []
+
+    def __call__(self) -> None:
+        """Sample and update once."""
+        self.history.append(self._update(self._algorithm.sample()))
+
+    def average(self) -> dict[str, float]:
+        """Return the mean of each metric over the updates since the last call."""
+        rounds = any(isinstance(value, np.ndarray) for row in self.history for value in row.values())
+        history, self.history = self.history, []
+        return average_metrics(history, rounds)

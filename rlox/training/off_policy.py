@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,9 @@ from rlox.checkpoint import Checkpoint, one_line
 from rlox.checkpoint.counters import follow_schedule, interpolate
 from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
-from rlox.compiled import NativeBoundedPolicy
-from rlox.compiled.guard import find_difference
+from rlox.compiled import NativeActor, NativeBoundedPolicy
+from rlox.compiled.following import FollowingPolicy, find_acting_obstacle
+from rlox.compiled.guard import find_difference, find_update_difference
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
@@ -28,9 +29,12 @@ from rlox.training.backend import SeparateNetworks
 from rlox.training.replay import ReplayAgent, Rounds
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+    from rlox.buffers.captured import CapturedReplay
     from rlox.nn.actors import BoundedPolicy
+    from rlox.nn.graphed_acting import GraphedPolicy
 
 
 # Methods that the kernel's `rounds` replaces; if a subclass overrides one of them, it must be called.
@@ -76,6 +80,11 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         As `OnPolicyAlgorithm`; also for an unknown buffer, or a buffer that is smaller than a batch.
     """
 
+    _follower: FollowingPolicy | None = None  # acts on the CPU for a policy on a GPU
+    _followed = -1  # updates of the policy after which its parameters were last copied
+    _graphed_policy: GraphedPolicy | None = None  # acts on a GPU
+    _captured: CapturedReplay | None = None
+    _noise_ahead: Callable[[], torch.Tensor] | None = None  # gives the noise of an update that is captured
     Policy: ClassVar[type[BoundedPolicy] | None] = None  # the class of policy that `make_policy` creates
     _outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages
     _usual_memory = "uniform"
@@ -132,6 +141,50 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if self.native is not None:
             why = self._find_python_step()
             self.backend.reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
+        if self.device != "cpu":
+            self._choose_actor()
+
+    # ---- acting for a policy on a GPU
+
+    def _choose_actor(self) -> None:
+        """Let a kernel act on the CPU with a copy of a small policy's weights, or the GPU with a graph."""
+        why = find_acting_obstacle(self)
+        if why is None:
+            self._follower = FollowingPolicy(self.optimizer.flat, self._make_follower)
+            self.backend.reason += "; a kernel on the CPU acts"
+        else:
+            self.backend.reason += f"; the GPU acts: {why}"
+        if why is not None and not self._own_policy:
+            from rlox.nn.graphed_acting import GraphedPolicy
+
+            self._graphed_policy = GraphedPolicy(self.policy, self.device)
+        self._explore()
+
+    def _make_follower(self, block: np.ndarray) -> NativeActor:
+        """Return a kernel's policy that acts as `policy` with the parameters in `block`."""
+        raise NotImplementedError
+
+    @property
+    def actor(self) -> Any:
+        """The actor of collection and evaluation: a module or an `rlox.nn.acting.ActingPolicy`.
+
+        A kernel that acts for a policy on a GPU gets its parameters in one transfer, once after each round of updates.
+        """
+        follower = self._follower
+        if follower is None:
+            return self._graphed_policy or super().actor
+        if not self._trains or self._followed != self.counters.updates:
+            follower.follow()
+            self._followed = self.counters.updates
+        return follower.policy
+
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
+        self._followed = -1
+        if self._follower is None:
+            return
+        if find_update_difference(self, self.collector, self.counters, files=False) is not None:
+            self._follower = None
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         """Return why the kernel cannot compute SAC's or TD3's networks exactly; None if it can."""
@@ -165,6 +218,32 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
                 f"buffer_size={memory.size}"
             )
 
+    def _place_memory(self, where: str) -> None:
+        memory = self._memory
+        if memory.config is None or memory.config.device == "cpu":
+            return
+        why = self._host_memory_reason()
+        if why is None:
+            memory.device = self.device
+        elif memory.config.device == "cuda":
+            raise ValueError(f"{where}: buffer.device must be auto or cpu here, got cuda: {why}")
+        if self.device != "cpu":
+            self.backend.reason += f"; the replay memory is {'on the GPU' if why is None else f'on the host: {why}'}"
+
+    def _host_memory_reason(self) -> str | None:
+        """Return why the replay memory must be the host's; None if it can be on a GPU."""
+        if self.device == "cpu":
+            return "the learner runs on the CPU"
+        if self.normalizer is not None:
+            return "the host normalises observations"
+        if self._dataset is not None:
+            return "a dataset on the host is mixed into the batches"
+        if self.ranks.joined:
+            return "there are several ranks"
+        from rlox.buffers.device import find_obstacle
+
+        return find_obstacle(self._memory.config, self.spec)
+
     def _take_dataset(self, where: str) -> None:
         """Mix the dataset's rows into the batches."""
         self._require_mixable(where)
@@ -179,11 +258,15 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
     def sample(self) -> TransitionBatch:
         """Return the transitions of the next update."""
+        return TransitionBatch.from_rows(self._host_rows(), self.config.gamma, self.spec, self.device)
+
+    def _host_rows(self) -> Mapping[str, Any]:
+        """Return the rows of the next update, with normalised observations if there is a normaliser."""
         rows = self._rows(self._n_rows)
-        if self.normalizer is not None:
-            # The memory stores unnormalised observations, so old transitions are normalised with current statistics.
-            rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
-        return TransitionBatch.from_rows(rows, self.config.gamma, self.spec, self.device)
+        if self.normalizer is None:
+            return rows
+        # The memory stores unnormalised observations, so old transitions are normalised with current statistics.
+        return {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
 
     def _rows(self, n: int) -> Mapping[str, np.ndarray]:
         """Return `n` transitions, in the format of `rlox.buffers.Buffer.sample`."""
@@ -209,6 +292,42 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     def _updates_due(self, n_steps: int) -> int:
         c = self.config
         return n_steps if c.gradient_steps == -1 else c.gradient_steps
+
+    # ---- whole updates as graphs of a GPU
+
+    def _capture_obstacle(self) -> str | None:
+        definer = next(cls for cls in type(self).__mro__ if "sample" in vars(cls))
+        if "sample" in vars(self) or not definer.__module__.startswith("rlox."):
+            return f"the sample of {definer.__name__} is not rlox's own"
+        return None
+
+    def _noise_shape(self, n: int) -> tuple[int, ...]:
+        """Return the shape of the normal numbers that an update from `n` rows draws; () for none."""
+        return ()
+
+    def _draw_noise(self, n: int) -> torch.Tensor:
+        """Return the normal numbers of an update from `n` rows, f32, on the learner's device."""
+        import torch
+
+        if self._noise_ahead is not None:
+            return self._noise_ahead()
+        return torch.from_numpy(self.rng.normal(self._noise_shape(n))).to(self.device)
+
+    def _branch(self) -> tuple[Hashable, ...]:
+        """Return what decides on the host which operations the next `update` runs; there is a graph for each value."""
+        return ()
+
+    def _follow_replay(self) -> None:
+        """Change the state on the host as `update` does, after a graph has run instead of it."""
+
+    def _make_updates(self) -> Any:
+        if not self.backend.captures:
+            return super()._make_updates()
+        if self._captured is None:
+            from rlox.buffers.captured import CapturedReplay
+
+            self._captured = CapturedReplay(self)
+        return self._captured
 
     # ---- whole rounds in a kernel
 

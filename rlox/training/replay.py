@@ -37,7 +37,7 @@ from rlox.envs import EnvSpec, env_name
 from rlox.offline.mixing import require_mixable
 from rlox.processes.failures import Diverged
 from rlox.training.agent import Agent
-from rlox.training.algorithm import average_metrics, choose_update, require_finite
+from rlox.training.algorithm import Updates, require_finite
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,11 +82,10 @@ def off_policy(algorithm) -> dict[str, float]:
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     ranks = algorithm.ranks
     collector, buffer, clock = algorithm.collector, algorithm._memory.buffer, time.perf_counter
-    update = choose_update(algorithm)
+    update = algorithm._make_updates()
     end = c.end
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
     collector.env_steps = c.env_steps
     go_on = ranks.call_hook(algorithm, "on_training_start")
@@ -97,13 +96,12 @@ def off_policy(algorithm) -> dict[str, float]:
         begun = clock()
         c.in_round = 0
         for _ in range(min(left, 100)):
-            history.append(update(algorithm.sample()))
+            update()
             c.updates += 1
             left -= 1
         times = {"time/collect_s": 0.0, "time/update_s": clock() - begun}
-        losses = average_metrics(history)
+        losses = update.average()
         metrics = {"mean_reward": c.mean_reward, **(ranks.metrics(losses) if ranks.joined else losses), **times}
-        history.clear()
         require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
         go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
@@ -117,7 +115,7 @@ def off_policy(algorithm) -> dict[str, float]:
             algorithm._require_finite_memory(done.n_steps)
             c.ended(done.episode_returns, done.episode_lengths)
             if done.metrics:
-                history.append(done.metrics)
+                update.history.append(done.metrics)
             update_s += done.update_s
             collect_s += clock() - started - done.update_s
         else:
@@ -133,11 +131,11 @@ def off_policy(algorithm) -> dict[str, float]:
                         returns += ended_returns.tolist()
                         lengths += ended_lengths.tolist()
             except Diverged:
-                require_finite(average_metrics(history), algorithm)
+                require_finite(update.average(), algorithm)
                 raise
             except Exception as e:
                 # A policy that is no longer finite also causes such errors, and its weights are not worth keeping.
-                require_finite(average_metrics(history), algorithm)
+                require_finite(update.average(), algorithm)
                 # An environment failed, not the learner, so the weights of the last update are worth keeping.
                 if not ranks.joined:
                     callbacks.on_collection_error(algorithm=algorithm, error=e)
@@ -153,7 +151,7 @@ def off_policy(algorithm) -> dict[str, float]:
             begun = c.env_steps - algorithm._memory.start >= config.learning_starts
             if begun and not ranks.any(len(buffer) < algorithm._min_rows):
                 for _ in range(algorithm._updates_due(done.n_steps)):
-                    history.append(update(algorithm.sample()))
+                    update()
                     c.updates += 1
             now = clock()
             collect_s += collected - started
@@ -161,10 +159,9 @@ def off_policy(algorithm) -> dict[str, float]:
         so_far = c.env_steps - c.horizon_start
         if so_far // report_every == (so_far - done.n_steps) // report_every and c.env_steps < end:
             continue
-        losses = average_metrics(history, rounds=bool(fused))
+        losses = update.average()
         if ranks.joined:
             losses = ranks.metrics(losses)
-        history.clear()
         require_finite(losses, algorithm)
         metrics = {
             "mean_reward": c.mean_reward,
@@ -227,6 +224,7 @@ class ReplayAgent(Agent):
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         self._require_room(where)
         self._memory.connect(self.ranks, self.collector, self.spec, self.config.gamma, self._state_dim)
+        self._place_memory(where)
         if dataset is not None:
             self._take_dataset(where)
 
@@ -235,6 +233,13 @@ class ReplayAgent(Agent):
         require_mixable(self._dataset, self.spec, where)
         if self.collector.reward_fn is not None:
             raise ValueError(f"{where}: reward_fn must be None with a dataset, which has the environment's rewards")
+
+    def _make_updates(self) -> Any:
+        """Return the `Updates` of a training, or another object with their interface."""
+        return Updates(self)
+
+    def _place_memory(self, where: str) -> None:
+        """Choose the device of the memory."""
 
     # ---- what a family defines
 
@@ -392,6 +397,8 @@ class ReplayMemory:
         None if the memory itself was passed.
     start : int
         Environment steps that had been taken when the memory was empty.
+    device : str
+        Whose memory it takes: that of ``cpu``, the host, or ``cuda``.
 
     Raises
     ------
@@ -425,6 +432,7 @@ class ReplayMemory:
         self._buffer: Buffer | None = None
         self.config: BufferConfig | None = None
         self.start = 0
+        self.device = "cpu"
         if isinstance(buffer, Buffer):
             self._buffer = buffer
             if not (buffer_size is n_step is prioritized is None):
@@ -503,7 +511,7 @@ class ReplayMemory:
         elif isinstance(config, MmapBufferConfig):
             os.makedirs(config.folder, exist_ok=True)  # the memory would take a path that is new as its file's
         try:
-            return make_buffer(config, self._spec, self._collector.n_envs, self._gamma, self._state_dim)
+            return make_buffer(config, self._spec, self._collector.n_envs, self._gamma, self._state_dim, self.device)
         except MemoryError as e:
             raise ValueError(f"{self._where}: buffer_size must fit in memory, got {config.size:,}: {e}") from e
 
@@ -621,5 +629,7 @@ def choose_saved_buffer(header: dict[str, Any], holds: str) -> dict[str, Any]:
     if name not in buffer_names() or buffer_config_class(name).holds != holds:
         return {}
     config = buffer_config(saved)
+    if config.device == "cuda":  # the learner's device now may be another
+        config = replace(config, device="auto")
     # The user, not the checkpoint, decides where files are written.
     return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
