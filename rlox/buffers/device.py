@@ -15,7 +15,6 @@ import torch
 
 from rlox.buffers.table import ON_DEVICE
 from rlox.config import BufferConfig
-from rlox.envs import EnvSpec
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
@@ -31,8 +30,15 @@ _BELOW_ONE = 1.0 - 2.0**-52
 _LEAF_EXPONENTS = (-87.3, 88.7)  # float32's normal range, in e-folds
 
 
-def find_obstacle(config: BufferConfig, spec: EnvSpec) -> str | None:
-    """Return why the memory of a configuration cannot be on the GPU; None if it can."""
+def find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
+    """Return why the memory of an off-policy algorithm on a GPU must be the host's; None if it can be the GPU's."""
+    spec = algorithm.spec
+    if algorithm.normalizer is not None:
+        return "the host normalises observations"
+    if algorithm._dataset is not None:
+        return "a dataset on the host is mixed into the batches"
+    if algorithm.ranks.joined:
+        return "there are several ranks"
     if config.name not in ON_DEVICE:
         return f"{config.name} has no counterpart on a GPU"
     if spec.image:

@@ -27,11 +27,6 @@ class FollowingPolicy:
         All parameters of the policy on the GPU.
     make : callable
         Returns the kernel's policy, given the block (P,) f32 of its parameters.
-
-    Attributes
-    ----------
-    policy : NativeActor
-        The kernel's policy.
     """
 
     def __init__(self, flat: torch.Tensor, make: Callable[[np.ndarray], NativeActor]):
@@ -41,12 +36,15 @@ class FollowingPolicy:
 
         self._flat = flat
         self._block = stage(4 * flat.numel(), flat.device).view(torch.float32)
-        self.policy = make(self._block.numpy())
-        self.follow()
+        self._policy = make(self._block.numpy())
+        self._n_updates: int | None = None  # after which the parameters were copied
 
-    def follow(self) -> None:
-        """Copy the parameters, in one transfer, after all that the GPU has been given to do."""
-        self._block.copy_(self._flat.detach())
+    def after(self, n_updates: int | None) -> NativeActor:
+        """Return the kernel's policy with the parameters after so many updates; None: copy them in any case."""
+        if n_updates is None or n_updates != self._n_updates:
+            self._block.copy_(self._flat.detach())  # one transfer, after all that the GPU has been given to do
+            self._n_updates = n_updates
+        return self._policy
 
 
 def find_acting_obstacle(algorithm: Any) -> str | None:

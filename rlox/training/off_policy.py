@@ -81,7 +81,6 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     """
 
     _follower: FollowingPolicy | None = None  # acts on the CPU for a policy on a GPU
-    _followed = -1  # updates of the policy after which its parameters were last copied
     _graphed_policy: GraphedPolicy | None = None  # acts on a GPU
     _captured: CapturedReplay | None = None
     _noise_ahead: Callable[[], torch.Tensor] | None = None  # gives the noise of an update that is captured
@@ -170,21 +169,16 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
         A kernel that acts for a policy on a GPU gets its parameters in one transfer, once after each round of updates.
         """
-        follower = self._follower
-        if follower is None:
+        if self._follower is None:
             return self._graphed_policy or super().actor
-        if not self._trains or self._followed != self.counters.updates:
-            follower.follow()
-            self._followed = self.counters.updates
-        return follower.policy
+        return self._follower.after(self.counters.updates if self._trains else None)
 
     def _prepare_training(self) -> None:
         super()._prepare_training()
-        self._followed = -1
-        if self._follower is None:
-            return
-        if find_update_difference(self, self.collector, self.counters, files=False) is not None:
-            self._follower = None
+        if self._follower is not None:
+            self._follower.after(None)
+            if find_update_difference(self, self.collector, self.counters, files=False) is not None:
+                self._follower = None
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         """Return why the kernel cannot compute SAC's or TD3's networks exactly; None if it can."""
@@ -217,32 +211,21 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
                 f"{where}: the buffer's size must be at least batch_size ({batch_size}) and n_envs ({n_envs}), got "
                 f"buffer_size={memory.size}"
             )
+        if memory is not None and memory.device != "cpu":
+            self._place_memory(where, memory.device)
 
-    def _place_memory(self, where: str) -> None:
-        memory = self._memory
-        if memory.config is None or memory.config.device == "cpu":
-            return
-        why = self._host_memory_reason()
-        if why is None:
-            memory.device = self.device
-        elif memory.config.device == "cuda":
-            raise ValueError(f"{where}: buffer.device must be auto or cpu here, got cuda: {why}")
+    def _place_memory(self, where: str, device: str) -> None:
+        """Choose the device of the memory, which is to be `device`."""
+        why: str | None = "the learner runs on the CPU"
         if self.device != "cpu":
+            from rlox.buffers.device import find_obstacle
+
+            why = find_obstacle(self, self._memory.config)
             self.backend.reason += f"; the replay memory is {'on the GPU' if why is None else f'on the host: {why}'}"
-
-    def _host_memory_reason(self) -> str | None:
-        """Return why the replay memory must be the host's; None if it can be on a GPU."""
-        if self.device == "cpu":
-            return "the learner runs on the CPU"
-        if self.normalizer is not None:
-            return "the host normalises observations"
-        if self._dataset is not None:
-            return "a dataset on the host is mixed into the batches"
-        if self.ranks.joined:
-            return "there are several ranks"
-        from rlox.buffers.device import find_obstacle
-
-        return find_obstacle(self._memory.config, self.spec)
+        if why is None:
+            self._memory.device = self.device
+        elif device == "cuda":
+            raise ValueError(f"{where}: buffer.device must be auto or cpu here, got cuda: {why}")
 
     def _take_dataset(self, where: str) -> None:
         """Mix the dataset's rows into the batches."""

@@ -224,7 +224,6 @@ class ReplayAgent(Agent):
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         self._require_room(where)
         self._memory.connect(self.ranks, self.collector, self.spec, self.config.gamma, self._state_dim)
-        self._place_memory(where)
         if dataset is not None:
             self._take_dataset(where)
 
@@ -237,9 +236,6 @@ class ReplayAgent(Agent):
     def _make_updates(self) -> Any:
         """Return the `Updates` of a training, or another object with their interface."""
         return Updates(self)
-
-    def _place_memory(self, where: str) -> None:
-        """Choose the device of the memory."""
 
     # ---- what a family defines
 
