@@ -35,6 +35,7 @@ ROWS = (
     ("rlox.evaluation",),
     ("rlox.offline",),
     ("rlox.callbacks",),
+    ("rlox.gpu",),
     ("rlox.algorithms.table",),
     ("rlox.training",),
     ("rlox.algorithms",),

@@ -6,7 +6,7 @@ import torch
 
 import rlox
 from rlox.buffers.device import DeviceReplayBuffer, PrioritizedDeviceReplayBuffer
-from rlox.compiled import following
+from rlox.gpu import acting
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
@@ -217,11 +217,11 @@ def test_memory_of_the_device_continues_on_the_host(tmp_path):
 @pytest.mark.parametrize("most", [500_000, 0])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_kernel_or_graph_acts_as_the_policy(name, most, monkeypatch):
-    monkeypatch.setattr(following, "MOST_WORK", most)
+    monkeypatch.setattr(acting, "MOST_WORK", most)
     monkeypatch.setattr(off_policy, "find_update_difference", lambda *objects, files=True: None)
-    monkeypatch.setattr(following, "find_update_difference", lambda *objects, files=True: None)
+    monkeypatch.setattr(acting, "find_update_difference", lambda *objects, files=True: None)
     plain, ours = make(name, False), make(name, False)
-    ours._choose_actor()
+    acting.choose_actor(ours)
     assert isinstance(ours.actor, GraphedPolicy) == (most == 0)
     assert ("a kernel on the CPU acts" in ours.backend_reason) == (most > 0)
     plain.train(100)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rlox import A2C, PPO
+from rlox.gpu.capture import CapturedUpdate, find_capture_obstacle
 from rlox.nn.graphs import N_EAGER, Graphed
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import DiscretePolicy
 from rlox.training.algorithm import choose_update, to_floats
-from rlox.training.capture import CapturedUpdate, find_capture_obstacle
 
 
 class RecordedGraph:

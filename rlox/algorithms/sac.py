@@ -15,8 +15,8 @@ from torch import nn
 
 from rlox.checkpoint.counters import follow_schedule
 from rlox.compiled import NativeActor, NativeBoundedPolicy
-from rlox.compiled.following import follow_bounded
 from rlox.config import SACConfig
+from rlox.gpu.acting import follow_bounded
 from rlox.kernels.nn.sac import NativeSAC
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import SquashedGaussianPolicy

@@ -13,8 +13,8 @@ import torch
 
 from rlox.checkpoint.counters import follow_schedule
 from rlox.compiled import NativeActor, NativeBoundedPolicy
-from rlox.compiled.following import follow_bounded
 from rlox.config import TD3Config
+from rlox.gpu.acting import follow_bounded
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DeterministicPolicy, polyak_update

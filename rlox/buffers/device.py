@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlox.buffers.table import ON_DEVICE
-from rlox.config import BufferConfig
+from rlox.envs.tensor.philox import as_signed, make_multipliers, make_round_keys, philox
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
-from rlox.nn.random import as_signed, make_multipliers, make_round_keys, philox
 from rlox.nn.transfers import upload
 
 # The most transitions for which a draw takes one 32-bit word, as in the kernels.
@@ -28,27 +26,6 @@ _FAN_OUT = 128  # children of a node of the tree of priorities
 _UNIT = 2.0**-53
 _BELOW_ONE = 1.0 - 2.0**-52
 _LEAF_EXPONENTS = (-87.3, 88.7)  # float32's normal range, in e-folds
-
-
-def find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
-    """Return why the memory of an off-policy algorithm on a GPU must be the host's; None if it can be the GPU's."""
-    spec = algorithm.spec
-    if algorithm.normalizer is not None:
-        return "the host normalises observations"
-    if algorithm._dataset is not None:
-        return "a dataset on the host is mixed into the batches"
-    if algorithm.ranks.joined:
-        return "there are several ranks"
-    if config.name not in ON_DEVICE:
-        return f"{config.name} has no counterpart on a GPU"
-    if spec.image:
-        return "observations are images, of which the host stores each frame once"
-    if config.size > MOST_ROWS:
-        return f"it has more than {MOST_ROWS:,} transitions"
-    n_bytes = 4 * config.size * (2 * spec.obs_dim + math.prod(spec.action_shape) + 4)
-    if n_bytes > torch.cuda.mem_get_info()[0] // 2:
-        return f"it takes {n_bytes / 2**30:.1f} GiB, more than half of the GPU's free memory"
-    return None
 
 
 class DeviceReplayBuffer:

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import torch
 
+from rlox.envs.tensor.philox import as_signed, make_multipliers, make_round_keys, philox
 from rlox.kernels.rng import Rng
 from rlox.nn.graphs import Graphed
-from rlox.nn.random import DeviceRng, as_signed, make_multipliers, make_round_keys, philox
+from rlox.nn.random import DeviceRng
 from rlox.nn.transfers import Packing, stage
 
 _PER_BLOCK = 4  # words of a block, and standard normal numbers

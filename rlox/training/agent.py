@@ -209,7 +209,7 @@ class Agent(Algorithm):
             self.policy.to(self.device)
         self.backend.device = self.device
         if self.device == "cuda":
-            from rlox.training.capture import find_capture_obstacle
+            from rlox.gpu.capture import find_capture_obstacle
 
             self.backend.captures = find_capture_obstacle(self) is None
         if self.collector is not None:

@@ -157,7 +157,7 @@ class Algorithm(metaclass=Hinting):
         raise NotImplementedError
 
     def _capture_obstacle(self) -> str | None:
-        """Return why a GPU cannot replay `update` as one graph (`rlox.training.capture`); None if it can.
+        """Return why a GPU cannot replay `update` as one graph (`rlox.gpu.capture`); None if it can.
 
         It can if `update` decides nothing by a number that is on the device, or that changes on the host, except for
         `counters.progress`.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rlox.distributed.ranks import Ranks
+    from rlox.gpu.capture import CapturedUpdate
     from rlox.nn.actors import TwinQNetwork
     from rlox.nn.optimizers import FlatOptimizer
-    from rlox.training.capture import CapturedUpdate
 
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
@@ -87,7 +87,7 @@ class Backend(str):
     device : str
         ``cpu`` or ``cuda``, where the losses are computed.
     captures : bool
-        Whether a GPU replays whole updates, each as one graph (`rlox.training.capture`).
+        Whether a GPU replays whole updates, each as one graph (`rlox.gpu.capture`).
     """
 
     reason: str
@@ -135,7 +135,7 @@ class Backend(str):
     def captured(self, algorithm: Any) -> CapturedUpdate:
         """Return the update of `algorithm` as a graph, which is the same at every call."""
         if self._captured is None:
-            from rlox.training.capture import CapturedUpdate
+            from rlox.gpu.capture import CapturedUpdate
 
             self._captured = CapturedUpdate(algorithm)
         return self._captured

@@ -15,8 +15,9 @@ from rlox.checkpoint.counters import follow_schedule, interpolate
 from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeActor, NativeBoundedPolicy
-from rlox.compiled.following import FollowingPolicy, find_acting_obstacle
 from rlox.compiled.guard import find_difference, find_update_difference
+from rlox.gpu.acting import FollowingPolicy, choose_actor
+from rlox.gpu.memories import place_memory
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.kernels.nn.twin_critics import METRICS, n_parameters
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.buffers.captured import CapturedReplay
+    from rlox.gpu.replay import CapturedReplay
     from rlox.nn.actors import BoundedPolicy
     from rlox.nn.graphed_acting import GraphedPolicy
 
@@ -141,23 +142,9 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
             why = self._find_python_step()
             self.backend.reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
         if self.device != "cpu":
-            self._choose_actor()
+            choose_actor(self)
 
     # ---- acting for a policy on a GPU
-
-    def _choose_actor(self) -> None:
-        """Let a kernel act on the CPU with a copy of a small policy's weights, or the GPU with a graph."""
-        why = find_acting_obstacle(self)
-        if why is None:
-            self._follower = FollowingPolicy(self.optimizer.flat, self._make_follower)
-            self.backend.reason += "; a kernel on the CPU acts"
-        else:
-            self.backend.reason += f"; the GPU acts: {why}"
-        if why is not None and not self._own_policy:
-            from rlox.nn.graphed_acting import GraphedPolicy
-
-            self._graphed_policy = GraphedPolicy(self.policy, self.device)
-        self._explore()
 
     def _make_follower(self, block: np.ndarray) -> NativeActor:
         """Return a kernel's policy that acts as `policy` with the parameters in `block`."""
@@ -211,21 +198,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
                 f"{where}: the buffer's size must be at least batch_size ({batch_size}) and n_envs ({n_envs}), got "
                 f"buffer_size={memory.size}"
             )
-        if memory is not None and memory.device != "cpu":
-            self._place_memory(where, memory.device)
-
-    def _place_memory(self, where: str, device: str) -> None:
-        """Choose the device of the memory, which is to be `device`."""
-        why: str | None = "the learner runs on the CPU"
-        if self.device != "cpu":
-            from rlox.buffers.device import find_obstacle
-
-            why = find_obstacle(self, self._memory.config)
-            self.backend.reason += f"; the replay memory is {'on the GPU' if why is None else f'on the host: {why}'}"
-        if why is None:
-            self._memory.device = self.device
-        elif device == "cuda":
-            raise ValueError(f"{where}: buffer.device must be auto or cpu here, got cuda: {why}")
+        if memory is not None and (self.device != "cpu" or memory.device == "cuda"):
+            place_memory(self, where)
 
     def _take_dataset(self, where: str) -> None:
         """Mix the dataset's rows into the batches."""
@@ -307,7 +281,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if not self.backend.captures:
             return super()._make_updates()
         if self._captured is None:
-            from rlox.buffers.captured import CapturedReplay
+            from rlox.gpu.replay import CapturedReplay
 
             self._captured = CapturedReplay(self)
         return self._captured

@@ -1,4 +1,4 @@
-"""Policies that act with a kernel on the host for a policy that PyTorch trains on a GPU."""
+"""Who acts for a policy that PyTorch trains on a GPU: a kernel on the CPU with a copy of it, or the GPU."""
 
 from __future__ import annotations
 
@@ -47,9 +47,23 @@ class FollowingPolicy:
         return self._policy
 
 
-def find_acting_obstacle(algorithm: Any) -> str | None:
-    """Return why a kernel on the CPU cannot or should not act for the policy of an off-policy algorithm on a GPU; None
-    if it should."""
+def choose_actor(algorithm: Any) -> None:
+    """Let a kernel on the CPU act for a small policy of an off-policy algorithm on a GPU, or the GPU with a graph."""
+    why = _find_obstacle(algorithm)
+    if why is None:
+        algorithm._follower = FollowingPolicy(algorithm.optimizer.flat, algorithm._make_follower)
+        algorithm.backend.reason += "; a kernel on the CPU acts"
+    else:
+        algorithm.backend.reason += f"; the GPU acts: {why}"
+    if why is not None and not algorithm._own_policy:
+        from rlox.nn.graphed_acting import GraphedPolicy
+
+        algorithm._graphed_policy = GraphedPolicy(algorithm.policy, algorithm.device)
+    algorithm._explore()
+
+
+def _find_obstacle(algorithm: Any) -> str | None:
+    """Return why a kernel on the CPU cannot or should not act; None if it should."""
     if algorithm._own_policy:
         return "the policy is custom"
     work = algorithm.optimizer.flat.numel() * algorithm.collector.n_envs

@@ -1,0 +1,57 @@
+"""Whose memory a replay memory takes: the host's or the GPU's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rlox.buffers.table import ON_DEVICE
+from rlox.config import BufferConfig
+
+
+def place_memory(algorithm: Any, where: str) -> None:
+    """Choose the device of an off-policy algorithm's memory by its configuration, and name it in the backend's reason.
+
+    Raises
+    ------
+    ValueError
+        If it must be the GPU's, but cannot be; `where` starts the message.
+    """
+    memory: Any = algorithm._memory
+    if memory.config is None or memory.config.device == "cpu":
+        return
+    why = _find_obstacle(algorithm, memory.config)
+    if why is None:
+        memory.device = algorithm.device
+    elif memory.config.device == "cuda":
+        raise ValueError(f"{where}: buffer.device must be auto or cpu here, got cuda: {why}")
+    if algorithm.device != "cpu":
+        place = "on the GPU" if why is None else f"on the host: {why}"
+        algorithm.backend.reason += f"; the replay memory is {place}"
+
+
+def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
+    """Return why the memory of an off-policy algorithm must be the host's; None if it can be the GPU's."""
+    spec = algorithm.spec
+    if algorithm.device == "cpu":
+        return "the learner runs on the CPU"
+    if algorithm.normalizer is not None:
+        return "the host normalises observations"
+    if algorithm._dataset is not None:
+        return "a dataset on the host is mixed into the batches"
+    if algorithm.ranks.joined:
+        return "there are several ranks"
+    if config.name not in ON_DEVICE:
+        return f"{config.name} has no counterpart on a GPU"
+    if spec.image:
+        return "observations are images, of which the host stores each frame once"
+    import torch
+
+    from rlox.buffers.device import MOST_ROWS
+
+    if config.size > MOST_ROWS:
+        return f"it has more than {MOST_ROWS:,} transitions"
+    n_bytes = 4 * config.size * (2 * spec.obs_dim + math.prod(spec.action_shape) + 4)
+    if n_bytes > torch.cuda.mem_get_info()[0] // 2:
+        return f"it takes {n_bytes / 2**30:.1f} GiB, more than half of the GPU's free memory"
+    return None
