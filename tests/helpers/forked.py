@@ -233,7 +233,7 @@ if __name__ == "__main__":
     atexit.register(_leave)  # registered before all imports, so that it is called last
     _import()
     sys.argv[:] = ["rlox", *_serve(_server)]
-    # For spawned processes, this process is ``python -m rlox_cli.main``.
+    # For spawned processes, this process is ``python -m rlox_cli.start``.
     __spec__ = importlib.util.find_spec("rlox_cli.start")
     from rlox_cli.start import main
 
