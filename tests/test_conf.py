@@ -16,7 +16,6 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import BUFFERS
 from rlox.config import Config, RunConfig, tuned_pairs
 from rlox_cli.config.compose import compose_jobs, run_composed, run_hydra
-from rlox_cli.config.overrides import only_select_config
 from rlox_cli.report.keys import comments
 
 CONF = Path(str(files("rlox_cli.conf")))
@@ -240,7 +239,11 @@ def test_callbacks_of_hydra_are_called_as_by_hydra(tmp_path, monkeypatch):
     ]
 
 
-def test_flags_for_more_than_a_run_are_left_to_hydra():
-    assert only_select_config(["-cd", "own", "--config-name=other", "-r"])
-    assert not only_select_config(["-cd", "own", "--shell-completion"])
-    assert not only_select_config(["--cfg", "job"])
+def test_flags_that_choose_a_configuration_do_not_hand_the_run_to_hydra(command, monkeypatch):
+    handed = []
+    monkeypatch.setattr("rlox_cli.run.train._run_with_hydra", lambda flags, *_: handed.append(flags))
+    words = ["env=CartPole-v1", "total_timesteps=256", "logger=none", "tuned=off"]
+    assert not command("train", "-cn", "config", "-r", *words)[0]
+    assert not handed
+    assert not command("train", *words, "--shell-completion")[0]
+    assert handed == [["--shell-completion"]]

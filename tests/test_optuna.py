@@ -24,7 +24,7 @@ from test_sweep import ends, jobs, kill, outcomes, rlox
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config
-from rlox.config.saved import to_plain
+from rlox.config.run import to_plain
 from rlox_cli.config.compose import compose_jobs, compose_typed
 from rlox_cli.config.ranges import read_search
 from rlox_cli.records.ledger import Sweep

@@ -34,7 +34,7 @@ from rlox.config import (
     WandbConfig,
     shown,
 )
-from rlox.config.saved import differences, to_plain
+from rlox.config.run import differences, to_plain
 from rlox.envs import env_name
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import read_config

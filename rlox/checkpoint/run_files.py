@@ -76,11 +76,6 @@ def is_file(folder: str | os.PathLike, name: str) -> bool:
     return check(folder, name, stat.S_ISREG, "a regular file") is not None
 
 
-def is_folder(folder: str | os.PathLike, name: str) -> bool:
-    """Return whether a folder has that name. Raises ValueError if something else has, as `check`."""
-    return check(folder, name, stat.S_ISDIR, "a folder") is not None
-
-
 def open_descriptor(folder: str | os.PathLike, name: str, flags: int = os.O_RDONLY) -> int:
     """Open a file below `folder` and return its descriptor; `flags` are those of `os.open`.
 
@@ -145,7 +140,7 @@ def read_bytes(folder: str | os.PathLike, name: str, most: int) -> bytes:
 def make_folder(folder: str | os.PathLike, name: str) -> Path:
     """Create a folder below `folder`, and those above it. Raises ValueError if there is a link on its path."""
     path = Path(folder, name)
-    if not is_folder(folder, name):
+    if check(folder, name, stat.S_ISDIR, "a folder") is None:
         path.mkdir(parents=True, exist_ok=True)
     return path
 

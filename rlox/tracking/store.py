@@ -21,7 +21,7 @@ import yaml
 
 from rlox.checkpoint import run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
-from rlox.config.saved import MOST_LEVELS, require_plain
+from rlox.config.run import MOST_LEVELS, require_plain
 from rlox.tracking.record import FILE
 
 MIRRORS = "mirrors"

@@ -385,18 +385,6 @@ class Agent(Algorithm):
 
     # ---- checkpoints
 
-    def _saved_env(self) -> dict[str, Any]:
-        options = self.env_options
-        return {
-            "id": None if self.env_id is None else env_name(self.env_id),
-            "callable": self.env_id is not None and not isinstance(self.env_id, str),
-            "n_envs": self.n_envs,
-            "kwargs": options.kwargs,
-            "wrappers": options.wrappers,
-            "workers": options.workers,
-            "backend": options.backend,
-        }
-
     def _generators(self) -> dict[str, dict[str, int]]:
         action = {} if self.collector is None else {"action": self.collector.rng.get_state()}
         return {**super()._generators(), **action}
@@ -415,7 +403,16 @@ class Agent(Algorithm):
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         info, tensors = super()._own_state()
-        info["policy"] = "custom" if self._own_policy else "default"
+        info["policy"], options = "custom" if self._own_policy else "default", self.env_options
+        info["env"] = {
+            "id": None if self.env_id is None else env_name(self.env_id),
+            "callable": self.env_id is not None and not isinstance(self.env_id, str),
+            "n_envs": self.n_envs,
+            "kwargs": options.kwargs,
+            "wrappers": options.wrappers,
+            "workers": options.workers,
+            "backend": options.backend,
+        }
         tensors["normalization"] = {} if self.normalizer is None else self.normalizer.state()
         if self.collector is not None:
             reward_fn = self.collector.reward_fn

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch", contravariant=True)
 
+# In a checkpoint's header: the environment of an algorithm that has none.
+_NO_ENV: dict[str, Any] = {"id": None, "callable": False, "n_envs": 1, "kwargs": {}, "wrappers": [], "workers": 0,
+                           "backend": "auto"}  # fmt: skip
+
 
 @runtime_checkable
 class Learner(Protocol[Batch]):
@@ -368,7 +372,7 @@ class Algorithm(metaclass=Hinting):
         own_info, own_tensors = self._own_state()
         info = {
             "algorithm": self.name,
-            "env": self._saved_env(),
+            "env": _NO_ENV,
             "seed": self.seed,
             "threads": self._threads,
             "backend": str(self.backend),
@@ -394,11 +398,6 @@ class Algorithm(metaclass=Hinting):
         }
         # Copy the arrays, because most are views of memory that training changes.
         return Checkpoint(info, _copy_arrays(tensors))
-
-    def _saved_env(self) -> dict[str, Any]:
-        """Return the header's entry of the environment."""
-        return {"id": None, "callable": False, "n_envs": 1, "kwargs": {}, "wrappers": [], "workers": 0,
-                "backend": "auto"}  # fmt: skip
 
     def _generators(self) -> dict[str, dict[str, int]]:
         """Return the states of the algorithm's random streams."""

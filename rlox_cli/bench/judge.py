@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.config.saved import differences
+from rlox.config.run import differences
 from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.seeds import Run
 from rlox_cli.config.compose import Job, compose_jobs

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from rlox.checkpoint import load_checkpoint, run_files
 from rlox.config import RunConfig
-from rlox.config.saved import differences, to_plain
+from rlox.config.run import differences, to_plain
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.config import RunConfig
-from rlox.config.saved import to_plain
+from rlox.config.run import to_plain
 from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, refuse_blanks, refuse_forms
 from rlox_cli.config.ranges import count_values, read_search

@@ -29,6 +29,8 @@ _FLAGS = {
     *("-h", "--help", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
     *("--shell-completion", "-sc"),
 }
+# After these, Hydra prints something, and runs nothing.
+HELP_FLAGS = {"-h", "--help", "--shell-completion", "-sc"}
 _CHOOSING_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _VALUE_FLAGS = {*_CHOOSING_FLAGS, *("--cfg", "-c", "--package", "-p", "--info", "-i")}
 # Flags of which Hydra accepts one: what a command does with its configuration.
@@ -247,14 +249,3 @@ def flag_value(flags: list[str], *names: str) -> str | None:
             if word.startswith(f"{name}="):
                 return word.split("=", 1)[1]
     return None
-
-
-def only_select_config(flags: list[str]) -> bool:
-    """Return whether the flags, if any, only say where a run's configuration is composed from."""
-    words = iter(flags)
-    for word in words:
-        if word in _CHOOSING_FLAGS:
-            next(words, None)
-        elif word.partition("=")[0] not in _CHOOSING_FLAGS and word not in ("--run", "-r"):
-            return False
-    return True

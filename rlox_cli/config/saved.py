@@ -1,4 +1,4 @@
-"""Read a run's configuration from plain data, as `rlox.config.saved` stores it in ``config.yaml``."""
+"""Read a run's configuration from plain data, as `rlox.config.run` stores it in ``config.yaml``."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def require_own_files(folder: Path) -> None:
     for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *of_hydra, *checkpoints):
         run_files.is_file(folder, name)
     for name in ("mirrors", run_files.CHECKPOINTS, f"{run_files.CHECKPOINTS}/memory"):
-        run_files.is_folder(folder, name)
+        run_files.check(folder, name, stat.S_ISDIR, "a folder")
     for above, folders, files in os.walk(folder / run_files.CHECKPOINTS):
         for name in (*folders, *files):
             run_files.check(above, name)

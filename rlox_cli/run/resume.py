@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, run_files, trained_for, versions
 from rlox.config import RunConfig
-from rlox.config.saved import differences, to_plain
+from rlox.config.run import differences, to_plain
 from rlox.distributed.ranks import count_saved_ranks, current
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config

@@ -22,7 +22,7 @@ from rlox.callbacks import AdviceCallback, Callback, CheckpointCallback, EvalCal
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, run_files, trained_for, versions
 from rlox.config import RunConfig
-from rlox.config.saved import to_plain
+from rlox.config.run import to_plain
 from rlox.distributed.ranks import RankLost, current
 from rlox.envs.registry import find_module
 from rlox.processes.failures import failure_of, no_exit

@@ -30,7 +30,7 @@ from rlox_cli.config.compose import (
     run_hydra,
     searches,
 )
-from rlox_cli.config.overrides import only_select_config, run_folder, split_args, take_imports
+from rlox_cli.config.overrides import HELP_FLAGS, run_folder, split_args, take_imports
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
@@ -108,7 +108,7 @@ def main(args: list[str]) -> Typed | None:
             require_buildable(jobs)
             if searching or expands(sweep):
                 return Typed(flags, overrides, modules, console, sweep, jobs, searching)
-        if multirun or not only_select_config(flags):
+        if multirun or not HELP_FLAGS.isdisjoint(flags):
             _run_with_hydra(flags, overrides, multirun, console)
             return None
         outcome = run_composed(flags, jobs[0], _train)

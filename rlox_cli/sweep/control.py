@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rlox import __version__
-from rlox.config.saved import to_plain
+from rlox.config.run import to_plain
 from rlox_cli.config.compose import Job, compose_launcher
 from rlox_cli.config.overrides import split_args, take_imports
 from rlox_cli.config.ranges import is_search

@@ -22,7 +22,7 @@ from optuna.trial import Trial, TrialState
 from rich.console import Console
 
 from rlox import __version__
-from rlox.config.saved import to_plain
+from rlox.config.run import to_plain
 from rlox_cli.config.compose import Job
 from rlox_cli.config.ranges import FILE, Search, optuna_config, read_search
 from rlox_cli.config.saved import configuration
