@@ -22,7 +22,7 @@ _CGROUPS = (  # limit, use, and the part of the use that the system can reclaim
 )
 
 
-def memory() -> tuple[float, float]:
+def memory(cgroups: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     """Return the free and the total bytes of memory, within a container's limit; infinite if unknown."""
     try:
         with open("/proc/meminfo") as file:
@@ -33,19 +33,15 @@ def memory() -> tuple[float, float]:
             free = total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError):
             return math.inf, math.inf
-    limit = _container(Path("/sys/fs/cgroup"))
-    return (free, total) if limit is None else (min(free, limit[0]), min(total, limit[1]))
-
-
-def _container(root: Path) -> tuple[int, int] | None:
     for names in _CGROUPS:
         try:
-            limit, used = (int((root / name).read_text()) for name in names[:2])
-            stat = (root / names[0]).with_name("memory.stat").read_text().split()
-            return limit - used + int(stat[stat.index(names[2]) + 1]), limit
+            limit, used = (int((cgroups / name).read_text()) for name in names[:2])
+            stat = (cgroups / names[0]).with_name("memory.stat").read_text().split()
+            reclaimable = int(stat[stat.index(names[2]) + 1])
         except (OSError, ValueError):
             continue
-    return None
+        return min(free, limit - used + reclaimable), min(total, limit)
+    return free, total
 
 
 def free_disk(folder: Path) -> int:
