@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rlox
 from rlox.envs import make_vec_env
 from rlox.envs.protocols import step_arrays, step_layout
-from rlox.envs.tensor.table import TENSOR_ENVS, create
+from rlox.envs.tensor import table
+from rlox.envs.tensor.table import TENSOR_ENVS, create, tensor_env_ids
 from rlox.envs.tensor.vec_env import TensorVecEnv, step_tensors
 from rlox.kernels.rng import Rng
 
@@ -263,3 +267,67 @@ def test_ways_to_create_them():
         make_vec_env("Hopper-v5", 3, 1, backend="tensor")
     with pytest.raises(TypeError, match="env must be an id or a TensorEnv, got function"):
         make_vec_env(lambda: None, 3, 1, backend="tensor")
+
+
+@pytest.fixture
+def rocket(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples" / "tensor_env"))
+    yield importlib.import_module("rlox_rocket").Rocket
+    del sys.modules["rlox_rocket"]
+    table.REGISTERED.clear()
+
+
+def test_the_environment_of_a_user(rocket):
+    assert tensor_env_ids() == [*IDS, "Rocket-v0"]
+    assert rlox.register_env(rocket) == "Rocket-v0"
+    tensors = rlox.VecEnv(5, 3, "Rocket-v0", device="cpu")
+    alone = TensorVecEnv(1, 3, "Rocket-v0")
+    assert torch.equal(tensors.reset_all()[:1], alone.reset_all())
+    rng, landings = Rng(0), 0
+    for t in range(300):
+        if t % 20 == 0:
+            tensors.prepare(10)
+        actions = torch.from_numpy(tensors.spec.random_actions(rng, 5))
+        results, other = tensors.step_all(actions), alone.step_all(actions[:1])
+        # Copy 0 is a function of its own seed, also where its steps are random.
+        assert all(torch.equal(results[name][:1], other[name]) for name in results)
+        landings += int(results["terminated"].sum())
+    assert landings > 5
+
+
+def test_the_environment_of_a_user_on_the_host(rocket):
+    """It can be trained and evaluated like any other, with arrays."""
+    tensors, arrays = TensorVecEnv(4, 1, "Rocket-v0"), make_vec_env("Rocket-v0", 4, 1)
+    assert arrays.device is None
+    np.testing.assert_array_equal(arrays.reset_all(), tensors.reset_all().numpy())
+    actions = np.array([0, 1, 2, 0])
+    check_equal(tensors.step_all(torch.from_numpy(actions)), arrays.step_all(actions))
+    out = step_arrays(arrays.spec, 4)
+    assert arrays.step_all(actions, out) is out
+    check_equal(tensors.step_all(torch.from_numpy(actions)), out)
+    other = copy.deepcopy(arrays)
+    np.testing.assert_array_equal(other.step_all(actions)["obs"], arrays.step_all(actions)["obs"])
+    for arguments in ({}, {"env_backend": "tensor"}):
+        ppo = rlox.PPO("Rocket-v0", n_envs=4, n_steps=16, **arguments)
+        ppo.train(128)
+        assert np.isfinite(ppo.evaluate(2).returns).all()
+
+
+def test_wrong_environments_of_users(rocket):
+    def changed(**attributes):
+        return type("Changed", (rocket,), {"env_id": "Changed-v0", **attributes})
+
+    for wrong, message in (
+        (changed(env_id="CartPole-v1"), "must be new, got 'CartPole-v1'"),
+        (changed(env_id="Rocket-v0"), "must be new, got 'Rocket-v0'"),
+        (changed(env_id="rocket"), "a name and a version"),
+        (changed(state_size=0), "state_size must be at least 1, got 0"),
+        (changed(state_size=3), r"the state must be torch.float64 of shape \(3, 3\), got torch.float64 \(2, 3\)"),
+        (changed(observe=lambda self, state: state), r"the result must be floats of shape \(3, 2\)"),
+        (changed(step=lambda self, state, *_: (state, 0, 0)), "terminated must be torch.bool"),
+        (changed(step=lambda self, state, *_: (state.add_(1), 0, False)), "must not be changed in place"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rlox.register_env(wrong)
+    with pytest.raises(TypeError, match=r"must create a rlox\.envs\.tensor\.TensorEnv, got int"):
+        rlox.register_env(int)

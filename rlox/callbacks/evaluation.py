@@ -17,7 +17,7 @@ import numpy as np
 from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
 from rlox.checkpoint import is_count, one_line
 from rlox.config import integer
-from rlox.envs import is_native
+from rlox.envs import is_vectorised
 from rlox.evaluation.episodes import Evaluation, warn_of_cut
 from rlox.evaluation.evaluator import EvaluationWorker, cores, make_job, play
 from rlox.processes.parent import ChildDied
@@ -277,7 +277,7 @@ class EvalCallback(Callback):
         if isinstance(algorithm, _HandWritten) or self.workers == 0:
             return "as requested"
         options = getattr(algorithm, "env_options", None)  # a language model has no environment
-        if options is not None and is_native(algorithm.env_id) and not (options.eval_kwargs or options.wrappers):
+        if options is not None and is_vectorised(algorithm.env_id) and not (options.eval_kwargs or options.wrappers):
             return "native environments are evaluated within milliseconds"
         if self._free_cores(algorithm) < 1:
             return f"training uses all {cores()} cores"

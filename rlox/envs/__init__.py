@@ -10,6 +10,7 @@ _EXPORTS = {
     "env_name": "rlox.envs.registry",
     "foreign_id": "rlox.envs.registry",
     "is_native": "rlox.envs.registry",
+    "is_vectorised": "rlox.envs.registry",
     "native_env_ids": "rlox.envs.registry",
     "origin": "rlox.envs.registry",
     "register_env": "rlox.envs.registry",

@@ -10,7 +10,7 @@ from rlox.config import ENV_BACKENDS, choice, integer, nearest, shown
 from rlox.config.run import RemoteConfig
 from rlox.envs import registry
 from rlox.envs.protocols import VecEnv
-from rlox.envs.registry import env_name, is_multi_agent, is_native
+from rlox.envs.registry import env_name, is_multi_agent, is_native, is_vectorised
 
 
 @dataclass
@@ -152,8 +152,12 @@ def make_vec_env(
         from rlox.envs.envpool_env import EnvPoolVecEnv
 
         return EnvPoolVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # raises an error for other types
-    if backend == "auto" and not (kwargs or wrappers or workers) and is_native(env):
-        return registry.VecEnv(n_envs, seed, env)
+    if backend == "auto" and not (kwargs or wrappers or workers) and is_vectorised(env):
+        if is_native(env):
+            return registry.VecEnv(n_envs, seed, env)
+        from rlox.envs.tensor.vec_env import HostVecEnv
+
+        return HostVecEnv(n_envs, seed, env)  # type: ignore[arg-type]  # an id
     if is_multi_agent(env):
         raise ValueError(
             f"make_vec_env: env must be an environment with one agent, got {env}; train several agents with "

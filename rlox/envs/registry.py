@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.envs.spec import native_spec
+from rlox.envs.tensor import table as tensor_table
 from rlox.kernels.envs import NATIVE_ENVS, vec_env
 from rlox.kernels.envs.native_env import native_ids, native_multi_agent_ids, register_native
 
@@ -118,7 +119,9 @@ def announce(env_id: str, module: str | None = None) -> None:
 
 
 def register_env(capsule: Any, module: str | None = None) -> str:
-    """Register a custom native environment, given as a ``rlox.env.v1`` capsule (rlox_native.h).
+    """Register a custom environment: a native one, or one in tensor operations.
+
+    A native environment is given as a ``rlox.env.v1`` capsule (rlox_native.h).
 
     Its id can then be used wherever native ids are accepted: in `VecEnv`, `make_vec_env`, algorithms, evaluation,
     ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``. An environment with several agents can be used in
@@ -126,10 +129,14 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     call: it offers ids as entry points in the group ``rlox.envs``, ``"<id>" = "module:capsule"`` or a function that
     returns a capsule.
 
+    A tensor environment is given as a subclass of `rlox.envs.tensor.base.TensorEnv` that takes no arguments. Its id can
+    be used with ``device=`` and ``env_backend=tensor``. If no native environment has this id too, it is also the one
+    that runs on the CPU.
+
     Parameters
     ----------
-    capsule : PyCapsule
-        Contains the address of a `rlox_env_v1`. A reference to it is kept.
+    capsule : PyCapsule or type
+        Contains the address of a `rlox_env_v1`, to which a reference is kept; or a subclass of `TensorEnv`.
     module : str, optional
         Module that worker processes import to register the id too; the default is the calling module.
 
@@ -141,20 +148,30 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     Raises
     ------
     TypeError
-        If `capsule` is not a PyCapsule.
+        If `capsule` is neither a PyCapsule nor such a class.
     ValueError
-        For a capsule of another kind, a struct that breaks the contract, or an id that is invalid or already taken.
+        For a capsule of another kind, a struct or class that breaks the contract, or an id that is invalid or already
+        taken.
     """
     from rlox.kernels.envs.native_env import capsule_id
 
     if module is None:
         module = sys._getframe(1).f_globals.get("__name__")
-    env_id = capsule_id(capsule) if type(capsule).__name__ == "PyCapsule" else ""
+    tensor = isinstance(capsule, type)
+    if tensor:
+        from rlox.envs.tensor.check import check_tensor_env
+
+        env_id = check_tensor_env(capsule, "register_env").env_id
+    else:
+        env_id = capsule_id(capsule) if type(capsule).__name__ == "PyCapsule" else ""
     if env_id and not _ID.fullmatch(env_id):
         raise ValueError(
             f"register_env: env_id must be a name and a version such as 'Mine-v0' or 'my_lab/Mine-v0', got {env_id!r}"
         )
-    env_id = register_native(capsule)
+    if tensor:
+        tensor_table.register(env_id, capsule, "register_env")
+    else:
+        env_id = register_native(capsule)
     if module is not None and module != "__main__":
         _ORIGINS[env_id] = module
     if env_id in native_ids():
@@ -189,6 +206,17 @@ def is_native(env: Any) -> bool:
             return False
         announce(env)
     return True
+
+
+def is_vectorised(env: Any) -> bool:
+    """Return whether rlox steps all copies of an id itself: of a native one, or a user's tensor environment.
+
+    Raises
+    ------
+    ValueError, ImportError
+        Same as `is_native`.
+    """
+    return isinstance(env, str) and (env in tensor_table.REGISTERED or is_native(env))
 
 
 def is_native_multi_agent(env: Any) -> bool:

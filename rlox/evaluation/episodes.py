@@ -11,7 +11,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, integer, require
-from rlox.envs import env_name, is_native, make_vec_env
+from rlox.envs import env_name, is_vectorised, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
 from rlox.envs.rendering import rgb_frame
@@ -181,7 +181,7 @@ def evaluate(
         exploration = None if deterministic or noise is None else noise(n)
         return EpisodeActor(actor, n, rng, deterministic, transform, exploration)
 
-    if is_native(env_id) and not (env_kwargs or wrappers) and episodes.render_mode is None:
+    if is_vectorised(env_id) and not (env_kwargs or wrappers) and episodes.render_mode is None:
         returns, lengths, n_cut = _play_native(episodes, begin)
     else:
         returns, lengths, n_cut = _play_gym(episodes, begin, env_kwargs, wrappers)

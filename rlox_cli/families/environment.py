@@ -18,7 +18,7 @@ from rlox.callbacks import Callback, plan_advice
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line
 from rlox.config import BufferConfig, DatasetConfig, EvalConfig, MmapBufferConfig, RunConfig
-from rlox.envs import is_native, make_vec_env
+from rlox.envs import is_vectorised, make_vec_env
 from rlox.envs.registry import ZOO, find_module
 from rlox.evaluation.episodes import LEAST_STEPS, TIMES_LONGEST
 from rlox.multi_agent import is_multi_agent
@@ -170,7 +170,7 @@ class Environment(Family):
         )
 
     def limit_of(self, env: Any, algorithm: Any) -> int | None:
-        if env.native:
+        if env.native or getattr(env, "max_episode_steps", None):
             return env.max_episode_steps or None
         known = [*_list_limits(algorithm)]
         layer = env.envs[0] if getattr(env, "envs", None) else None
@@ -450,7 +450,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
             raise ValueError(f"env.backend=envpool is not available: {e}") from e
         return
     try:
-        if is_native(env_id) and not kwargs:
+        if is_vectorised(env_id) and not kwargs:
             return
     except ImportError as e:
         raise ValueError(f"env={env_id} is not available: {e}") from e

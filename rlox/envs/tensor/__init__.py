@@ -1,1 +1,13 @@
 """Environments as tensor programs: N copies live on one device, a GPU or the CPU, and nothing leaves it."""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "create": "rlox.envs.tensor.table",
+    "open_unit": "rlox.envs.tensor.philox",
+    "step_tensors": "rlox.envs.tensor.vec_env",
+    "tensor_env_ids": "rlox.envs.tensor.table",
+    "TensorEnv": "rlox.envs.tensor.base",
+    "TensorVecEnv": "rlox.envs.tensor.vec_env",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

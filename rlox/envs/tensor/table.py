@@ -26,6 +26,13 @@ def tensor_env_ids() -> list[str]:
     return [*TENSOR_ENVS, *REGISTERED]
 
 
+def register(env_id: str, create: Callable[[], TensorEnv], where: str) -> None:
+    """Add a checked environment; raise a ValueError if another one has this id."""
+    if env_id in TENSOR_ENVS or REGISTERED.get(env_id, create) is not create:
+        raise ValueError(f"{where}: env_id must be new, got {env_id!r}, which belongs to another tensor environment")
+    REGISTERED[env_id] = create
+
+
 def create(env_id: str) -> TensorEnv:
     """Create the tensor environment of an id; raise a ValueError that names the known ids if there is none."""
     if env_id in REGISTERED:

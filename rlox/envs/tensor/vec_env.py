@@ -142,11 +142,14 @@ class TensorVecEnv:
         self.state.copy_(self._starts())
         self.steps.zero_()
         self.returns.zero_()
-        return self.observe()
+        return self._observe()
 
     def observe(self) -> torch.Tensor:
         """Return the current observations (N, D) float32, recomputed from the state."""
         self._require_ready("observe")
+        return self._observe()
+
+    def _observe(self) -> torch.Tensor:
         return self.env.observe(self.state).to(torch.float32, copy=True).contiguous()
 
     def prepare(self, n_steps: int) -> None:
@@ -363,6 +366,34 @@ class TensorVecEnv:
     def _require_ready(self, method: str) -> None:
         if not self._ready:
             raise ValueError(f"TensorVecEnv.{method}: the environments must be reset first; call reset_all()")
+
+
+class HostVecEnv(TensorVecEnv):
+    """Copies of a tensor environment on the CPU with the interface of other environments: arrays instead of tensors.
+
+    Parameters and attributes are those of `TensorVecEnv`; `device` is None.
+    """
+
+    def __init__(self, n: int, seed: int = 0, env: str | TensorEnv = "CartPole-v1"):
+        super().__init__(n, seed, env)
+        self.device = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.n_envs, self.seed, self.env), self.get_state()
+
+    def reset_all(self, seed: int | None = None) -> Any:
+        """Start a new episode in every copy and return the observations (N, D) float32."""
+        return super().reset_all(seed).numpy()
+
+    def observe(self) -> Any:
+        """Return the current observations (N, D) float32."""
+        return super().observe().numpy()
+
+    def step_all(self, actions: Any, out: dict[str, Any] | None = None, copy: bool = True) -> dict[str, Any]:
+        """Take one step in every copy, as `TensorVecEnv.step_all` does, with arrays."""
+        tensors = None if out is None else {name: torch.from_numpy(array) for name, array in out.items()}
+        results = super().step_all(actions, tensors, copy)
+        return {name: tensor.numpy() for name, tensor in results.items()} if out is None else out
 
 
 def _write(to: torch.Tensor, value: torch.Tensor | float) -> None:
