@@ -29,8 +29,11 @@ _MOST_PARTS = 200_000
 
 
 @cache
-def versions() -> dict[str, str]:
-    """Return the versions of everything that can change a run's results, without importing any of it."""
+def versions(device: str = "cpu") -> dict[str, str]:
+    """Return the versions of everything that can change a run's results, without importing any of it.
+
+    For a run on ``cuda``, whose PyTorch is imported already, they include the GPU's name, CUDA and cuDNN.
+    """
     from rlox import __version__
     from rlox.kernels import CPU_LEVEL
 
@@ -41,7 +44,16 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     machine = {"platform": f"{sys.platform}-{platform.machine()}", "cpu_level": str(CPU_LEVEL)}
-    return {"rlox": __version__, "python": platform.python_version(), **packages, **machine}
+    return {"rlox": __version__, "python": platform.python_version(), **packages, **machine, **_gpu_versions(device)}
+
+
+def _gpu_versions(device: str) -> dict[str, str]:
+    if device != "cuda":
+        return {}
+    import torch
+
+    versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {"gpu": torch.cuda.get_device_name(), **{name: str(version) for name, version in versions.items()}}
 
 
 def trained_for(header: dict[str, Any]) -> tuple[int, str]:

@@ -381,7 +381,7 @@ class Algorithm(metaclass=Hinting):
             "counters": c.scalars(),
             "generators": self._generators(),
             "callbacks": self.callbacks.state(),
-            "versions": versions(),
+            "versions": versions(self.device),
             **header,
             **own_info,
         }

@@ -118,8 +118,9 @@ def prepare(
     console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}")
     for key, (old, new) in changed.items():
         console.print(f"changed: {key} {old} -> {new}")
-    now, earlier = versions(), checkpoint.header.get("versions")
+    earlier = checkpoint.header.get("versions")
     earlier = earlier if isinstance(earlier, dict) else {}
+    now = versions("cuda" if "gpu" in earlier and config.device != "cpu" and _has_gpu() else "cpu")
     others = [f"{name} {was} -> {now.get(name)}" for name, was in earlier.items() if now.get(name) != was]
     if others:
         console.print(f"saved with other versions, so results may differ in the last bits: {', '.join(others)}")
@@ -138,6 +139,12 @@ def prepare(
     # A user who types the number of environments, or their modules, has checked what the files request.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
     return Resumption(config, algo, path, changed, typed)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _only_prints(flags: list[str]) -> bool:

@@ -275,7 +275,11 @@ class Session:
             self.algorithm.collector.notify = self._print
         resumed_at = None if self.changed is None else self.start
         record = Record(
-            self.folder, versions=versions(), resume_step=resumed_at, changed=self.changed, verify=self._verify
+            self.folder,
+            versions=versions(self.algorithm.device),
+            resume_step=resumed_at,
+            changed=self.changed,
+            verify=self._verify,
         )
         self._make_callbacks(record, best_before)
         with self.stop.signals, record:

@@ -9,6 +9,7 @@ from small_algorithms import OFFLINE, ONLINE, bring_memory, learner, make, of_se
 
 import rlox
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint
 
 DATASETS = [(name, kind) for name in OFFLINE for kind in resolve(ALGORITHMS[name].cls).actions]
 
@@ -60,6 +61,16 @@ def test_resumes_exactly_on_the_gpu_and_closely_on_the_cpu(name, tmp_path):
     require_close(found["cuda"], expected, rel=0, abs=0)
     if not of_sequences(name):
         require_close(found["cpu"], expected, rel=1e-2, abs=1e-3)
+
+
+def test_a_checkpoint_names_the_gpu(tmp_path):
+    for device in ("cuda", "cpu"):
+        ppo = small("ppo", device)
+        ppo.save(tmp_path / "a.safetensors")
+        versions = load_checkpoint(tmp_path / "a.safetensors").header["versions"]
+        named = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        assert versions.items() >= named.items() if device == "cuda" else "gpu" not in versions
+        assert ("cudnn" in versions) == (device == "cuda")
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
