@@ -11,8 +11,9 @@ from small_algorithms import make, of_sequences
 
 from rlox.algorithms import dreamer, ppo
 from rlox.checkpoint import counters
+from rlox.gpu import capture
 from rlox.nn import acting, compiling, optimizers, random
-from rlox.training import agent, capture
+from rlox.training import agent
 
 N_STEPS = {"ppo": 128, "dqn": 64, "dreamer": 40}
 
