@@ -100,20 +100,16 @@ def _entry(name: str) -> Entry:
     return entry
 
 
-def _resolve(cls: Any) -> Any:
-    """Return the class itself, or import the class that "module:Class" names."""
-    return resolve_name(cls) if isinstance(cls, str) else cls
-
-
 def buffer_class(name: str) -> type:
     """Import and return the class of the buffer `name`; raise a ValueError if it is unknown."""
-    return _resolve(_entry(name).cls)
+    cls = _entry(name).cls
+    return resolve_name(cls) if isinstance(cls, str) else cls
 
 
 def buffer_config_class(name: str) -> type[BufferConfig]:
     """Return the configuration class of the buffer `name`. Raises the same ValueError as `buffer_class`."""
-    entry = _entry(name)
-    config = _resolve(entry.config or getattr(_resolve(entry.cls), "Config", OutsideBufferConfig))
+    config = _entry(name).config or getattr(buffer_class(name), "Config", OutsideBufferConfig)
+    config = resolve_name(config) if isinstance(config, str) else config
     if not (isinstance(config, type) and issubclass(config, BufferConfig)):
         raise TypeError(
             f"buffer: the Config of {name!r} must be a dataclass derived from rlox.config.BufferConfig, got {config!r}"

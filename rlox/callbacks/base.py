@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,7 +217,7 @@ class CallbackList(Callback):
             for callback in self.callbacks
         )
 
-    def _call(self, hook: str, **info: Any) -> bool:
+    def call_hook(self, hook: str, **info: Any) -> bool:
         """Call a hook of all callbacks. Returns False if any of them requests a stop; the others are still called.
 
         Raises
@@ -228,12 +229,13 @@ class CallbackList(Callback):
             self._at, self.failed_hook = time.perf_counter(), None
         answers: list[tuple[Callback, Any]] = []
         for callback in self.callbacks:
-            if not self.listens_to(callback, hook):
+            method = getattr(callback, hook)
+            if getattr(method, "__func__", None) is getattr(Callback, hook):  # it does not define this hook
                 continue
             outer, self._inner = self._inner, 0.0
             started = time.perf_counter()
             try:
-                answers.append((callback, getattr(callback, hook)(**info)))
+                answers.append((callback, method(**info)))
             except BaseException as e:
                 self.failed_hook = self.failed_hook or hook
                 if type(callback).__module__.partition(".")[0] not in ("rlox", "rlox_cli"):
@@ -259,15 +261,15 @@ class CallbackList(Callback):
             self._at = now
         return go_on
 
-    on_training_start: Any = partialmethod(_call, "on_training_start")
-    on_rollout_end: Any = partialmethod(_call, "on_rollout_end")
-    on_step: Any = partialmethod(_call, "on_step")
-    on_evaluation_start: Any = partialmethod(_call, "on_evaluation_start")
-    on_evaluation: Any = partialmethod(_call, "on_evaluation")
-    on_checkpoint: Any = partialmethod(_call, "on_checkpoint")
-    on_collection_error: Any = partialmethod(_call, "on_collection_error")
-    on_training_error: Any = partialmethod(_call, "on_training_error")
-    on_training_end: Any = partialmethod(_call, "on_training_end")
+    on_training_start: Any = partialmethod(call_hook, "on_training_start")
+    on_rollout_end: Any = partialmethod(call_hook, "on_rollout_end")
+    on_step: Any = partialmethod(call_hook, "on_step")
+    on_evaluation_start: Any = partialmethod(call_hook, "on_evaluation_start")
+    on_evaluation: Any = partialmethod(call_hook, "on_evaluation")
+    on_checkpoint: Any = partialmethod(call_hook, "on_checkpoint")
+    on_collection_error: Any = partialmethod(call_hook, "on_collection_error")
+    on_training_error: Any = partialmethod(call_hook, "on_training_error")
+    on_training_end: Any = partialmethod(call_hook, "on_training_end")
 
 
 class History(Mapping[str, np.ndarray]):
@@ -326,14 +328,14 @@ class History(Mapping[str, np.ndarray]):
         self._columns = {name: array("d", np.array(column)[kept].tolist()) for name, column in self._columns.items()}
 
 
+@dataclass(eq=False)
 class HistoryCallback(Callback):
     """Keeps the metrics of a training in its `history`."""
 
+    history: History = field(default_factory=History)
+
     section = "log"
     acts_on_evaluation = False
-
-    def __init__(self) -> None:
-        self.history = History()
 
     def on_step(self, *, step: int, metrics: dict[str, float] | None = None, **info: Any) -> bool:
         self.history.add(step, metrics or {})

@@ -405,7 +405,8 @@ class RolloutCollector(Collector):
                 raise
 
         rewards_f32 = rewards.astype(np.float32)
-        self._require_finite(obs, limits, reached, rewards_f32)
+        if not (all_finite(obs) and all_finite(reached) and all_finite(rewards_f32)):
+            self._require_finite(obs, limits, reached, rewards_f32)
         self.env_steps += n_steps * n
         ended = terminated | truncated
         some = b"\1" in ended.tobytes()  # fast check: in most short rollouts no episode ends
@@ -426,8 +427,6 @@ class RolloutCollector(Collector):
 
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
         """Raise if numbers of a rollout are not finite: observations, those `reached` at time limits, or rewards."""
-        if all_finite(obs) and all_finite(reached) and all_finite(rewards):
-            return
         suffix = "" if self.normalizer is None else " after normalisation"
         for t, row in enumerate(rewards):
             step = self.env_steps + (t + 1) * self.n_envs

@@ -318,8 +318,10 @@ def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) 
     """Return why the kernel cannot compute this policy exactly; None if it can."""
     if not (spec.discrete or spec.continuous):
         return f"the actions are {spec.action_kind}"
-    if len(spec.obs_shape) != 1 or policy is None:
-        return _size_obstacle(spec, config.hidden_sizes)
+    if len(spec.obs_shape) != 1:
+        return "images go through a convolutional network"
+    if policy is None:
+        return None if len(config.hidden_sizes) <= MAX_HIDDEN else _describe_depth(config.hidden_sizes)
     from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
     if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
@@ -327,7 +329,7 @@ def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) 
     hidden = read_perceptron(policy.actor)[0]
     nets = actor_critic(spec.obs_dim, spec.n_actions if spec.discrete else spec.act_dim, hidden)
     change = _find_change(policy, nets, layout(nets, spec.act_dim or 0))
-    return change or _size_obstacle(spec, hidden)
+    return change if change is not None or len(hidden) <= MAX_HIDDEN else _describe_depth(hidden)
 
 
 def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> str | None:
@@ -335,8 +337,10 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
 
     `policy` is a `DiscreteQNetwork`, or the `QPolicy` around one.
     """
-    if len(spec.obs_shape) != 1 or policy is None:
-        return _size_obstacle(spec, config.hidden_sizes)
+    if len(spec.obs_shape) != 1:
+        return "images go through a convolutional network"
+    if policy is None:
+        return None if len(config.hidden_sizes) <= MAX_HIDDEN else _describe_depth(config.hidden_sizes)
     from rlox.nn.actors import DiscreteQNetwork, QPolicy
 
     q = policy.q if type(policy) is QPolicy else policy
@@ -345,15 +349,11 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
     hidden = read_perceptron(q.trunk, q.head)[0]
     nets = q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
     change = _find_change(policy if q is not policy else QPolicy(q, spec.n_actions), nets, layout(nets))
-    return change or _size_obstacle(spec, hidden)
+    return change if change is not None or len(hidden) <= MAX_HIDDEN else _describe_depth(hidden)
 
 
-def _size_obstacle(spec: EnvSpec, hidden: Sequence[int]) -> str | None:
-    if len(spec.obs_shape) != 1:
-        return "images go through a convolutional network"
-    if len(hidden) > MAX_HIDDEN:
-        return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(hidden)}"
-    return None
+def _describe_depth(hidden: Sequence[int]) -> str:
+    return f"the kernel supports at most {MAX_HIDDEN} hidden layers, but there are {len(hidden)}"
 
 
 def read_perceptron(*nets: nn.Module) -> tuple[list[int], str]:
@@ -405,9 +405,12 @@ class ModuleWatch:
 
     def __init__(self, what: str, module: nn.Module):
         self._what = what
-        self._parts = [
-            (part, type(part), _members(part), len(vars(part)), _functions(part)) for part in module.modules()
-        ]
+        self._parts = []
+        for part in module.modules():
+            held = vars(part)
+            # The callable attributes of the object itself, without those of its class.
+            functions = {name: value for name, value in held.items() if callable(value)}
+            self._parts.append((part, type(part), _members(part), len(held), functions))
         # Instance attributes that override methods of the class, which the kernel would not call.
         self._own = next((name for part, kind, *_, own in self._parts for name in own if hasattr(kind, name)), None)
         self._parameters = [(p, p.data_ptr(), p.requires_grad) for p in module.parameters()]
@@ -424,7 +427,7 @@ class ModuleWatch:
             if type(part) is not kind or _members(part) != members:
                 return f"the {what}'s networks are not those it was created with"
             if any(held.get(name) is not own for name, own in functions.items()) or (
-                len(held) != size and _functions(part) != functions
+                len(held) != size and any(callable(x) for name, x in held.items() if name not in functions)
             ):
                 return f"a method of the {what} was replaced"
             if any(held[name] for name in _HOOKS):
@@ -444,8 +447,3 @@ class ModuleWatch:
 def _members(part: nn.Module) -> list[int]:
     held = vars(part)
     return [*map(id, held["_modules"].values()), *map(id, held["_parameters"].values())]
-
-
-def _functions(part: nn.Module) -> dict[str, Any]:
-    """Return the callable attributes of the object itself, without those of its class."""
-    return {name: value for name, value in vars(part).items() if callable(value)}

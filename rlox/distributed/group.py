@@ -194,10 +194,13 @@ class Group(Ranks):
 
     # ---- orders
 
-    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
-        """Call the hook on rank 0; the others call their own callbacks' hook, and then follow orders of rank 0."""
+    def call_hook(self, hook: str, *, algorithm: Any, **info: Any) -> Any:
+        """Call a hook of the callbacks on rank 0, and return its answer on every rank.
+
+        The others call their own callbacks' hook, and then follow orders of rank 0.
+        """
         if self.rank:
-            getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
+            algorithm.callbacks.call_hook(hook, algorithm=algorithm, **info)
             while True:
                 order, content = self.from_first(lambda: None)
                 if order == "end":
@@ -205,7 +208,7 @@ class Group(Ranks):
                 self._send(self._part(algorithm, content))
         self._leads = True
         try:
-            answer = getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
+            answer = algorithm.callbacks.call_hook(hook, algorithm=algorithm, **info)
         finally:
             self._leads = False
         self.from_first(lambda: ("end", answer))

@@ -61,6 +61,7 @@ class Ranks:
     sharded = False  # whether language models are sharded across the ranks
     total: Callable[[torch.Tensor], torch.Tensor] | None = None  # sums over all ranks; None in a single process
     prepare: Callable[[Any], None]  # if joined: see `rlox.distributed.group.Group`
+    call_hook: Callable[..., Any]  # if joined, too
     training: Callable[[Any], AbstractContextManager[None]]  # if joined, too
     _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the last gathered checkpoint
     _gathering: Any = nullcontext()  # held while files may exist that no checkpoint names yet
@@ -115,10 +116,6 @@ class Ranks:
 
     def merge(self, normalizer: VecNormalize | Any) -> None:
         """Merge the statistics of all ranks, so that all have the same."""
-
-    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
-        """Call a hook of the callbacks on rank 0, and return its answer on every rank."""
-        return getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
 
     # ---- checkpoints
 

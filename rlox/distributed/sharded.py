@@ -116,9 +116,9 @@ class ShardedGroup(Group):
         finally:
             self._led = before
 
-    def call_hook(self, algorithm: Any, hook: str, **info: Any) -> Any:
+    def call_hook(self, hook: str, *, algorithm: Any, **info: Any) -> Any:
         with self._long_wait():
-            return super().call_hook(algorithm, hook, **info)
+            return super().call_hook(hook, algorithm=algorithm, **info)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         with self._long_wait():

@@ -143,7 +143,8 @@ class Agent(Algorithm):
         options.device, options.compiled = self._choose_env_device(where, device, reward_fn), compile
         if options.device is not None:
             device = options.device
-        self.collector = self._make_collector(self.ranks.share(where, "n_envs", self.n_envs), reward_fn)
+        n_own = self.ranks.share(where, "n_envs", self.n_envs) if self.ranks.joined else self.n_envs
+        self.collector = self._make_collector(n_own, reward_fn)
         self.collector.name = env_name(env_id)
         self.spec = self.collector.spec
         if env_backend == "envpool":
@@ -225,7 +226,7 @@ class Agent(Algorithm):
 
     def _make_rng(self) -> Any:
         """Return the generator that determines what each update sees."""
-        return self.ranks.rng(self.seed, self._stream)
+        return self.ranks.rng(self.seed, self._stream) if self.ranks.joined else Rng(self.seed, self._stream)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or

@@ -124,7 +124,7 @@ class Algorithm(metaclass=Hinting):
         self._requested_device = choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
         self.ranks = Ranks.current if type(self)._data_parallel else ALONE
-        if hasattr(self.config, "batch_size"):
+        if self.ranks.joined and hasattr(self.config, "batch_size"):
             self.ranks.share(where, "batch_size", self.config.batch_size)
         # Only rank 0 has callbacks, so that evaluating, recording and saving happen once.
         self._history = HistoryCallback()

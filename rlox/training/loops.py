@@ -26,10 +26,11 @@ def offline(algorithm) -> dict[str, float]:
         When a metric of a report is not finite.
     """
     c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
+    hooks = ranks if ranks.joined else callbacks  # ranks call hooks, and learn their answers, together
     update = choose_update(algorithm)
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
-    go_on = ranks.call_hook(algorithm, "on_training_start")
+    go_on = hooks.call_hook("on_training_start", algorithm=algorithm)
     algorithm.backend.require_unchanged("train")
     since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
@@ -66,10 +67,10 @@ def offline(algorithm) -> dict[str, float]:
             "time/cpu_s": time.process_time() - cpu,
         }
         now = clock()
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.updates, reward=c.mean_reward, metrics=metrics)
+        go_on = hooks.call_hook("on_step", algorithm=algorithm, step=c.updates, reward=c.mean_reward, metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.backend.require_unchanged("train")
-    ranks.call_hook(algorithm, "on_training_end")
+    hooks.call_hook("on_training_end", algorithm=algorithm)
     return metrics

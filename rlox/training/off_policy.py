@@ -370,12 +370,6 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         columns = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
         return Rounds(taken, returns, lengths, {name: x for name, x in columns.items() if len(x)}, update_s)
 
-    def _require_finite_memory(self, n: int) -> None:
-        """Raise, naming the environment, if the newest `n` transitions of a plain float32 memory are not finite."""
-        buffer = self._memory.buffer
-        rows = buffer.get_state(since=max(0, buffer.get_state(since=2**62)["count"] - n))["rows"]
-        self.collector.require_finite_rows(rows.view(np.float32))
-
     # ---- exploration
 
     def _make_action_noise(self, n_envs: int) -> ActionNoise:

@@ -34,10 +34,11 @@ def on_policy(algorithm) -> dict[str, float]:
         touched.
     """
     c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
+    hooks = ranks if ranks.joined else callbacks  # ranks call hooks, and learn their answers, together
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     update = choose_update(algorithm)
     algorithm.collector.env_steps = c.env_steps
-    go_on = ranks.call_hook(algorithm, "on_training_start")
+    go_on = hooks.call_hook("on_training_start", algorithm=algorithm)
     algorithm.backend.require_unchanged("train")
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
@@ -79,11 +80,13 @@ def on_policy(algorithm) -> dict[str, float]:
             "time/update_s": now - updating,
             "time/cpu_s": time.process_time() - cpu,
         }
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
+        go_on = hooks.call_hook(
+            "on_step", algorithm=algorithm, step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics
+        )
         # Evaluation and saving do not count towards the training's speed.
         since += time.perf_counter() - now
     algorithm.backend.require_unchanged("train")
-    ranks.call_hook(algorithm, "on_training_end")
+    hooks.call_hook("on_training_end", algorithm=algorithm)
     return metrics
 
 

@@ -81,6 +81,7 @@ def off_policy(algorithm) -> dict[str, float]:
     """
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     ranks = algorithm.ranks
+    hooks = ranks if ranks.joined else callbacks  # ranks call hooks, and learn their answers, together
     collector, buffer, clock = algorithm.collector, algorithm._memory.buffer, time.perf_counter
     update = algorithm._make_updates()
     end = c.end
@@ -88,7 +89,7 @@ def off_policy(algorithm) -> dict[str, float]:
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     collect_s = update_s = 0.0
     collector.env_steps = c.env_steps
-    go_on = ranks.call_hook(algorithm, "on_training_start")
+    go_on = hooks.call_hook("on_training_start", algorithm=algorithm)
     algorithm.backend.require_unchanged("train")
     fused = algorithm._can_run_rounds()
     left = algorithm._pretraining_due() if go_on and algorithm._dataset is not None else 0
@@ -103,7 +104,7 @@ def off_policy(algorithm) -> dict[str, float]:
         losses = update.average()
         metrics = {"mean_reward": c.mean_reward, **(ranks.metrics(losses) if ranks.joined else losses), **times}
         require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
+        go_on = hooks.call_hook("on_step", algorithm=algorithm, step=c.env_steps, reward=c.mean_reward, metrics=metrics)
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
         started, round_start, c.in_round = clock(), c.env_steps, 0
@@ -112,7 +113,10 @@ def off_policy(algorithm) -> dict[str, float]:
                 min(report_every - (c.env_steps - c.horizon_start) % report_every, end - c.env_steps)
             )
             collector.env_steps = c.env_steps
-            algorithm._require_finite_memory(done.n_steps)
+            # The memory is plain, so that its newest rows are transitions of float32.
+            count = buffer.get_state(since=2**62)["count"]
+            rows = buffer.get_state(since=max(0, count - done.n_steps))["rows"]
+            collector.require_finite_rows(rows.view(np.float32))
             c.ended(done.episode_returns, done.episode_lengths)
             if done.metrics:
                 update.history.append(done.metrics)
@@ -175,12 +179,12 @@ def off_policy(algorithm) -> dict[str, float]:
         }
         collect_s = update_s = 0.0
         now = clock()
-        go_on = ranks.call_hook(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
+        go_on = hooks.call_hook("on_step", algorithm=algorithm, step=c.env_steps, reward=c.mean_reward, metrics=metrics)
         # Evaluation and saving do not count towards the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.backend.require_unchanged("train")
-    ranks.call_hook(algorithm, "on_training_end")
+    hooks.call_hook("on_training_end", algorithm=algorithm)
     return metrics
 
 
