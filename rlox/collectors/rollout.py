@@ -310,12 +310,25 @@ class RolloutCollector(Collector):
             after,
             sampler.take_log_probs() if sampler.drawn else None,
         )
+        # Advantages are in units of rewards, of which a value norm changes those that the critic predicts.
+        estimates, ahead = to_array(values).reshape(n_steps, n), after_values
+        if self.value_norm is not None:
+            estimates, ahead = self.value_norm.denormalized(estimates), self.value_norm.denormalized(ahead)
         next_values = None
         if cut:
             next_values = np.zeros((n_steps, n), np.float32)
-            next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
-        estimates = to_array(values).reshape(n_steps, n)
-        advantages, returns = self._advantages(steps, estimates, after_values[:n], next_values)
+            next_values[steps.limits[:, 0], steps.limits[:, 1]] = ahead[n:]
+        advantages, returns = compute_gae_batched_f32(
+            steps.rewards,
+            estimates,
+            steps.terminated,
+            ahead[:n],
+            n_steps,
+            self.gamma,
+            self.gae_lambda,
+            truncated=steps.truncated if cut else None,
+            next_values=next_values,
+        )
         place = sampler.policy.place
         return Rollout(
             obs=seen,
@@ -329,28 +342,6 @@ class RolloutCollector(Collector):
             episode_lengths=steps.episode_lengths,
             dones=place(steps.ended.reshape(-1)),
             n_envs=n,
-        )
-
-    def _advantages(
-        self, steps: Steps, values: np.ndarray, last_values: np.ndarray, next_values: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return advantages and returns (T, N) f32, for values (T, N), and `last_values` (N,) after the last step.
-
-        `next_values` (T, N) has the values of the observations that truncated steps led to; None if there are none.
-        """
-        if (norm := self.value_norm) is not None:
-            values, last_values = norm.denormalized(values), norm.denormalized(last_values)
-            next_values = None if next_values is None else norm.denormalized(next_values)
-        return compute_gae_batched_f32(
-            steps.rewards,
-            values,
-            steps.terminated,
-            last_values,
-            len(values),
-            self.gamma,
-            self.gae_lambda,
-            truncated=None if next_values is None else steps.truncated,
-            next_values=next_values,
         )
 
     def gather(self, policy: nn.Module | NativePolicy, n_steps: int, whole: bool = False) -> Steps:

@@ -18,7 +18,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3_bc": "6fae2d5a823ffc87 4a43a744f8b51436",
     "rlox.checkpoint.counters": "b3bbe9b89cb7b46f 63d09dbdb611ede3",
     "rlox.collectors.replay": "3def3843f4668364 76b95994ee43a907",
-    "rlox.collectors.rollout": "ee17a7ae9e24e0bd 65012e82d3df412f",
+    "rlox.collectors.rollout": "b5164c420a3d03b4 ff23b02ee96c7bc7",
     "rlox.envs.spec": "f62820386312e71e a15c28632831d906",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "6555140109adedcf 5c9fc58fc1494ad8",
@@ -32,6 +32,6 @@ COMPARED: dict[str, str] = {
     "rlox.training.backend": "eeb20326d352b2fc e71eacbc142c17e6",
     "rlox.training.off_policy": "233f39d45bb1f729 5030a9a3125e205b",
     "rlox.training.offline": "b9d09255a638c7b1 abedaeb901be9794",
-    "rlox.training.on_policy": "814d7ae98cb11921 58cf0dd66775aea3",
+    "rlox.training.on_policy": "d5b44e53bb68254e e0eaba267e3a5c4d",
     "rlox.training.replay": "71f673de96798ffb ce71a85f5a169808",
 }

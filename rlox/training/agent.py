@@ -140,9 +140,10 @@ class Agent(Algorithm):
         if self.ranks.joined and env_backend == "envpool":
             raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
         self.env_options = options
-        options.device, options.compiled = self._choose_env_device(where, device, reward_fn), compile
-        if options.device is not None:
-            device = options.device
+        options.compiled = compile
+        if env_backend == "tensor" or device == "cuda":
+            options.device = self._choose_env_device(where, device, reward_fn)
+            device = options.device or device
         n_own = self.ranks.share(where, "n_envs", self.n_envs) if self.ranks.joined else self.n_envs
         self.collector = self._make_collector(n_own, reward_fn)
         self.collector.name = env_name(env_id)
@@ -215,7 +216,12 @@ class Agent(Algorithm):
             self.backend.captures = find_capture_obstacle(self) is None
         if self.collector is not None:
             self.collector.device = self.device
-        self.rng = self._make_rng()
+        if self.backend.captures or self.env_options.device is not None:
+            from rlox.nn.random import DeviceRng
+
+            self.rng = DeviceRng(self.seed, self._stream, self.device)
+        else:
+            self.rng = self.ranks.rng(self.seed, self._stream) if self.ranks.joined else Rng(self.seed, self._stream)
         self.setup(rng)
         if self.ranks.joined:
             self.ranks.prepare(self)
@@ -223,10 +229,6 @@ class Agent(Algorithm):
             self.optimizer.actor = self.native
         if self.backend == "native":
             self.backend.guard(self)
-
-    def _make_rng(self) -> Any:
-        """Return the generator that determines what each update sees."""
-        return self.ranks.rng(self.seed, self._stream) if self.ranks.joined else Rng(self.seed, self._stream)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or

@@ -245,13 +245,6 @@ class OnPolicyAlgorithm(Agent):
 
         return FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
 
-    def _make_rng(self) -> Any:
-        if not self.backend.captures and self.env_options.device is None:
-            return super()._make_rng()
-        from rlox.nn.random import DeviceRng
-
-        return DeviceRng(self.seed, self._stream, self.device)
-
     def setup(self, rng: Rng) -> None:
         c = self.config
         self.optimizer = self._make_optimizer(self.native or self.policy)
