@@ -175,7 +175,7 @@ def make_buffer(
     TypeError
         If the class is not a `Buffer`, or does not accept the arguments.
     """
-    cls = buffer_class(config.name) if device == "cpu" else _resolve(ON_DEVICE[config.name])
+    cls = buffer_class(config.name) if device == "cpu" else resolve_name(ON_DEVICE[config.name])
     arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
     if config.holds == "sequences":
         arguments |= {"act_dim": spec.model_width, "n_envs": n_envs, "state_dim": state_dim}

@@ -45,12 +45,7 @@ class TensorEnv:
         """Return the states (S, M) float64 in which M episodes start.
 
         `words` (4 * start_blocks, M) int64 are random numbers in [0, 2**32), independent of each other and the same
-<<<<<<< HEAD
         whenever this episode of this copy starts; `rlox.envs.tensor.philox.open_unit` maps them to (0, 1).
-=======
-        whenever this episode of this copy starts. `rlox.envs.tensor.philox.open_unit` turns them into numbers in
-        (0, 1).
->>>>>>> ce19b75 (Line length)
         """
         raise NotImplementedError
 
