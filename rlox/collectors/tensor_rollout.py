@@ -209,8 +209,8 @@ class TensorRolloutCollector(Collector):
         if self._compiled:
             functions = [Compiled(one, "the policy") for one in functions]
         self._act, self._outputs, self._values = functions
-        # The Python code of other classes must run in each step.
-        ours = type(policy).__module__.startswith("rlox.")
+        # The Python code of other classes and packages must run in each step.
+        ours = type(policy).__module__.startswith("rlox.") and self.env.capturable
         self._graphed = Graphed(self._collect, self.device, self._where) if ours else self._collect
 
     def _collect(self) -> None:

@@ -56,9 +56,9 @@ class EnvOptions:
     def make(self, env_id: Any, n_envs: int, seed: int, n_ranks: int = 1) -> VecEnv:
         """Create the `n_envs` environments of one of `n_ranks`, which share the workers."""
         if self.device is not None:
-            from rlox.envs.tensor.vec_env import TensorVecEnv
+            from rlox.envs.tensor.vec_env import make_on_device
 
-            return TensorVecEnv(n_envs, seed, env_id, self.device, self.compiled)
+            return make_on_device(env_id, n_envs, seed, self.device, self.compiled)
         workers = -(-self.workers // n_ranks)
         return make_vec_env(env_id, n_envs, seed, self.kwargs, self.wrappers, workers, self.backend, self.remote)
 
@@ -140,9 +140,9 @@ def make_vec_env(
                 "make_vec_env: kwargs and wrappers must be empty, workers 0 and backend auto or tensor for "
                 f"environments on a device, got {kwargs or {}}, {list(wrappers)}, {workers} and {backend}"
             )
-        from rlox.envs.tensor.vec_env import TensorVecEnv
+        from rlox.envs.tensor.vec_env import make_on_device
 
-        return TensorVecEnv(n_envs, seed, env, device or "cpu")  # type: ignore[arg-type]  # refuses other types
+        return make_on_device(env, n_envs, seed, device or "cpu")  # type: ignore[arg-type]  # refuses other types
     if backend == "envpool":
         if wrappers or workers:
             raise ValueError(

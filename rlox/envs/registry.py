@@ -305,9 +305,9 @@ class VecEnv(vec_env.VecEnv):
         """Create the copies: on the host, or with a `device` as tensors there, a `TensorVecEnv`."""
         if device is None:
             return super().__new__(cls, n, seed, env_id)
-        from rlox.envs.tensor.vec_env import TensorVecEnv
+        from rlox.envs.tensor.vec_env import make_on_device
 
-        return TensorVecEnv(n, seed, env_id, device)
+        return make_on_device(env_id, n, seed, device)
 
     def __reduce__(self):
         return type(self), (self.n_envs, self.seed, self.env_id), self.get_state()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlox.envs.tensor.base import TensorEnv
@@ -19,16 +19,39 @@ TENSOR_ENVS: dict[str, str] = {
 }
 # Environments of users, by id.
 REGISTERED: dict[str, Callable[[], TensorEnv]] = {}
+# What creates N copies of an id that live on a device, for environments of other packages.
+VEC_ENVS: dict[str, Callable[[int, int, str], Any]] = {}
 
 
 def tensor_env_ids() -> list[str]:
-    """Return the ids with a tensor version: built in, then registered."""
-    return [*TENSOR_ENVS, *REGISTERED]
+    """Return the ids whose copies can live on a device: built in, then registered."""
+    return [*TENSOR_ENVS, *REGISTERED, *VEC_ENVS]
+
+
+def register_vec_env(env_id: str, create: Callable[[int, int, str], Any]) -> None:
+    """Register environments of another package under an id, for ``env_backend=tensor``.
+
+    Parameters
+    ----------
+    env_id : str
+        The id.
+    create : callable
+        ``create(n_envs, seed, device)`` returns a vector environment, such as a `TorchVecEnv` or a `JaxVecEnv` of
+        `rlox.envs.tensor.adapters`.
+
+    Raises
+    ------
+    ValueError
+        If another environment has this id.
+    """
+    if env_id in (*TENSOR_ENVS, *REGISTERED) or VEC_ENVS.get(env_id, create) is not create:
+        raise ValueError(f"register_vec_env: env_id must be new, got {env_id!r}, which another environment has")
+    VEC_ENVS[env_id] = create
 
 
 def register(env_id: str, create: Callable[[], TensorEnv], where: str) -> None:
     """Add a checked environment; raise a ValueError if another one has this id."""
-    if env_id in TENSOR_ENVS or REGISTERED.get(env_id, create) is not create:
+    if env_id in (*TENSOR_ENVS, *VEC_ENVS) or REGISTERED.get(env_id, create) is not create:
         raise ValueError(f"{where}: env_id must be new, got {env_id!r}, which belongs to another tensor environment")
     REGISTERED[env_id] = create
 

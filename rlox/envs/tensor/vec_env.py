@@ -12,7 +12,7 @@ from rlox.envs.protocols import step_layout
 from rlox.envs.spec import EnvSpec
 from rlox.envs.tensor.base import TensorEnv
 from rlox.envs.tensor.philox import ROUNDS, make_multipliers, make_round_keys, philox
-from rlox.envs.tensor.table import create
+from rlox.envs.tensor.table import VEC_ENVS, create
 from rlox.kernels.envs.snapshot import restore
 from rlox.kernels.rng import Rng
 
@@ -366,6 +366,13 @@ class TensorVecEnv:
     def _require_ready(self, method: str) -> None:
         if not self._ready:
             raise ValueError(f"TensorVecEnv.{method}: the environments must be reset first; call reset_all()")
+
+
+def make_on_device(env: str | TensorEnv, n: int, seed: int, device: torch.device | str, compiled: bool = False) -> Any:
+    """Create N copies that live on `device`: a `TensorVecEnv`, or what `register_vec_env` says for this id."""
+    if isinstance(env, str) and env in VEC_ENVS:
+        return VEC_ENVS[env](n, seed, str(device))
+    return TensorVecEnv(n, seed, env, device, compiled)
 
 
 class HostVecEnv(TensorVecEnv):
