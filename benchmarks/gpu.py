@@ -151,7 +151,7 @@ def measure_ppo(n_envs: int, placed: dict[str, Any], seconds: float, **changes: 
 
 
 def steps(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield the speed of PPO for each number of environments and epochs; with ``--compile``, also with compiled losses."""
+    """Yield the speed of PPO for each number of environments and epochs; ``--compile`` adds compiled losses."""
     for n_envs in args.n_envs or (4096, 16384, 65536):
         for n_epochs in args.n_epochs or (LEARNING["n_epochs"], 1):
             for compiled in (False, True) if args.compile else (False,):
