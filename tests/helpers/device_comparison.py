@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from small_algorithms import make
+from small_algorithms import make, off_policy
 
 from rlox.nn import graphs
 
@@ -47,6 +47,9 @@ def require_close(ours, theirs, rel=1e-3, abs=1e-4):
 CAPTURED = {
     "ppo": {"n_epochs": 2, "batch_size": 16, "clip_eps_schedule": "linear", "clip_eps": 0.05},
     "a2c": {"normalize_advantages": True},
+    "dqn": {"double_dqn": False},
+    "td3": {"policy_delay": 2},
+    "sac": {"prioritized": True},
 }
 
 
@@ -58,7 +61,7 @@ def require_same_with_and_without_graphs(name, monkeypatch):
         monkeypatch.setattr(graphs, "N_EAGER", n_eager)
         algorithm = make(name, device="cuda", **settings)
         assert algorithm.backend.captures
-        metrics.append(algorithm.train(10 * 64))
+        metrics.append(algorithm.train(168 if off_policy(name) else 10 * 64))
         trained.append(weights(algorithm))
     require_close(*metrics, rel=1e-4, abs=1e-5)
     for key, array in trained[1].items():
