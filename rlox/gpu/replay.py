@@ -19,6 +19,9 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.graphs import Graphed
 from rlox.nn.transfers import Packing, stage
 
+# Rows of a round that are sent together with the numbers of an update; more of them go on their own.
+_MOST_SENT = 64
+
 
 class _StaticBatch(TransitionBatch):
     """A batch whose columns stay where they are, and whose priorities the host updates after a replay."""
@@ -51,7 +54,9 @@ class CapturedReplay:
         if self._memory is None:
             self._n_round, n_words, domain = 0, 0, 0
         else:
-            self._n_round, n_words, domain = a._round_steps(), n * memory.words_per_row, memory.domain
+            steps = a._round_steps()
+            self._n_round = steps if steps <= min(_MOST_SENT, memory.capacity) else 0
+            n_words, domain = n * memory.words_per_row, memory.domain
         others = 0 if self._memory is not None else 1 if a._dataset is None else 2  # seeds that the host draws itself
         self._numbers = NumbersAhead(a.rng, self._device, n_words, domain, shape, others)
         self._packing: Packing | None = None
