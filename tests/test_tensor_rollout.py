@@ -76,6 +76,31 @@ def test_rollouts_are_those_of_the_native_environments():
     assert here.env_steps == there.env_steps == 3 * 75
 
 
+@pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
+def test_normalisation_is_that_of_the_host(parts, tmp_path):
+    """Rollouts, statistics, a restored state, and the observations of evaluations."""
+    settings = dict(zip(("normalize_obs", "normalize_rewards"), parts, strict=True), clip_rewards=2.0)
+    ours, theirs = PPO("Pendulum-v1", **ON_DEVICE, **settings), PPO("Pendulum-v1", **SMALL, **settings)
+    for _ in range(2):
+        batches = [one.collector.collect(one.policy, 230) for one in (ours, theirs)]
+        for name in ("obs", "rewards", "values", "advantages"):
+            a, b = (getattr(batch, name).numpy() for batch in batches)
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-3, err_msg=name)
+    a, b = ours.normalizer.state(), theirs.normalizer.state()
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    obs = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(ours.normalizer.normalize(obs), theirs.normalizer.normalize(obs), rtol=1e-4)
+    ours.train(128)
+    ours.save(tmp_path / "a.safetensors")
+    rest = PPO.from_checkpoint(tmp_path / "a.safetensors", device="cpu")
+    for one in (ours, rest):
+        one.train(128)
+    np.testing.assert_array_equal(flat(ours), flat(rest))
+    assert ours.evaluate(1).returns == rest.evaluate(1).returns
+
+
 def test_all_episodes_are_reported_also_many(monkeypatch):
     """More than fit the first transfer are transferred in a second one."""
     policy = DiscretePolicy(4, 2, 8, rng=Rng(0))
@@ -208,7 +233,6 @@ def test_signs_of_rewards_are_learned_from():
     ("cls", "env", "settings", "message"),
     [
         (PPO, "CartPole-v1", {"reward_fn": lambda o, a, r: r}, "cannot call the Python function <lambda>"),
-        (PPO, "CartPole-v1", {"normalize_obs": True}, "normalize_obs and normalize_rewards are computed on the host"),
         (PPO, "CartPole-v1", {"env_workers": 1}, "no env_kwargs, wrappers, workers or remote addresses"),
         (PPO, "Blackjack-v1", {}, "Blackjack-v1 has no tensor version; those that have one are"),
         (DQN, "CartPole-v1", {}, "environments on a device are for PPO and A2C"),

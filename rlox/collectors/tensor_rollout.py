@@ -12,6 +12,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.base import Collector
 from rlox.collectors.rewards import RewardFn, reward_name, sign
 from rlox.collectors.rollout import Rollout
+from rlox.collectors.tensor_normalize import TensorNormalize
 from rlox.envs.registry import env_name
 from rlox.envs.tensor.table import tensor_env_ids
 from rlox.envs.tensor.vec_env import TensorVecEnv
@@ -89,7 +90,7 @@ class _Memory:
 
 def find_resident_obstacle(algorithm: Any, reward_fn: RewardFn | None) -> str | None:
     """Return why the environments of `algorithm` cannot live on a device; None if they can."""
-    options, c, env = algorithm.env_options, algorithm.config, algorithm.env_id
+    options, env = algorithm.env_options, algorithm.env_id
     if not isinstance(env, str) or env not in tensor_env_ids():
         return f"{env_name(env)} has no tensor version; those that have one are {', '.join(tensor_env_ids())}"
     if (
@@ -102,8 +103,6 @@ def find_resident_obstacle(algorithm: Any, reward_fn: RewardFn | None) -> str | 
     if reward_fn not in (None, "sign") and reward_fn is not sign:
         name = reward_fn if isinstance(reward_fn, str) else reward_name(reward_fn)
         return f"environments on a device cannot call the Python function {name}, only reward_fn='sign'"
-    if c.normalize_obs or c.normalize_rewards:
-        return "normalize_obs and normalize_rewards are computed on the host"
     if algorithm.ranks.joined:
         return "the ranks of distributed=ddp collect on the host"
     return None
@@ -136,7 +135,7 @@ class TensorRolloutCollector(Collector):
 
     _where = "TensorRolloutCollector.collect"
     noise_axis = 1  # the noise of a whole rollout is drawn at once
-    normalizer: Any = None
+    normalizer: TensorNormalize | None = None
 
     def __init__(
         self,
@@ -179,8 +178,10 @@ class TensorRolloutCollector(Collector):
         memory: Any = self._memory
         if self._raw is None:
             self._raw = self.env.reset_all()
+            if self.normalizer is not None:
+                self.normalizer.start(self._raw)
         if self._raw is not memory.last:
-            memory.last.copy_(self._raw)
+            memory.last.copy_(self._raw if self.normalizer is None else self.normalizer.normalize_tensor(self._raw))
             self._raw = memory.last
         with torch.no_grad(), evaluating(policy):
             self._graphed()
@@ -229,8 +230,10 @@ class TensorRolloutCollector(Collector):
                 actions = self._act(policy, m.obs[t], m.noise[t])
             m.actions[t].copy_(actions)
             self.env.step_all(actions.clamp(*self._bounds) if self._bounds else actions, row)
-        if self.reward_fn is sign:
-            m.rewards.sign_()
+            if self.reward_fn is sign:
+                row["rewards"].sign_()
+            if self.normalizer is not None:
+                self.normalizer.normalize_step_(row)
         torch.logical_or(m.terminated, m.truncated, out=m.ended)
         self._estimate_values(m, policy)
         compute_advantages_(

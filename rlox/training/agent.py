@@ -191,10 +191,13 @@ class Agent(Algorithm):
         if c.normalize_obs and spec.image:
             raise ValueError(f"{where}: normalize_obs must be false for images, which are scaled to [0, 1] already")
         clip_rewards = getattr(c, "clip_rewards", math.inf)
-        return VecNormalize(
-            self.n_envs // self.ranks.size, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards,
-            spec.part if spec.rounded else None,
-        )  # fmt: skip
+        sizes = (self.n_envs // self.ranks.size, spec.obs_shape, c.gamma)
+        rules: Any = (c.normalize_obs, rewards, c.clip_obs, clip_rewards, spec.part if spec.rounded else None)
+        if self.env_options.device is not None:
+            from rlox.collectors.tensor_normalize import TensorNormalize
+
+            return TensorNormalize(self.env_options.device, *sizes, *rules)
+        return VecNormalize(*sizes, *rules)
 
     @outside_inference_mode()
     def _create_networks(self, policy: nn.Module | None, backend: str, device: str, compile: bool = False) -> None:
