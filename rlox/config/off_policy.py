@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from rlox.config.base import (
@@ -202,7 +202,7 @@ class BufferConfig(Config):
 
     def arguments(self) -> dict[str, Any]:
         """Return the buffer's arguments, without shapes and n-step returns: ``capacity`` and all other fields."""
-        given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step", "device")}
+        given = {key: value for key, value in asdict(self).items() if key not in ("name", "size", "n_step", "device")}
         return {"capacity": self.size, **given}
 
 

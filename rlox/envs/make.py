@@ -152,9 +152,10 @@ def make_vec_env(
         from rlox.envs.envpool_env import EnvPoolVecEnv
 
         return EnvPoolVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # raises an error for other types
-    if backend == "auto" and not (kwargs or wrappers or workers) and is_vectorised(env):
-        if is_native(env):
-            return registry.VecEnv(n_envs, seed, env)
+    plain = backend == "auto" and not (kwargs or wrappers or workers)
+    if plain and is_native(env):
+        return registry.VecEnv(n_envs, seed, env)
+    if plain and is_vectorised(env):
         from rlox.envs.tensor.vec_env import HostVecEnv
 
         return HostVecEnv(n_envs, seed, env)  # type: ignore[arg-type]  # an id

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from rlox.buffers import buffer_class
 from rlox.checkpoint import Checkpoint, one_line
 from rlox.checkpoint.counters import follow_schedule, interpolate
 from rlox.collectors import ReplayCollector, RewardFn
@@ -278,8 +279,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         """Change the state on the host as `update` does, after a graph has run instead of it."""
 
     def _make_updates(self) -> Any:
-        if not self.backend.captures:
-            return super()._make_updates()
+        """Return what a training on a GPU, which captures its updates, uses instead of `Updates`."""
         if self._captured is None:
             from rlox.gpu.replay import CapturedReplay
 
@@ -304,7 +304,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
             return "observations are normalised"
         if self.collector.action_noise is not None:
             return "Python adds the exploration noise"
-        if self._memory.kind is not ReplayBuffer:
+        config = self._memory.config
+        if (type(self._memory.given) if config is None else buffer_class(config.name)) is not ReplayBuffer:
             return "the replay memory is not uniform"
         definer = next(cls for cls in type(self).__mro__ if "_rounds" in vars(cls))
         return find_difference("rounds", self, self.collector) if definer.__module__.startswith("rlox.") else None

@@ -19,7 +19,6 @@ import numpy as np
 from rlox.buffers import (
     Buffer,
     OfflineDataset,
-    buffer_class,
     buffer_config,
     buffer_config_class,
     buffer_names,
@@ -83,7 +82,7 @@ def off_policy(algorithm) -> dict[str, float]:
     ranks = algorithm.ranks
     hooks = ranks if ranks.joined else callbacks  # ranks call hooks, and learn their answers, together
     collector, buffer, clock = algorithm.collector, algorithm._memory.buffer, time.perf_counter
-    update = algorithm._make_updates()
+    update = algorithm._make_updates() if algorithm.backend.captures else Updates(algorithm)
     end = c.end
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
@@ -236,10 +235,6 @@ class ReplayAgent(Agent):
         require_mixable(self._dataset, self.spec, where)
         if self.collector.reward_fn is not None:
             raise ValueError(f"{where}: reward_fn must be None with a dataset, which has the environment's rewards")
-
-    def _make_updates(self) -> Any:
-        """Return the `Updates` of a training, or another object with their interface."""
-        return Updates(self)
 
     # ---- what a family defines
 
@@ -458,11 +453,6 @@ class ReplayMemory:
     def given(self) -> Any:
         """The memory, if it exists already; else None."""
         return self._buffer
-
-    @property
-    def kind(self) -> type:
-        """The class of the memory."""
-        return type(self._buffer) if self.config is None else buffer_class(self.config.name)
 
     @property
     def size(self) -> int:
