@@ -410,7 +410,8 @@ class ModuleWatch:
             held = vars(part)
             # The callable attributes of the object itself, without those of its class.
             functions = {name: value for name, value in held.items() if callable(value)}
-            self._parts.append((part, type(part), _members(part), len(held), functions))
+            members = [*map(id, held["_modules"].values()), *map(id, held["_parameters"].values())]
+            self._parts.append((part, type(part), members, len(held), functions))
         # Instance attributes that override methods of the class, which the kernel would not call.
         self._own = next((name for part, kind, *_, own in self._parts for name in own if hasattr(kind, name)), None)
         self._parameters = [(p, p.data_ptr(), p.requires_grad) for p in module.parameters()]
@@ -424,7 +425,8 @@ class ModuleWatch:
             return f"the {what} has a method of its own, {self._own}"
         for part, kind, members, size, functions in self._parts:
             held = vars(part)
-            if type(part) is not kind or _members(part) != members:
+            present = [*map(id, held["_modules"].values()), *map(id, held["_parameters"].values())]
+            if type(part) is not kind or present != members:
                 return f"the {what}'s networks are not those it was created with"
             if any(held.get(name) is not own for name, own in functions.items()) or (
                 len(held) != size and any(callable(x) for name, x in held.items() if name not in functions)
@@ -442,8 +444,3 @@ class ModuleWatch:
             if p._backward_hooks or p._post_accumulate_grad_hooks:
                 return f"the {what}'s parameters have hooks, which a kernel does not call"
         return None
-
-
-def _members(part: nn.Module) -> list[int]:
-    held = vars(part)
-    return [*map(id, held["_modules"].values()), *map(id, held["_parameters"].values())]
