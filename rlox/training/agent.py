@@ -72,6 +72,7 @@ class Agent(Algorithm):
     """
 
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
+    _draws_on_device: ClassVar[bool] = True  # whether a captured update draws its numbers from a generator there
     _mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
 
     env_id: Any  # an id or a callable; None: there is no environment
@@ -219,7 +220,7 @@ class Agent(Algorithm):
             self.backend.captures = find_capture_obstacle(self) is None
         if self.collector is not None:
             self.collector.device = self.device
-        if self.backend.captures or self.env_options.device is not None:
+        if self._draws_on_device and (self.backend.captures or self.env_options.device is not None):
             from rlox.nn.random import DeviceRng
 
             self.rng = DeviceRng(self.seed, self._stream, self.device)
