@@ -25,22 +25,23 @@ class LaProp(FlatOptimizer):
         super().__init__(parameters, learning_rate)
         self.clip, self.warmup = clip, warmup
         self._moments = {name: torch.zeros_like(self.flat) for name in ("square_avg", "momentum")}
-        sizes = torch.tensor([p.numel() for p in self.parameters], device=self.flat.device)
-        self._tensor_of = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-        self._n = len(sizes)
+        self._lengths = [p.numel() for p in self.parameters]
+        self._repeats = torch.tensor(self._lengths, device=self.flat.device)
 
     def _norms(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each tensor, (n,)."""
-        return flat.new_zeros(self._n).index_add_(0, self._tensor_of, flat.square()).sqrt_()
+        """Return the norm of each tensor, (n,). A sum at indices would add up in another order each time on a GPU."""
+        return torch.stack(torch._foreach_norm(flat.split(self._lengths)))
 
     def _move(self, excess: torch.Tensor | None) -> None:
+        # The count, and what follows from it, are tensors: a Python number would wait for the device.
         self._steps += 1
-        steps, grad = int(self._steps), self.grad
+        steps, grad = self._steps.double(), self.grad
         square_avg, momentum = self._moments.values()
         limits = self.clip * self._norms(self.flat).clamp_(min=LEAST_NORM)
-        grad *= (limits / self._norms(grad).clamp_(min=1e-30)).clamp_(max=1.0)[self._tensor_of]
+        scales = (limits / self._norms(grad).clamp_(min=1e-30)).clamp_(max=1.0)
+        grad *= torch.repeat_interleave(scales, self._repeats, output_size=len(grad))
         square_avg.mul_(BETA_SQUARE).addcmul_(grad, grad, value=1 - BETA_SQUARE)
         scaled = grad / (square_avg / (1 - BETA_SQUARE**steps)).sqrt_().add_(EPS)
         momentum.mul_(BETA_MOMENTUM).add_(scaled, alpha=1 - BETA_MOMENTUM)
-        rate = self.learning_rate * min(1.0, steps / max(1, self.warmup))
-        self.flat.add_(momentum, alpha=-rate / (1 - BETA_MOMENTUM**steps))
+        rate = self.learning_rate * (steps / max(1, self.warmup)).clamp(max=1.0)
+        self.flat -= momentum * (rate / (1 - BETA_MOMENTUM**steps))

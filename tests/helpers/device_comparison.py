@@ -40,7 +40,7 @@ def require_close(ours, theirs, rel=1e-3, abs=1e-4):
         if not (math.isnan(ours[name]) and math.isnan(theirs[name]))
         and not math.isclose(ours[name], theirs[name], rel_tol=rel, abs_tol=abs)
     }
-    assert wrong == {}
+    assert not wrong, f"(ours, theirs) differ: {wrong}"
 
 
 # Settings for algorithms whose updates are captured as graphs.

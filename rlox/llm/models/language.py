@@ -131,7 +131,7 @@ class LanguageModel:
         return ids if chosen is not None or own is None or own in ids else (*ids, own)
 
     def _without_dropout(self) -> None:
-        self.module.eval()
+        self._evaluate()
         for part in self.module.modules():
             for name in _DROPOUT:
                 if isinstance(getattr(part, name, None), float):
@@ -190,7 +190,13 @@ class LanguageModel:
     def evaluation_mode(self) -> None:
         """Switch dropout off again if the user's code has called ``train()`` on the module meanwhile."""
         if self.module.training:
-            self.module.eval()
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        self.module.eval()
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                part.train()  # cuDNN differentiates it in this mode only; without dropout both compute the same
 
     @property
     def attention(self) -> str:
