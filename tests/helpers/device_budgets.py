@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from device_counts import count_work
-from small_algorithms import OFFLINE, ONLINE, learner, make, of_sequences, off_policy
+from small_algorithms import LANGUAGE, OFFLINE, ONLINE, learner, make, of_sequences, off_policy
 
 from rlox.callbacks import Callback
 
@@ -93,16 +93,28 @@ def spent_offline(name):
     return {"update": {kind: round(laps.laps["reported"][1][kind] / 20, 1) for kind in KINDS}}
 
 
+def spent_on_text(name):
+    """Work of one update of a language model, with the four tokens of each completion that it samples."""
+    import small_language_models
+
+    with count_work() as counter:
+        laps = Laps(counter, 3)
+        small_language_models.make(name, precision="float32", callbacks=[laps]).train(n_updates=3)
+    return {"update": laps.laps["reported"][-1]}
+
+
 def spent(name):
     """Return the work of the parts of a training, by part and kind."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # more is planned than trained
         if name in OFFLINE:
             return spent_offline(name)
+        if name in LANGUAGE:
+            return spent_on_text(name)
         return spent_on_replay(name) if off_policy(name) else spent_on_policy(name)
 
 
-NAMES = [*ONLINE, *OFFLINE]
+NAMES = [*ONLINE, *OFFLINE, *LANGUAGE]
 
 
 def main() -> None:
