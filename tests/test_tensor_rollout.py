@@ -2,6 +2,7 @@
 
 import re
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -241,3 +242,14 @@ def test_signs_of_rewards_are_learned_from():
 def test_what_cannot_run_on_a_device_is_refused(cls, env, settings, message):
     with pytest.raises(ValueError, match=f"^{cls.__name__}: env_backend must be auto.*{re.escape(message)}"):
         cls(env, env_backend="tensor", device="cpu", **settings)
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_the_command_line_chooses_environments_on_a_device(check, tmp_path):
+    """Also GridWorld-v0, which gymnasium does not know."""
+    small = ["total_timesteps=256", "env.n_envs=4", "algo.n_steps=16", "eval.n_episodes=1", "logger=none", "tuned=off"]
+    command = ["train", "algo=ppo", "env=GridWorld-v0", "env.backend=tensor", "device=cpu", "hydra.run.dir=run"]
+    done = forked.run(*command, *small, *check, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "torch (the environments are tensors)" in done.stdout
+    assert (tmp_path / "run/checkpoints/last.safetensors").is_file() == (not check)

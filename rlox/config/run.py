@@ -50,7 +50,7 @@ class EnvConfig(Config):
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
     workers: int = operational(0)  # processes that step non-native environments; 0: the training process steps them
-    backend: str = "auto"  # auto (native if available, else gymnasium), gymnasium or envpool
+    backend: str = "auto"  # auto (native if available, else gymnasium), gymnasium, envpool or tensor
     reward_fn: str | None = None  # replaces the training rewards: sign, module:NAME (--import), or an installed one
 
     def rules(self):

@@ -55,7 +55,7 @@ def probe_env(family: Any, algorithm: Any, config: RunConfig) -> Seen:
         If no training could use the environment: an invalid step, numbers that are not finite, an exception.
     """
     where, limit, native = f"env={config.env.id}", family.time_limit(algorithm), _plays_native(algorithm)
-    if config.env.backend == "envpool":
+    if config.env.backend == "envpool" or (algorithm.env_options.device is not None and not is_native(config.env.id)):
         return Seen(limit, [], 0.0, False, [])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -133,7 +133,9 @@ class _Results:
 def _play_episodes(config: RunConfig, where: str) -> _Results:
     """Take random actions in one environment, and for a while in a second one with the same seed."""
     c = config.env
-    first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
+    # Tensor environments have the trajectories of the native ones.
+    backend = "auto" if c.backend == "tensor" else c.backend
+    first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, backend) for _ in range(2))
     spec, rng = first.spec, np.random.default_rng(config.seed)
     results, started = _Results([], [], 0, 0.0, ""), time.process_time()
     try:
@@ -272,5 +274,5 @@ def same(first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
 def _plays_native(algorithm: Any) -> bool:
     """Return whether the algorithm's environment, or offline that of its evaluations, is native."""
     if getattr(algorithm, "collector", None) is not None:
-        return algorithm.collector.env.native
+        return algorithm.collector.env.native or algorithm.env_options.device is not None
     return is_native(algorithm.env_id) and not (algorithm.env_options.kwargs or algorithm.env_options.wrappers)
