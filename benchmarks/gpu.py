@@ -1,7 +1,7 @@
 """Measure rlox on a GPU: environments and networks on one device, next to the kernels of the CPU.
 
 usage: gpu.py steps        [--n-envs 4096 16384 65536] [--compile]   PPO on CartPole-v1, 4 epochs and 1
-       gpu.py time-to-475  [--n-envs 4096] [--seeds 0 … 9]           seconds until 100 episodes have a mean of 475
+       gpu.py time-to-475  [--n-envs 4096] [--seeds 0 … 9]           seconds until N episodes have a mean of 475
        gpu.py crossover    [--n-envs 8 … 65536] [--units 64 256]     PPO by kernels on the CPU, and on the GPU
        gpu.py sac          [--units 256 1024] [--systems rlox sb3]   SAC on HalfCheetah-v5, one update per step
        gpu.py update-error                                           weights after one update, against the CPU's
@@ -10,14 +10,16 @@ usage: gpu.py steps        [--n-envs 4096 16384 65536] [--compile]   PPO on Cart
 
 Every result is printed as a line of JSON, with the card and the versions. Speeds are those of a training in progress:
 the first updates, in which PyTorch compiles and captures graphs, do not count, and are reported as ``warm_up_s``.
-`time-to-475` counts everything from the call of ``train``, except that a short training before the first seed pays what
-a process pays once. FILE keeps the results of the other measurements. ``--device cpu`` runs the same tensor programs on
-the CPU, to test this script.
+`time-to-475` looks at the last N episodes of N environments, because the last hundred of thousands that end together
+are those of a time limit, and evaluates the policy afterwards. It counts everything from the call of ``train``, except
+that a short training before the first seed pays what a process pays once. FILE keeps the results of the other
+measurements. ``--device cpu`` runs the same tensor programs on the CPU, to test this script.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import statistics
 import tempfile
@@ -120,18 +122,22 @@ class Speed(Callback):
 
 
 class Reached(Callback):
-    """Stops a training when the mean return of the last 100 episodes is at least `THRESHOLD`."""
+    """Stops a training when the mean return of the last `n` episodes is at least `THRESHOLD`."""
 
-    def __init__(self) -> None:
+    def __init__(self, n: int) -> None:
         self.steps: int | None = None  # environment steps until then
         self.s = 0.0  # seconds until then
         self._began = 0.0
+        self._returns: collections.deque[float] = collections.deque(maxlen=n)
 
     def on_training_start(self, **info: Any) -> None:
         self._began = time.perf_counter()
 
-    def on_step(self, step: int, reward: float, **info: Any) -> bool:
-        if not reward >= THRESHOLD:  # NaN before the first episode
+    def on_rollout_end(self, batch: Any, **info: Any) -> None:
+        self._returns.extend(batch.episode_returns.tolist())
+
+    def on_step(self, step: int, **info: Any) -> bool:
+        if len(self._returns) < self._returns.maxlen or statistics.fmean(self._returns) < THRESHOLD:
             return True
         self.steps, self.s = step, time.perf_counter() - self._began
         return False
@@ -166,7 +172,7 @@ def time_to_475(args: argparse.Namespace) -> Iterator[Row]:
         PPO("CartPole-v1", n_envs, seed=10**6, **chosen).train(WARM_UP * n_envs * LEARNING["n_steps"])
         rows = []
         for seed in args.seeds:
-            reached = Reached()
+            reached = Reached(n_envs)
             algorithm = PPO("CartPole-v1", n_envs, seed=seed, callbacks=[reached], **chosen)
             synchronize(args.device)
             algorithm.train(args.most)
