@@ -30,7 +30,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.policies": "0b8b77693b113625 00b028dff76466be",
     "rlox.nn.value_losses": "46528063de11545d 1673880de96edb38",
     "rlox.training.backend": "eeb20326d352b2fc e71eacbc142c17e6",
-    "rlox.training.off_policy": "2a1dc98b3beccdb4 f34e4e95d5398570",
+    "rlox.training.off_policy": "11cbc8df26eccd74 f45d4c9c9ca8375b",
     "rlox.training.offline": "b9d09255a638c7b1 abedaeb901be9794",
     "rlox.training.on_policy": "d5b44e53bb68254e e0eaba267e3a5c4d",
     "rlox.training.replay": "9b2162b9a6a2258d 32edad4e9ae371cd",

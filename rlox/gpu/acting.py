@@ -14,6 +14,8 @@ from rlox.compiled.policies import NativeActor, NativeBoundedPolicy
 if TYPE_CHECKING:
     import torch
 
+    from rlox.nn.graphed_acting import GraphedPolicy
+
 # Up to so many parameters times environments, a kernel on the CPU acts sooner than a GPU with its launches and copies.
 MOST_WORK = 500_000
 
@@ -47,19 +49,19 @@ class FollowingPolicy:
         return self._policy
 
 
-def choose_actor(algorithm: Any) -> None:
-    """Let a kernel on the CPU act for a small policy of an off-policy algorithm on a GPU, or the GPU with a graph."""
+def choose_actor(algorithm: Any) -> tuple[FollowingPolicy | None, GraphedPolicy | None]:
+    """Return what acts for an off-policy algorithm on a GPU: a kernel on the CPU for a small policy, or a graph on the
+    GPU; neither for a custom policy. The backend's reason says which."""
     why = _find_obstacle(algorithm)
     if why is None:
-        algorithm._follower = FollowingPolicy(algorithm.optimizer.flat, algorithm._make_follower)
         algorithm.backend.reason += "; a kernel on the CPU acts"
-    else:
-        algorithm.backend.reason += f"; the GPU acts: {why}"
-    if why is not None and not algorithm._own_policy:
-        from rlox.nn.graphed_acting import GraphedPolicy
+        return FollowingPolicy(algorithm.optimizer.flat, algorithm._make_follower), None
+    algorithm.backend.reason += f"; the GPU acts: {why}"
+    if algorithm._own_policy:
+        return None, None
+    from rlox.nn.graphed_acting import GraphedPolicy
 
-        algorithm._graphed_policy = GraphedPolicy(algorithm.policy, algorithm.device)
-    algorithm._explore()
+    return None, GraphedPolicy(algorithm.policy, algorithm.device)
 
 
 def _find_obstacle(algorithm: Any) -> str | None:

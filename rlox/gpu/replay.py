@@ -41,10 +41,16 @@ class CapturedReplay:
     ----------
     algorithm : OffPolicyAlgorithm
         The algorithm. Its memory is on its device, or on the host.
+
+    Attributes
+    ----------
+    running : bool
+        Whether the algorithm's `update` is being called from here.
     """
 
     def __init__(self, algorithm: Any):
         a = self._algorithm = algorithm
+        self.running = False
         memory: Any = a.buffer
         self._memory = memory if isinstance(memory, DeviceReplayBuffer) else None
         self._device = torch.device(a.device)
@@ -128,11 +134,11 @@ class CapturedReplay:
             words = self._numbers.words.index_select(0, inputs["index"]).view(-1)
             batch = TransitionBatch.from_tensors(memory.draw(words, inputs["beta"][0]), a.config.gamma, a.spec)
         counters = a.counters
-        counters.captured_progress, a._noise_ahead = inputs["progress"][0], self._noise
+        counters.captured_progress, self.running = inputs["progress"][0], True
         try:
             metrics = self._update(batch)
         finally:
-            counters.captured_progress = a._noise_ahead = None
+            counters.captured_progress, self.running = None, False
         values = torch.stack(list(metrics.values()))
         if branch not in self._sums:  # in the first call, which is not captured
             self._names[branch] = list(metrics)
@@ -140,7 +146,7 @@ class CapturedReplay:
         self._sums[branch] += values
         return getattr(batch, "td_errors", None)
 
-    def _noise(self) -> torch.Tensor:
+    def noise(self) -> torch.Tensor:
         """Return the normal numbers of the current update."""
         return self._numbers.normals.index_select(0, self._inputs["index"])[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -85,7 +85,6 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     _follower: FollowingPolicy | None = None  # acts on the CPU for a policy on a GPU
     _graphed_policy: GraphedPolicy | None = None  # acts on a GPU
     _captured: CapturedReplay | None = None
-    _noise_ahead: Callable[[], torch.Tensor] | None = None  # gives the noise of an update that is captured
     Policy: ClassVar[type[BoundedPolicy] | None] = None  # the class of policy that `make_policy` creates
     _outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages
     _usual_memory = "uniform"
@@ -144,7 +143,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
             why = self._find_python_step()
             self.backend.reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
         if self.device != "cpu":
-            choose_actor(self)
+            self._follower, self._graphed_policy = choose_actor(self)
+            self._explore()
 
     # ---- acting for a policy on a GPU
 
@@ -268,8 +268,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         """Return the normal numbers of an update from `n` rows, f32, on the learner's device."""
         import torch
 
-        if self._noise_ahead is not None:
-            return self._noise_ahead()
+        if self._captured is not None and self._captured.running:
+            return self._captured.noise()
         return torch.from_numpy(self.rng.normal(self._noise_shape(n))).to(self.device)
 
     def _branch(self) -> tuple[Hashable, ...]:

@@ -182,7 +182,7 @@ def read_the_noise_of_the_first_update_again(monkeypatch):
 
         return first
 
-    wrapped(monkeypatch, replay.CapturedReplay, "_noise", baked)
+    wrapped(monkeypatch, replay.CapturedReplay, "noise", baked)
 
 
 IN_GRAPHS = {
