@@ -2,7 +2,7 @@
 
 usage: gpu.py steps        [--n-envs 4096 16384 65536] [--compile]   PPO on CartPole-v1, 4 epochs and 1
        gpu.py time-to-475  [--n-envs 4096] [--seeds 0 … 9]           seconds until N episodes have a mean of 475
-       gpu.py crossover    [--n-envs 8 … 65536] [--units 64 256]     PPO by kernels on the CPU, and on the GPU
+       gpu.py crossover    [--n-envs 8 … 2048] [--units 64 256]      PPO by kernels on the CPU, and on the GPU
        gpu.py sac          [--units 256 1024] [--systems rlox sb3]   SAC on HalfCheetah-v5, one update per step
        gpu.py update-error                                           weights after one update, against the CPU's
        gpu.py resume                                                 2N steps against N, a checkpoint, and N more
@@ -143,13 +143,14 @@ class Reached(Callback):
         return False
 
 
-def measure_ppo(n_envs: int, placed: dict[str, Any], seconds: float, **changes: Any) -> Row:
+def measure_ppo(n_envs: int, placed: dict[str, Any], seconds: float, warm_up: int = WARM_UP, **changes: Any) -> Row:
     """Return the speed of PPO on CartPole-v1, with N environments and networks placed by the arguments `placed`."""
-    speed = Speed(placed["device"], seconds)
+    speed = Speed(placed["device"], seconds, warm_up)
     chosen = settings(n_envs, **changes)
     algorithm = PPO("CartPole-v1", n_envs, seed=0, callbacks=[speed], **placed, **chosen)
     last = algorithm.train(10**12)
     algorithm.close()
+    torch.compiler.reset()  # or the next size would be compiled for all sizes
     # What the last round took: the device may still work on it when the loop reads the clock, but not in the next one.
     shares = {name: round(last[f"time/{name}"] * 1e3, 2) for name in ("collect_s", "update_s")}
     row = {"n_envs": n_envs, "units": chosen.get("hidden_sizes", [64, 64])[0], **speed.row()}
@@ -196,11 +197,12 @@ def time_to_475(args: argparse.Namespace) -> Iterator[Row]:
 def crossover(args: argparse.Namespace) -> Iterator[Row]:
     """Yield the speeds of the CPU's kernels and of the GPU, and what ``device=auto`` chooses."""
     for units in args.units or (64, 256):
-        for n_envs in args.n_envs or (8, 64, 512, 4096, 16384, 65536):
+        for n_envs in args.n_envs or (8, 32, 128, 512, 2048):
             hidden = {"hidden_sizes": [units, units]}
             row: Row = {"n_envs": n_envs, "units": units}
-            for name, placed in (("cpu", {"device": "cpu", "backend": "native"}), ("gpu", where(args.device))):
-                row[name] = measure_ppo(n_envs, placed, args.seconds, **hidden)["steps_per_second"]
+            native = {"device": "cpu", "backend": "native"}
+            row["cpu"] = measure_ppo(n_envs, native, args.seconds, warm_up=1, **hidden)["steps_per_second"]
+            row["gpu"] = measure_ppo(n_envs, where(args.device), args.seconds, **hidden)["steps_per_second"]
             auto = PPO("CartPole-v1", n_envs, seed=0, **settings(n_envs, **hidden))
             yield {**row, "gpu_over_cpu": round(row["gpu"] / row["cpu"], 3), "auto": str(auto.device)}
             auto.close()
@@ -208,13 +210,15 @@ def crossover(args: argparse.Namespace) -> Iterator[Row]:
 
 def sac(args: argparse.Namespace) -> Iterator[Row]:
     """Yield environment steps per second of SAC on HalfCheetah-v5, with one environment and an update per step."""
-    systems: dict[str, Callable[[argparse.Namespace, int], Row]] = {"rlox": _sac_of_rlox, "sb3": _sac_of_sb3}
     for units in args.units or (256, 1024):
-        for system in args.systems:
-            yield {"system": system, "units": units, **systems[system](args, units)}
+        if "rlox" in args.systems:
+            for compiled in (False, True) if args.compile else (False,):
+                yield {"system": "rlox", "units": units, "compile": compiled, **_sac_of_rlox(args, units, compiled)}
+        if "sb3" in args.systems:
+            yield {"system": "sb3", "units": units, **_sac_of_sb3(args, units)}
 
 
-def _sac_of_rlox(args: argparse.Namespace, units: int) -> Row:
+def _sac_of_rlox(args: argparse.Namespace, units: int, compiled: bool) -> Row:
     speed = Speed(args.device, args.seconds, warm_up=2, start=args.learning_starts + 1)
     algorithm = SAC(
         "HalfCheetah-v5",
@@ -223,14 +227,15 @@ def _sac_of_rlox(args: argparse.Namespace, units: int) -> Row:
         callbacks=[speed],
         device=args.device,
         backend="torch",
-        compile=args.compile,
+        compile=compiled,
         batch_size=256,
         learning_starts=args.learning_starts,
         hidden_sizes=[units, units],
     )
     algorithm.train(SAC_STEPS)
     algorithm.close()
-    return {"compile": args.compile, **speed.row()}
+    torch.compiler.reset()
+    return {**speed.row(), "backend": algorithm.backend_reason}
 
 
 def _sac_of_sb3(args: argparse.Namespace, units: int) -> Row:
