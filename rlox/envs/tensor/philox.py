@@ -56,12 +56,20 @@ def philox(
         Low and high word of the high half, below 2**32; the high one may be a tensor (..., n).
     """
     ones = [1] * (counter.ndim - 1)
-    multipliers = multipliers.view(2, *ones, 1)
-    # Words a and c are multiplied, b and d are not. Both pairs are rows of one tensor, which halves the launches.
-    even = torch.stack([counter & WORD, torch.full_like(counter, domain)])
+    round_keys, multipliers = round_keys.view(ROUNDS, 2, *ones, -1), multipliers.view(2, *ones, 1)
+    low = torch.full_like(counter, domain)
     high = domain_high if isinstance(domain_high, torch.Tensor) else torch.full_like(counter, domain_high)
-    odd = torch.stack([counter >> 32, high])
-    for keys in round_keys.view(ROUNDS, 2, *ones, -1).unbind(0):
+    if torch.compiler.is_compiling():
+        # Element by element, so that one kernel computes all rounds; exchanging rows would split it.
+        a, b, c, d = counter & WORD, counter >> 32, low, high
+        for key_a, key_c in round_keys.unbind(0):
+            product_a, product_c = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+            a, c = ((product_c >> 32) ^ b ^ key_a) & WORD, ((product_a >> 32) ^ d ^ key_c) & WORD
+            b, d = product_c, product_a
+        return torch.stack([a, c]), torch.stack([b, d]) & WORD
+    # Words a and c are multiplied, b and d are not. Both pairs are rows of one tensor, which halves the launches.
+    even, odd = torch.stack([counter & WORD, low]), torch.stack([counter >> 32, high])
+    for keys in round_keys.unbind(0):
         products = (even * multipliers).flip(0)
         # `odd` keeps all 64 bits of the products, of which only the low word counts.
         even = ((products >> 32) ^ odd ^ keys) & WORD
