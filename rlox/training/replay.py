@@ -5,6 +5,7 @@ Their loop, and the memory, which is chosen at construction, created on first us
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -87,6 +88,11 @@ def off_policy(algorithm) -> dict[str, float]:
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     collect_s = update_s = 0.0
+    device_clock: Any = contextlib.nullcontext()
+    if algorithm.device == "cuda":
+        from rlox.gpu.clock import UpdateClock
+
+        device_clock = UpdateClock()
     collector.env_steps = c.env_steps
     go_on = hooks.call_hook("on_training_start", algorithm=algorithm)
     algorithm.backend.require_unchanged("train")
@@ -153,9 +159,10 @@ def off_policy(algorithm) -> dict[str, float]:
             collected = clock()
             begun = c.env_steps - algorithm._memory.start >= config.learning_starts
             if begun and not ranks.any(len(buffer) < algorithm._min_rows):
-                for _ in range(algorithm._updates_due(done.n_steps)):
-                    update()
-                    c.updates += 1
+                with device_clock:
+                    for _ in range(algorithm._updates_due(done.n_steps)):
+                        update()
+                        c.updates += 1
             now = clock()
             collect_s += collected - started
             update_s += now - collected
@@ -163,6 +170,8 @@ def off_policy(algorithm) -> dict[str, float]:
         if so_far // report_every == (so_far - done.n_steps) // report_every and c.env_steps < end:
             continue
         losses = update.average()
+        if algorithm.device == "cuda":
+            collect_s, update_s = device_clock.divide(collect_s, update_s)
         if ranks.joined:
             losses = ranks.metrics(losses)
         require_finite(losses, algorithm)

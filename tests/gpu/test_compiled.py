@@ -58,6 +58,10 @@ def test_a_replayed_update_equals_the_one_that_python_runs(name, monkeypatch):
     require_same_with_and_without_graphs(name, monkeypatch)
 
 
+def test_a_replayed_update_learns_from_rollouts_of_the_host(monkeypatch):
+    require_same_with_and_without_graphs("ppo", monkeypatch, env_backend="gymnasium")
+
+
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_a_resumed_training_captures_anew_and_continues_exactly(name, tmp_path):
     n = 8 * 64 if name == "ppo" else 104

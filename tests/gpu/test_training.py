@@ -1,5 +1,7 @@
 """Every algorithm trains on the GPU as on the CPU, and continues from a checkpoint on either of them."""
 
+import time
+
 import numpy as np
 import probes
 import pytest
@@ -10,6 +12,7 @@ from small_algorithms import OFFLINE, ONLINE, bring_memory, learner, make, of_se
 import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
+from rlox.gpu.clock import UpdateClock
 
 DATASETS = [(name, kind) for name in OFFLINE for kind in resolve(ALGORITHMS[name].cls).actions]
 
@@ -143,3 +146,21 @@ def test_several_agents_train_and_resume(tmp_path):
     ours.train(64)
     loaded.train(64)
     assert differing(weights(loaded), weights(ours)) == []
+
+
+def test_updates_that_the_host_does_not_wait_for_count_as_updates():
+    """Not as the collection that waits for them next."""
+    clock = UpdateClock()
+    x = torch.rand(1500, 1500, device="cuda")
+    (x @ x).sum().item()
+    started = time.perf_counter()
+    with clock:
+        for _ in range(20):
+            x = x @ x / 1500
+    handed_over = time.perf_counter() - started
+    x.sum().item()
+    total = time.perf_counter() - started
+    collect_s, update_s = clock.divide(total - handed_over, handed_over)
+    assert collect_s + update_s == pytest.approx(total)
+    assert update_s > 0.5 * total
+    assert clock.divide(1.0, 2.0) == (1.0, 2.0)

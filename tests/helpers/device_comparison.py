@@ -53,9 +53,9 @@ CAPTURED = {
 }
 
 
-def require_same_with_and_without_graphs(name, monkeypatch):
+def require_same_with_and_without_graphs(name, monkeypatch, **settings):
     """Train once as usual, so that updates are replayed, and once with every update run by Python."""
-    settings = {"learning_rate_schedule": "linear", "learning_rate": 1e-3, **CAPTURED[name]}
+    settings = {"learning_rate_schedule": "linear", "learning_rate": 1e-3, **CAPTURED[name], **settings}
     trained, metrics = [], []
     for n_eager in (graphs.N_EAGER, 1_000_000):
         monkeypatch.setattr(graphs, "N_EAGER", n_eager)
