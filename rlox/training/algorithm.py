@@ -114,10 +114,9 @@ class Algorithm(metaclass=Hinting):
             raise TypeError(f"{where}: {min(values)} must not be given together with config, which contains it")
         self.config: Any = self.Config.from_kwargs(where, **values) if whole is None else whole
         fields = vars(self.config)
+        schedules = {name: fields[f"{name}_schedule"] for name in fields if f"{name}_schedule" in fields}
         self._schedules: dict[str, str] = {  # constant or linear, by the field that follows it
-            name: fields[f"{name}_schedule"]
-            for name in fields
-            if fields.get(f"{name}_schedule", "constant") != "constant" or name == "learning_rate"
+            name: kind for name, kind in schedules.items() if kind != "constant" or name == "learning_rate"
         }
         self.seed = integer(where, "seed", seed, 0, LARGEST_SEED)  # evaluations use 10_000 + seed
         self._threads = integer(where, "threads", threads, 0, MOST_THREADS)
