@@ -63,14 +63,15 @@ def two_hot(logits: Tensor, at: Tensor, share: Tensor) -> Tensor:
 def two_hot_mean(logits: Tensor, values: Tensor) -> Tensor:
     """Return the mean (...) of `values` (N,) under softmax(logits), without a gradient.
 
-    The values must be symmetric about the middle one. Symmetric pairs are added first, so that equal logits give
-    exactly 0.
+    The values must be symmetric about the middle one, which is 0. Equal logits give exactly 0.
     """
     logits = logits.detach()
     if _kernel_computes(logits):
         return torch.from_numpy(cells.two_hot_mean(logits.contiguous().numpy(), values.numpy()))
-    terms, n = logits.softmax(-1) * values, len(values) // 2
-    return (terms[..., :n] + terms[..., n + 1 :].flip(-1)).sum(-1) + terms[..., n]
+    probs, n = logits.softmax(-1), len(values) // 2
+    # Probabilities are subtracted before they are multiplied by values of up to 5e8: the difference of two products is
+    # not 0 where a compiler rounds only one of them (a fused multiply-add).
+    return ((probs[..., n + 1 :] - probs[..., :n].flip(-1)) * values[n + 1 :]).sum(-1)
 
 
 def _kernel_computes(x: Tensor) -> bool:

@@ -16,7 +16,11 @@ def test_training_equals_that_on_the_cpu(name):
     """In float32. Where the model samples its own data, rounding may choose another token: then after one update."""
     n = 1 if name in ("grpo", "online_dpo") else 3
     ours, theirs = (make(name, device=device, precision="float32") for device in ("cuda", "cpu"))
-    require_close(ours.train(n_updates=n), theirs.train(n_updates=n), rel=2e-3, abs=2e-3)
+    metrics = [algorithm.train(n_updates=n) for algorithm in (ours, theirs)]
+    if name == "online_dpo":
+        # Policy and reference are equal before the first update: rounding decides the signs of the margins.
+        metrics = [{key: value for key, value in one.items() if key != "accuracy"} for one in metrics]
+    require_close(*metrics, rel=2e-3, abs=2e-3)
     assert all(p.is_cuda for p in ours.policy.parameters())
 
 
