@@ -194,8 +194,8 @@ static void rlox_two_hot_backward(const float *restrict x, const int64_t *restri
     }
 }
 
-/* The mean of `values` under softmax(x). The values are symmetric about 0, and symmetric pairs are added first, so that
- * equal probabilities give exactly 0. n is odd. */
+/* The mean of `values` under softmax(x). The values are symmetric about 0; n is odd. Probabilities of symmetric pairs are
+ * subtracted before they are multiplied by values of up to 5e8, so that small means are exact. */
 static void rlox_two_hot_mean(const float *restrict x, const float *restrict values, ptrdiff_t rows, ptrdiff_t n,
                               float *restrict room, float *restrict out) {
     ptrdiff_t half = n / 2;
@@ -206,11 +206,11 @@ static void rlox_two_hot_mean(const float *restrict x, const float *restrict val
             ptrdiff_t m = half - first < RLOX_LANES ? half - first : RLOX_LANES;
             for (ptrdiff_t l = 0; l < m; l++) {
                 ptrdiff_t j = first + l, k = n - 1 - j;
-                part[l] += room[j] * values[j] + room[k] * values[k];
+                part[l] += (room[k] - room[j]) * values[k];
                 total[l] += room[j] + room[k];
             }
         }
-        out[i] = (rlox_cell_sum(part) + room[half] * values[half]) / (rlox_cell_sum(total) + room[half]);
+        out[i] = rlox_cell_sum(part) / (rlox_cell_sum(total) + room[half]);
     }
 }
 
