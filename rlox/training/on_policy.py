@@ -168,17 +168,17 @@ class OnPolicyAlgorithm(Agent):
         options = self.env_options
         if not self._resident or (options.backend != "tensor" and (options.backend, device) != ("auto", "cuda")):
             return super()._choose_env_device(where, device, reward_fn)
+        import torch
+
         from rlox.collectors.tensor_rollout import find_resident_obstacle
 
         obstacle = find_resident_obstacle(self, reward_fn)
-        if options.backend == "auto":
-            return "cuda" if obstacle is None else None
+        if options.backend == "auto":  # without a GPU, the device is refused later
+            return "cuda" if obstacle is None and torch.cuda.is_available() else None
         if obstacle is not None:
             raise ValueError(f"{where}: env_backend must be auto or gymnasium, got 'tensor': {obstacle}")
         if device != "auto":
             return device
-        import torch
-
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> RolloutCollector:
