@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rlox.config import Config, integer
+from rlox.config import MOST_STEPS, Config, integer
 
 _RECENT = 100  # episodes whose mean is reported
-MOST_STEPS = 2**62 - 1  # limit of a training's steps; kernels add to them in 64 bits
 
 
 @dataclass

@@ -43,13 +43,12 @@ def versions(device: str = "cpu") -> dict[str, str]:
             packages[name] = metadata.version(name)  # slow, hence the cache: parses the package's whole description
         except metadata.PackageNotFoundError:
             continue
+    gpu = _gpu_versions() if device == "cuda" else {}
     machine = {"platform": f"{sys.platform}-{platform.machine()}", "cpu_level": str(CPU_LEVEL)}
-    return {"rlox": __version__, "python": platform.python_version(), **packages, **machine, **_gpu_versions(device)}
+    return {"rlox": __version__, "python": platform.python_version(), **packages, **machine, **gpu}
 
 
-def _gpu_versions(device: str) -> dict[str, str]:
-    if device != "cuda":
-        return {}
+def _gpu_versions() -> dict[str, str]:
     import torch
 
     versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}

@@ -34,6 +34,7 @@ SAMPLERS = ("vllm", "vllm-local", "sglang", "tgi")
 WANDB_MODES = ("online", "offline", "disabled")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool", "tensor")
 LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: no training would finish with more
+MOST_STEPS = 2**62 - 1  # of a training; kernels add to them in 64 bits
 MOST_AT_ONCE = 1_000_000  # rows of one batch, steps or updates of one round, units of one layer
 MOST_PROCESSES = 4096  # of one run
 MOST_THREADS = 1024  # of PyTorch

@@ -20,6 +20,7 @@ from rlox.config.base import (
     LARGEST_SEED,
     LONGEST_S,
     MOST_PROCESSES,
+    MOST_STEPS,
     MOST_THREADS,
     SAMPLERS,
     WANDB_MODES,
@@ -311,12 +312,16 @@ class RunConfig(Config):
         yield "seed", 0 <= self.seed <= LARGEST_SEED, "be in [0, 2**63 - 10_000)"
         yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
         yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
-        timed = self.max_time is None or bool(self.max_seconds)
-        yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
-        yield "max_time", (self.max_seconds or 0) <= LONGEST_S, f"be at most {LONGEST_S}s, which is 68 years"
+        for name in ("total_timesteps", "schedule_timesteps"):
+            yield name, (getattr(self, name) or 1) <= MOST_STEPS, f"be at most {MOST_STEPS}"
+        if self.max_time is not None:
+            seconds = self.max_seconds or 0
+            yield "max_time", seconds > 0, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
+            yield "max_time", seconds <= LONGEST_S, f"be at most {LONGEST_S}s, which is 68 years"
         yield "model", self.model is None or bool(self.model), "not be empty"
-        named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
-        yield "reward", self.reward is None or named, "be a name, or a list of names"
+        if self.reward is not None:
+            named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
+            yield "reward", named, "be a name, or a list of names"
         weights = self.reward_weights
         yield "reward_weights", weights is None or len(weights) == len(self.rewards), "contain a number for each reward"
         named = self.sampler is None or self.sampler in SAMPLERS

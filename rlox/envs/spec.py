@@ -36,6 +36,10 @@ class EnvSpec:
         Shape of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box.
     action_dtype : type
         np.float32 for Box, np.int64 otherwise.
+    choices : tuple of int
+        Number of choices of each component of an action; () for Box.
+    model_width : int
+        Size A of an action as input of a world model: concatenated one-hot choices, or numbers in [-1, 1].
     """
 
     obs_shape: tuple[int, ...]  # (D,), or (C, H, W) for images
@@ -63,9 +67,12 @@ class EnvSpec:
     action_kind: str = field(init=False, compare=False, repr=False)
     action_shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
     action_dtype: type = field(init=False, compare=False, repr=False)
+    choices: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    model_width: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         discrete, continuous = self.n_actions is not None, self.act_dim is not None
+        choices = (self.n_actions,) if self.n_actions is not None else self.n_choices or ()
         n_components = len(self.n_choices) if self.n_choices is not None else self.act_dim
         vars(self).update(  # the instance is frozen
             obs_dim=math.prod(self.obs_shape),
@@ -75,6 +82,8 @@ class EnvSpec:
             action_kind="discrete" if discrete else "continuous" if continuous else "multi-discrete",
             action_shape=() if n_components is None else (n_components,),
             action_dtype=np.float32 if continuous else np.int64,
+            choices=choices,
+            model_width=sum(choices) or self.act_dim or 0,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -116,16 +125,6 @@ class EnvSpec:
     def rounded(self) -> bool:
         """Whether observations of the environment have a wider data type than float32, to which they are rounded."""
         return self.adapter is not None and self.adapter.rounds
-
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """Number of choices of each component of an action; () for continuous actions."""
-        return (self.n_actions,) if self.n_actions is not None else self.n_choices or ()
-
-    @property
-    def model_width(self) -> int:
-        """A, size of an action as input of a world model: concatenated one-hot choices, or numbers in [-1, 1]."""
-        return sum(self.choices) or self.act_dim or 0
 
     def describe_actions(self) -> str:
         """Describe the actions: ``2 discrete actions``, ``3 components of 2, 2, 5 choices``, ``1 action component``."""

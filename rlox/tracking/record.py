@@ -282,7 +282,7 @@ class Record(AbstractContextManager["Record", None]):
     def _recover(self) -> tuple[str, int]:
         """Remove a partial last line, and return the run's id and this segment's number."""
         run_id, segment, offset = uuid.uuid4().hex, -1, 0
-        with run_files.open_file(self.folder, FILE) as file:
+        with open(self._file, "rb", closefd=False) as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     os.ftruncate(self._file, offset)

@@ -393,8 +393,8 @@ class Agent(Algorithm):
     # ---- checkpoints
 
     def _generators(self) -> dict[str, dict[str, int]]:
-        action = {} if self.collector is None else {"action": self.collector.rng.get_state()}
-        return {**super()._generators(), **action}
+        states = {self._stream.name.lower(): self.rng.get_state()}
+        return states if self.collector is None else {**states, "action": self.collector.rng.get_state()}
 
     def _torch_generators(self) -> dict[str, np.ndarray]:
         if self.native is not None:

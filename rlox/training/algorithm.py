@@ -363,7 +363,10 @@ class Algorithm(metaclass=Hinting):
 
         Training may continue before that function is called, or while another thread runs it.
         """
-        return partial(save_checkpoint, path, self.ranks.with_all_ranks(self._checkpoint(**header)))
+        checkpoint = self._checkpoint(**header)
+        if self.ranks.joined:
+            checkpoint = self.ranks.with_all_ranks(checkpoint)
+        return partial(save_checkpoint, path, checkpoint)
 
     def _checkpoint(self, **header: Any) -> Checkpoint:
         self.backend.require_unchanged("save")
@@ -400,7 +403,7 @@ class Algorithm(metaclass=Hinting):
 
     def _generators(self) -> dict[str, dict[str, int]]:
         """Return the states of the algorithm's random streams."""
-        return {self._stream.name.lower(): self.rng.get_state()}
+        raise NotImplementedError
 
     def _torch_generators(self) -> dict[str, np.ndarray]:
         """Return the states of PyTorch's generators, if they decide a training."""

@@ -592,6 +592,9 @@ class LLMAlgorithm(Algorithm):
 
     # ---- checkpoints
 
+    def _generators(self) -> dict[str, dict[str, int]]:
+        return {self._stream.name.lower(): self.rng.get_state()}
+
     def _torch_generators(self) -> dict[str, np.ndarray]:
         return generator_states(self.device)  # dropout draws from them
 

@@ -80,8 +80,11 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
                 raise UsageError(f"{_short(name)} is no flag; {hint}")
             flags.append(word)
         elif "=" in word or word.startswith("~"):
-            # kwargs may have any key, but in Hydra's strict mode each key would be unknown.
-            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _as_integer(word))
+            if re.match(r"(env|buffer)\.kwargs[.=]", word):
+                word = f"++{word}"  # kwargs may have any key, but in Hydra's strict mode each key would be unknown
+            elif re.search(_EXPONENT, word):
+                word = _as_integer(word)
+            overrides.append(word)
         else:
             raise UsageError(f"{_short(word)!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
     modes = dict.fromkeys(word.partition("=")[0] for word in flags if word.partition("=")[0] in _MODES)

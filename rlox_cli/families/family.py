@@ -183,7 +183,7 @@ def family_of(algo: Any, env_id: str = "") -> Family:
     else:
         name = "sequences" if algo.replays == "sequences" else "off-policy"
     several = f"{name}, several agents"
-    return resolve(_FAMILIES[several if several in _FAMILIES and is_multi_agent(env_id) else name])()
+    return resolve(_FAMILIES[several if env_id and several in _FAMILIES and is_multi_agent(env_id) else name])()
 
 
 def family_of_checkpoint(header: dict[str, Any]) -> Family:

@@ -33,7 +33,7 @@ def require_own_files(folder: Path) -> None:
     pictures = ("predictions.png", "predictions.gif")
     of_hydra = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
     for name in (FILE, LOCK, TRACEBACK, "config.yaml", "completions.json", *pictures, *of_hydra, *checkpoints):
-        run_files.is_file(folder, name)
+        run_files.check(folder, name, stat.S_ISREG, "a regular file")
     for name in ("mirrors", run_files.CHECKPOINTS, f"{run_files.CHECKPOINTS}/memory"):
         run_files.check(folder, name, stat.S_ISDIR, "a folder")
     for above, folders, files in os.walk(folder / run_files.CHECKPOINTS):

@@ -26,7 +26,7 @@ from rlox_cli.config.compose import Job, find_new_folder, is_named_by_time
 from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
 from rlox_cli.families.family import Estimate, Start, family_of
-from rlox_cli.run.session import Resumption, build, plan, restore, training_warnings
+from rlox_cli.run.session import Resumption, build, replan, restore, training_warnings
 from rlox_cli.terminal.account import account, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
@@ -134,7 +134,7 @@ def check_resume(resumption: Resumption, console: Console) -> None:
     config, folder = resumption.config, resumption.checkpoint.parent.parent
     algorithm = restore(resumption, console)
     try:
-        plan(algorithm, config, console, resumption.changed)
+        replan(algorithm, config, console, resumption.changed)
         for warning in training_warnings(algorithm, config, folder):
             console.print(f"  {'warning':<12} {warning}")
     finally:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -188,10 +189,10 @@ def restore(resumption: Resumption, console: Console) -> Any:
     return algorithm
 
 
-def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[str, Any] | None) -> None:
-    """Set the end of the training and of its schedules. Print a note if schedules are stretched.
+def replan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[str, Any]) -> None:
+    """Set the end of a resumed training and of its schedules. Print a note if schedules are stretched.
 
-    `changed` is None for a new run, and what was typed for a resumed one.
+    `changed` is what was typed for it.
 
     Raises
     ------
@@ -199,9 +200,6 @@ def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[s
         If ``schedule_timesteps`` leaves nothing to learn.
     """
     end, schedule_end = config.total_timesteps, config.schedule_timesteps
-    if changed is None:
-        algorithm.plan(end, schedule_timesteps=schedule_end)
-        return
     if "schedule_timesteps" in changed and schedule_end is None:
         schedule_end = end
     with _printing_notes("train:", console):
@@ -254,6 +252,10 @@ class Session:
         self.family = family_of(config.algo, config.env.id)
         self.label = f"{algo} {config.env.id} seed {config.seed}"
         self.start, self.unit = algorithm.counters.steps, algorithm.counters.unit
+        self._learn = algorithm.train  # a resumed training goes on to the end that `replan` sets
+        if changed is None:
+            schedule_end = config.schedule_timesteps
+            self._learn = partial(algorithm.train, config.total_timesteps, schedule_timesteps=schedule_end)
         # With the backend that is really used, so that this file gives the same run on another machine.
         self._plain = to_plain(config, algo) | {"backend": str(algorithm.backend)}
         self.stop = StopOnSignal(Signals(self._print_always, _STOPPING, stop_flag), stop_flag)
@@ -262,10 +264,12 @@ class Session:
         """Train, evaluate, record and save. On a rank other than 0, only train."""
         if self.algorithm.ranks.rank:
             return self._follow()
-        self.console.print(f"backend: {self.algorithm.backend} ({self.algorithm.backend_reason})")
+        self.console.print(f"backend: {self.algorithm.backend} ({self.algorithm.backend.reason})")
         try:
-            best_before = -math.inf if self.changed is None else _best_score(self.folder)
-            plan(self.algorithm, self.config, self.console, self.changed)
+            best_before = -math.inf
+            if self.changed is not None:
+                best_before = _best_score(self.folder)
+                replan(self.algorithm, self.config, self.console, self.changed)
             for warning in training_warnings(self.algorithm, self.config, self.folder):
                 self._print(f"warning: {warning}")
         except BaseException:
@@ -307,14 +311,14 @@ class Session:
         self.evaluations = EvalCallback(
             play.n_points,
             play.n_episodes,
-            config.eval_seed,
+            play.seed,
             play.stop_at,
             play.patience,
             workers=play.workers,
             max_steps=play.max_steps,
             imports=config.imports,
         )
-        seconds = config.max_seconds
+        seconds = None if config.max_time is None else config.max_seconds
         self.time_limit = None if seconds is None else TimeLimitCallback(seconds, self.evaluations)
         self.progress = ProgressCallback(
             self.console, self.label, config.total_timesteps, self.unit, self.family.digits, self.family.counted
@@ -343,7 +347,7 @@ class Session:
         closed = False
         try:
             with no_exit("code outside rlox"), self.progress:
-                self.algorithm.train()
+                self._learn()
                 closed = True
                 self.evaluations.close()
                 self.algorithm.close()
@@ -413,9 +417,10 @@ class Session:
         started = time.perf_counter()
         with self.stop.signals:
             try:
-                plan(algorithm, self.config, self.console, self.changed)
+                if self.changed is not None:
+                    replan(algorithm, self.config, self.console, self.changed)
                 algorithm.callbacks.extend([self.stop])
-                algorithm.train()
+                self._learn()
             except StopAtOnce as e:
                 # If rank 0 was killed, it prints nothing.
                 if e.signal_number == signal.SIGTERM and algorithm.ranks.first_to_notice():
