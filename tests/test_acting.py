@@ -224,12 +224,12 @@ def test_an_episode_actor_carries_states_and_exploration_noise():
 
     policy, exploration = make("continuous"), Exploration()
     obs = observe(policy)
-    actor = EpisodeActor(policy, N, Rng(1), exploration=exploration, transform=lambda rows: 2 * rows)
+    actor = EpisodeActor(policy, N, Rng(1), explore=lambda n: exploration, transform=lambda rows: 2 * rows)
     expected = policy.act(Inputs(2 * obs), draw_noise(policy, N, Rng(1)))[0] + 100
     np.testing.assert_array_equal(actor.act(obs), expected)
     actor.end(np.ones(N, bool))
     assert exploration.ended.all()
-    actor = EpisodeActor(policy, N, Rng(1), True, exploration=exploration)
+    actor = EpisodeActor(policy, N, Rng(1), True, explore=lambda n: exploration)
     np.testing.assert_array_equal(actor.act(obs), policy.mode(Inputs(obs))[0])  # no noise
 
     memory, rng = make("world model"), Rng(4)

@@ -239,7 +239,8 @@ class EvalCallback(Callback):
         algorithm = _algorithm(self, algorithm, **info)
         if algorithm.counters.steps >= algorithm.counters.end or isinstance(algorithm, _HandWritten):
             self.evaluate(algorithm)
-        self._process_results(algorithm, wait=True)
+        if self._pending:
+            self._process_results(algorithm, wait=True)
         self.close()
 
     def close(self) -> None:
@@ -387,10 +388,10 @@ class EvalCallback(Callback):
         options = {} if self.max_steps is None else {"max_steps": self.max_steps}
         acts = isinstance(algorithm, _HandWritten) or hasattr(algorithm, "env_options")
         evaluate = algorithm.evaluate if acts else algorithm.scored  # language models have no episodes
-        # Pending evaluations run in the meantime, and are delivered first.
         evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started
-        self._process_results(algorithm, wait=True)
+        if self._pending:  # they ran in the meantime, and are delivered first
+            self._process_results(algorithm, wait=True)
         self._report(algorithm, step, evaluation)
 
     def _report(self, algorithm, step: int, evaluation: Evaluation) -> None:

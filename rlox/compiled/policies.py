@@ -8,6 +8,7 @@ so that both always have the same values.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,7 @@ class NativePolicy(NativeActor):
         self._sizes = (obs_dim, n_outputs, list(hidden), gaussian, activation, state_dim)
         nets = actor_critic(obs_dim, n_outputs, hidden, state_dim)
         shapes = layout(nets, n_outputs if gaussian else 0)
-        block = np.zeros(_size(shapes), np.float32) if block is None else block
+        block = np.zeros(sum(math.prod(shape) for _, shape in shapes), np.float32) if block is None else block
         net = NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer, state_dim)
         super().__init__(net, shapes)
         self.adds_noise_to_logits = not gaussian
@@ -258,7 +259,7 @@ class NativeQPolicy(NativeActor):
     ):
         self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
         shapes = layout(q_network(obs_dim, n_actions, hidden, dueling))
-        block = np.zeros(_size(shapes), np.float32) if block is None else block
+        block = np.zeros(sum(math.prod(shape) for _, shape in shapes), np.float32) if block is None else block
         super().__init__(
             NativeQ(block, np.zeros_like(block), obs_dim, n_actions, list(hidden), activation, dueling), shapes
         )
@@ -496,10 +497,6 @@ def _views(block: np.ndarray, shapes: list[tuple[str, tuple[int, ...]]]) -> dict
         views[name] = block[part].reshape(shape)
         at = part.stop
     return views
-
-
-def _size(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
-    return sum(int(np.prod(shape)) for _, shape in shapes)
 
 
 def _fill(views: dict[str, np.ndarray], arrays: dict[str, np.ndarray], what: str) -> None:

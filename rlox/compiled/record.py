@@ -21,7 +21,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.rollout": "b5164c420a3d03b4 ff23b02ee96c7bc7",
     "rlox.envs.spec": "f442228428b34719 7ca3eb8e6217ace5",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
-    "rlox.nn.acting": "6555140109adedcf 5c9fc58fc1494ad8",
+    "rlox.nn.acting": "7b3d0fa02372ef9e 95409b374eb7aaeb",
     "rlox.nn.actors": "a9b21f4f42f97bb9 9a44403e1b987158",
     "rlox.nn.batch": "d4cd8254fb66fe42 cb2abee696a3637e",
     "rlox.nn.losses": "92b913f5929b98b4 775dde49da165715",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,11 +177,7 @@ def evaluate(
     if deterministic:
         actor.require_mode("evaluate")
     rng = Rng(episodes.seed, Stream.EVALUATION)
-
-    def begin(n: int) -> EpisodeActor:
-        exploration = None if deterministic or noise is None else noise(n)
-        return EpisodeActor(actor, n, rng, deterministic, transform, exploration)
-
+    begin = partial(EpisodeActor, actor, rng=rng, deterministic=deterministic, transform=transform, explore=noise)
     if is_vectorised(env_id) and not (env_kwargs or wrappers) and episodes.render_mode is None:
         returns, lengths, n_cut = _play_native(episodes, begin)
     else:

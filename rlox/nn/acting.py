@@ -136,8 +136,8 @@ class EpisodeActor:
         Take the most likely actions.
     transform : callable, optional
         Applied to observations before the policy sees them, such as a normalisation.
-    exploration : rlox.collectors.exploration.ActionNoise, optional
-        Noise to add to sampled actions.
+    explore : callable, optional
+        Takes N and returns the `rlox.collectors.exploration.ActionNoise` to add to sampled actions, or None.
     exploration_rng : Rng, optional
         Draws that noise; by default `rng`.
     """
@@ -149,11 +149,12 @@ class EpisodeActor:
         rng: Rng | None,
         deterministic: bool = False,
         transform: Callable[[np.ndarray], np.ndarray] | None = None,
-        exploration: Any = None,
+        explore: Callable[[int], Any] | None = None,
         exploration_rng: Rng | None = None,
     ):
         self._policy, self._rng, self._deterministic, self._transform = policy, rng, deterministic, transform
-        self._exploration, self._exploration_rng = exploration, exploration_rng or rng
+        self._exploration = None if deterministic or explore is None else explore(n)
+        self._exploration_rng = exploration_rng or rng
         self._state = policy.initial(n)
         self._is_first = None if self._state is None else np.ones(n, np.bool_)
 

@@ -266,7 +266,7 @@ def _counts(shares: list[float], n: int) -> list[int]:
 def _begin(algorithm: Any, n: int, seed: int, deterministic: bool, rng: Rng) -> EpisodeActor:
     """Return the policy of an algorithm in `n` environments, which acts as in training unless `deterministic`."""
     algorithm.backend.require_unchanged("collect")
-    policy, noise = acting_policy(algorithm.actor, algorithm.device), None
+    policy = acting_policy(algorithm.actor, algorithm.device)
     if deterministic:
         policy.require_mode("collect")
     else:
@@ -275,9 +275,9 @@ def _begin(algorithm: Any, n: int, seed: int, deterministic: bool, rng: Rng) -> 
         torch.manual_seed(seed)  # which policies without a memory draw from
         if hasattr(algorithm, "_explore"):
             algorithm._explore()
-        noise = algorithm._make_noise(n) if hasattr(algorithm, "_make_noise") else None
     transform = None if algorithm.normalizer is None else algorithm.normalizer.normalize
-    return EpisodeActor(policy, n, rng if policy.state_dim else None, deterministic, transform, noise, rng)
+    explore = getattr(algorithm, "_make_noise", None)
+    return EpisodeActor(policy, n, rng if policy.state_dim else None, deterministic, transform, explore, rng)
 
 
 def _act(

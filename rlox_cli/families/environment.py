@@ -124,7 +124,7 @@ class Environment(Family):
         """Yield warnings about numbers that do not fit together."""
         c, total = config.algo, config.total_timesteps
         # The default number is meant for longer runs, and the user has not chosen it.
-        if (calls := self.callback_calls(config)) < config.eval.n_points != EvalConfig.n_points:
+        if (n := config.eval.n_points) != EvalConfig.n_points and (calls := self.callback_calls(config)) < n:
             yield few_evaluations(config, calls)
         end = config.schedule_timesteps
         if end is not None and end < total:

@@ -107,7 +107,7 @@ class Language(Family):
 
     def warnings(self, algorithm: Any, config: RunConfig, folder: Path) -> Iterator[str]:
         # The default number is meant for longer runs, and the user has not chosen it.
-        if (calls := self.callback_calls(config)) < config.eval.n_points != EvalConfig.n_points:
+        if (n := config.eval.n_points) != EvalConfig.n_points and (calls := self.callback_calls(config)) < n:
             yield few_evaluations(config, calls)
         c, rows, model = config.algo, algorithm.rows, algorithm.model
         if c.batch_size > len(rows):
