@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import faulthandler
 import os
 import sys
@@ -26,7 +27,7 @@ from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
-from rlox_cli.terminal.process import open_streams, use_utf8_paths
+from rlox_cli.terminal.process import open_streams
 from rlox_cli.terminal.shells import replace_scripts
 from rlox_cli.terminal.signals import end_on_signals
 
@@ -82,7 +83,12 @@ def commands() -> Any:
 
 def main() -> None:
     end_on_signals()
-    use_utf8_paths()
+    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        # Names of files in other scripts would be strings that no library can write: start again in UTF-8 mode, in
+        # which only the output stays ASCII.
+        os.environ["PYTHONUTF8"] = "1"
+        os.environ.setdefault("PYTHONIOENCODING", "ascii")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     atexit.register(kill_forks)
     open_streams()
     faulthandler.enable(2)  # an interpreter that dies prints which code was running, such as an environment's

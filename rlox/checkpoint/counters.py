@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rlox.config import MOST_STEPS, Config, integer
+from rlox.config import Config, integer
+from rlox.config.base import MOST_STEPS
 
 _RECENT = 100  # episodes whose mean is reported
 

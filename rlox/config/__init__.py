@@ -20,7 +20,6 @@ _EXPORTS = {
     "LEARNING_RATES": "rlox.config.base",
     "MOST_AT_ONCE": "rlox.config.base",
     "MOST_NOISE": "rlox.config.base",
-    "MOST_STEPS": "rlox.config.base",
     "OPTIMIZERS": "rlox.config.base",
     "POLICY_SCHEDULES": "rlox.config.base",
     "Q_LOSSES": "rlox.config.base",

@@ -45,7 +45,7 @@ from rlox.nn.modes import outside_inference_mode, torch_threads
 from rlox.nn.modules import generator_states, load_weights_, weights_of
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
-from rlox.training.backend import CUDA_PAYS_FROM, Backend, choose_device, device_for
+from rlox.training.backend import CUDA_PAYS_FROM, Backend, Watch, choose_device, device_for
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -232,7 +232,7 @@ class Agent(Algorithm):
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
         if self.backend == "native":
-            self.backend.guard(self)
+            self.backend.watch = Watch(self)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or

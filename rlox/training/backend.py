@@ -31,14 +31,13 @@ CUDA_PAYS_FROM = 1_000_000
 
 
 class Watch:
-    """Detects when an algorithm no longer has the networks and optimisers that its kernel computes on.
+    """Detects when an algorithm no longer has the networks and optimisers that its kernel computes on, or the functions
+    that the kernel stands for.
 
     Parameters
     ----------
-    owner : object
+    agent : Agent
         The completely constructed algorithm.
-    actor : NativeActor, optional
-        The actor of the algorithm.
 
     Attributes
     ----------
@@ -46,22 +45,24 @@ class Watch:
         That of the algorithm's class, for messages.
     """
 
-    def __init__(self, owner: object, actor: NativeActor | None = None):
+    def __init__(self, agent: Any):
         kinds: tuple[type, ...] = (NativeOptimizer, NativeAdam)
         if "torch" in sys.modules:
             from torch import nn
 
             kinds = (*kinds, nn.Module, nn.Parameter)
-        self._actor = actor
-        self.name = type(owner).__name__
-        self._attributes = vars(owner)
-        self._held: dict[str, Any] = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
+        self._actor: NativeActor | None = agent.native
+        self.name = type(agent).__name__
+        self._attributes = vars(agent)
+        self._held: dict[str, Any] = {name: value for name, value in vars(agent).items() if isinstance(value, kinds)}
         self._modules: list[Any] = [
             ModuleWatch(name.lstrip("_").replace("_", " "), value)
             for name, value in self._held.items()
             if hasattr(value, "named_modules")
         ]
         self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
+        objects = (agent, *(() if agent.collector is None else (agent.collector,)), agent.counters)
+        self.find_difference = partial(find_update_difference, *objects, files=False)
 
     def find_change(self) -> str | None:
         """Return what has changed; None if nothing has."""
@@ -88,6 +89,8 @@ class Backend(str):
         ``cpu`` or ``cuda``, where the losses are computed.
     captures : bool
         Whether a GPU replays whole updates, each as one graph (`rlox.gpu.capture`).
+    watch : Watch or None
+        With which `require_unchanged` compares; None: with nothing.
     """
 
     reason: str
@@ -96,12 +99,12 @@ class Backend(str):
     captures: bool
     _compiled: dict[Callable[..., Any], Callable[..., Any]]
     _captured: CapturedUpdate | None
-    _watch: Watch | None
+    watch: Watch | None
 
     def __new__(cls, kind: str, reason: str = "", compiles: bool = False) -> Backend:
         self = super().__new__(cls, kind)
         self.reason, self.compiles, self.device, self.captures = reason, compiles, "cpu", False
-        self._compiled, self._captured, self._watch = {}, None, None
+        self._compiled, self._captured, self.watch = {}, None, None
         return self
 
     @classmethod
@@ -140,24 +143,18 @@ class Backend(str):
             self._captured = CapturedUpdate(algorithm)
         return self._captured
 
-    def guard(self, agent: Any) -> None:
-        """From now on, let `require_unchanged` compare the complete `agent` with what its kernel computes on."""
-        self._watch = Watch(agent, agent.native)
-        objects = (agent, *(() if agent.collector is None else (agent.collector,)), agent.counters)
-        self._find_difference = partial(find_update_difference, *objects, files=False)
-
     def require_unchanged(self, where: str) -> None:
         """Raise ValueError if the kernel would no longer compute the same as the Python code, which was changed.
 
         The loops call it before and after a training. A single `predict` has no time to look at functions.
         """
-        if self._watch is None:
+        if self.watch is None:
             return
-        change = self._watch.find_change()
+        change = self.watch.find_change()
         if change is None and where != "predict":
-            change = self._find_difference()
+            change = self.watch.find_difference()
         if change is not None:
-            name = self._watch.name
+            name = self.watch.name
             raise ValueError(
                 f"{name}.{where}: a native run must not be changed: {change}; make the change before {name} is "
                 "created, or create it with backend='torch'"

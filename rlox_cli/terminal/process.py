@@ -84,17 +84,6 @@ class _Output(io.FileIO):
         return super().write(data)
 
 
-def use_utf8_paths() -> None:
-    """Start Python again in UTF-8 mode if it would read the names of files as ASCII; its output stays ASCII.
-
-    Names in other scripts would otherwise be strings that no library can write to a file.
-    """
-    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
-        os.environ["PYTHONUTF8"] = "1"
-        os.environ.setdefault("PYTHONIOENCODING", "ascii")
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
 def open_streams() -> None:
     """Prepare the standard streams of this process, so that a command continues whatever happens to them.
 
