@@ -54,12 +54,14 @@ class Callback:
     waits_for_evaluation : bool
         Whether the callback has work that must not be done while an evaluation is pending. The next evaluation is then
         run in place.
+    enclosing_list : CallbackList or None
+        The list that this callback was last put in.
     """
 
     section = "other"
     acts_on_evaluation = True
     waits_for_evaluation = False
-    _list: CallbackList | None = None  # the list that this callback was last put in
+    enclosing_list: CallbackList | None = None
 
     def state(self) -> dict[str, Any]:
         """Return the state to store in checkpoints, for a resumed training: finite JSON values with string keys."""
@@ -151,7 +153,7 @@ class CallbackList(Callback):
                 )
         self.callbacks = sorted([*self.callbacks, *callbacks], key=lambda one: one.section == "checkpoint")
         for callback in callbacks:
-            callback._list = self
+            callback.enclosing_list = self
         if self._saved:
             self.set_state(self._saved)
 
@@ -373,9 +375,9 @@ class _HandWritten:
     @property
     def callbacks(self) -> CallbackList:
         """The outermost list that contains the callback."""
-        found = self.owner._list or CallbackList([self.owner])
-        while found._list is not None:
-            found = found._list
+        found = self.owner.enclosing_list or CallbackList([self.owner])
+        while found.enclosing_list is not None:
+            found = found.enclosing_list
         return found
 
     def evaluate(

@@ -22,15 +22,7 @@ from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
-from rlox.config import (
-    MOST_AT_ONCE,
-    Config,
-    RemoteConfig,
-    integer,
-    require,
-    shown,
-    usual_settings,
-)
+from rlox.config import MOST_AT_ONCE, Config, RemoteConfig, integer, require, shown, usual_settings
 from rlox.config.arguments import POLICIES, refuse_policy_name
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs

@@ -363,10 +363,8 @@ class Algorithm(metaclass=Hinting):
 
         Training may continue before that function is called, or while another thread runs it.
         """
-        checkpoint = self._checkpoint(**header)
-        if self.ranks.joined:
-            checkpoint = self.ranks.with_all_ranks(checkpoint)
-        return partial(save_checkpoint, path, checkpoint)
+        own = self._checkpoint(**header)
+        return partial(save_checkpoint, path, self.ranks.with_all_ranks(own) if self.ranks.joined else own)
 
     def _checkpoint(self, **header: Any) -> Checkpoint:
         self.backend.require_unchanged("save")
