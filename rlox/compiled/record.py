@@ -33,5 +33,5 @@ COMPARED: dict[str, str] = {
     "rlox.training.off_policy": "11cbc8df26eccd74 f45d4c9c9ca8375b",
     "rlox.training.offline": "b9d09255a638c7b1 abedaeb901be9794",
     "rlox.training.on_policy": "0d561084a3985500 6865990e34165937",
-    "rlox.training.replay": "f411906072674096 8b1fba3686241f6b",
+    "rlox.training.replay": "996e8b49e8363ad3 5e239bf15686dff9",
 }

@@ -593,6 +593,7 @@ class Updates:
     def __init__(self, algorithm: Any):
         self._algorithm, self._update = algorithm, choose_update(algorithm)
         self.history: list[dict[str, Any]] = []
+        self.in_rounds = False  # whether a row has the metrics of all updates of whole rounds, as arrays
 
     def __call__(self) -> None:
         """Sample and update once."""
@@ -600,6 +601,5 @@ class Updates:
 
     def average(self) -> dict[str, float]:
         """Return the mean of each metric over the updates since the last call."""
-        rounds = any(isinstance(value, np.ndarray) for row in self.history for value in row.values())
         history, self.history = self.history, []
-        return average_metrics(history, rounds)
+        return average_metrics(history, self.in_rounds)

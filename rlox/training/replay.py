@@ -125,6 +125,7 @@ def off_policy(algorithm) -> dict[str, float]:
             c.ended(done.episode_returns, done.episode_lengths)
             if done.metrics:
                 update.history.append(done.metrics)
+                update.in_rounds = True
             update_s += done.update_s
             collect_s += clock() - started - done.update_s
         else:
