@@ -6,6 +6,7 @@ PyTorch is imported where it is used, because native runs do not need it.
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import itertools
 import math
 import sys
@@ -173,6 +174,11 @@ def own_gpu(store: Store, rank: int, size: int, local_rank: int) -> int | None:
     store.set(f"gpu{rank}", name)
     names = [store.get(f"gpu{other}").decode() for other in range(size)]
     return local_rank % n if all(names) and len(set(names)) == size else None
+
+
+def may_have_gpu() -> bool:
+    """Return False if PyTorch is a build for CPUs alone, which is seen without importing it."""
+    return "torch" in sys.modules or not importlib.metadata.version("torch").endswith("+cpu")
 
 
 def computes_bfloat16() -> bool:

@@ -37,7 +37,7 @@ from rlox.nn.modes import outside_inference_mode, torch_threads
 from rlox.nn.modules import generator_states, load_weights_, weights_of
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
-from rlox.training.backend import CUDA_PAYS_FROM, Backend, Watch, choose_device, device_for
+from rlox.training.backend import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, Backend, Watch, choose_device, device_for
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -134,7 +134,8 @@ class Agent(Algorithm):
             raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
         self.env_options = options
         options.compiled = compile
-        if env_backend == "tensor" or device == "cuda":
+        pays = device == "auto" and backend != "native" and policy is None and self.n_envs >= RESIDENT_PAYS_FROM
+        if env_backend == "tensor" or device == "cuda" or pays:
             options.device = self._choose_env_device(where, device, reward_fn)
             device = options.device or device
         n_own = self.ranks.share(where, "n_envs", self.n_envs) if self.ranks.joined else self.n_envs

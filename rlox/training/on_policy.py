@@ -12,6 +12,7 @@ from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
 from rlox.compiled.guard import find_difference
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
+from rlox.nn.modules import may_have_gpu
 from rlox.processes.failures import Diverged
 from rlox.training.agent import Agent
 from rlox.training.algorithm import choose_update, require_finite, to_floats
@@ -117,7 +118,8 @@ class OnPolicyAlgorithm(Agent):
     callbacks : list of Callback, optional
         Called in order, the logger last.
     device : str
-        ``cpu``, ``cuda``, or ``auto``: CUDA if it is available and the policy has a million parameters or more.
+        ``cpu``, ``cuda``, or ``auto``: CUDA if it is available, and the policy has a million parameters or more, or PPO
+        or A2C has 1,024 environments or more that can be there (see `env_backend`).
     backend : str
         ``torch``; ``native``: a kernel collects and runs the updates that the PyTorch `update` defines; ``auto``:
         native if it is exact for the given arguments, regardless of callbacks and loggers. If a function of `update`
@@ -166,8 +168,10 @@ class OnPolicyAlgorithm(Agent):
 
     def _choose_env_device(self, where: str, device: str, reward_fn: RewardFn | None) -> str | None:
         options = self.env_options
-        if not self._resident or (options.backend != "tensor" and (options.backend, device) != ("auto", "cuda")):
+        if not self._resident or options.backend not in ("auto", "tensor"):
             return super()._choose_env_device(where, device, reward_fn)
+        if device == "auto" and options.backend == "auto" and not may_have_gpu():
+            return None
         import torch
 
         from rlox.collectors.tensor_rollout import find_resident_obstacle

@@ -86,3 +86,20 @@ def test_auto_takes_environments_on_the_gpu_where_nothing_asks_for_the_host():
     for settings in ({"env_workers": 2}, {"reward_fn": lambda o, a, r: r}, {"env_backend": "gymnasium"}):
         assert PPO("CartPole-v1", 4, device="cuda", **settings).env_options.device is None
     assert PPO("CartPole-v1", 4, device="cpu").env_options.device is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"),
+    [
+        ({"n_envs": 1024}, "cuda"),
+        ({"n_envs": 1023}, "cpu"),
+        ({"n_envs": 1024, "backend": "native"}, "cpu"),
+        ({"n_envs": 1024, "env_kwargs": {"sutton_barto_reward": True}}, "cpu"),
+        ({"n_envs": 1024, "reward_fn": lambda obs, actions, rewards: rewards}, "cpu"),
+    ],
+)
+def test_many_environments_are_on_the_gpu_by_themselves(settings, device):
+    one = PPO("CartPole-v1", n_steps=2, hidden_sizes=[8], **settings)
+    assert one.device == device
+    assert (one.collector.env.device == "cuda:0") == (device == "cuda")
+    one.close()
