@@ -188,7 +188,9 @@ def test_backend_chooses_the_implementation():
         assert env._pool.config["num_threads"] == 1
     with make_vec_env("CartPole-v1", 2, 0, {"num_threads": 2}, backend="envpool") as env:
         assert env._pool.config["num_threads"] == 2
-    with pytest.raises(ValueError, match="backend must be one of auto, gymnasium, envpool, tensor, got 'envpol'; did you mean"):
+    with pytest.raises(
+        ValueError, match="backend must be one of auto, gymnasium, envpool, tensor, got 'envpol'; did you mean"
+    ):
         make_vec_env("CartPole-v1", 2, 0, backend="envpol")
     with pytest.raises(ValueError, match="workers 0 with envpool"):
         make_vec_env("CartPole-v1", 2, 0, workers=1, backend="envpool")

@@ -71,9 +71,10 @@ def settings(config: RunConfig, algo: str) -> dict[str, Any]:
 
 def _select_deciding(plain: dict[str, Any]) -> dict[str, Any]:
     deciding = {key: value for key, value in plain.items() if key not in _APART}
-    if isinstance(plan := deciding.get("eval"), dict):
-        # The process in which an evaluation runs does not change its numbers.
-        deciding["eval"] = {key: value for key, value in plan.items() if key != "workers"}
+    # The process in which an evaluation runs, and the memory that replay is in, do not change a run's numbers.
+    for section, key in (("eval", "workers"), ("buffer", "device")):
+        if isinstance(part := deciding.get(section), dict):
+            deciding[section] = {name: value for name, value in part.items() if name != key}
     return deciding
 
 
