@@ -170,13 +170,15 @@ class _Sampler:
         noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
         policy.fill_noise(rng, noise)
         self.noise = policy.place(noise)
+        self._given = noise.shape[-1] > 0
         self.drawn: list[Any] = []  # log-probabilities (N,) of each step, if the policy draws its own noise
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Return the actions (N, …) of step `t`."""
-        actions = self.policy.act(Inputs(obs), self.noise[t])[0]
-        if not self.noise.shape[-1]:
-            self.drawn.append(self.policy.drawn_log_probs.float())
+        if self._given:
+            return self.policy.act(Inputs(obs), self.noise[t])[0]
+        actions = self.policy.act(Inputs(obs), self.noise)[0]
+        self.drawn.append(self.policy.drawn_log_probs.float())
         return actions
 
     def take_log_probs(self) -> Any:

@@ -65,7 +65,10 @@ def to_array(tensor: torch.Tensor | np.ndarray) -> np.ndarray:
     if isinstance(tensor, np.ndarray):
         return tensor
     array = tensor.detach().cpu()
-    return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+    try:
+        return array.numpy()
+    except TypeError:
+        return array.float().numpy()
 
 
 def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -> None:
