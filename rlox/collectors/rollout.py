@@ -175,10 +175,9 @@ class _Sampler:
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Return the actions (N, …) of step `t`."""
-        if self._given:
-            return self.policy.act(Inputs(obs), self.noise[t])[0]
-        actions = self.policy.act(Inputs(obs), self.noise)[0]
-        self.drawn.append(self.policy.drawn_log_probs.float())
+        actions = self.policy.act(Inputs(obs), self.noise[t] if self._given else self.noise)[0]
+        if not self._given:
+            self.drawn.append(self.policy.drawn_log_probs.float())
         return actions
 
     def take_log_probs(self) -> Any:

@@ -18,7 +18,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3_bc": "6fae2d5a823ffc87 4a43a744f8b51436",
     "rlox.checkpoint.counters": "46819873cba236b9 ba8aa8751e30bcf4",
     "rlox.collectors.replay": "3def3843f4668364 76b95994ee43a907",
-    "rlox.collectors.rollout": "b8eff4424e1aada7 7ed3175ba084174e",
+    "rlox.collectors.rollout": "72a37faea8b9339e 1e252b2bec09a918",
     "rlox.envs.spec": "f442228428b34719 7ca3eb8e6217ace5",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "8c7f9d18af19b223 46f04c81028225ff",
