@@ -126,7 +126,7 @@ def test_eval_reproduces_the_evaluation_that_chose_best(trained, tmp_path):
 
 @pytest.mark.exhaustive
 def test_every_listed_environment_of_gymnasium_can_be_made(tmp_path):
-    listed = rlox("ls", "envs", cwd=tmp_path).stdout.partition("gymnasium's")[2].partition("PettingZoo's")[0]
+    listed = rlox("ls", "envs", cwd=tmp_path).stdout.partition("\ngymnasium's")[2].partition("PettingZoo's")[0]
     names = [name for line in listed.splitlines()[1:] for name in line.partition(": ")[2].split(", ")]
     assert len(names) > 100
     register_atari()
