@@ -267,7 +267,9 @@ def test_a_closed_terminal_lets_a_run_save_and_end(tmp_path):
     ours, theirs = pty.openpty()
     words = ["train", *PPO_SMALL, "total_timesteps=1000000000", "checkpoint.every_steps=1000"]
     # A new session whose terminal this is: closing our end sends SIGHUP.
-    program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from rlox_cli.main import main; main()"
+    # Under nohup the signal is ignored, for our children, too.
+    program = "import fcntl, signal, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    program += "fcntl.ioctl(0, termios.TIOCSCTTY, 0); from rlox_cli.main import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words],
         cwd=tmp_path,
