@@ -26,7 +26,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.batch": "d4cd8254fb66fe42 cb2abee696a3637e",
     "rlox.nn.losses": "92b913f5929b98b4 775dde49da165715",
     "rlox.nn.modules": "faeaca5d4c50ea9a 4277f5f2f015993a",
-    "rlox.nn.optimizers": "8eef13b907e8005d 2b1721321d2cf835",
+    "rlox.nn.optimizers": "ed98ea0a9bf3affc 086e962c469b19c6",
     "rlox.nn.policies": "0b8b77693b113625 00b028dff76466be",
     "rlox.nn.value_losses": "46528063de11545d 1673880de96edb38",
     "rlox.training.backend": "8f98a114f8bdbec8 b6d5060fc3caf865",

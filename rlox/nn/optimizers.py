@@ -85,11 +85,6 @@ class FlatOptimizer:
         names = ("exp_avg", "exp_avg_sq") if kind == "adam" else ("square_avg",)
         self._moments = {name: torch.zeros_like(self.flat) for name in names}
         self._steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
-        # A GPU's kernel gives each tensor, up to 65,536 numbers of it, to one of its many processors, and takes 36
-        # tensors at a time. The CPU's is fastest on a single one.
-        n_pieces = min(36, -(-len(self.flat) // 1024)) if self.flat.is_cuda else 1
-        size = -(-len(self.flat) // (4 * n_pieces)) * 4  # a multiple of 16 bytes
-        self._pieces = [list(block.split(size)) for block in (self.flat, self.grad, *self._moments.values())]
         self._keep_denormals = keeps_denormals()
 
     def step(self, loss: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
@@ -121,8 +116,10 @@ class FlatOptimizer:
         self._steps += 1
         grad = self.grad
         if "exp_avg" in self._moments:
-            flat, grads, first, second = self._pieces
-            adam_(flat, grads, first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess)
+            first, second = ([moment] for moment in self._moments.values())
+            adam_(
+                [self.flat], [grad], first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess
+            )
             return
         if excess is not None:
             grad /= excess

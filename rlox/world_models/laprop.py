@@ -25,12 +25,11 @@ class LaProp(FlatOptimizer):
         super().__init__(parameters, learning_rate)
         self.clip, self.warmup = clip, warmup
         self._moments = {name: torch.zeros_like(self.flat) for name in ("square_avg", "momentum")}
-        self._lengths = [p.numel() for p in self.parameters]
-        self._repeats = torch.tensor(self._lengths, device=self.flat.device)
+        self._repeats = torch.tensor(self._sizes, device=self.flat.device)
 
     def _norms(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the norm of each tensor, (n,). A sum at indices would add up in another order each time on a GPU."""
-        return torch.stack(torch._foreach_norm(flat.split(self._lengths)))
+        return torch.stack(torch._foreach_norm(flat.split(self._sizes)))
 
     def _move(self, excess: torch.Tensor | None) -> None:
         # The count, and what follows from it, are tensors: a Python number would wait for the device.
