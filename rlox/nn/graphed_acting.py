@@ -35,10 +35,8 @@ class GraphedPolicy(ModulePolicy):
         self.module.epsilon = value
 
     def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, None]:
-        if inputs.mask is not None or not isinstance(noise, np.ndarray):
-            return super().act(inputs, noise)
-        if hasattr(self.module, "choose"):
-            return self.module.choose(noise, lambda: self.mode(inputs)[0]), None
+        if inputs.mask is not None or not isinstance(noise, np.ndarray) or hasattr(self.module, "choose"):
+            return super().act(inputs, noise)  # which takes the mode by the graph where it chooses on the host
         return self._call("act", {"obs": inputs.obs, "noise": noise}), None
 
     def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
