@@ -1,6 +1,7 @@
 """`rlox train -m hydra/sweeper=optuna`: ranges from the metadata of fields, and studies that survive kills."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -216,6 +217,34 @@ def test_a_trial_killed_after_it_was_pruned_and_before_its_checkpoint_ends_at_th
     rlox(tmp_path, "sweep", "resume", "sweep")
     assert results(study(tmp_path)) == results(study(whole))
     assert outcomes(tmp_path) == outcomes(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 6])
+def test_a_trial_killed_between_two_of_its_values_draws_the_others_as_before(number, whole, tmp_path):
+    """The first trials draw their values one by one, the later ones together."""
+    shutil.copytree(whole / "sweep", tmp_path / "sweep")
+    for run in jobs(tmp_path)[number:]:
+        shutil.rmtree(run.folder)
+    records = (tmp_path / "sweep/sweep.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in records if json.loads(line).get("extra", {}).get("trial", -1) < number]
+    (tmp_path / "sweep/sweep.jsonl").write_text("".join(kept))
+    with contextlib.closing(sqlite3.connect(tmp_path / "sweep/study.db")) as database, database:
+        trials = "(SELECT trial_id FROM trials WHERE number {})"
+        for table in ("trial_params", "trial_values", "trial_intermediate_values", "trial_user_attributes"):
+            database.execute(f"DELETE FROM {table} WHERE trial_id IN {trials.format('> ?')}", (number,))
+        database.execute("DELETE FROM trials WHERE number > ?", (number,))
+        database.execute("UPDATE trials SET state = 'RUNNING', datetime_complete = NULL WHERE number = ?", (number,))
+        of_this = trials.format("= ?")
+        for table in ("trial_values", "trial_intermediate_values"):
+            database.execute(f"DELETE FROM {table} WHERE trial_id IN {of_this}", (number,))
+        database.execute(f"DELETE FROM trial_user_attributes WHERE key = 'pruned' AND trial_id IN {of_this}", (number,))
+        database.execute(
+            f"DELETE FROM trial_params WHERE param_name = 'algo.gamma' AND trial_id IN {of_this}", (number,)
+        )
+    assert set(study(tmp_path)[number].params) == {"algo.learning_rate"}
+    rlox(tmp_path, "sweep", "resume", "sweep")
+    assert results(study(tmp_path)) == results(study(whole))
 
 
 @pytest.mark.slow

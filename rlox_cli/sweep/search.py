@@ -114,7 +114,12 @@ class Trials:
         self.study.sampler = optuna.samplers.TPESampler(
             seed=int(seed), multivariate=True, constant_liar=True, n_startup_trials=self.settings.n_startup_trials
         )
+        drawn_together, known = trial.relative_params, trial.distributions
         for space in self.search.spaces:
+            if space.key in known and space.key not in drawn_together:
+                # The process was killed between two values: draw this one again, so that the next ones stay the same.
+                frozen = self.study.get_trials(deepcopy=False)[trial.number]
+                self.study.sampler.sample_independent(self.study, frozen, space.key, known[space.key])
             space.suggest(trial)
 
     def finish(self, trial: Trial, runs: Sequence[Progress], stopped: bool) -> bool:
