@@ -1,0 +1,197 @@
+"""Networks with a memory: LSTM and GRU over sequences in which episodes end and agents pause.
+
+Letters: T steps, n sequences (or N environments), D inputs, S numbers of a state, B = T * n rows step after step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlox.kernels.rng import Rng
+from rlox.nn.modules import layer_weights
+
+_GATES = {"lstm": 4, "gru": 3}
+_VECTORS = {"lstm": 2, "gru": 1}  # of a layer's state: an LSTM's output and its cell
+
+
+class Sequences(NamedTuple):
+    """How rows are the steps of n sequences; all are tensors on the device of the rows.
+
+    Attributes
+    ----------
+    state : Tensor
+        (n, S), before the first step of each sequence.
+    is_first : Tensor
+        (B,) bool: an episode begins, so that the state before this row counts as zero.
+    running : Tensor, optional
+        (B,) bool: the agent acts. In other rows its memory stays as it is. None: all act.
+    """
+
+    state: Tensor
+    is_first: Tensor
+    running: Tensor | None = None
+
+
+class Memory(nn.Module):
+    """LSTM or GRU whose state is one row of numbers, and which begins anew where an episode begins.
+
+    Its parameters have the names, shapes and order of gates of ``nn.LSTM`` (Hochreiter and Schmidhuber 1997,
+    doi:10.1162/neco.1997.9.8.1735) and ``nn.GRU`` (Cho et al. 2014, arXiv:1406.1078), so that its ``state_dict`` loads
+    into them.
+
+    Parameters
+    ----------
+    kind : str
+        ``lstm`` or ``gru``.
+    n_inputs : int
+        Number of inputs D.
+    size : int
+        Units of each layer; a step's output has as many numbers.
+    n_layers : int
+        Layers, each of which reads the outputs of the one before.
+    orthogonal : bool
+        Orthogonal initial weights and zero biases; else both start at U(-1/sqrt(size), 1/sqrt(size)).
+    rng : Rng
+        Generator of the initial weights.
+
+    Attributes
+    ----------
+    state_dim : int
+        Length S of a state, ``n_layers * size * (2 if lstm else 1)``: layer after layer its output, then, for an LSTM,
+        its cell.
+    """
+
+    def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int, orthogonal: bool, rng: Rng):
+        super().__init__()
+        if kind not in _GATES:
+            raise ValueError(f"Memory: kind must be lstm or gru, got {kind!r}")
+        self.kind, self.n_inputs, self.size, self.n_layers = kind, n_inputs, size, n_layers
+        self.state_dim = n_layers * size * _VECTORS[kind]
+        rows = _GATES[kind] * size
+        for layer in range(n_layers):
+            drawn = [_weights(rows, cols, size, orthogonal, rng) for cols in (size if layer else n_inputs, size)]
+            for name, arrays in zip(("weight", "bias"), zip(*drawn, strict=True), strict=True):
+                for source, array in zip(("ih", "hh"), arrays, strict=True):
+                    self.register_parameter(f"{name}_{source}_l{layer}", nn.Parameter(torch.from_numpy(array)))
+
+    def weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return weights and biases of a layer: (G size, D), (G size, size), (G size,), (G size,) for G gates."""
+        w_ih, w_hh = getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}")
+        return w_ih, w_hh, getattr(self, f"bias_ih_l{layer}"), getattr(self, f"bias_hh_l{layer}")
+
+    def forward(
+        self, x: Tensor, state: Tensor, is_first: Tensor, running: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Read T steps of N sequences.
+
+        Parameters
+        ----------
+        x : Tensor
+            (T, N, D), in the data type of the weights.
+        state : Tensor
+            (N, S), before the first step.
+        is_first : Tensor
+            (T, N) bool: the state before the step counts as zero, and no gradient passes.
+        running : Tensor, optional
+            (T, N) bool: where false, the state stays as it is (after `is_first`) and the step's output is zeros.
+
+        Returns
+        -------
+        outputs : Tensor
+            (T, N, size), of the last layer.
+        state : Tensor
+            (N, S), after the last step.
+        """
+        after = []
+        for layer, before in enumerate(state.split(self.size * _VECTORS[self.kind], -1)):
+            x, last = _run_layer(self.kind, x, before, is_first, running, *self.weights(layer))
+            after.append(last)
+        return x, torch.cat(after, -1) if len(after) > 1 else after[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, n_inputs={self.n_inputs}, size={self.size}, n_layers={self.n_layers}"
+
+
+class MemoryNetwork(nn.Module):
+    """A perceptron before a memory, and a linear head after it.
+
+    Parameters
+    ----------
+    trunk : nn.Module
+        From rows (B, D) to inputs of the memory, with its last activation; ``nn.Identity`` if it has no layer.
+    memory : Memory
+        What remembers.
+    head : nn.Module
+        From outputs of the memory to outputs of the network.
+    """
+
+    def __init__(self, trunk: nn.Module, memory: Memory, head: nn.Module):
+        super().__init__()
+        self.trunk, self.memory, self.head = trunk, memory, head
+
+    def forward(self, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Return the outputs of rows `x` (B, D), and the state (n, S) after the last step of each sequence.
+
+        The outputs are (B, n_outputs); with ``sequences.running``, only those of the running rows, in their order.
+        """
+        n, running = len(sequences.state), sequences.running
+        inputs = self.trunk(x).unflatten(0, (-1, n))
+        steps = None if running is None else running.view(-1, n)
+        outputs, state = self.memory(inputs, sequences.state, sequences.is_first.view(-1, n), steps)
+        outputs = outputs.flatten(0, 1)
+        return self.head(outputs if running is None else outputs[running]), state
+
+
+def _weights(rows: int, cols: int, size: int, orthogonal: bool, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a weight (rows, cols) and a bias (rows,) f32."""
+    if orthogonal:
+        return layer_weights(rows, cols, 1.0, True, rng)
+    bound = 1.0 / math.sqrt(size)
+    weight, bias = (bound * (2.0 * rng.uniform(shape, dtype=np.float64) - 1.0) for shape in ((rows, cols), (rows,)))
+    return weight.astype(np.float32), bias.astype(np.float32)
+
+
+def _run_layer(
+    kind: str,
+    x: Tensor,
+    state: Tensor,
+    is_first: Tensor,
+    running: Tensor | None,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor,
+    b_hh: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Run one layer over x (T, N, D) from state (N, 1 or 2 size). Returns outputs (T, N, size) and the last state."""
+    inputs, outputs = F.linear(x, w_ih, b_ih), []
+    for t in range(len(x)):
+        state = state.masked_fill(is_first[t, :, None], 0.0)
+        after = _lstm(inputs[t], state, w_hh, b_hh) if kind == "lstm" else _gru(inputs[t], state, w_hh, b_hh)
+        output = after[:, : w_hh.shape[1]]
+        if running is not None:
+            runs = running[t, :, None]
+            after, output = torch.where(runs, after, state), output.masked_fill(~runs, 0.0)
+        state = after
+        outputs.append(output)
+    return torch.stack(outputs), state
+
+
+def _lstm(inputs: Tensor, state: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
+    """Return output and cell (N, 2 size) after a step with inputs (N, 4 size) of its gates: i, f, g and o."""
+    h, c = state.chunk(2, -1)
+    i, f, g, o = (inputs + F.linear(h, w_hh, b_hh)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.cat([torch.sigmoid(o) * torch.tanh(c), c], -1)
+
+
+def _gru(inputs: Tensor, h: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
+    """Return the state (N, size) after a step with inputs (N, 3 size) of its gates: reset, update and candidate."""
+    (r, z, n), (from_r, from_z, from_n) = inputs.chunk(3, -1), F.linear(h, w_hh, b_hh).chunk(3, -1)
+    candidate = torch.tanh(n + torch.sigmoid(r + from_r) * from_n)
+    return torch.lerp(candidate, h, torch.sigmoid(z + from_z))
