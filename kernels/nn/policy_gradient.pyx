@@ -309,7 +309,7 @@ cdef class NativeActorCritic(ActorCriticLearner):
                                states, masks, moments)
 
     def a2c(self, obs, actions, advantages, returns, values, *, learning_rate, vf_coef, ent_coef, max_grad_norm=None,
-            normalize_advantages=False):
+            normalize_advantages=False, masks=None):
         """Take one gradient step on the whole rollout, as defined by `rlox.algorithms.A2C.update`.
 
         Arguments as in `ppo`.
@@ -326,7 +326,7 @@ cdef class NativeActorCritic(ActorCriticLearner):
         cdef Options options = options_of(1, max(1, len(obs)), learning_rate, max_grad_norm, None,
                                           normalize_advantages, where)
         metrics = self.learn_from(where, &loss, &options, obs, actions, values, advantages, returns, values, None, None,
-                                  None, None)
+                                  masks, None)
         return {name: metrics[name] for name in metrics if name not in ("approx_kl", "clip_fraction")}
 
     cdef dict learn_from(self, str where, const Loss* loss, const Options* options, obs, actions, log_probs, advantages,

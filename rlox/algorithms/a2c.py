@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlox.checkpoint.counters import scheduled
 from rlox.collectors.rollout import RolloutBatch
 from rlox.config import A2CConfig
-from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.on_policy import NO_GRAPH, OnPolicyAlgorithm
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,8 @@ class A2C(OnPolicyAlgorithm):
     _data_parallel = True
     _resident = True
 
-    def _capture_obstacle(self) -> None:
-        return None
+    def _capture_obstacle(self) -> str | None:
+        return None if self.config.memory == "none" else NO_GRAPH
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step on the whole rollout. Returns metrics as scalar tensors."""
@@ -36,8 +36,9 @@ class A2C(OnPolicyAlgorithm):
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         advantages = normalized(batch.advantages, self.ranks.total) if c.normalize_advantages else batch.advantages
         loss, metrics = self.backend.compiled(a2c_loss)(
-            self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef
-        )
+            self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef,
+            batch.masks, batch.sequences,
+        )  # fmt: skip
         metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         metrics["explained_variance"] = batch.explained_variance()
         return metrics
@@ -53,4 +54,5 @@ class A2C(OnPolicyAlgorithm):
             ent_coef=c.ent_coef,
             max_grad_norm=c.max_grad_norm,
             normalize_advantages=c.normalize_advantages,
+            masks=batch.array("masks"),
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlox.checkpoint.counters import scheduled
 from rlox.collectors.rollout import RolloutBatch
 from rlox.config import PPOConfig
-from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.on_policy import NO_GRAPH, OnPolicyAlgorithm
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class PPO(OnPolicyAlgorithm):
     def _capture_obstacle(self) -> str | None:
         if self.config.target_kl is not None:
             return "target_kl looks at the divergence after each minibatch"
-        return None
+        return None if self.config.memory == "none" else NO_GRAPH
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Run `n_epochs` passes over the rollout in minibatches. Returns means over minibatches as scalar tensors."""
@@ -50,8 +50,9 @@ class PPO(OnPolicyAlgorithm):
             for mb in batch.sample_minibatches(c.batch_size // self.ranks.size, rng=self.rng):
                 advantages = normalized(mb.advantages, self.ranks.total) if c.normalize_advantages else mb.advantages
                 loss, metrics = compute(
-                    loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
-                )
+                    loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values,
+                    None, mb.masks, mb.sequences,
+                )  # fmt: skip
                 if c.target_kl is not None and history and self.ranks.mean(metrics["approx_kl"]) > 1.5 * c.target_kl:
                     break
                 metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
@@ -82,4 +83,5 @@ class PPO(OnPolicyAlgorithm):
             clip_vf=c.clip_vf,
             target_kl=c.target_kl,
             normalize_advantages=c.normalize_advantages,
+            masks=batch.array("masks"),
         )

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rlox.nn.memory import Sequences
+
+_MEMORY, _IS_FIRST = "policy_memory", "policy_is_first"  # in the state of a collector
+
 
 @dataclass
 class Rollout(Columns):
@@ -56,6 +60,9 @@ class Rollout(Columns):
     states: torch.Tensor | None = Column(optional=True)  # (B, S) f32, the critic's input; None: `obs`
     is_first: torch.Tensor | None = Column(optional=True)  # (B,) bool, first step of an episode; None: unknown
     n_envs: int | None = None  # N; None: the rows are no whole sequences
+    # (C, N, S) f32, on the host or the device: the memory before the first step of each of C parts of the rollout, of
+    # equal length; None: the policy has no memory.
+    memories: Any = None
     reused: bool = False  # whether the collector's next rollout overwrites the memory of these columns
 
     def __len__(self) -> int:
@@ -71,6 +78,18 @@ class Rollout(Columns):
         """The rollout by players, as with several agents: one agent is one player."""
         return [self]
 
+    @property
+    def sequences(self) -> Sequences | None:
+        """The rows as sequences of whole rollouts, for a policy with a memory; None without one."""
+        if self.memories is None:
+            return None
+        import torch
+
+        from rlox.nn.memory import Sequences
+
+        state = torch.as_tensor(self.memories[0], device=self.is_first.device)  # type: ignore[union-attr]
+        return Sequences(state, self.is_first)
+
     def explained_variance(self) -> torch.Tensor:
         """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
         constant."""
@@ -83,6 +102,9 @@ class Rollout(Columns):
         returns NaN). A minibatch of one row therefore occurs only if `batch_size` is 1 or the rollout has one row.
         `rng` determines the order; without it, a generator seeded from PyTorch's is used.
 
+        With a memory the minibatches consist of whole sequences, see `sample_sequences`: of as many as have at most
+        `batch_size` rows, but at least one.
+
         Raises
         ------
         ValueError
@@ -90,6 +112,10 @@ class Rollout(Columns):
         """
         if batch_size < 1:
             raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
+        if self.memories is not None:
+            length = len(self) // (len(self.memories) * (self.n_envs or 1))
+            yield from self.sample_sequences(max(1, batch_size // length), rng)
+            return
         columns = self.columns()
         slices, order = list(minibatches(len(self), batch_size)), None
         if shuffle:
@@ -106,28 +132,37 @@ class Rollout(Columns):
         for parts in zip(*(column.split(sizes) for column in columns.values()), strict=True):
             yield Rollout(**dict(zip(columns, parts, strict=True)))
 
-    def sample_sequences(self, n_envs: int, rng: Rng | None = None) -> Iterator[Rollout]:
-        """Yield the whole sequences of T steps of every environment once, those of `n_envs` environments at a time.
+    def sample_sequences(self, n_sequences: int, rng: Rng | None = None) -> Iterator[Rollout]:
+        """Yield every sequence once, `n_sequences` at a time: the steps of one environment in the whole rollout, or in
+        each of the parts that `memories` has.
 
         The columns of a minibatch are flat like those of the rollout, step after step; `steps` returns them as
-        (T, n, …). The last minibatch may have fewer environments. `rng` determines the order, as in
-        `sample_minibatches`.
+        (T, n, …). The last minibatch may have fewer sequences. `rng` determines the order, as in `sample_minibatches`.
 
         Raises
         ------
         ValueError
-            If `n_envs` < 1, or the rollout does not consist of whole sequences.
+            If `n_sequences` < 1, or the rollout does not consist of whole sequences.
         """
-        if n_envs < 1:
-            raise ValueError(f"sample_sequences: n_envs must be >= 1, got {n_envs}")
+        if n_sequences < 1:
+            raise ValueError(f"sample_sequences: n_sequences must be >= 1, got {n_sequences}")
         if self.n_envs is None:
             raise ValueError("sample_sequences: the rollout must have the steps of whole environments, got single rows")
-        order = _permutation(rng, self.n_envs, self.obs.device)
-        starts = order.new_tensor(range(0, len(self), self.n_envs))[:, None]  # row of each step's first environment
-        columns = self.columns()
-        for chosen in order.split(n_envs):
-            at = (starts + chosen).reshape(-1)
-            yield Rollout(**{name: column[at] for name, column in columns.items()}, n_envs=len(chosen))
+        n, parts = self.n_envs, 1 if self.memories is None else len(self.memories)
+        order = _permutation(rng, parts * n, self.obs.device)
+        length, columns, memories = len(self) // (parts * n), self.columns(), self.memories
+        steps = order.new_tensor(range(0, length * n, n))[:, None]
+        if memories is not None:
+            import torch
+
+            memories = torch.as_tensor(memories, device=order.device).flatten(0, 1)
+        for chosen in order.split(n_sequences):
+            at = (steps + chosen.div(n, rounding_mode="floor") * (length * n) + chosen % n).reshape(-1)
+            yield Rollout(
+                **{name: column[at] for name, column in columns.items()},
+                n_envs=len(chosen),
+                memories=None if memories is None else memories[None, chosen],
+            )
 
     def steps(self, name: str) -> torch.Tensor:
         """Return a column as (T, N, …), which shares its memory; only if the rollout has whole sequences."""
@@ -163,19 +198,33 @@ def minibatches(n: int, batch_size: int) -> Iterator[slice]:
 
 
 class _Sampler:
-    """A policy in one rollout of T steps, for which it draws the noise of all steps at once."""
+    """A policy in one rollout of T steps, for which it draws the noise of all steps at once.
 
-    def __init__(self, policy: Any, rng: Rng, n_steps: int, n: int):
+    `memory` (N, S) and `is_first` (N,) are the state of the policy's memory, and where an episode starts; None without
+    one. With a memory, `memories` has the states before every `length` steps.
+    """
+
+    def __init__(self, policy: Any, rng: Rng, n_steps: int, n: int, memory: Any, is_first: Any, length: int | None):
         self.policy = policy
+        self.memory, self.is_first, self._length = memory, is_first, length or n_steps
+        self.memories: list[np.ndarray] = []
+        self.firsts: list[np.ndarray] = []  # (N,) bool of each step
         noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
         policy.fill_noise(rng, noise)
         self.noise = policy.place(noise)
         self._given = noise.shape[-1] > 0
         self.drawn: list[Any] = []  # log-probabilities (N,) of each step, if the policy draws its own noise
 
-    def act(self, obs: np.ndarray, t: int) -> np.ndarray:
-        """Return the actions (N, …) of step `t`."""
-        actions = self.policy.act(Inputs(obs), self.noise[t] if self._given else self.noise)[0]
+    def act(self, obs: np.ndarray, t: int, mask: np.ndarray | None = None) -> np.ndarray:
+        """Return the actions (N, …) of step `t`, of those that `mask` (N, n_choices) allows."""
+        noise = self.noise[t] if self._given else self.noise
+        if self.memory is None:
+            actions = self.policy.act(Inputs(obs, mask), noise)[0]
+        else:
+            if t % self._length == 0:
+                self.memories.append(np.where(self.is_first[:, None], np.float32(0), self.memory))
+            self.firsts.append(self.is_first)
+            actions, self.memory = self.policy.act(Inputs(obs, mask, self.memory, self.is_first), noise)
         if not self._given:
             self.drawn.append(self.policy.drawn_log_probs.float())
         return actions
@@ -186,11 +235,11 @@ class _Sampler:
 
         return torch.stack(self.drawn).reshape(-1).clone()
 
-    def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def log_probs(self, seen: np.ndarray, actions: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
         """Return log-probabilities (B,) f32 of the actions (T, N, …) taken on the B observations `seen`."""
         if self.drawn:
             return to_array(self.take_log_probs())
-        return to_array(self.policy.log_probs(seen, actions.reshape(-1, *actions.shape[2:])))
+        return to_array(self.policy.log_probs(seen, actions.reshape(-1, *actions.shape[2:]), masks))
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round
@@ -209,12 +258,27 @@ class Steps:
     reached: np.ndarray  # (K, *obs_shape): observations that these steps led to
     episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
     episode_lengths: np.ndarray  # (E,) int64
+    masks: np.ndarray | None = None  # (T, N, n_choices) bool, the legal actions; None: all
+    # With a memory: its state before the first step of each part of the rollout (C, N, S), where episodes start (T, N),
+    # and its states after the last step (N, S) and after the truncated steps (K, S).
+    memories: np.ndarray | None = None
+    is_first: np.ndarray | None = None
+    last_memory: np.ndarray | None = None
+    limit_memories: np.ndarray | None = None
 
     def seen(self, device: str) -> Any:
         """Return the T * N observations of the actions: an array, or `rlox.nn.batch.FrameStacks`."""
         if self.frames is not None:
             return self.frames.rows(device)
         return self.obs[:-1].reshape(-1, *self.obs.shape[2:])
+
+    def memory_before(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the states (N, S) of the memory before the first step, and where episodes start (T * N,) bool."""
+        return self.memories[0], self.is_first.reshape(-1)  # type: ignore[index,union-attr]
+
+    def memory_after(self) -> np.ndarray:
+        """Return the states (N + K, S) of the memory after the last step, and after the K truncated ones."""
+        return np.concatenate([self.last_memory, self.limit_memories])  # type: ignore[list-item]
 
 
 class RolloutCollector(Collector):
@@ -254,6 +318,7 @@ class RolloutCollector(Collector):
 
     _where = "RolloutCollector.collect"
     noise_axis = 1  # the noise of a whole rollout is drawn at once
+    sequence_length: int | None = None  # steps of the parts of a rollout, for a policy with a memory; None: all
     value_norm: Any = None  # `rlox.multi_agent.players.ValueNorm` that converts the critic's values to units of rewards
 
     def __init__(
@@ -278,6 +343,8 @@ class RolloutCollector(Collector):
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.normalizer = normalizer
+        self._memory: np.ndarray | None = None  # (N, S): state of the policy's memory; None without one
+        self._is_first: np.ndarray | None = None  # (N,): where that state counts as the one before an episode
 
     def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> Rollout:
         """Take `n_steps` steps in every environment.
@@ -305,12 +372,18 @@ class RolloutCollector(Collector):
         after = steps.obs[n_steps % len(steps.obs)]  # observations from which the next step starts
         if cut:
             after = np.concatenate([after, steps.reached])
-        seen, actions, log_probs, values, after_values = sampler.policy.evaluate_actions(
-            steps.seen(self.device),
-            actions.reshape(-1, *actions.shape[2:]),
-            after,
-            sampler.take_log_probs() if sampler.drawn else None,
-        )
+        taken, masks = actions.reshape(-1, *actions.shape[2:]), steps.masks
+        if masks is not None:
+            masks = masks.reshape(-1, masks.shape[-1])
+        if steps.memories is None:
+            drawn = sampler.take_log_probs() if sampler.drawn else None
+            seen, actions, log_probs, values, after_values = sampler.policy.evaluate_actions(
+                steps.seen(self.device), taken, after, drawn, masks=masks
+            )
+        else:
+            seen, actions, log_probs, values, after_values = sampler.policy.evaluate_sequences(
+                steps.seen(self.device), taken, *steps.memory_before(), after, steps.memory_after(), masks=masks
+            )
         # Advantages are in units of rewards, of which a value norm changes those that the critic predicts.
         estimates, ahead = to_array(values).reshape(n_steps, n), after_values
         if self.value_norm is not None:
@@ -342,7 +415,10 @@ class RolloutCollector(Collector):
             episode_returns=steps.episode_returns,
             episode_lengths=steps.episode_lengths,
             dones=place(steps.ended.reshape(-1)),
+            masks=place(masks),
+            is_first=None if steps.is_first is None else place(steps.is_first.reshape(-1)),
             n_envs=n,
+            memories=steps.memories,
         )
 
     def gather(self, policy: nn.Module | NativePolicy, n_steps: int, whole: bool = False) -> Steps:
@@ -366,10 +442,16 @@ class RolloutCollector(Collector):
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
             ) from e
         acting = policy if isinstance(policy, ActingPolicy) else self._adapt(policy)
-        sampler = _Sampler(acting, self.rng, n_steps, n)
+        if not acting.state_dim:
+            self._memory = self._is_first = None
+        elif self._memory is None or self._memory.shape[1] != acting.state_dim:
+            self._memory, self._is_first = acting.initial(n), np.ones(n, np.bool_)
+        sampler = _Sampler(acting, self.rng, n_steps, n, self._memory, self._is_first, self.sequence_length)
 
         if self._raw is None:
             self._raw = self.env.reset_all()
+            if acting.state_dim:
+                sampler.is_first = np.ones(n, np.bool_)
             if not all_finite(self._raw):
                 self._refuse_numbers("observations", self._raw, self.env_steps)
             if normalizer is not None:
@@ -378,7 +460,12 @@ class RolloutCollector(Collector):
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
         rewards, terminated, truncated, episode_return, episode_length = results.values()
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
-        if isinstance(policy, NativePolicy) and self.env.native and compiled and normalizer is None:
+        masks, limit_memories = None, None
+        if spec.masked:
+            masks = np.empty((n_steps + 1, n, sum(spec.choices)), np.bool_)
+            masks[0] = self.env.action_masks()
+        plain = masks is None and normalizer is None
+        if isinstance(policy, NativePolicy) and self.env.native and compiled and plain:
             try:
                 net, noise = policy.net, sampler.noise
                 limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results.values())
@@ -391,7 +478,7 @@ class RolloutCollector(Collector):
                     self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
         else:
             try:
-                limits, reached = self._step_by_step(sampler, obs, actions, frames, results)
+                limits, reached, limit_memories = self._step_by_step(sampler, obs, actions, frames, results, masks)
             except RuntimeError as e:
                 self._refuse_width(e, policy)
                 raise
@@ -415,7 +502,16 @@ class RolloutCollector(Collector):
             reached,
             episode_return[ended] if some else np.empty(0),
             episode_length[ended] if some else np.empty(0, np.int64),
+            None if masks is None else masks[:-1],
+            *self._keep_memory(sampler, limit_memories),
         )
+
+    def _keep_memory(self, sampler: _Sampler, limit_memories: np.ndarray | None) -> tuple[Any, ...]:
+        """Keep the state of a memory for the next rollout. Return what `Steps` has of it, nothing without one."""
+        if sampler.memory is None:
+            return ()
+        self._memory, self._is_first = sampler.memory, sampler.is_first
+        return np.stack(sampler.memories), np.stack(sampler.firsts), sampler.memory, limit_memories
 
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
         """Raise if numbers of a rollout are not finite: observations, those `reached` at time limits, or rewards."""
@@ -469,27 +565,31 @@ class RolloutCollector(Collector):
         actions: np.ndarray,
         frames: _FrameStore | None,
         results: dict[str, np.ndarray],
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill the arrays and return the same as the kernel's ``rollout``.
+        masks: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Fill the arrays and return the same as the kernel's ``rollout``, and states of a memory.
 
-        That is the truncated steps and the observations that they led to.
+        That is the truncated steps and the observations that they led to, with the states after them.
         """
         spec, normalizer, kept = self.spec, self.normalizer, len(obs)
         rewards, terminated, truncated = (results[name] for name in ("rewards", "terminated", "truncated"))
         normalize_obs = normalizer is not None and normalizer.obs
         final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
         limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
+        memories = None if sampler.memory is None else [sampler.memory[:0]]
         t, action = 0, None
         try:
             with sampler.policy.context():
                 for t in range(len(actions)):
-                    action = sampler.act(obs[t % kept], t)
+                    action = sampler.act(obs[t % kept], t, None if masks is None else masks[t])
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action)
                     actions[t] = action
                     # The log-probability belongs to the sampled action; the executed action is clipped.
                     taken, after = spec.clip(actions[t]), obs[(t + 1) % kept]
                     row = {name: array[t] for name, array in results.items()}
+                    if masks is not None:
+                        row["action_mask"] = masks[t + 1]
                     self.env.step_all(taken, {"obs": after, "final_obs": final_obs, **row})
                     before, self._raw = self._raw, after.copy() if normalize_obs else after
                     if isinstance(self.reward_fn, NativeReward):
@@ -505,11 +605,15 @@ class RolloutCollector(Collector):
                             after[:] = normalizer.normalize(self._raw)
                     if frames is not None:
                         frames.append(after, terminated[t] | truncated[t])
+                    if sampler.memory is not None:
+                        sampler.is_first = terminated[t] | truncated[t]
                     if b"\1" in truncated[t].tobytes():
                         which = np.flatnonzero(truncated[t])
                         states = final_obs[which]
                         limits.append(np.stack([np.full_like(which, t), which], 1))
                         reached.append(normalizer.normalize(states) if normalize_obs else states)  # type: ignore[union-attr]
+                        if memories is not None:
+                            memories.append(sampler.memory[which])
         except (RuntimeError, ValueError) as e:
             # Observations that are not finite cause such actions, so they are reported first.
             if normalizer is None:
@@ -517,4 +621,22 @@ class RolloutCollector(Collector):
             self._refuse_policy(e, action)
             raise
         self._raw = self._raw.copy()
-        return np.concatenate(limits), np.concatenate(reached)
+        return np.concatenate(limits), np.concatenate(reached), None if memories is None else np.concatenate(memories)
+
+    # ---- checkpoints
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Return an exact snapshot of the environments and of the policy's memory in them, see `Collector.state`."""
+        saved = super().state()
+        if saved is None or self._memory is None:
+            return saved
+        return {**saved, _MEMORY: self._memory.copy(), _IS_FIRST: self._is_first.copy()}  # type: ignore[union-attr]
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        memory, is_first = state.get(_MEMORY), state.get(_IS_FIRST)
+        if memory is not None:
+            fits = memory.ndim == 2 and memory.dtype == np.float32 and len(memory) == self.n_envs
+            if not fits or is_first is None or (is_first.shape, is_first.dtype) != ((self.n_envs,), np.bool_):
+                raise ValueError(f"{type(self).__name__}.set_state: the memory must have a row for each environment")
+        super().set_state({name: x for name, x in state.items() if name not in (_MEMORY, _IS_FIRST)})
+        self._memory, self._is_first = memory, is_first

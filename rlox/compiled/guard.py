@@ -316,6 +316,8 @@ def layout(nets: list[Perceptron], n_std: int = 0) -> list[tuple[str, tuple[int,
 
 def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) -> str | None:
     """Return why the kernel cannot compute this policy exactly; None if it can."""
+    if config.memory != "none":
+        return "PyTorch computes a memory, with a kernel for its steps"
     if not (spec.discrete or spec.continuous):
         return f"the actions are {spec.action_kind}"
     if len(spec.obs_shape) != 1:

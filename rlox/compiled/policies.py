@@ -225,9 +225,9 @@ class NativePolicy(NativeActor):
         """Load the result of `flat_weights`."""
         self.net.parameters[:] = weights
 
-    def log_probs(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities (B,) f32 of B actions."""
-        return self.net.log_probs(obs, actions)[0]
+    def log_probs(self, obs: np.ndarray, actions: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+        """Return the log-probabilities (B,) f32 of B actions, of those that `masks` (B, n_outputs) allow."""
+        return self.net.log_probs(obs, actions, masks=masks)[0]
 
 
 class NativeQPolicy(NativeActor):

@@ -25,6 +25,8 @@ SCHEDULES = ("constant", "linear")
 PRECISIONS = ("auto", "float32", "bfloat16")
 POLICY_SCHEDULES = ("constant", "cosine")
 ACTIVATIONS = ("tanh", "relu")
+MEMORIES = ("none", "lstm", "gru")
+MOST_MEMORY_UNITS, MOST_MEMORY_LAYERS = 8192, 16
 OPTIMIZERS = ("adam", "rmsprop")
 Q_LOSSES = ("huber", "mse")
 WEIGHT_NORMS = ("batch", "memory", "none")
@@ -356,3 +358,11 @@ def _width_rules(widths: list[int]) -> Iterable[tuple[str, bool, str]]:
     yield "hidden_sizes", all(width <= MOST_AT_ONCE for width in widths), f"contain widths of at most {MOST_AT_ONCE:,}"
     few = all(one * other <= 2**30 for one, other in pairwise(widths))
     yield "hidden_sizes", few, "need at most 2**30 weights between two layers"
+
+
+def memory_rules(config: Any) -> Iterable[tuple[str, bool, str]]:
+    """Yield the rules of `memory`, `memory_size` and `memory_layers` of a configuration that has them."""
+    size = config.memory_size
+    yield "memory", config.memory in MEMORIES, f"be one of {', '.join(MEMORIES)}"
+    yield "memory_size", 1 <= size <= MOST_MEMORY_UNITS, f"be in [1, {MOST_MEMORY_UNITS}]"
+    yield "memory_layers", 1 <= config.memory_layers <= MOST_MEMORY_LAYERS, f"be in [1, {MOST_MEMORY_LAYERS}]"

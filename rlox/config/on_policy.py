@@ -16,6 +16,7 @@ from rlox.config.base import (
     TRACE_DECAYS,
     Config,
     _width_rules,
+    memory_rules,
     searched,
 )
 
@@ -43,6 +44,9 @@ class OnPolicyConfig(Config):
     activation: str = searched("tanh", "tanh,relu")  # tanh or relu
     ortho_init: bool = True  # orthogonal weights (gain sqrt 2; 0.01 at the policy head), else uniform 1/sqrt(fan_in)
     log_std_init: float = 0.0  # initial log standard deviation of continuous actions
+    memory: str = "none"  # none, lstm or gru: after the perceptron, with a state that lasts for an episode
+    memory_size: int = 64  # units of each layer of the memory
+    memory_layers: int = 1  # layers of the memory
     normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
     normalize_rewards: bool = False  # divide rewards by the running deviation of their discounted sum
     clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
@@ -71,6 +75,7 @@ class OnPolicyConfig(Config):
         yield "clip_obs", self.clip_obs > 0, "be > 0"
         yield "clip_rewards", self.clip_rewards > 0, "be > 0"
         yield "log_std_init", -20 <= self.log_std_init <= 2, "be in [-20, 2]"
+        yield from memory_rules(self)
 
 
 @dataclass
@@ -85,6 +90,7 @@ class PPOConfig(OnPolicyConfig):
     target_kl: float | None = (
         None  # in nats: stop the epochs once the KL to the old policy exceeds 1.5 times this; null: off
     )
+    sequence_length: int | None = None  # with a memory, steps of each sequence in a minibatch; null: n_steps
 
     def rules(self):
         yield from super().rules()
@@ -98,6 +104,10 @@ class PPOConfig(OnPolicyConfig):
         )
         yield "clip_vf", self.clip_vf is None or 0 < self.clip_vf < math.inf, "be > 0 and finite, or null"
         yield "target_kl", self.target_kl is None or 0 < self.target_kl < math.inf, "be > 0 and finite, or null"
+        length = self.sequence_length
+        yield "sequence_length", length is None or self.memory != "none", "be null without a memory"
+        whole = length is None or (length >= 1 and self.n_steps % length == 0)
+        yield "sequence_length", whole, f"divide n_steps={self.n_steps}"
 
 
 @dataclass

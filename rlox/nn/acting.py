@@ -209,6 +209,7 @@ class ModulePolicy(ActingPolicy):
         self.device = device
         self.custom = not isinstance(module, Actor)
         self.adds_noise_to_logits = getattr(module, "adds_noise_to_logits", False)
+        self.state_dim = getattr(module, "state_dim", 0)
         self.drawn_log_probs: torch.Tensor | None = None
         self._inside = False  # whether `context` is entered
 
@@ -252,6 +253,9 @@ class ModulePolicy(ActingPolicy):
         finally:
             self._inside = False
 
+    def initial(self, n: int) -> np.ndarray | None:
+        return np.zeros((n, self.state_dim), np.float32) if self.state_dim else None
+
     def require_mode(self, where: str) -> None:
         if not callable(getattr(self.module, "mode", None)):
             raise TypeError(
@@ -266,11 +270,14 @@ class ModulePolicy(ActingPolicy):
         if not self.custom:
             self.module.fill_noise(rng, out)
 
-    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, None]:
-        """Return sampled actions; `noise` is an array, or a tensor on the device."""
+    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return sampled actions, and the next states with a memory; `noise` is an array, or a tensor on the device."""
         if not self._inside:
             with self.context():
                 return self.act(inputs, noise)
+        if self.state_dim:
+            outputs, state = self._follow(inputs)
+            return to_array(self.module.pick(outputs, self.place(noise))), state
         if isinstance(noise, np.ndarray) and inputs.mask is None and hasattr(self.module, "choose"):
             # What is decided on the host need not go to the device and back.
             return self.module.choose(noise, lambda: self.mode(inputs)[0]), None
@@ -278,15 +285,44 @@ class ModulePolicy(ActingPolicy):
         if not self.custom:
             return to_array(self.module.act(obs, self._masked(self.place(noise), inputs.mask))), None
         if inputs.mask is not None:
-            self._require_logits()
+            self._refuse_mask()
         actions, self.drawn_log_probs = self.module.get_action_and_logprob(obs)
         return to_array(actions), None
 
-    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        if self.state_dim:
+            with self.context():
+                outputs, state = self._follow(inputs)
+                return to_array(self.module.pick_mode(outputs)), state
         if inputs.mask is not None:
             return self.act(inputs, np.zeros(self.noise_shape(len(inputs.obs)), np.float32))
         with self.context():
             return to_array(self.module.mode(self.place(inputs.obs))), None
+
+    def _follow(self, inputs: Inputs) -> tuple[torch.Tensor, np.ndarray]:
+        """Run a memory through one step. Return the actor's outputs, with masks applied, and the next states (N, S)."""
+        import torch
+
+        from rlox.nn.memory import Sequences
+        from rlox.nn.policies import mask_outputs
+
+        n = len(inputs.obs)
+        state = self.initial(n) if inputs.state is None else inputs.state
+        is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
+        with torch.no_grad():
+            outputs, _, after = self.module.follow(
+                self.place(inputs.obs), Sequences(self.place(state), self.place(is_first))
+            )
+        if inputs.mask is not None:
+            self._require_logits()
+            outputs = mask_outputs(outputs, self.place(inputs.mask))
+        return outputs, to_array(after)
+
+    def _refuse_mask(self) -> None:
+        raise ValueError(
+            f"{self}: a custom policy must be a subclass of rlox.nn.policies.DiscretePolicy or MultiDiscretePolicy in "
+            "environments with action masks"
+        )
 
     def _masked(self, noise: torch.Tensor, mask: np.ndarray | None) -> torch.Tensor:
         if mask is None:
@@ -328,6 +364,52 @@ class ModulePolicy(ActingPolicy):
             values = torch.cat([self.module.get_value(part).reshape(-1).float() for part in parts])
         log_probs = self.log_probs(rows, taken, masks) if log_probs is None else log_probs
         return rows, taken, log_probs, values[:n], values[n:].cpu().numpy()
+
+    def evaluate_sequences(
+        self,
+        obs: np.ndarray | FrameStacks,
+        actions: np.ndarray,
+        memories: np.ndarray,
+        is_first: np.ndarray,
+        after: np.ndarray,
+        after_memories: np.ndarray,
+        states: np.ndarray | None = None,
+        masks: np.ndarray | None = None,
+        running: np.ndarray | None = None,
+    ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
+        """Compute what `evaluate_actions` returns with a memory, whose actions have no log-probabilities before.
+
+        The B rows are T steps of n sequences, step after step: `memories` (n, S) are the states of the memory before
+        the first step, and `is_first` (B,) marks the first steps of episodes. `after_memories` (K, S) belong to the K
+        rows of `after`. With `running` (B,), only those rows are steps: `actions`, `masks` and the results have only
+        these.
+        """
+        import torch
+
+        from rlox.nn.memory import Sequences
+        from rlox.nn.policies import mask_outputs
+
+        rows, taken, module = self.place(obs), self.place(actions), self.module
+        memory, first, live = self.place(memories), self.place(is_first), self.place(running)
+        judged, n, size = self.place(states), len(memories), module.actor.state_dim
+        outputs, values = [], []
+        chunk = max(1, _chunk(rows) // n) * n  # whole steps
+        with torch.no_grad(), evaluating(module):
+            for start in range(0, len(rows), chunk):
+                part = slice(start, start + chunk)
+                sequences = Sequences(memory, first[part], None if live is None else live[part])
+                out, value, memory = module.follow(rows[part], sequences, None if judged is None else judged[part])
+                outputs.append(out)
+                values.append(value)
+            logits = torch.cat(outputs)
+            if masks is not None:
+                logits = mask_outputs(logits, self.place(masks))
+            log_probs = module.distribution(logits, taken)[0]
+            reached = self.place(after)
+            reached = reached if states is not None else module.features(reached)
+            at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
+            ahead, _ = module.critic.follow(reached, Sequences(self.place(after_memories)[:, size:], at_start))
+        return rows, taken, log_probs, torch.cat(values), ahead.squeeze(-1).cpu().numpy()
 
     def log_probs(self, obs: Any, actions: Any, masks: np.ndarray | None = None) -> torch.Tensor:
         """Return the log-probabilities (B,) f32 of B actions, of those that `masks` (B, n_actions) allow."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rlox.nn.memory import Sequences
 from rlox.nn.policies import policy_outputs
 
 
@@ -117,9 +118,14 @@ def a2c_loss(
     old_values: torch.Tensor,
     vf_coef: float,
     ent_coef: float,
+    masks: torch.Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return ``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of B transitions, and its terms, detached."""
-    log_probs, entropy, values = policy_outputs(policy, obs, actions)
+    """Return ``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of B transitions, and its terms, detached.
+
+    `masks` and `sequences` as in `rlox.nn.policies.policy_outputs`.
+    """
+    log_probs, entropy, values = policy_outputs(policy, obs, actions, None, masks, sequences)
     p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, returns, old_values)
     return actor_critic_loss(p_loss, v_loss, entropy, vf_coef, ent_coef)
 
@@ -158,11 +164,12 @@ class PPOLoss:
         old_values: torch.Tensor,
         states: torch.Tensor | None = None,
         masks: torch.Tensor | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of a minibatch of B transitions; `returns` and `old_values` are in the critic's units.
 
         `states` (B, S) are the inputs of a critic that does not read `obs`, and `masks` (B, n_actions) bool the legal
-        actions, as when the actions were sampled; None: all are legal.
+        actions, as when the actions were sampled; None: all are legal. `sequences` are those of a policy with a memory.
 
         Returns
         -------
@@ -171,7 +178,7 @@ class PPOLoss:
         metrics : dict of Tensor ()
             ``policy_loss value_loss entropy approx_kl clip_fraction``, detached; they are not converted to numbers.
         """
-        log_probs, entropy, values = policy_outputs(policy, obs, actions, states, masks)
+        log_probs, entropy, values = policy_outputs(policy, obs, actions, states, masks, sequences)
         policy_loss, metrics = ppo_clip(log_probs, old_log_probs, advantages, self.clip_eps)
         v_loss = value_loss(values, returns, old_values, self.clip_vf, self.maximum, self.huber_delta)
         loss, terms = actor_critic_loss(policy_loss, v_loss, entropy, self.vf_coef, self.ent_coef)

@@ -134,8 +134,14 @@ class MemoryNetwork(nn.Module):
     def __init__(self, trunk: nn.Module, memory: Memory, head: nn.Module):
         super().__init__()
         self.trunk, self.memory, self.head = trunk, memory, head
+        self.state_dim = memory.state_dim
 
-    def forward(self, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs (B, n_outputs) of rows `x` (B, D), each of which is the first step of an episode."""
+        is_first = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return self.follow(x, Sequences(x.new_zeros(len(x), self.state_dim), is_first))[0]
+
+    def follow(self, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Return the outputs of rows `x` (B, D), and the state (n, S) after the last step of each sequence.
 
         The outputs are (B, n_outputs); with ``sequences.running``, only those of the running rows, in their order.

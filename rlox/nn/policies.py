@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import nn
 
 from rlox.config import ACTIVATIONS, nearest
 from rlox.kernels.rng import Rng
+from rlox.nn.memory import Memory, MemoryNetwork, Sequences
 from rlox.nn.modules import layer_weights, mlp_weights
 
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
@@ -123,6 +124,9 @@ class NetworkSpec:
         Orthogonal initial weights and zero biases; else both start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
     rng : Rng, optional
         Generator of the initial weights; by default seeded from PyTorch's.
+    memory : (str, int, int), optional
+        ``lstm`` or ``gru``, units and layers of a memory between the hidden layers and the last one; None: there is
+        none.
 
     Attributes
     ----------
@@ -133,9 +137,16 @@ class NetworkSpec:
     """
 
     def __init__(
-        self, obs: int | Sequence[int], hidden: int | Sequence[int], activation: str, orthogonal: bool, rng: Rng | None
+        self,
+        obs: int | Sequence[int],
+        hidden: int | Sequence[int],
+        activation: str,
+        orthogonal: bool,
+        rng: Rng | None,
+        memory: tuple[str, int, int] | None = None,
     ):
         self.activation, self.orthogonal, self.rng = activation, orthogonal, rng or rng_from_torch()
+        self.memory = memory
         self.body: nn.Module | None = None
         if isinstance(obs, int):
             n_inputs = obs
@@ -146,6 +157,19 @@ class NetworkSpec:
     def mlp(self, n_outputs: int, out_gain: float = 1.0, first: int = 0) -> nn.Sequential:
         """Build a perceptron of these widths, or of the widths from index `first` on."""
         return mlp([*self.widths[first:], n_outputs], self.activation, out_gain, self.orthogonal, self.rng)
+
+    def network(self, n_outputs: int, out_gain: float = 1.0) -> nn.Sequential | MemoryNetwork:
+        """Build a perceptron, or with a `memory` hidden layers, memory and a last layer."""
+        if self.memory is None:
+            return self.mlp(n_outputs, out_gain)
+        kind, size, n_layers = self.memory
+        trunk = nn.Sequential()
+        if len(self.widths) > 1:
+            gain = math.sqrt(2.0)
+            hidden = mlp(self.widths, self.activation, gain, self.orthogonal, self.rng)
+            trunk = nn.Sequential(*hidden, _NONLINEARITIES[self.activation]())
+        memory = Memory(kind, self.widths[-1], size, n_layers, self.orthogonal, self.rng)
+        return MemoryNetwork(trunk, memory, mlp([size, n_outputs], "tanh", out_gain, self.orthogonal, self.rng))
 
 
 # ---- policies
@@ -199,6 +223,9 @@ class ActorCritic(Actor):
         Orthogonal initial weights, with gain 0.01 in the actor's head, else uniform 1/sqrt(fan_in).
     rng : Rng, optional
         Generator of the initial weights; by default seeded from PyTorch's.
+    memory : (str, int, int), optional
+        ``lstm`` or ``gru``, its units and its layers; actor and critic each have their own. Without sequences, every
+        row then counts as the first step of an episode.
     """
 
     def __init__(
@@ -209,10 +236,16 @@ class ActorCritic(Actor):
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
+        memory: tuple[str, int, int] | None = None,
     ):
         super().__init__()
-        spec = NetworkSpec(obs_dim, hidden, activation, ortho_init, rng)
-        self.body, self.actor, self.critic = spec.body, spec.mlp(n_outputs, 0.01), spec.mlp(1)
+        spec = NetworkSpec(obs_dim, hidden, activation, ortho_init, rng, memory)
+        self.body, self.actor, self.critic = spec.body, spec.network(n_outputs, 0.01), spec.network(1)
+
+    @property
+    def state_dim(self) -> int:
+        """S, the numbers of the memories of actor and critic, in this order; 0: there are none."""
+        return sum(net.state_dim for net in (self.actor, self.critic) if isinstance(net, MemoryNetwork))
 
     def features(self, obs: torch.Tensor) -> torch.Tensor:
         """Return the input of both heads: the observation itself, or the body's features of an image."""
@@ -221,6 +254,41 @@ class ActorCritic(Actor):
     def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities of `actions` and entropies, both (B,) in nats, from the actor's outputs."""
         raise NotImplementedError
+
+    def pick(self, outputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B, …) sampled with `noise`, from the actor's outputs."""
+        raise NotImplementedError
+
+    def pick_mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the most likely actions (B, …), from the actor's outputs."""
+        raise NotImplementedError
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return self.pick(self.actor(self.features(obs)), noise)
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.pick_mode(self.actor(self.features(obs)))
+
+    def follow(
+        self, obs: torch.Tensor, sequences: Sequences, states: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run the memories through sequences of T steps each, with B rows in all.
+
+        A central critic reads `states` (B, …) instead of the observations.
+
+        Returns
+        -------
+        outputs, values
+            The actor's outputs (B, …) and values (B,); with `sequences.running` only of those rows.
+        state
+            (n, S), after the last step of each sequence.
+        """
+        features, size = self.features(obs), self.actor.state_dim
+        before = sequences.state
+        outputs, acted = self.actor.follow(features, sequences._replace(state=before[:, :size]))
+        judged = features if states is None else states
+        values, remembered = self.critic.follow(judged, sequences._replace(state=before[:, size:]))
+        return outputs, values.squeeze(-1), torch.cat([acted, remembered], 1)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
         """Return values (B,), in units of discounted return."""
@@ -260,18 +328,23 @@ def policy_outputs(
     actions: torch.Tensor,
     states: torch.Tensor | None = None,
     masks: torch.Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log-probabilities, entropies and values, each (B,); a shared body is run only once.
 
-    An `ActorCritic` may have a critic that reads `states` (B, S) instead of the observations, and `masks`
-    (B, n_outputs) bool of legal actions.
+    An `ActorCritic` may have a critic that reads `states` (B, S) instead of the observations, `masks`
+    (B, n_outputs) bool of legal actions, and a memory, for which the rows are `sequences`.
     """
     if isinstance(policy, ActorCritic):
-        features = policy.features(obs)
-        outputs = policy.actor(features)
+        if sequences is None:
+            features = policy.features(obs)
+            outputs = policy.actor(features)
+            values = policy.critic(features if states is None else states).squeeze(-1)
+        else:
+            outputs, values, _ = policy.follow(obs, sequences, states)
         if masks is not None:
             outputs = mask_outputs(outputs, masks)
-        return *policy.distribution(outputs, actions), policy.critic(features if states is None else states).squeeze(-1)
+        return *policy.distribution(outputs, actions), values
     return *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
 
 
@@ -299,8 +372,9 @@ class DiscretePolicy(ActorCritic):
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
+        memory: tuple[str, int, int] | None = None,
     ):
-        super().__init__(obs_dim, n_actions, hidden, activation, ortho_init, rng)
+        super().__init__(obs_dim, n_actions, hidden, activation, ortho_init, rng, memory)
         self.n_actions = n_actions
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -309,12 +383,12 @@ class DiscretePolicy(ActorCritic):
     def fill_noise(self, rng: Rng, out) -> None:
         rng.gumbel(out=out)
 
-    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def pick(self, outputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B,) int64. argmax(logits + Gumbel noise) samples softmax(logits) without computing it."""
-        return (self.actor(self.features(obs)) + noise).argmax(-1)
+        return (outputs + noise).argmax(-1)
 
-    def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.actor(self.features(obs)).argmax(-1)
+    def pick_mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.argmax(-1)
 
     def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _categorical(outputs, actions)
@@ -333,8 +407,9 @@ class MultiDiscretePolicy(ActorCritic):
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
+        memory: tuple[str, int, int] | None = None,
     ):
-        super().__init__(obs_dim, sum(n_choices), hidden, activation, ortho_init, rng)
+        super().__init__(obs_dim, sum(n_choices), hidden, activation, ortho_init, rng, memory)
         self.n_choices = list(n_choices)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -346,12 +421,12 @@ class MultiDiscretePolicy(ActorCritic):
     def _argmax(self, scores: torch.Tensor) -> torch.Tensor:
         return torch.stack([part.argmax(-1) for part in scores.split(self.n_choices, -1)], -1)
 
-    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def pick(self, outputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B, K) int64."""
-        return self._argmax(self.actor(self.features(obs)) + noise)
+        return self._argmax(outputs + noise)
 
-    def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self._argmax(self.actor(self.features(obs)))
+    def pick_mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        return self._argmax(outputs)
 
     def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = zip(outputs.split(self.n_choices, -1), actions.unbind(-1), strict=True)
@@ -381,8 +456,9 @@ class ContinuousPolicy(ActorCritic):
         log_std_init: float = 0.0,
         ortho_init: bool = True,
         rng: Rng | None = None,
+        memory: tuple[str, int, int] | None = None,
     ):
-        super().__init__(obs_dim, act_dim, hidden, activation, ortho_init, rng)
+        super().__init__(obs_dim, act_dim, hidden, activation, ortho_init, rng, memory)
         self.act_dim = act_dim
         self.log_std = nn.Parameter(torch.full((act_dim,), float(log_std_init), dtype=torch.float32, device="cpu"))
 
@@ -392,12 +468,12 @@ class ContinuousPolicy(ActorCritic):
     def fill_noise(self, rng: Rng, out) -> None:
         rng.normal(out=out)
 
-    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def pick(self, outputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B, A) f32, not clipped: the environment clips, log-probabilities are of unclipped actions."""
-        return torch.addcmul(self.actor(self.features(obs)), noise, self.log_std.exp())
+        return torch.addcmul(outputs, noise, self.log_std.exp())
 
-    def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.actor(self.features(obs))
+    def pick_mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
 
     def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         z = (actions - outputs) * (-self.log_std).exp()
@@ -414,15 +490,18 @@ def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCr
     if state_dim is not None:
         # These weights are replaced below; uniform weights are faster to draw.
         policy, c = make_policy(spec, replace(config, ortho_init=False), Rng(0)), config
-        n_outputs = policy.actor[-1].out_features
-        policy.actor = mlp([spec.obs_dim, *c.hidden_sizes, n_outputs], c.activation, 0.01, c.ortho_init, rng)
-        return give_critic(policy, state_dim, c.hidden_sizes, c.activation, c.ortho_init, rng)
+        n_outputs = spec.model_width
+        rest = (c.hidden_sizes, c.activation, c.ortho_init, rng, _memory_of(c))
+        policy.actor = NetworkSpec(spec.obs_dim, *rest).network(n_outputs, 0.01)
+        policy.critic = NetworkSpec(state_dim, *rest).network(1)
+        return policy
     obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
     common = {
         "hidden": config.hidden_sizes,
         "activation": config.activation,
         "ortho_init": config.ortho_init,
         "rng": rng,
+        "memory": _memory_of(config),
     }
     if spec.discrete:
         return DiscretePolicy(obs, spec.n_actions, **common)
@@ -437,6 +516,12 @@ def give_critic(
     """Replace the critic by one that reads `state_dim` numbers of its own; return `policy`."""
     policy.critic = mlp([state_dim, *hidden, 1], activation, 1.0, ortho_init, rng)
     return policy
+
+
+def _memory_of(config: Any) -> tuple[str, int, int] | None:
+    if config.memory == "none":
+        return None
+    return config.memory, config.memory_size, config.memory_layers
 
 
 class PlayerPolicies(nn.Module):

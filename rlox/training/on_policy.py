@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rlox.envs import EnvSpec
     from rlox.nn.optimizers import FlatOptimizer
 
+NO_GRAPH = "a memory runs through its sequences step by step"  # why a GPU does not capture its update
+
 
 def on_policy(algorithm) -> dict[str, float]:
     """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
@@ -192,7 +194,9 @@ class OnPolicyAlgorithm(Agent):
             from rlox.collectors.tensor_rollout import TensorRolloutCollector
 
             return TensorRolloutCollector(envs, self.seed, c.gamma, c.gae_lambda, reward_fn, self.env_options.compiled)
-        return RolloutCollector(envs, n, self.seed, c.gamma, c.gae_lambda, reward_fn)
+        collector = RolloutCollector(envs, n, self.seed, c.gamma, c.gae_lambda, reward_fn)
+        collector.sequence_length = getattr(c, "sequence_length", None)
+        return collector
 
     @property
     def actor(self) -> nn.Module | NativePolicy:
