@@ -18,7 +18,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.td3_bc": "6fae2d5a823ffc87 4a43a744f8b51436",
     "rlox.checkpoint.counters": "46819873cba236b9 ba8aa8751e30bcf4",
     "rlox.collectors.replay": "3def3843f4668364 76b95994ee43a907",
-    "rlox.collectors.rollout": "02a05e2fba7e876b f18d05fa9346b69f",
+    "rlox.collectors.rollout": "7064fbea5a29334e f18d05fa9346b69f",
     "rlox.envs.spec": "f442228428b34719 7ca3eb8e6217ace5",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "96b873c3c20ec735 95ed20dd047f4a51",
