@@ -35,7 +35,12 @@ class GraphedPolicy(ModulePolicy):
         self.module.epsilon = value
 
     def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        if inputs.mask is not None or self.state_dim or not isinstance(noise, np.ndarray) or hasattr(self.module, "choose"):
+        if (
+            inputs.mask is not None
+            or self.state_dim
+            or not isinstance(noise, np.ndarray)
+            or hasattr(self.module, "choose")
+        ):
             return super().act(inputs, noise)  # which takes the mode by the graph where it chooses on the host
         return self._call("act", {"obs": inputs.obs, "noise": noise}), None
 
