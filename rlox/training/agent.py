@@ -44,9 +44,9 @@ from rlox.training.backend import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, Backend, W
 if TYPE_CHECKING:
     from torch import nn
 
+    from rlox.evaluation.session import Session
     from rlox.nn.optimizers import FlatOptimizer
     from rlox.offline.statistics import DatasetStatistics
-    from rlox.training.session import Session
 
 
 class Agent(Algorithm):
@@ -371,9 +371,9 @@ class Agent(Algorithm):
     def session(self, n: int = 1, deterministic: bool = True, seed: int | None = None) -> Session:
         """Return an object that acts in `n` environments and keeps the state of a memory for each.
 
-        `seed` determines sampled actions; by default that of the algorithm. See `rlox.training.session.Session`.
+        `seed` determines sampled actions; by default that of the algorithm. See `rlox.evaluation.session.Session`.
         """
-        from rlox.training.session import Session
+        from rlox.evaluation.session import Session
 
         return Session(self, n, deterministic, self.seed if seed is None else seed)
 
