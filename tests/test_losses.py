@@ -134,22 +134,30 @@ class Table(nn.Module):
         return self.rows[obs[:, 0].long()]
 
 
+# The best next action of a row is illegal; one action is left; after a termination, none is.
+MASKS = np.array([[True, False, True], [True, True, True], [False, False, False]])
+
+
+@pytest.mark.parametrize("masks", [None, MASKS, MASKS[[1, 0, 1]], np.eye(3, dtype=bool), np.ones((3, 3), bool)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", ["huber", "mse"])
 @pytest.mark.parametrize("double", [False, True])
-def test_q_loss(double, kind, weighted):
+def test_q_loss(double, kind, weighted, masks):
     online = np.array([[1.0, 2.0, 0.0], [0.0, 5.0, 1.0]])
     target = np.array([[3.0, 1.0, 0.5], [7.0, 2.0, 4.0]])
     actions, rewards, discounts = np.array([0, 1, 2]), np.array([0.5, -1.0, 2.0]), np.array([0.9, 0.9, 0.0])
     now, then = np.array([0, 1, 1]), np.array([1, 0, 1])
-    ahead = target[then, online[then].argmax(1)] if double else target[then].max(1)
+    chooser = (online if double else target)[then]
+    if masks is not None:
+        chooser = np.where(masks, chooser, -np.inf)
+    ahead = target[then, chooser.argmax(1)]
     errors = online[now, actions] - (rewards + discounts * ahead)
     each = errors**2 if kind == "mse" else np.where(abs(errors) < 1, errors**2 / 2, abs(errors) - 0.5)
     weights = np.array([0.5, 1.0, 0.25]) if weighted else np.ones(3)
     network = Table(online)
     loss, metrics = losses.q_loss(
         *(network, Table(target), t(now[:, None]), torch.tensor(actions), t(rewards), t(then[:, None]), t(discounts)),
-        *(t(weights) if weighted else None, double, kind),
+        *(t(weights) if weighted else None, double, kind, None if masks is None else torch.tensor(masks)),
     )
     assert loss.item() == pytest.approx((weights * each).mean(), rel=1e-5)
     expected = {"q_loss": (weights * each).mean(), "q_value": online[now, actions].mean()}

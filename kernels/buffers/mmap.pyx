@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from rlox.kernels.buffers.batch import Batch
 
 from rlox.kernels.buffers.mmap_records cimport Columns, Layout, copy_in, flags_in, gather
-from rlox.kernels.buffers.rows cimport as_obs_dtype, as_values, batch_flags, seed_key
+from rlox.kernels.buffers.rows cimport as_obs_dtype, as_values, batch_flags, batch_masks, seed_key
 from rlox.kernels.buffers.seams cimport as_seams, no_seams, with_seam
 from rlox.kernels.buffers.tiers cimport COPIES, Store, Tiers
 from rlox.kernels.checks cimport as_flag, as_fraction, as_index, as_number, as_real
@@ -68,6 +68,8 @@ cdef class MmapReplayBuffer:
     n_step, gamma
         Number of rewards to sum, and their discount. A sum stops at a termination, at a truncation, at a `cut` and at
         the newest transition.
+    mask_dim
+        Flags of a mask of the actions that are legal in `next_obs`, which `push_batch` takes; 0: there are none.
     max_ram
         Bytes that `ram_budget` must not exceed; None for no limit.
     preallocate
@@ -84,7 +86,7 @@ cdef class MmapReplayBuffer:
     cdef Store store
     cdef Layout layout
     cdef object __weakref__
-    cdef readonly i64 hot_capacity, total_capacity, obs_dim, act_dim, n_envs, n_step
+    cdef readonly i64 hot_capacity, total_capacity, obs_dim, act_dim, n_envs, n_step, mask_dim
     cdef readonly f64 gamma
     cdef readonly tuple obs_shape
     cdef readonly object obs_dtype
@@ -96,7 +98,7 @@ cdef class MmapReplayBuffer:
     def __init__(
         self, hot_capacity: int, total_capacity: int, obs_dim: int, act_dim: int, cold_path: str | os.PathLike, *,
         obs_shape: tuple[int, ...] | None = None, obs_dtype=np.float32, n_envs: int = 1, n_step: int = 1,
-        gamma: float = 0.99, max_ram: int | None = None, preallocate: bool = False,
+        gamma: float = 0.99, mask_dim: int = 0, max_ram: int | None = None, preallocate: bool = False,
     ) -> None:
         where = "MmapReplayBuffer"
         cdef Layout* layout = &self.layout
@@ -110,6 +112,7 @@ cdef class MmapReplayBuffer:
         self.act_dim = as_size(act_dim, "act_dim", 1)
         self.n_envs = as_size(n_envs, "n_envs", 1)
         self.n_step = as_size(n_step, "n_step", 1)
+        self.mask_dim = as_size(mask_dim, "mask_dim", 0)
         if self.n_envs > self.total_capacity:
             raise ValueError(f"{where}: n_envs must be at most total_capacity {total_capacity}, got {n_envs}")
         self.gamma = as_fraction(gamma, where, "gamma")
@@ -125,26 +128,31 @@ cdef class MmapReplayBuffer:
             raise ValueError(f"{where}: obs_shape must have the product {obs_dim}, got {self.obs_shape}")
         self.obs_dtype = as_obs_dtype(obs_dtype, where)
         self.obs_type = self.obs_dtype.num
-        for name, number in (("obs_dim", self.obs_dim), ("act_dim", self.act_dim), ("n_step", self.n_step)):
+        for name, number in (("obs_dim", self.obs_dim), ("act_dim", self.act_dim), ("n_step", self.n_step),
+                             ("mask_dim", self.mask_dim)):
             if number >= 1 << 40:
                 raise ValueError(f"{where}: {name} must be below 2**40, got {number}")
         # In Python integers, which do not overflow.
-        if int(self.total_capacity) * COPIES * (8 * int(self.obs_dim) + 4 * int(self.act_dim) + 128) >= 1 << 62:
+        row = 8 * int(self.obs_dim) + 4 * int(self.act_dim) + int(self.mask_dim) + 128
+        if int(self.total_capacity) * COPIES * row >= 1 << 62:
             raise ValueError(
                 f"{where}: total_capacity must be such that the file stays below 2**62 bytes, got {total_capacity}"
             )
         layout.obs_bytes = self.obs_dim * self.obs_dtype.itemsize
         layout.action_bytes = 4 * self.act_dim
         layout.next_obs = layout.obs_bytes
-        layout.actions = (2 * layout.obs_bytes + 3) // 4 * 4
+        layout.masks = 2 * layout.obs_bytes
+        layout.mask_dim = self.mask_dim
+        layout.actions = (layout.masks + self.mask_dim + 3) // 4 * 4
         layout.rewards = layout.actions + layout.action_bytes
         layout.flags = layout.rewards + 4
         # Whole cache lines, so that a small record takes exactly one.
         layout.row = layout.flags + 8
         layout.stride = (layout.row + 63) // 64 * 64
         self.record = (
-            f"obs, next_obs {self.obs_dtype}{list(self.obs_shape)}, actions float32[{act_dim}], rewards float32, "
-            "terminated, truncated float32"
+            f"obs, next_obs {self.obs_dtype}{list(self.obs_shape)}, "
+            f"{f'next_masks bool[{self.mask_dim}], ' if self.mask_dim else ''}actions float32[{act_dim}], "
+            "rewards float32, terminated, truncated float32"
         )
         budget = self.hot_capacity * layout.stride
         if max_ram is not None and budget > as_size(max_ram, "max_ram", 0):
@@ -263,6 +271,8 @@ cdef class MmapReplayBuffer:
         cdef f32 r
         cdef u8 ended, cut
         store.check_open("push")
+        if self.mask_dim:
+            raise ValueError(f"{where}: mask_dim must be 0, got {self.mask_dim}; push_batch takes next_masks")
         o = self.as_obs(obs, -1, where, "obs") if not self.is_obs(obs) else obs
         if next_obs is not None:
             after = self.as_obs(next_obs, -1, where, "next_obs") if not self.is_obs(next_obs) else next_obs
@@ -307,7 +317,7 @@ cdef class MmapReplayBuffer:
             )
         return 0
 
-    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated) -> None:
+    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, *, next_masks=None) -> None:
         """Store N transitions, oldest first.
 
         Parameters
@@ -318,6 +328,8 @@ cdef class MmapReplayBuffer:
             (N, A) or flat (N * A,).
         rewards, terminated, truncated
             (N,) each; flags as bools, or 0 and 1.
+        next_masks
+            (N, M) bool, the legal actions in `next_obs`, if `mask_dim` is not 0.
 
         Raises
         ------
@@ -327,7 +339,7 @@ cdef class MmapReplayBuffer:
         where = "MmapReplayBuffer.push_batch"
         cdef Store store = self.store
         cdef const Layout* layout = &self.layout
-        cdef cnp.ndarray o, a, r, ended, cut, after = None
+        cdef cnp.ndarray o, a, r, ended, cut, masks, after = None
         cdef i64 n, done = 0, m
         cdef u8* to
         store.check_open("push_batch")
@@ -345,6 +357,7 @@ cdef class MmapReplayBuffer:
             raise ValueError(f"{where}: actions must have shape {(n, self.act_dim)}, got {(<object>a).shape}")
         ended = batch_flags(terminated, n, where, "terminated")
         cut = batch_flags(truncated, n, where, "truncated")
+        masks = batch_masks(next_masks, n, self.mask_dim, where)
         if self.n_envs > 1 and (n % self.n_envs or store.tiers.head % self.n_envs):
             raise ValueError(
                 f"{where}: rewards must have a whole number of rows of n_envs = {self.n_envs} (after "
@@ -359,6 +372,9 @@ cdef class MmapReplayBuffer:
             if after is not None:
                 copy_in(to + layout.next_obs, layout.stride, layout.obs_bytes, m,
                         <const u8*>cnp.PyArray_DATA(after) + done * layout.obs_bytes)
+            if masks is not None:
+                copy_in(to + layout.masks, layout.stride, layout.mask_dim, m,
+                        <const u8*>cnp.PyArray_DATA(masks) + done * layout.mask_dim)
             copy_in(to + layout.actions, layout.stride, layout.action_bytes, m,
                     <const u8*>cnp.PyArray_DATA(a) + done * layout.action_bytes)
             copy_in(to + layout.rewards, layout.stride, 4, m, <const u8*>cnp.PyArray_DATA(r) + done * 4)
@@ -374,9 +390,9 @@ cdef class MmapReplayBuffer:
         -------
         Batch
             ``obs``, ``next_obs`` ``(B, *obs_shape)``, ``actions`` (B, A) float32, ``rewards`` (B,) float32,
-            ``terminated``, ``truncated`` (B,) bool. With n_step > 1, rewards are sums; next_obs, terminated and
-            truncated are those of the last transition summed; and ``discounts`` (B,) float32 is the factor of the
-            bootstrap value.
+            ``terminated``, ``truncated`` (B,) bool, and with `mask_dim` ``next_masks`` (B, M) bool. With n_step > 1,
+            rewards are sums; next_obs, next_masks, terminated and truncated are those of the last transition summed;
+            and ``discounts`` (B,) float32 is the factor of the bootstrap value.
 
         Raises
         ------
@@ -393,7 +409,7 @@ cdef class MmapReplayBuffer:
         cdef u64 key = seed_key(seed, where)
         cdef Columns to
         cdef cnp.npy_intp[2] dims
-        cdef cnp.ndarray obs, next_obs = None, actions, rewards, ended, cut, discounts
+        cdef cnp.ndarray obs, next_obs = None, masks, actions, rewards, ended, cut, discounts
         self.check_sample(where)
         dims[0] = n
         dims[1] = self.act_dim
@@ -403,6 +419,7 @@ cdef class MmapReplayBuffer:
         ended = cnp.PyArray_EMPTY(1, dims, cnp.NPY_BOOL, 0)
         cut = cnp.PyArray_EMPTY(1, dims, cnp.NPY_BOOL, 0)
         to.packed = NULL
+        to.masks = NULL
         to.obs = <u8*>cnp.PyArray_DATA(obs)
         to.actions = <u8*>cnp.PyArray_DATA(actions)
         to.rewards = <f32*>cnp.PyArray_DATA(rewards)
@@ -414,6 +431,10 @@ cdef class MmapReplayBuffer:
             next_obs = self.empty_obs(n)
             to.next_obs = <u8*>cnp.PyArray_DATA(next_obs)
             PyDict_SetItem(batch, "next_obs", next_obs)
+        if self.mask_dim:
+            masks = np.empty((n, self.mask_dim), np.bool_)
+            to.masks = <u8*>cnp.PyArray_DATA(masks)
+            PyDict_SetItem(batch, "next_masks", masks)
         PyDict_SetItem(batch, "actions", actions)
         PyDict_SetItem(batch, "rewards", rewards)
         PyDict_SetItem(batch, "terminated", ended)
@@ -455,6 +476,8 @@ cdef class MmapReplayBuffer:
         cdef cnp.ndarray packed
         if self.obs_type != cnp.NPY_FLOAT32:
             raise ValueError(f"{where}: obs_dtype must be float32, got {self.obs_dtype}; use sample")
+        if self.mask_dim:
+            raise ValueError(f"{where}: mask_dim must be 0, got {self.mask_dim}; use sample")
         self.check_sample(where)
         dims[0] = n
         dims[1] = (2 if self.with_next else 1) * self.obs_dim + self.act_dim + 3 + (self.n_step > 1)
@@ -545,11 +568,13 @@ cdef class MmapReplayBuffer:
         return {"kind": "MmapReplayBuffer", "config": self.config(), "next": self.with_next, **state}
 
     cdef str config(self):
-        return json.dumps({
+        config = {
             "hot_capacity": self.hot_capacity, "total_capacity": self.total_capacity, "obs_dim": self.obs_dim,
             "act_dim": self.act_dim, "obs_shape": self.obs_shape, "obs_dtype": str(self.obs_dtype),
             "n_envs": self.n_envs, "n_step": self.n_step, "gamma": self.gamma,
-        })
+        }
+        # Left out without masks, so that older states have this configuration.
+        return json.dumps({**config, "mask_dim": self.mask_dim} if self.mask_dim else config)
 
     def set_state(self, state: dict) -> None:
         """Restore a state from `get_state` exactly.
@@ -589,11 +614,11 @@ cdef class MmapReplayBuffer:
         except ValueError as e:
             raise ValueError(f"{where}: config must be JSON, got {state['config']!r}") from e
         named = "cold_id" in state
-        for name, value in json.loads(self.config()).items():
-            if (named or name != "hot_capacity") and (not isinstance(theirs, dict) or theirs.get(name) != value):
+        theirs = {"mask_dim": 0, **theirs} if isinstance(theirs, dict) else {}
+        for name, value in {"mask_dim": 0, **json.loads(self.config())}.items():
+            if (named or name != "hot_capacity") and theirs.get(name) != value:
                 raise ValueError(
-                    f"{where}: state must come from a buffer with {name}={value}, got "
-                    f"{theirs.get(name) if isinstance(theirs, dict) else theirs}"
+                    f"{where}: state must come from a buffer with {name}={value}, got {theirs.get(name)}"
                 )
         head = as_size(state["head"], "head", 0, where)
         n = as_size(state["n"], "n", 0, where)
@@ -636,7 +661,7 @@ cdef class MmapReplayBuffer:
             config = json.loads(state["config"])
             dtype = config.pop("obs_dtype")
             hot, total, dim, act = [config.pop(k) for k in ("hot_capacity", "total_capacity", "obs_dim", "act_dim")]
-            if set(config) != {"obs_shape", "n_envs", "n_step", "gamma"}:
+            if set(config) - {"mask_dim"} != {"obs_shape", "n_envs", "n_step", "gamma"}:
                 raise ValueError(sorted(config))
         except (ValueError, KeyError, AttributeError, TypeError) as e:
             raise ValueError(f"{where}: config must be what get_state returned, got {state['config']!r}") from e

@@ -73,8 +73,10 @@ cdef enum:
 
 
 cdef struct Layout:
-    # [obs | next_obs | actions | reward | terminated | truncated], all float32 except the observations. Offsets:
-    Py_ssize_t next_obs, actions, rewards, flags
+    # [obs | next_obs | mask | actions | reward | terminated | truncated], all float32 except the observations and the
+    # mask, which is bytes. Offsets:
+    Py_ssize_t next_obs, masks, actions, rewards, flags
+    Py_ssize_t mask_dim  # flags of a mask; 0: there are none
     Py_ssize_t row    # bytes of a record in use
     Py_ssize_t obs_bytes, action_bytes
     Py_ssize_t stride
@@ -86,6 +88,7 @@ cdef struct Columns:
     u8* packed        # whole records; NULL if the columns below are filled instead
     u8* obs
     u8* next_obs
+    u8* masks         # NULL if there are none
     u8* actions
     f32* rewards
     u8* terminated
@@ -144,7 +147,7 @@ cdef inline void flags_out(const u8** rows, Py_ssize_t offset, Py_ssize_t n, u8*
 
 cdef inline void gather(const Tiers* t, const Layout* layout, Py_ssize_t n, u64 key, i64 n_envs, i64 n_step, f64 gamma,
                  Columns to) noexcept nogil:
-    """Draw n transitions and write their columns, or whole records if `to.packed` is given."""
+    """Draw n transitions and write their columns, or whole records (without masks) if `to.packed` is given."""
     cdef const u8* rows[GROUP]
     cdef i64[GROUP] numbers
     cdef i64[CHUNK] slots
@@ -188,6 +191,8 @@ cdef inline void gather(const Tiers* t, const Layout* layout, Py_ssize_t n, u64 
                 rows[i] = find(t, numbers[i])
         if to.with_next:
             copy_out(rows, layout.next_obs, layout.obs_bytes, m, to.next_obs + at * layout.obs_bytes)
+        if to.masks != NULL:
+            copy_out(rows, layout.masks, layout.mask_dim, m, to.masks + at * layout.mask_dim)
         flags_out(rows, layout.flags, m, to.terminated + at)
         flags_out(rows, layout.flags + 4, m, to.truncated + at)
         at += m

@@ -284,7 +284,8 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         if self.last_priority > self.highest:
             self.highest = self.last_priority
 
-    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, priorities=None):
+    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, priorities=None, *,
+                   next_masks=None):
         """Append n transitions as `ReplayBuffer.push_batch` does.
 
         Parameters
@@ -301,7 +302,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             leaf = self.leaf_of(None, where)
         else:
             leaves = as_priorities(priorities, np.size(rewards), self.alpha_, self.eps_, where, &highest)
-        n = self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
+        n = self.store_batch(obs, next_obs, actions, rewards, terminated, truncated, next_masks)
         for i in range(n):
             if leaves is not None:
                 leaf = (<const f32*>cnp.PyArray_DATA(leaves))[i]

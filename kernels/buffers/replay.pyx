@@ -120,6 +120,7 @@ cdef void sample_rows(void* self, i64 n, u64 seed, f32* obs, f32* next_obs, f32*
     dest.actions, dest.rewards, dest.terminated, dest.truncated = actions, rewards, terminated, truncated
     dest.discounts = discounts if ring.layout.n_step > 1 else NULL
     dest.extra = NULL
+    dest.masks = NULL
     ring.layout.head = ring.count[0]
     fill(ring.layout, n, NULL, derive_key(seed, 0), size, first_slot(capacity, size, cursor),
          last_slot(capacity, cursor), &dest)
@@ -163,6 +164,9 @@ cdef class ReplayBuffer(Ring):
         n > 1: `sample` returns n-step transitions (Sutton and Barto 2018, eq. 7.1).
     gamma
         Discount in [0, 1] of the n-step sums.
+    mask_dim
+        M > 0: with each transition, `push_batch` takes and `sample` returns a mask (M,) of the actions that are legal
+        in `next_obs`.
 
     Notes
     -----
@@ -192,7 +196,8 @@ cdef class ReplayBuffer(Ring):
         """
         if type(self) is not ReplayBuffer:  # the methods of a subclass may do more
             return None
-        if self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
+        if (self.layout.n_stacked > 1 or self.layout.extra_dim or self.layout.mask_dim
+                or self.obs_type != cnp.NPY_FLOAT32):
             return None
         if self.has_next == UNDECIDED:
             self.decide(True)
@@ -245,7 +250,7 @@ cdef class ReplayBuffer(Ring):
         cdef Layout layout = self.layout
         cdef cnp.npy_intp[2] dims
         cdef Dest dest
-        cdef cnp.ndarray obs, next_obs, actions, rewards, term, trunc, discounts, extra
+        cdef cnp.ndarray obs, next_obs, masks, actions, rewards, term, trunc, discounts, extra
         cdef cnp.ndarray memory = self.memory  # kept alive while other threads run
         cdef cnp.ndarray frames = self.frame_memory
         cdef cnp.ndarray seams = self.seams_
@@ -282,6 +287,11 @@ cdef class ReplayBuffer(Ring):
         dest.truncated = <u8*>cnp.PyArray_DATA(trunc)
         dest.discounts = NULL
         dest.extra = NULL
+        dest.masks = NULL
+        masks = None
+        if layout.mask_dim:
+            masks = self.output(given, "next_masks", cnp.NPY_BOOL, "bool", (n, layout.mask_dim))
+            dest.masks = <u8*>cnp.PyArray_DATA(masks)
         discounts = None
         if layout.n_step > 1:
             discounts = self.output(given, "discounts", cnp.NPY_FLOAT32, "float32", (n,))
@@ -314,6 +324,8 @@ cdef class ReplayBuffer(Ring):
             out["obs"] = obs
             if next_obs is not None:
                 out["next_obs"] = next_obs
+            if masks is not None:
+                out["next_masks"] = masks
             out["actions"] = actions
             out["rewards"] = rewards
             out["terminated"] = term
@@ -347,10 +359,10 @@ cdef class ReplayBuffer(Ring):
         Returns
         -------
         Batch
-            obs, next_obs (B, *obs_shape), actions (B, A), rewards (B,), terminated, truncated (B,) bool,
-            and the extra columns (B, dim). With n_step > 1, rewards are sum_k gamma**k r_k over the steps used,
-            next_obs, terminated and truncated are those of the last step used, and `discounts` (B,) =
-            gamma ** (steps used) is the factor of the bootstrap value. The sum stops at a termination, at a truncation,
+            obs, next_obs (B, *obs_shape), actions (B, A), rewards (B,), terminated, truncated (B,) bool, with
+            `mask_dim` next_masks (B, M) bool, and the extra columns (B, dim). With n_step > 1, rewards are
+            sum_k gamma**k r_k over the steps used, next_obs, next_masks, terminated and truncated are those of the
+            last step used, and `discounts` (B,) = gamma ** (steps used) is the factor of the bootstrap value. The sum stops at a termination, at a truncation,
             at a `cut` and at the environment's newest transition.
 
         Raises
@@ -416,10 +428,10 @@ cdef class ReplayBuffer(Ring):
         return self.gather_batch(cnp.PyArray_DIM(slots, 0), <const i64*>cnp.PyArray_DATA(slots), 0, 0, None)
 
     cdef int check_packed(self, str where) except -1:
-        if self.obs_type != cnp.NPY_FLOAT32 or self.layout.n_stacked > 1:
+        if self.obs_type != cnp.NPY_FLOAT32 or self.layout.n_stacked > 1 or self.layout.mask_dim:
             raise TypeError(
-                f"{where}: obs_dtype must be float32 and n_stacked 1, got {self.config['obs_dtype']} and "
-                f"{self.layout.n_stacked}; use sample"
+                f"{where}: obs_dtype must be float32, n_stacked 1 and mask_dim 0, got {self.config['obs_dtype']}, "
+                f"{self.layout.n_stacked} and {self.layout.mask_dim}; use sample"
             )
         return 0
 

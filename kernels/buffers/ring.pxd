@@ -88,5 +88,5 @@ cdef class Ring:
                    int trunc) noexcept
     cdef cnp.ndarray as_rows(self, object value, Py_ssize_t n, str label)
     cdef Py_ssize_t store_batch(self, object obs, object next_obs, object actions, object rewards,
-                                object terminated, object truncated) except -1
+                                object terminated, object truncated, object next_masks) except -1
     cdef tuple state_keys(self)

@@ -6,7 +6,7 @@ cimport numpy as cnp
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from libc.string cimport memcpy, memset
 
-from rlox.kernels.buffers.rows cimport as_obs_dtype, as_values, batch_flags
+from rlox.kernels.buffers.rows cimport as_obs_dtype, as_values, batch_flags, batch_masks
 from rlox.kernels.buffers.seams cimport as_seams, no_seams, with_seam
 from rlox.kernels.buffers.store cimport Layout, copy, encode, record
 from rlox.kernels.checks cimport as_flag, as_fraction, as_index, as_number, show
@@ -16,7 +16,7 @@ cnp.import_array()
 
 # Keys of a batch, which extra columns must not use.
 cdef tuple STANDARD = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated", "discounts",
-                       "weights", "indices")
+                       "weights", "indices", "next_masks")
 
 
 cdef inline bint plain(Ring self, object value) noexcept:
@@ -42,7 +42,7 @@ cdef void write_stacks(Ring self, char* r, const char* obs, const char* next_obs
         self.size -= 1
     while self.size:
         slot = (self.count - self.size) % layout.capacity
-        if (((<i64*>(record(layout, slot) + layout.tail_at)) - 1)[0]
+        if (((<i64*>(record(layout, slot) + layout.mask_at)) - 1)[0]
                 > layout.next_frame + 2 * layout.n_stacked - 1 - layout.n_frames):
             break
         self.left(slot)
@@ -55,12 +55,12 @@ cdef void write_stacks(Ring self, char* r, const char* obs, const char* next_obs
         encode(layout, next_obs, numbers, floor, 1, <i64*>(r + layout.next_at))
         numbers = <i64*>(r + layout.next_at)
     memcpy(previous, numbers, layout.n_stacked * sizeof(i64))
-    (<i64*>(r + layout.tail_at) - 1)[0] = floor
+    (<i64*>(r + layout.mask_at) - 1)[0] = floor
 
 
-cdef inline i64 append(Ring self, const char* obs, const char* next_obs, const f32* action, f32 reward,
-                       int term, int trunc) noexcept:
-    """Append one transition; return its slot."""
+cdef inline i64 append(Ring self, const char* obs, const char* next_obs, const u8* mask, const f32* action,
+                       f32 reward, int term, int trunc) noexcept:
+    """Append one transition; return its slot. `mask` is NULL if there is none."""
     cdef Layout* layout = &self.layout
     cdef i64 slot = self.cursor
     cdef char* r = record(layout, slot)
@@ -70,6 +70,9 @@ cdef inline i64 append(Ring self, const char* obs, const char* next_obs, const f
         copy(r, obs, layout.obs_bytes)
         if layout.next_at:
             copy(r + layout.next_at, next_obs, layout.obs_bytes)
+    if mask != NULL:
+        memset(r + layout.tail_at - 4, 0, 4)  # the padding, so that saved rows depend on what was pushed alone
+        copy(r + layout.mask_at, <const char*>mask, layout.mask_dim)
     write_tail(layout, r, action, reward, term, trunc)
     took_one(layout.capacity, &self.count, &self.size, &self.cursor)
     return slot
@@ -96,7 +99,7 @@ cdef class Ring:
     """The newest transitions, each in its slot; the base class of replay memories."""
 
     def __init__(self, capacity, obs_dim, act_dim, *, obs_shape=None, obs_dtype=np.float32, n_stacked=1,
-                 n_envs=1, n_step=1, gamma=0.99):
+                 n_envs=1, n_step=1, gamma=0.99, mask_dim=0):
         cdef str where = type(self).__name__
         self.name = where
         self.in_sample = where + ".sample"
@@ -133,13 +136,15 @@ cdef class Ring:
             raise ValueError(f"{where}: n_envs must be at most capacity {capacity}, got {n_envs}")
         gamma = as_fraction(gamma, where, "gamma")
         for label, number in (("capacity", capacity), ("obs_dim", product), ("act_dim", act_dim),
-                              ("n_step", n_step)):
+                              ("n_step", n_step), ("mask_dim", mask_dim)):
             if number >= 1 << 48:
                 self.too_large(f"{label} = {number}", number)
         self.config = dict(
             capacity=capacity, obs_dim=product, act_dim=act_dim, obs_shape=obs_shape, obs_dtype=dtype.name,
             n_stacked=n_stacked, n_envs=n_envs, n_step=n_step, gamma=gamma,
         )
+        if mask_dim:  # left out without masks, so that older states have this configuration
+            self.config["mask_dim"] = self.positive(mask_dim, "mask_dim")
         self.obs_type = cnp.NPY_FLOAT32 if dtype == np.float32 else cnp.NPY_UINT8
         self.shape = obs_shape
         self.obs_dim_ = product
@@ -148,6 +153,7 @@ cdef class Ring:
         memset(layout, 0, sizeof(Layout))
         layout.capacity = capacity
         layout.act_dim = act_dim
+        layout.mask_dim = mask_dim
         layout.obs_bytes = product * dtype.itemsize
         layout.n_stacked = n_stacked
         layout.n_envs = n_envs
@@ -194,9 +200,10 @@ cdef class Ring:
         if layout.n_stacked > 1:
             head = layout.n_stacked * sizeof(i64)
         layout.next_at = 0 if self.has_next == 0 else head
-        layout.tail_at = head + layout.next_at
+        layout.mask_at = head + layout.next_at
         if layout.n_stacked > 1:
-            layout.tail_at += sizeof(i64)  # the frame floor
+            layout.mask_at += sizeof(i64)  # the frame floor
+        layout.tail_at = layout.mask_at + ((layout.mask_dim + 3) & ~3)
         layout.extra_dim = sum(self.column_dims.values())
         layout.row = layout.tail_at + 4 * (layout.act_dim + 3 + layout.extra_dim)
         # Powers of two up to a cache line, then whole lines, so that a record spans as few cache lines as possible.
@@ -288,6 +295,10 @@ cdef class Ring:
         cdef f64 reward_value
         cdef int term, trunc
         cdef bint has_next = next_obs is not None
+        if self.layout.mask_dim:
+            raise ValueError(
+                f"{self.name}.push: mask_dim must be 0, got {self.layout.mask_dim}; push_batch takes next_masks"
+            )
         if not plain(self, obs):
             obs = self.as_obs(obs, "obs")
         if has_next and not plain(self, next_obs):
@@ -325,7 +336,7 @@ cdef class Ring:
     cdef i64 write(self, const char* obs, const char* next_obs, const f32* action, f32 reward, int term,
                    int trunc) noexcept:
         """Append one transition; return its slot. It is no part of `store`, whose checks are faster alone."""
-        return append(self, obs, next_obs, action, reward, term, trunc)
+        return append(self, obs, next_obs, NULL, action, reward, term, trunc)
 
     def push(self, obs, action, reward, terminated, truncated, next_obs=None):
         """Append one transition; a full buffer drops the oldest one.
@@ -362,7 +373,7 @@ cdef class Ring:
         return array
 
     cdef Py_ssize_t store_batch(self, object obs, object next_obs, object actions, object rewards,
-                                object terminated, object truncated) except -1:
+                                object terminated, object truncated, object next_masks) except -1:
         """Check and append n rows; return n. They are the last n transitions before number `count`."""
         cdef str where = self.in_batch
         cdef cnp.ndarray rewards_ = as_values(rewards, cnp.NPY_FLOAT32, where, "rewards")
@@ -389,9 +400,13 @@ cdef class Ring:
             )
         cdef cnp.ndarray term_ = batch_flags(terminated, n, where, "terminated")
         cdef cnp.ndarray trunc_ = batch_flags(truncated, n, where, "truncated")
+        cdef cnp.ndarray masks_ = batch_masks(next_masks, n, self.layout.mask_dim, where)
         if self.has_next != <int>has_next:
             self.decide(has_next)
         cdef const char* o = <const char*>cnp.PyArray_DATA(obs_)
+        cdef const u8* mask = NULL
+        if masks_ is not None:
+            mask = <const u8*>cnp.PyArray_DATA(masks_)
         cdef const char* next_data = NULL
         if has_next:
             next_data = <const char*>cnp.PyArray_DATA(next_)
@@ -401,14 +416,16 @@ cdef class Ring:
         cdef const u8* trunc = <const u8*>cnp.PyArray_DATA(trunc_)
         cdef Py_ssize_t i
         for i in range(n):
-            append(self, o, next_data, a, r[i], term[i] != 0, trunc[i] != 0)
+            append(self, o, next_data, mask, a, r[i], term[i] != 0, trunc[i] != 0)
             o += obs_bytes
+            if mask != NULL:
+                mask += self.layout.mask_dim
             if has_next:
                 next_data += obs_bytes
             a += act_dim
         return n
 
-    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated):
+    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, *, next_masks=None):
         """Append n transitions, row 0 first.
 
         Parameters
@@ -421,6 +438,8 @@ cdef class Ring:
             (n,); its length is n.
         terminated, truncated
             (n,) flags.
+        next_masks
+            (n, M) bool, the legal actions in `next_obs`, if `mask_dim` is not 0.
 
         With n_envs > 1, n must be a multiple of it: one row per environment, always in the same order, and one time
         step after the other.
@@ -430,7 +449,7 @@ cdef class Ring:
         ValueError, TypeError
             As for `push`; nothing is stored then.
         """
-        self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
+        self.store_batch(obs, next_obs, actions, rewards, terminated, truncated, next_masks)
 
     def cut(self):
         """Mark that the next transitions do not continue the last ones, so that no n-step return crosses this point.
@@ -530,6 +549,10 @@ cdef class Ring:
     @property
     def gamma(self):
         return self.layout.gamma
+
+    @property
+    def mask_dim(self):
+        return self.layout.mask_dim
 
     @property
     def nbytes(self):

@@ -189,6 +189,23 @@ cdef inline cnp.ndarray batch_flags(object value, Py_ssize_t n, str where, str n
     return array
 
 
+cdef inline cnp.ndarray batch_masks(object value, Py_ssize_t n, Py_ssize_t mask_dim, str where):
+    """Return masks (n, mask_dim) bool after checking them; None if `mask_dim` is 0."""
+    if (value is None) != (mask_dim == 0):
+        raise ValueError(
+            f"{where}: next_masks must be {'None' if mask_dim == 0 else 'given'} with mask_dim {mask_dim}, got "
+            f"{'None' if value is None else 'masks'}"
+        )
+    if value is None:
+        return None
+    array = as_array(value, where, "next_masks")
+    if array.dtype != np.bool_:
+        raise TypeError(f"{where}: next_masks must be bool, got {array.dtype}")
+    if array.shape != (n, mask_dim):
+        raise ValueError(f"{where}: next_masks must have shape {(n, mask_dim)}, got {array.shape}")
+    return np.ascontiguousarray(array)
+
+
 cdef inline cnp.ndarray state_array(dict state, str key, object dtype, object shape, str where):
     """Return a copy of an array of a saved state after checking its dtype and shape."""
     array = as_array(state[key], where, key)

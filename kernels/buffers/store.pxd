@@ -3,10 +3,11 @@
 There is one record per transition, so that a sample touches one cache line (or a few adjacent ones) instead of one per
 field:
 
-    [obs | next_obs | actions A | reward | terminated | truncated | extra columns]      plain
-    [K frame numbers | K frame numbers | frame floor | actions A | ...]                 frame stacks
+    [obs | next_obs | mask M | actions A | reward | terminated | truncated | extra columns]      plain
+    [K frame numbers | K frame numbers | frame floor | mask M | actions A | ...]                 frame stacks
 
-Everything after the observations is float32, flags included (0 or 1). The base is 64-byte aligned.
+The mask, of the legal actions in next_obs, is bytes and padded to whole words. Everything after it is float32, flags
+included (0 or 1). The base is 64-byte aligned.
 """
 
 from libc.string cimport memcmp, memcpy
@@ -33,6 +34,8 @@ cdef struct Layout:
     Py_ssize_t row  # bytes of a record that are in use
     Py_ssize_t obs_bytes  # of one observation as the user sees it
     Py_ssize_t next_at  # byte offset of next_obs; 0: none
+    Py_ssize_t mask_at  # byte offset of the mask
+    Py_ssize_t mask_dim  # M; 0: none
     Py_ssize_t tail_at  # byte offset of the actions
     Py_ssize_t act_dim
     Py_ssize_t extra_dim
@@ -56,6 +59,7 @@ cdef struct Layout:
 cdef struct Dest:
     char* obs
     char* next_obs  # NULL if there is none
+    u8* masks  # NULL if there are none
     f32* actions
     f32* rewards
     u8* terminated
@@ -162,6 +166,10 @@ cdef inline void copy_obs(const Layout* layout, const char* source, char* target
         memcpy(target + j * layout.frame_bytes, frame(layout, numbers[j]), layout.frame_bytes)
 
 
+cdef inline void copy_mask(const Layout* layout, const char* r, u8* target) noexcept nogil:
+    copy(<char*>target, r + layout.mask_at, layout.mask_dim)
+
+
 cdef inline void request(const Layout* layout, i64 slot) noexcept nogil:
     """Prefetch a record, or the first lines of a long one, which start the hardware prefetcher."""
     cdef const char* r = record(layout, slot)
@@ -205,7 +213,7 @@ cdef inline i64 pushed_after(const Layout* layout, i64 slot, i64 newest) noexcep
 
 cdef inline void gather_whole(const Layout* layout, const i64* slots, Py_ssize_t n, Py_ssize_t ahead, Py_ssize_t at,
                               const Dest* out, Py_ssize_t vectors, Py_ssize_t act_dim) noexcept nogil:
-    """Fill rows at .. at + n - 1 in whole vectors, without extra columns; these must exclude the last four of `out`.
+    """Fill rows at .. at + n - 1 in whole vectors, without extra columns and masks, except the last four of `out`.
 
     Bytes written past the end of a row are overwritten by the rows that follow, which is why the last rows are
     excluded: a row of one word is followed by 12 such bytes. Pass literals for `vectors` and `act_dim` where speed
@@ -255,7 +263,7 @@ cdef inline void gather_words(const Layout* layout, const i64* slots, Py_ssize_t
     cdef const f32* tail
     for i in range(n if n < AHEAD else AHEAD):
         request(layout, slots[i])
-    if vectors <= 8 and layout.extra_dim == 0 and end - at > 4:
+    if vectors <= 8 and layout.extra_dim == 0 and layout.mask_dim == 0 and end - at > 4:
         whole = n if n < end - at - 4 else end - at - 4
         if vectors == 1 and act_dim == 1:
             gather_whole(layout, slots, whole, n - whole, at, out, 1, 1)
@@ -277,6 +285,8 @@ cdef inline void gather_words(const Layout* layout, const i64* slots, Py_ssize_t
         copy(out.obs + (at + i) * bytes_, r, bytes_)
         if layout.next_at:
             copy(out.next_obs + (at + i) * bytes_, r + layout.next_at, bytes_)
+        if layout.mask_dim:
+            copy_mask(layout, r, out.masks + (at + i) * layout.mask_dim)
         copy(<char*>(out.actions + (at + i) * act_dim), <const char*>tail, act_dim * 4)
         tail += act_dim
         out.rewards[at + i] = tail[0]
@@ -316,12 +326,14 @@ cdef inline void gather_any(const Layout* layout, const i64* slots, Py_ssize_t n
         out.truncated[at] = tail[2] != 0
         if layout.next_at:
             copy_obs(layout, r + layout.next_at, out.next_obs + at * layout.obs_bytes)
+        if layout.mask_dim:
+            copy_mask(layout, r, out.masks + at * layout.mask_dim)
         at += 1
 
 
 cdef inline void gather_rows(const Layout* layout, const i64* slots, Py_ssize_t n, i64 newest,
                              f32* out) noexcept nogil:
-    """Copy whole records with float32 observations; n_step > 1 adds a column, the discounts."""
+    """Copy whole records with float32 observations and no masks; n_step > 1 adds a column, the discounts."""
     cdef Py_ssize_t width = (layout.row >> 2) + (layout.n_step > 1)
     cdef Py_ssize_t row = layout.row
     cdef Py_ssize_t i

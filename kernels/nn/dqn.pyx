@@ -18,7 +18,7 @@ from rlox.kernels.nn.layers cimport (
 from rlox.kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from rlox.kernels.philox cimport DOMAIN_RNG, Block, fill_integers, philox, unit_f32
 from rlox.kernels.signals cimport check_signals, now, watching
-from rlox.kernels.types cimport f32, f64, i64, u64
+from rlox.kernels.types cimport f32, f64, i64, u8, u64
 from rlox.kernels.nn.core cimport FlatLearner, clear, move
 
 cnp.import_array()
@@ -49,7 +49,7 @@ cdef struct Sums:
     f64 td_error
 
 
-# A batch; weights are NULL if all rows have equal weights.
+# A batch; weights are NULL if all rows have equal weights, and next_masks if all actions are legal.
 cdef struct Rows:
     const f32* obs
     const f32* next_obs
@@ -57,6 +57,7 @@ cdef struct Rows:
     const f32* rewards
     const f32* discounts
     const f32* weights
+    const u8* next_masks
 
 
 cdef void pack_all(Values* q, bint backward_too) noexcept nogil:
@@ -99,12 +100,37 @@ cdef inline Py_ssize_t best_of(const f32* q, Py_ssize_t n) noexcept nogil:
     return best
 
 
+cdef inline Py_ssize_t best_legal(const f32* q, const u8* mask, Py_ssize_t n) noexcept nogil:
+    """Like `best_of`, among the actions that `mask` (n,) allows; 0 if there is none, as at the end of a game."""
+    cdef Py_ssize_t j, best = -1
+    for j in range(n):
+        if mask[j] and (best < 0 or q[j] > q[best] or (q[j] != q[j] and q[best] == q[best])):
+            best = j
+    return best if best > 0 else 0
+
+
 cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) noexcept nogil:
     """Return a random action if the first number is below `epsilon`, else -1."""
-    # As in `rlox.nn.policies.QPolicy`, which compares and multiplies float32 numbers.
+    # As in `rlox.nn.actors.QPolicy`, which compares and multiplies float32 numbers.
     if noise[0] < <f32>epsilon:
         return <i64>(noise[1] * <f32>n_actions)
     return -1
+
+
+cdef inline i64 explored_legal(const f32* noise, const u8* mask, Py_ssize_t n_actions, f64 epsilon) noexcept nogil:
+    """Like `explored`, among the actions that `mask` (n_actions,) allows."""
+    cdef Py_ssize_t j, n_legal = 0
+    cdef i64 place
+    for j in range(n_actions):
+        n_legal += mask[j] != 0
+    place = explored(noise, n_legal, epsilon)
+    if place < 0:
+        return -1
+    for j in range(n_actions):
+        place -= mask[j] != 0
+        if place < 0:
+            return j
+    return 0  # if none is allowed
 
 
 cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noexcept nogil:
@@ -239,48 +265,69 @@ cdef class NativeQ(FlatLearner):
             actions[i] = explored(noise + 2 * (i & 1), self.n_outputs, epsilon)
             greedy = greedy or actions[i] < 0
         if greedy:
-            self.fill_greedy(obs, actions, n)
+            self.fill_greedy(obs, NULL, actions, n)
         return position
 
-    cdef void fill_greedy(self, const f32* obs, i64* actions, Py_ssize_t n) noexcept nogil:
-        """Replace negative actions by the best ones. The weights must be packed."""
-        cdef Py_ssize_t start = 0, rows, i
+    cdef void fill_greedy(self, const f32* obs, const u8* masks, i64* actions, Py_ssize_t n) noexcept nogil:
+        """Replace negative actions by the best ones, of those that `masks` allow if given. The weights must be packed.
+        """
+        cdef Py_ssize_t start = 0, rows, i, a = self.n_outputs
         cdef const f32* q
         while start < n:
             rows = min(<Py_ssize_t>CHUNK, n - start)
             q = values_of(&self.online, obs + start * self.obs_dim, self.obs_dim, rows)
             for i in range(rows):
-                if actions[start + i] < 0:
-                    actions[start + i] = best_of(q + i * padded(self.n_outputs), self.n_outputs)
+                if actions[start + i] < 0 and masks != NULL:
+                    actions[start + i] = best_legal(q + i * padded(a), masks + (start + i) * a, a)
+                elif actions[start + i] < 0:
+                    actions[start + i] = best_of(q + i * padded(a), a)
             start += rows
 
-    def act(self, obs, noise, epsilon):
+    cdef cnp.ndarray masks_of(self, object masks, Py_ssize_t n, str where, str name):
+        """Return `masks`, (n, A) bool or None, after checking them."""
+        return None if masks is None else given(masks, cnp.NPY_BOOL, "bool", (n, self.n_outputs), where, name)
+
+    def act(self, obs, noise, epsilon, masks=None):
         """Return actions (B,) int64 for observations (B, D): random ones with probability `epsilon`, else the best.
 
-        The columns of the uniform `noise` (B, 2) float32 decide whether an action is random, and which one it is.
+        The columns of the uniform `noise` (B, 2) float32 decide whether an action is random, and which one it is. Both
+        kinds are actions that `masks` (B, A) bool allow, if given.
         """
         cdef str where = "NativeQ.act"
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
         cdef cnp.ndarray noise_ = given(noise, cnp.NPY_FLOAT32, "float32", (n, 2), where, "noise")
+        cdef cnp.ndarray masks_ = self.masks_of(masks, n, where, "masks")
         cdef f64 chance = number(epsilon, 0.0, where, "epsilon")
         cdef cnp.ndarray out = np.empty(n, np.int64)
         cdef i64* actions = <i64*>cnp.PyArray_DATA(out)
         cdef const f32* draws = <const f32*>cnp.PyArray_DATA(noise_)
+        cdef const u8* legal = NULL
         cdef bint greedy = False
+        if masks_ is not None:
+            legal = <const u8*>cnp.PyArray_DATA(masks_)
         for i in range(n):
-            actions[i] = explored(draws + 2 * i, self.n_outputs, chance)
+            if legal != NULL:
+                actions[i] = explored_legal(draws + 2 * i, legal + i * self.n_outputs, self.n_outputs, chance)
+            else:
+                actions[i] = explored(draws + 2 * i, self.n_outputs, chance)
             greedy = greedy or actions[i] < 0
         if greedy:
             with self.lock:
                 with nogil:
                     pack_all(&self.online, False)
-                    self.fill_greedy(<const f32*>cnp.PyArray_DATA(obs_), actions, n)
+                    self.fill_greedy(<const f32*>cnp.PyArray_DATA(obs_), legal, actions, n)
         return out
 
-    def mode(self, obs):
-        """Return the actions with the highest value, (B,) int64, for observations (B, D) float32."""
-        return self.values(obs).argmax(-1)
+    def mode(self, obs, masks=None):
+        """Return the actions with the highest value, (B,) int64, for observations (B, D) float32.
+
+        They are among those that `masks` (B, A) bool allow, if given.
+        """
+        values = self.values(obs)
+        if masks is not None:
+            values[~self.masks_of(masks, len(values), "NativeQ.mode", "masks")] = -np.inf
+        return values.argmax(-1)
 
     cdef int gradients(self, const Rows* rows, Py_ssize_t n, const Options* options, f32* td_errors,
                        Sums* sums) except -1 nogil:
@@ -288,6 +335,7 @@ cdef class NativeQ(FlatLearner):
         cdef Py_ssize_t start = 0, half, i, j, a = self.n_outputs, d = self.obs_dim, ld = padded(a)
         cdef f64 scale = 1.0 / n, weight, error, slope, loss, mean
         cdef const f32* q
+        cdef const f32* chooser
         cdef f32* d_q
         cdef Layer* head = last_of(&self.online.head)
         cdef Layer* value
@@ -307,7 +355,11 @@ cdef class NativeQ(FlatLearner):
             # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): one network chooses, the other evaluates.
             q = values_of(&self.online, self.x, self.obs_pad, 2 * half if options.double_dqn else half)
             for i in range(half):
-                j = best_of(q + (half + i) * ld if options.double_dqn else self.next_values + i * a, a)
+                chooser = q + (half + i) * ld if options.double_dqn else self.next_values + i * a
+                if rows.next_masks != NULL:
+                    j = best_legal(chooser, rows.next_masks + (start + i) * a, a)
+                else:
+                    j = best_of(chooser, a)
                 self.ahead[i] = self.next_values[i * a + j]
             for i in range(half):
                 j = rows.actions[start + i]
@@ -379,8 +431,8 @@ cdef class NativeQ(FlatLearner):
             found.max_grad_norm = number(max_grad_norm, 0.0, where, "max_grad_norm")
         return found
 
-    def update(self, obs, actions, rewards, next_obs, discounts, weights=None, *, learning_rate, double_dqn=True,
-               loss="huber", max_grad_norm=None):
+    def update(self, obs, actions, rewards, next_obs, discounts, weights=None, next_masks=None, *, learning_rate,
+               double_dqn=True, loss="huber", max_grad_norm=None):
         """Take one gradient step, as defined by `rlox.algorithms.DQN.update`.
 
         Parameters
@@ -392,6 +444,8 @@ cdef class NativeQ(FlatLearner):
         rewards, discounts, weights
             (B,) float32; a discount is the factor of the value of `next_obs`, 0 where the episode terminated. Without
             weights, all rows have equal weights.
+        next_masks
+            (B, A) bool, the legal actions in `next_obs`, among which a target takes the best one; None: all.
         learning_rate, double_dqn, loss, max_grad_norm
             As in `rlox.config.DQNConfig`, with schedules resolved; None if off.
 
@@ -413,12 +467,15 @@ cdef class NativeQ(FlatLearner):
         cdef cnp.ndarray rewards_ = given(rewards, cnp.NPY_FLOAT32, "float32", (n,), where, "rewards")
         cdef cnp.ndarray discounts_ = given(discounts, cnp.NPY_FLOAT32, "float32", (n,), where, "discounts")
         cdef cnp.ndarray weights_ = None
+        cdef cnp.ndarray masks_ = self.masks_of(next_masks, n, where, "next_masks")
         cdef const i64* choices = <const i64*>cnp.PyArray_DATA(actions_)
         cdef Rows rows = Rows(
             obs=<const f32*>cnp.PyArray_DATA(obs_), next_obs=<const f32*>cnp.PyArray_DATA(next_), actions=choices,
             rewards=<const f32*>cnp.PyArray_DATA(rewards_), discounts=<const f32*>cnp.PyArray_DATA(discounts_),
-            weights=NULL,
+            weights=NULL, next_masks=NULL,
         )
+        if masks_ is not None:
+            rows.next_masks = <const u8*>cnp.PyArray_DATA(masks_)
         if weights is not None:
             weights_ = given(weights, cnp.NPY_FLOAT32, "float32", (n,), where, "weights")
             rows.weights = <const f32*>cnp.PyArray_DATA(weights_)
@@ -508,7 +565,7 @@ cdef class NativeQ(FlatLearner):
         cdef f64* metrics_ = <f64*>cnp.PyArray_DATA(metrics)
         cdef u64 key = action_rng.key, position = action_rng.position, begun = position, replay_begun = loop.position
         cdef Rows rows = Rows(obs=loop.batch_obs, next_obs=loop.batch_next, actions=batch_choices,
-                              rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL)
+                              rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, next_masks=NULL)
         cdef i64 round_start
         cdef f64 update_s = 0.0, began, chance, progress
         try:

@@ -131,6 +131,7 @@ class DQN(OffPolicyAlgorithm):
             batch.weights,
             c.double_dqn,
             c.loss,
+            batch.next_masks,
         )
         grad_norm = self.optimizer.step(loss, c.max_grad_norm)
         td_errors = metrics.pop("td_errors")
@@ -142,7 +143,7 @@ class DQN(OffPolicyAlgorithm):
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         self._move_target_when_due()
-        columns = ("obs", "actions", "rewards", "next_obs", "discounts", "weights")
+        columns = ("obs", "actions", "rewards", "next_obs", "discounts", "weights", "next_masks")
         metrics, td_errors = self.native.net.update(
             *map(batch.array, columns),
             learning_rate=self.optimizer.learning_rate,

@@ -14,5 +14,6 @@ _EXPORTS = {
     "buffer_names": "rlox.buffers.table",
     "make_buffer": "rlox.buffers.table",
     "register_buffer": "rlox.buffers.table",
+    "takes_masks": "rlox.buffers.table",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

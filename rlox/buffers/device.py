@@ -33,16 +33,17 @@ class DeviceReplayBuffer:
 
     Parameters
     ----------
-    capacity, obs_dim, act_dim, n_envs, n_step, gamma
+    capacity, obs_dim, act_dim, n_envs, n_step, gamma, mask_dim
         As in `rlox.ReplayBuffer`; at most 2**24 transitions.
     device : str or torch.device
         Where the rows are.
 
     Attributes
     ----------
-    rows : Tensor (capacity, 2 D + A + 4) f32
-        Observation, next observation, action, reward, terminated, truncated, and whether the next transition of the
-        same environment does not continue this one (see `cut`). Row i % capacity is that of transition i.
+    rows : Tensor (capacity, 2 D + M / 4 + A + 4) f32
+        Observation, next observation, its mask (M bytes in whole words, if there are masks), action, reward,
+        terminated, truncated, and whether the next transition of the same environment does not continue this one (see
+        `cut`). Row i % capacity is that of transition i.
     extent : Tensor (3,) int64
         Transitions ever pushed, those stored, and the row of draw 0; of the rows that have been sent.
     """
@@ -61,6 +62,7 @@ class DeviceReplayBuffer:
         n_envs: int = 1,
         n_step: int = 1,
         gamma: float = 0.99,
+        mask_dim: int = 0,
         device: str | torch.device = "cuda",
         **weighting: Any,
     ):
@@ -68,13 +70,14 @@ class DeviceReplayBuffer:
             raise ValueError(f"{type(self).__name__}: capacity must be at most {MOST_ROWS}, got {capacity}")
         self._config = {
             "capacity": capacity, "obs_dim": obs_dim, "act_dim": act_dim, "n_envs": n_envs, "n_step": n_step,
-            "gamma": gamma, **weighting,
+            "gamma": gamma, "mask_dim": mask_dim, **weighting,
         }  # fmt: skip
         self._empty = self.Host(**self._config)  # checks the arguments; its state is the pattern of ours
         self.capacity, self.obs_dim, self.act_dim = capacity, obs_dim, act_dim
-        self.n_envs, self.n_step, self.gamma = n_envs, n_step, gamma
+        self.n_envs, self.n_step, self.gamma, self.mask_dim = n_envs, n_step, gamma, mask_dim
         self.device = torch.device(device)
-        self.width = 2 * obs_dim + act_dim + 4
+        self._action_at = 2 * obs_dim + -(-mask_dim // 4)
+        self.width = self._action_at + act_dim + 4
         self.rows = torch.zeros((capacity, self.width), dtype=torch.float32, device=device)
         self.extent = torch.zeros(3, dtype=torch.int64, device=device)
         self._multipliers = make_multipliers(device)
@@ -105,6 +108,8 @@ class DeviceReplayBuffer:
         rewards: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
+        *,
+        next_masks: np.ndarray | None = None,
     ) -> None:
         """Append N transitions, row i from environment i; see `rlox.buffers.Buffer`."""
         n, d, pending = len(rewards), self.obs_dim, self._pending
@@ -119,7 +124,9 @@ class DeviceReplayBuffer:
             pending = self._pending = np.zeros((n, self.width), np.float32)
         rows = pending[self._n_pending : self._n_pending + n]
         rows[:, :d], rows[:, d : 2 * d] = obs.reshape(n, d), next_obs.reshape(n, d)
-        tail = rows[:, 2 * d :]
+        if next_masks is not None:
+            rows[:, 2 * d : self._action_at].view(np.uint8)[:, : self.mask_dim] = next_masks
+        tail = rows[:, self._action_at :]
         tail[:, : self.act_dim] = actions.reshape(n, -1)
         tail[:, self.act_dim], tail[:, -3], tail[:, -2], tail[:, -1] = rewards, terminated, truncated, 0.0
         self._n_pending += n
@@ -212,14 +219,17 @@ class DeviceReplayBuffer:
 
     def gather(self, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the transitions in the rows `slots` (B,), with n-step returns if there are any."""
-        d, a = self.obs_dim, self.act_dim
-        rows = self.rows.index_select(0, slots)
-        batch = {"obs": rows[:, :d], "next_obs": rows[:, d : 2 * d], "actions": rows[:, 2 * d : 2 * d + a],
+        d = self.obs_dim
+        rows = ends = self.rows.index_select(0, slots)
+        batch = {"obs": rows[:, :d], "next_obs": rows[:, d : 2 * d], "actions": rows[:, self._action_at : -4],
                  "rewards": rows[:, -4], "terminated": rows[:, -3], "truncated": rows[:, -2]}  # fmt: skip
         if self.n_step > 1:
             last, batch["rewards"], batch["discounts"] = self._walk(slots, rows[:, -4:])
             ends = self.rows.index_select(0, last)
             batch |= {"next_obs": ends[:, d : 2 * d], "terminated": ends[:, -3], "truncated": ends[:, -2]}
+        if self.mask_dim:
+            flags = ends[:, 2 * d : self._action_at].view(torch.uint8)
+            batch["next_masks"] = flags[:, : self.mask_dim] != 0
         return batch
 
     def _walk(self, slots: torch.Tensor, tail: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

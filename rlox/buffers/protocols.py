@@ -15,7 +15,8 @@ class Buffer(Protocol):
     The class is called with keywords: ``capacity obs_dim act_dim`` (observations flattened) and the other arguments of
     its configuration (`BufferConfig.arguments`). Further keywords are given only if they apply: ``n_step gamma n_envs``
     for n-step returns (n_step > 1), ``obs_shape obs_dtype`` for images (C, H, W) of uint8, and ``n_stacked n_envs`` for
-    images that are stacks of frames, unless ``frame_stacks`` of its configuration is False.
+    images that are stacks of frames, unless ``frame_stacks`` of its configuration is False. ``mask_dim`` is given if
+    the environment masks actions: the memory then stores that many flags of legal actions with each transition.
 
     Optional methods:
 
@@ -37,14 +38,19 @@ class Buffer(Protocol):
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> None:
-        """Copy N transitions, row i from environment i: (N, D), (N, D), (N, A) f32, (N,) f32, (N,) and (N,) bool."""
+        """Copy N transitions, row i from environment i: (N, D), (N, D), (N, A) f32, (N,) f32, (N,) and (N,) bool.
+
+        With ``mask_dim``, there is a further keyword: ``next_masks`` (N, mask_dim) bool, the legal actions in
+        `next_obs`.
+        """
 
     def sample(self, batch_size: int, seed: int) -> Mapping[str, np.ndarray]:
         """Return B transitions that depend only on the contents and `seed`.
 
         Keys: ``obs next_obs actions rewards terminated truncated`` as pushed; ``discounts`` (B,) if rewards are n-step
         returns: gamma to the power of their number of steps; ``weights`` (B,) that correct for unequal sampling;
-        ``indices`` (B,) if priorities must be updated.
+        ``indices`` (B,) if priorities must be updated; ``next_masks`` (B, mask_dim) bool, if there are masks, of
+        ``next_obs``.
         """
 
     def __len__(self) -> int:

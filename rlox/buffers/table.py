@@ -11,6 +11,7 @@ Then ``rlox train algo=dqn buffer=recency`` and ``DQN(..., buffer="recency")`` u
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from importlib import metadata
@@ -161,6 +162,13 @@ def buffer_config(
     return kind.from_kwargs("buffer", **fields)
 
 
+def takes_masks(name: str) -> bool:
+    """Return whether the buffer `name` stores masks of legal actions: whether its ``push_batch`` takes them."""
+    cls: Any = buffer_class(name)
+    parameters = inspect.signature(cls.push_batch).parameters.values()
+    return any(p.name == "next_masks" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def make_buffer(
     config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, state_dim: int = 0, device: str = "cpu"
 ) -> Buffer:
@@ -187,6 +195,8 @@ def make_buffer(
             del arguments["obs_dim"]
         if spec.n_stacked > 1 and config.frame_stacks:
             arguments |= {"n_stacked": spec.n_stacked, "n_envs": n_envs}
+    if spec.masked and config.holds == "transitions":
+        arguments["mask_dim"] = sum(spec.choices)
     if device != "cpu":
         arguments["device"] = device
     try:

@@ -52,6 +52,7 @@ class ReplayCollector(Collector):
             env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
         )
         self._noise: np.ndarray | None = None
+        self._mask: np.ndarray | None = None  # (N, n_actions) bool: the legal actions in `_raw`, if there are masks
         self.n_step = 1  # steps of the memory's n-step returns
         self._fed: tuple[Any, int | None] | None = None  # memory of the last step, and its n_pushed
         self.normalizer: VecNormalize | None = None  # normalises the policy's observations; updated in each step
@@ -65,7 +66,8 @@ class ReplayCollector(Collector):
     def step(self, policy: Actor | ActingPolicy, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.
 
-        The next observation of a transition is the one that its step led to, also at the end of an episode.
+        The next observation of a transition is the one that its step led to, also at the end of an episode. If the
+        environments mask actions, the mask of the next observation is pushed, too, and random actions are legal.
 
         Parameters
         ----------
@@ -88,7 +90,7 @@ class ReplayCollector(Collector):
         """
         obs, out = self.observe(), self._out
         actions = self.spec.clip(
-            self.spec.random_actions(self.rng, self.n_envs) if random else self._explore(policy, obs)
+            self.spec.random_actions(self.rng, self.n_envs, self._mask) if random else self._explore(policy, obs)
         )
         rewards = self._advance(obs, actions)
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
@@ -100,6 +102,7 @@ class ReplayCollector(Collector):
             rewards,
             terminated,
             truncated,
+            **({"next_masks": out["final_action_mask"]} if self.spec.masked else {}),
         )
         self.remember_buffer(buffer)
         ended = terminated | truncated
@@ -122,6 +125,8 @@ class ReplayCollector(Collector):
             self._refuse_policy(e, actions)
             raise
         self._raw, out["obs"] = out["obs"], obs
+        if self._mask is not None:
+            self._mask, out["action_mask"] = out["action_mask"], self._mask
         rewards = out["rewards"]
         if isinstance(self.reward_fn, NativeReward):
             self.reward_fn.apply_(obs, actions, rewards)
@@ -172,6 +177,7 @@ class ReplayCollector(Collector):
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         super().set_state(state)
+        self._mask = self.env.action_masks() if self.spec.masked else None
         self.forget_buffer()
 
     def position(self) -> str | None:
@@ -182,6 +188,7 @@ class ReplayCollector(Collector):
         """Return the current observations ``(N, *obs_shape)``, not a copy. The first call starts the environments."""
         if self._raw is None:
             self._raw = self.env.reset_all()
+            self._mask = self.env.action_masks() if self.spec.masked else None
             if not all_finite(self._raw):
                 self._refuse_numbers("observations", self._raw, self.env_steps)
             if self.normalizer is not None:
@@ -220,7 +227,7 @@ class ReplayCollector(Collector):
         if self._noise is None:
             self._noise = np.empty(actor.noise_shape(self.n_envs), np.float32)
         actor.fill_noise(self.rng, self._noise)
-        actions = actor.act(Inputs(obs), self._noise)[0]
+        actions = actor.act(Inputs(obs, self._mask), self._noise)[0]
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
         return actions

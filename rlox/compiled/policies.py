@@ -334,7 +334,10 @@ class NativeQPolicy(NativeActor):
 
     def act(self, inputs: Inputs, noise: np.ndarray) -> tuple[np.ndarray, None]:
         """Return actions (N,) int64: the first number of each row decides whether to explore, the second the action."""
-        return self.net.act(inputs.obs, self.mask_noise(noise, inputs.mask), self._epsilon), None
+        return self.net.act(inputs.obs, noise, self._epsilon, inputs.mask), None
+
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, None]:
+        return self.net.mode(inputs.obs, inputs.mask), None
 
 
 def _share_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> NativeQPolicy:

@@ -160,14 +160,28 @@ class EnvSpec:
         choices = np.stack([block.argmax(1) for block in np.split(actions, edges, 1)], 1)
         return choices[:, 0] if self.discrete else choices
 
-    def random_actions(self, rng: Rng, n: int) -> np.ndarray:
-        """Draw `n` uniformly random actions; continuous actions must be bounded."""
+    def random_actions(self, rng: Rng, n: int, mask: np.ndarray | None = None) -> np.ndarray:
+        """Draw `n` uniformly random actions, of those that `mask` (n, sum(choices)) allows, or of all.
+
+        Continuous actions must be bounded.
+        """
+        if mask is not None:
+            draws = rng.uniform((n, len(self.choices)), dtype=np.float64)
+            legal = np.split(mask, np.cumsum(self.choices)[:-1], 1)
+            columns = [_draw_legal(flags, column) for flags, column in zip(legal, draws.T, strict=True)]
+            return columns[0] if self.discrete else np.stack(columns, 1)
         if self.discrete:
             return rng.integers(self.n_actions, n)
         if self.n_choices is not None:
             return (rng.uniform((n, len(self.n_choices)), dtype=np.float64) * self.n_choices).astype(np.int64)
         # Continuous actions, which have bounds.
         return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))  # type: ignore[operator]
+
+
+def _draw_legal(flags: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Return the index of a random True in each row of `flags` (n, K), for `draws` (n,) in [0, 1)."""
+    counts = flags.cumsum(1)
+    return (counts > (draws * counts[:, -1]).astype(np.int64)[:, None]).argmax(1)
 
 
 def native_spec(env) -> EnvSpec:
@@ -346,40 +360,6 @@ def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, 
     if not np.isfinite(rows).all():
         raise ValueError(f"{where}: obs must contain numbers that are finite as float32, got {shown(obs)}")
     return rows, single
-
-
-ACTION_MASK = "action_mask"  # name of a mask of legal actions in an observation or an info
-
-
-def split_mask(spec: EnvSpec, obs: Any, mask: Any) -> tuple[Any, Any]:
-    """Return an observation without the mask of legal actions that it may contain, and `mask` or that one."""
-    if not spec.masked or not isinstance(obs, Mapping) or ACTION_MASK not in obs:
-        return obs, mask
-    rest = {key: value for key, value in obs.items() if key != ACTION_MASK}
-    return rest, obs[ACTION_MASK] if mask is None else mask
-
-
-def read_mask(where: str, spec: EnvSpec, mask: Any, n: int) -> np.ndarray | None:
-    """Return a mask of legal actions as (n, n_choices) bool; one row counts for all. None stays None.
-
-    Raises
-    ------
-    ValueError
-        If it has another shape or type, or allows no action; if the environment has no masks.
-    """
-    if mask is None:
-        return None
-    if not spec.masked:
-        raise ValueError(f"{where}: mask must be None, since the environment has no action masks")
-    flags, size = np.asarray(mask), sum(spec.choices)
-    if flags.shape not in ((size,), (n, size)) or flags.dtype.kind not in "biu":
-        raise ValueError(
-            f"{where}: mask must have a flag for each of {size} choices, ({size},) or ({n}, {size}), got {shown(mask)}"
-        )
-    legal = np.array(np.broadcast_to(flags.astype(np.bool_), (n, size)))
-    if not all(part.any(1).all() for part in np.split(legal, np.cumsum(spec.choices)[:-1], 1)):
-        raise ValueError(f"{where}: mask must allow an action, got {shown(mask)}")
-    return legal
 
 
 def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:

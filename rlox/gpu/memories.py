@@ -51,7 +51,8 @@ def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
 
     if config.size > MOST_ROWS:
         return f"it has more than {MOST_ROWS:,} transitions"
-    n_bytes = 4 * config.size * (2 * spec.obs_dim + math.prod(spec.action_shape) + 4)
+    mask_words = -(-sum(spec.choices) // 4) if spec.masked else 0
+    n_bytes = 4 * config.size * (2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + 4)
     if n_bytes > torch.cuda.mem_get_info()[0] // 2:
         return f"it takes {n_bytes / 2**30:.1f} GiB, more than half of the GPU's free memory"
     return None

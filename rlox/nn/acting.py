@@ -179,7 +179,7 @@ class EpisodeActor:
     def end(self, ended: np.ndarray) -> None:
         """Start anew in environments whose episodes `ended`, (N,) bool."""
         if self._is_first is not None:
-            self._is_first = self._is_first | ended
+            self._is_first = ended.copy()
         if self._exploration is not None:
             self._exploration.end(ended)
 
@@ -278,9 +278,9 @@ class ModulePolicy(ActingPolicy):
         if self.state_dim:
             outputs, state = self._follow(inputs)
             return to_array(self.module.pick(outputs, self.place(noise))), state
-        if isinstance(noise, np.ndarray) and inputs.mask is None and hasattr(self.module, "choose"):
+        if isinstance(noise, np.ndarray) and hasattr(self.module, "choose"):
             # What is decided on the host need not go to the device and back.
-            return self.module.choose(noise, lambda: self.mode(inputs)[0]), None
+            return self.module.choose(noise, lambda: self.mode(inputs)[0], inputs.mask), None
         obs = self.place(inputs.obs)
         if not self.custom:
             return to_array(self.module.act(obs, self._masked(self.place(noise), inputs.mask))), None
@@ -294,10 +294,13 @@ class ModulePolicy(ActingPolicy):
             with self.context():
                 outputs, state = self._follow(inputs)
                 return to_array(self.module.pick_mode(outputs)), state
-        if inputs.mask is not None:
+        masks: tuple[Any, ...] = ()
+        if inputs.mask is not None and hasattr(self.module, "choose"):  # which chooses by values, not by logits
+            masks = (self.place(inputs.mask),)
+        elif inputs.mask is not None:
             return self.act(inputs, np.zeros(self.noise_shape(len(inputs.obs)), np.float32))
         with self.context():
-            return to_array(self.module.mode(self.place(inputs.obs))), None
+            return to_array(self.module.mode(self.place(inputs.obs), *masks)), None
 
     def _follow(self, inputs: Inputs) -> tuple[torch.Tensor, np.ndarray]:
         """Run a memory through one step. Return the actor's outputs, with masks applied, and the next states (N, S)."""

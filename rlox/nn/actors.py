@@ -266,24 +266,33 @@ class QPolicy(Actor):
     def fill_noise(self, rng: Rng, out) -> None:
         rng.uniform(out=out)
 
-    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action."""
-        actions = self.choose(noise.numpy(force=True), lambda: self.mode(obs).numpy(force=True))
+    def act(self, obs: torch.Tensor, noise: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+        """Return actions (B,) int64: the first number of each row decides whether to explore, the second the action.
+
+        `masks` (B, n_actions) bool are the legal actions; None: all.
+        """
+        legal = None if masks is None else masks.numpy(force=True)
+        actions = self.choose(noise.numpy(force=True), lambda: self.mode(obs, masks).numpy(force=True), legal)
         return torch.from_numpy(actions).to(obs.device)
 
-    def choose(self, noise: np.ndarray, best: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return actions (B,) int64 for the `noise` (B, 2) of `act`, decided on the host; `best` returns the most
-        likely actions, and is only called if they are needed."""
+    def choose(self, noise: np.ndarray, best: Callable[[], np.ndarray], masks: np.ndarray | None = None) -> np.ndarray:
+        """Return actions (B,) int64 for the `noise` (B, 2) and `masks` of `act`, decided on the host; `best` returns
+        the most likely actions, and is only called if they are needed."""
         chance, which = noise.T
         explore = chance < self.epsilon
-        # The largest f32 below 1 times n rounds to a number below n.
-        random = (which * self.n_actions).astype(np.int64)
+        if masks is None:
+            random = (which * self.n_actions).astype(np.int64)  # below n, as the largest f32 below 1 times n rounds so
+        else:
+            counts = masks.cumsum(1)
+            place = (which * counts[:, -1].astype(np.float32)).astype(np.int64)
+            random = (counts > place[:, None]).argmax(1)
         if explore.all():
             return random
         return np.where(explore, random, best()) if explore.any() else best()
 
-    def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.q(obs).argmax(-1)
+    def mode(self, obs: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+        values = self.q(obs)
+        return (values if masks is None else values.masked_fill(~masks, -torch.inf)).argmax(-1)
 
 
 class QNetwork(nn.Module):

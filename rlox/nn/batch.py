@@ -156,6 +156,7 @@ class TransitionBatch(Columns):
     # (B,) int64, the memory's rows whose priorities this batch updates; on the host if the memory is. Rows of a
     # dataset, which come last, have no index.
     indices: torch.Tensor | None = Column(optional=True)
+    next_masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal in next_obs; None: all are
 
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])
@@ -210,6 +211,8 @@ class TransitionBatch(Columns):
             "next_obs": column(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
             "discounts": column(~np.asarray(rows["terminated"], np.bool_) * discounts),
         }
+        if "next_masks" in rows:
+            columns["next_masks"] = column(rows["next_masks"], np.bool_, (sum(spec.choices),))
         if "weights" in rows:
             columns["weights"] = column(rows["weights"])
         if "indices" in rows:
@@ -230,4 +233,5 @@ class TransitionBatch(Columns):
             discounts=(1.0 - rows["terminated"]) * rows.get("discounts", gamma),
             weights=rows.get("weights"),
             indices=rows.get("indices"),
+            next_masks=rows.get("next_masks"),
         )

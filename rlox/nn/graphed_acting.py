@@ -35,19 +35,16 @@ class GraphedPolicy(ModulePolicy):
         self.module.epsilon = value
 
     def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        if (
-            inputs.mask is not None
-            or self.state_dim
-            or not isinstance(noise, np.ndarray)
-            or hasattr(self.module, "choose")
-        ):
+        if inputs.mask is not None or not isinstance(noise, np.ndarray) or hasattr(self.module, "choose"):
             return super().act(inputs, noise)  # which takes the mode by the graph where it chooses on the host
         return self._call("act", {"obs": inputs.obs, "noise": noise}), None
 
     def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        if inputs.mask is not None or self.state_dim:
-            return super().mode(inputs, noise)
-        return self._call("mode", {"obs": inputs.obs}), None
+        if inputs.mask is None:
+            return self._call("mode", {"obs": inputs.obs}), None
+        if hasattr(self.module, "choose"):
+            return self._call("mode", {"obs": inputs.obs, "masks": inputs.mask}), None
+        return super().mode(inputs, noise)
 
     def _call(self, method: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """Return the result of a method of the module for `arrays`."""

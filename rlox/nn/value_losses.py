@@ -34,13 +34,14 @@ def q_loss(
     weights: torch.Tensor | None,
     double: bool,
     kind: str,
+    next_masks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the error of the taken actions' values against ``r + discount * next value``.
 
     Mnih et al. 2015, doi:10.1038/nature14236. `network` and `target` return the values of all actions (B, n_actions),
     `actions` (B,) are int64, `weights` (B,) importance weights or None, `kind` is ``huber`` or ``mse``. `double` is
     double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): `network` chooses the next action and `target`
-    evaluates it.
+    evaluates it. The next action is one of those that `next_masks` (B, n_actions) bool allow; None allows all.
 
     Returns
     -------
@@ -50,9 +51,11 @@ def q_loss(
     """
     with torch.no_grad():
         next_values = target(next_obs)
-        if double:
-            best = network(next_obs).argmax(-1, keepdim=True)
-            ahead = next_values.gather(-1, best).squeeze(-1)
+        if double or next_masks is not None:
+            chooser = network(next_obs) if double else next_values
+            # Where no action is legal, at the end of a game, some value is taken, with discount 0.
+            legal = chooser if next_masks is None else chooser.masked_fill(~next_masks, -torch.inf)
+            ahead = next_values.gather(-1, legal.argmax(-1, keepdim=True)).squeeze(-1)
         else:
             ahead = next_values.amax(-1)
         targets = torch.addcmul(rewards, discounts, ahead)

@@ -299,6 +299,8 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
             return "the environment is not native"
         if self.collector.reward_fn is not None:
             return "there is a reward_fn"
+        if self.spec.masked:
+            return "the environment masks actions"
         if self._dataset is not None:
             return "a dataset is mixed into the batches"
         if self.normalizer is not None:

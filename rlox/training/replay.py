@@ -24,6 +24,7 @@ from rlox.buffers import (
     buffer_config_class,
     buffer_names,
     make_buffer,
+    takes_masks,
 )
 from rlox.buffers import files as replay_files
 from rlox.callbacks import Callback
@@ -456,8 +457,25 @@ class ReplayMemory:
             raise ValueError(f"{self._where}: buffer must be uniform or prioritized with distributed=ddp, got mmap")
         if self.config is not None:
             collector.n_step = self.config.n_step
+        self._require_masks(spec)
         self._ranks, self._collector, self._spec = ranks, collector, spec
         self._gamma, self._state_dim = gamma, state_dim
+
+    def _require_masks(self, spec: EnvSpec) -> None:
+        """Raise ValueError unless the memory stores the masks of legal actions that the environment has."""
+        wanted = sum(spec.choices) if spec.masked else 0
+        if self.config is None:
+            got, kind = getattr(self._buffer, "mask_dim", 0), type(self._buffer).__name__
+        elif wanted and self.config.holds == "transitions" and not takes_masks(self.config.name):
+            got, kind = 0, self.config.name
+        else:
+            return
+        if got != wanted:
+            masks = f"masks of {wanted} actions" if wanted else "no masks"
+            raise ValueError(
+                f"{self._where}: buffer must have mask_dim={wanted}, because the environment has {masks}, got {kind} "
+                f"with {got}"
+            )
 
     @property
     def given(self) -> Any:

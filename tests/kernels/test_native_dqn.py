@@ -14,7 +14,7 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.nn.dqn import METRICS, NativeQ, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import DiscreteQNetwork, polyak_update
+from rlox.nn.actors import DiscreteQNetwork, QPolicy, polyak_update
 from rlox.nn.optimizers import FlatOptimizer
 
 
@@ -30,21 +30,31 @@ def make(obs_dim, n_actions, hidden, activation, dueling, seed, learning_rate=1e
     return q, target.requires_grad_(False), flat, native
 
 
-def transitions(q, target, n, weighted, seed):
-    """Random transitions of one to three steps, of which a third terminate.
+def transitions(q, target, n, weighted, seed, masked=False):
+    """Random transitions of one to three steps, of which a third terminate, and masks of their next actions.
 
-    Transitions with two almost equally good actions terminate too, since rounding would decide between the actions.
+    Transitions with two almost equally good actions terminate too, since rounding would decide between the actions. Of
+    the masks, a fifth allow one action, and a fifth all; after a termination some allow none.
     """
     rng = np.random.default_rng(seed)
     obs_dim = next(q.parameters()).shape[1]
     obs, next_obs = (rng.standard_normal((n, obs_dim)).astype(np.float32) for _ in range(2))
     discounts = np.float32(0.9) ** rng.integers(1, 4, n)
     discounts[rng.random(n) < 1 / 3] = 0.0
+    n_actions = q.head[-1].out_features
+    masks = rng.random((n, n_actions)) < 0.5
+    masks[np.arange(n), rng.integers(0, n_actions, n)] = True
+    masks[: n // 5] = np.eye(n_actions, dtype=bool)[rng.integers(0, n_actions, n // 5)]
+    masks[n // 5 : 2 * (n // 5)] = True
     for net in (q, target):
         with torch.no_grad():
-            best = net(torch.from_numpy(next_obs)).topk(min(2, net.head[-1].out_features)).values.numpy()
+            values = net(torch.from_numpy(next_obs))
+        if masked:
+            values[~torch.from_numpy(masks)] = -torch.inf
+        best = values.topk(min(2, n_actions)).values.numpy()
         discounts[best[:, 0] - best[:, -1] < 1e-4] = 0.0
-    actions = rng.integers(0, q.head[-1].out_features, n)
+    masks[(discounts == 0) & (rng.random(n) < 0.5)] = False
+    actions = rng.integers(0, n_actions, n)
     weights = rng.uniform(0.1, 1.0, n).astype(np.float32) if weighted else None
     return (
         obs,
@@ -53,14 +63,20 @@ def transitions(q, target, n, weighted, seed):
         next_obs,
         discounts.astype(np.float32),
         weights,
+        masks if masked else None,
     )
 
 
 def torch_update(q, target, optimizer, batch, double_dqn, loss, max_grad_norm):
-    obs, actions, rewards, next_obs, discounts, weights = (None if x is None else torch.from_numpy(x) for x in batch)
+    obs, actions, rewards, next_obs, discounts, weights, masks = (
+        None if x is None else torch.from_numpy(x) for x in batch
+    )
     with torch.no_grad():
         ahead = target(next_obs)
-        best = (q(next_obs) if double_dqn else ahead).argmax(-1, keepdim=True)
+        chooser = q(next_obs) if double_dqn else ahead
+        if masks is not None:
+            chooser = torch.where(masks, chooser, -torch.inf)
+        best = chooser.argmax(-1, keepdim=True)
         targets = rewards + discounts * ahead.gather(-1, best).squeeze(-1)
     values = q(obs).gather(-1, actions[:, None]).squeeze(-1)
     each = (F.smooth_l1_loss if loss == "huber" else F.mse_loss)(values, targets, reduction="none")
@@ -76,13 +92,13 @@ options = st.fixed_dictionaries({"double_dqn": st.booleans(), "loss": st.sampled
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes, st.integers(1, 300), options, st.booleans())
-def test_gradients_equal_pytorchs(shape, n, option, weighted):
+@given(shapes, st.integers(1, 300), options, st.booleans(), st.booleans())
+def test_gradients_equal_pytorchs(shape, n, option, weighted, masked):
     q, target, _, native = make(**shape)
-    batch = transitions(q, target, n, weighted, shape["seed"])
+    batch = transitions(q, target, n, weighted, shape["seed"], masked)
     # In double precision, since float32 rounds PyTorch's gradients as much as the kernel's.
     q, target = copy.deepcopy(q).double(), copy.deepcopy(target).double()
-    exact = [x if x is None or x.dtype.kind == "i" else x.astype(np.float64) for x in batch]
+    exact = [x if x is None or x.dtype.kind in "ib" else x.astype(np.float64) for x in batch]
     with NearestKink() as kink:
         optimizer = FlatOptimizer(q.parameters(), 1e-4, eps=1e-8)
         expected, errors = torch_update(q, target, optimizer, exact, max_grad_norm=None, **option)
@@ -94,12 +110,20 @@ def test_gradients_equal_pytorchs(shape, n, option, weighted):
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize(("double_dqn", "loss", "weighted"), [(True, "huber", False), (False, "mse", True)])
+@pytest.mark.parametrize(
+    ("double_dqn", "loss", "weighted", "masked"),
+    [
+        (True, "huber", False, False),
+        (False, "mse", True, False),
+        (True, "huber", True, True),
+        (False, "mse", False, True),
+    ],
+)
 @pytest.mark.parametrize(("hidden", "activation"), [((64, 64), "relu"), ((48,), "tanh"), ((), "relu")])
-def test_twenty_updates_stay_together(dueling, double_dqn, loss, weighted, hidden, activation):
+def test_twenty_updates_stay_together(dueling, double_dqn, loss, weighted, masked, hidden, activation):
     q, target, flat, native = make(5, 3, hidden, activation, dueling, 0)
     for i in range(20):
-        batch = transitions(q, target, 64, weighted, i)
+        batch = transitions(q, target, 64, weighted, i, masked)
         expected, _ = torch_update(q, target, flat, batch, double_dqn, loss, 0.5)
         got, _ = native.update(*batch, learning_rate=1e-4, double_dqn=double_dqn, loss=loss, max_grad_norm=0.5)
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -129,6 +153,36 @@ def test_values_and_actions_equal_pytorchs(dueling):
     np.testing.assert_array_equal(native.values(np.repeat(obs, 2, 1)[::2, ::2]), native.values(obs[::2]))
 
 
+def test_actions_are_legal_and_equal_pytorchs():
+    rng = np.random.default_rng(0)
+    q, _, _, native = make(6, 5, (40,), "relu", False, 3)
+    policy = QPolicy(q, 5, epsilon=0.4)
+    obs = rng.standard_normal((4000, 6)).astype(np.float32)
+    masks = rng.random((4000, 5)) < 0.4
+    masks[np.arange(4000), rng.integers(0, 5, 4000)] = True
+    noise = Rng(1).uniform((4000, 2))
+    actions, best = native.act(obs, noise, 0.4, masks), native.mode(obs, masks)
+    assert masks[np.arange(4000), actions].all()
+    assert masks[np.arange(4000), best].all()
+    tensors = [torch.from_numpy(x) for x in (obs, noise, masks)]
+    with torch.no_grad():
+        np.testing.assert_array_equal(actions, policy.act(*tensors))
+        np.testing.assert_array_equal(best, policy.mode(tensors[0], tensors[2]))
+    np.testing.assert_array_equal(best, np.where(masks, native.values(obs), -np.inf).argmax(1))
+    # Of two legal actions, a random one is either in half of the cases.
+    two = (masks.sum(1) == 2) & (noise[:, 0] < 0.4)
+    lower = actions[two] == masks[two].argmax(1)
+    assert two.sum() > 400
+    assert abs(lower.mean() - 0.5) < 4 * 0.5 / np.sqrt(two.sum())
+    # Without illegal actions, they are those without a mask; the largest noise gives the last legal action.
+    everything = np.ones_like(masks)
+    np.testing.assert_array_equal(native.act(obs, noise, 0.4, everything), native.act(obs, noise, 0.4))
+    noise[:] = 0.0, np.nextafter(np.float32(1), np.float32(0))
+    last = 4 - masks[:, ::-1].argmax(1)
+    np.testing.assert_array_equal(native.act(obs, noise, 0.4, masks), last)
+    np.testing.assert_array_equal(policy.act(*map(torch.from_numpy, (obs, noise, masks))), last)
+
+
 def test_nan_appears_in_the_metrics():
     q, target, _, native = make(4, 2, (8,), "relu", False, 0)
     batch = list(transitions(q, target, 8, False, 0))
@@ -140,7 +194,7 @@ def test_nan_appears_in_the_metrics():
 
 def right(native):
     batch = transitions(*make(4, 2, (8,), "relu", False, 0)[:2], 8, True, 0)
-    names = ("obs", "actions", "rewards", "next_obs", "discounts", "weights")
+    names = ("obs", "actions", "rewards", "next_obs", "discounts", "weights", "next_masks")
     env, memory = VecEnv(3, 0, "CartPole-v1"), ReplayBuffer(50, 4, 1)
     obs = env.reset_all()
     rounds = {
@@ -171,11 +225,14 @@ def right(native):
         ("update", TypeError, {"rewards": None}, "rewards must be a NumPy array, got NoneType"),
         ("update", ValueError, {"discounts": np.zeros(7, np.float32)}, r"discounts must have shape \(8,\)"),
         ("update", TypeError, {"weights": [1.0] * 8}, "weights must be a NumPy array, got list"),
+        ("update", TypeError, {"next_masks": np.ones((8, 2))}, "next_masks must have dtype bool"),
+        ("update", ValueError, {"next_masks": np.ones((8, 3), bool)}, r"next_masks must have shape \(8, 2\)"),
         ("update", ValueError, {"learning_rate": float("nan")}, "learning_rate must be finite and >= 0"),
         ("update", ValueError, {"loss": "l1"}, "loss must be huber or mse, got 'l1'"),
         ("update", TypeError, {"max_grad_norm": "1"}, "max_grad_norm must be a number, got str"),
         ("act", TypeError, {"obs": np.zeros((8, 4))}, "obs must have dtype float32"),
         ("act", ValueError, {"noise": np.zeros((8, 1), np.float32)}, r"noise must have shape \(8, 2\)"),
+        ("act", ValueError, {"masks": np.ones((7, 2), bool)}, r"masks must have shape \(8, 2\)"),
         ("act", ValueError, {"epsilon": -0.1}, "epsilon must be finite and >= 0"),
         ("move_target", ValueError, {"tau": 0}, r"tau must be in \(0, 1\], got 0"),
         ("move_target", ValueError, {"tau": 1.5}, r"tau must be in \(0, 1\], got 1.5"),
