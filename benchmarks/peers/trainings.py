@@ -244,7 +244,13 @@ class SB3:
         return float(watch.last_mean_reward)
 
     def curve(self, settings, seed, eval_seed):
-        """Return the evaluations of a training, each in a fresh environment, with the CPU seconds of training."""
+        """Return the evaluations of a training, each in a fresh environment, with the CPU seconds of training.
+
+        The algorithm is one of Stable-Baselines3, or RecurrentPPO or MaskablePPO of sb3-contrib. ``settings["module"]``
+        registers the environment.
+        """
+        import importlib
+
         import gymnasium
         import numpy as np
         import stable_baselines3 as sb3
@@ -255,6 +261,11 @@ class SB3:
         from stable_baselines3.common.vec_env import VecNormalize
 
         torch.set_num_threads(1)
+        algo = settings["algo"]
+        has_memory, has_masks = algo == "RecurrentPPO", algo == "MaskablePPO"
+        library = importlib.import_module("sb3_contrib") if has_memory or has_masks else sb3
+        if "module" in settings:
+            importlib.import_module(settings["module"])
         env_kwargs = settings["env_kwargs"]
         env = make_vec_env(settings["env"], settings["n_envs"], seed=seed, env_kwargs=env_kwargs)
         if settings["normalize"] is not None:
@@ -268,7 +279,8 @@ class SB3:
         if arguments.get("action_noise") is not None:
             size = env.action_space.shape
             arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, arguments["action_noise"]))
-        model = getattr(sb3, settings["algo"])("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+        policy = "MlpLstmPolicy" if has_memory else "MlpPolicy"
+        model = getattr(library, algo)(policy, env, seed=seed, device="cpu", **arguments)
         rows, n_points, steps = [], settings["n_points"], settings["steps"]
         started, spent = time.process_time(), 0.0
 
@@ -280,10 +292,16 @@ class SB3:
             for k in range(len(returns)):
                 obs, _ = one.reset(seed=eval_seed if k == 0 else None)
                 done, left = False, settings.get("max_steps", 108_000)  # as in rlox's evaluation
+                state, first = None, np.ones(1, bool)
                 while not done and left:
                     left -= 1
                     seen = obs if settings["normalize"] is None else env.normalize_obs(obs)
-                    obs, reward, terminated, truncated, _ = one.step(model.predict(seen, deterministic=True)[0])
+                    known = {"state": state, "episode_start": first} if has_memory else {}
+                    if has_masks:
+                        known = {"action_masks": one.get_wrapper_attr("action_masks")()}
+                    action, state = model.predict(seen, deterministic=True, **known)
+                    obs, reward, terminated, truncated, _ = one.step(action)
+                    first[:] = False
                     returns[k] += float(reward)
                     done = terminated or truncated
             one.close()
@@ -293,14 +311,15 @@ class SB3:
 
         class Watch(BaseCallback):
             def _on_step(self):
-                if self.num_timesteps >= round(steps * (len(rows) + 1) / n_points):
+                if len(rows) < n_points and self.num_timesteps >= round(steps * (len(rows) + 1) / n_points):
                     evaluate()
                 return True
 
         model.learn(steps, callback=Watch())
         if rows[-1]["step"] != model.num_timesteps:
             evaluate()
-        return {"sb3": sb3.__version__, "torch": torch.__version__, "gymnasium": gymnasium.__version__,
+        contrib = {} if library is sb3 else {"sb3_contrib": library.__version__}
+        return {"sb3": sb3.__version__, **contrib, "torch": torch.__version__, "gymnasium": gymnasium.__version__,
                 "evaluations": rows}  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""Recurrent PPO and masked PPO beside sb3-contrib's, with the same settings and the same protocol.
+
+usage: memory_masks.py contrib CELL SEED FOLDER    one training with sb3-contrib (needs nothing of rlox)
+       memory_masks.py rlox CELL [OPTION...]        `rlox bench learn` of the same cell, against those trainings
+       memory_masks.py list                         the cells, and rlox's settings for each
+
+A cell is an environment of `peers/environments.py`; the folder memory_masks contains the trainings with sb3-contrib.
+Evaluation is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at
+ten points and at the end, with frozen normalisation; ``cpu_s`` are CPU seconds of training alone, on one thread.
+
+The three cells with hidden velocities have rl-zoo3's tuned settings of ``ppo_lstm``, without its state-dependent
+exploration (gSDE), which rlox does not have. InvalidActions has those of sb3-contrib's documentation: defaults, and
+gamma 0.4. The others are ours: nobody has published settings for as few steps.
+
+The networks differ in one respect. sb3-contrib's LSTM reads the observation, and its perceptron the LSTM's output.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MODULE = "benchmarks.peers.environments"
+
+# Settings by rlox's names.
+ZOO = {"memory": "lstm", "memory_size": 64, "hidden_sizes": [64], "activation": "relu", "ortho_init": False,
+       "normalize_obs": True, "normalize_rewards": True}  # fmt: skip
+POPGYM = {
+    "n_envs": 16, "steps": 250_000, "n_steps": 128, "batch_size": 512, "n_epochs": 10, "learning_rate": 1e-3,
+    "gamma": 0.99, "gae_lambda": 0.95, "memory": "lstm", "memory_size": 64, "hidden_sizes": [64],
+    "activation": "relu", "ortho_init": False,
+}  # fmt: skip
+CELLS = {
+    "InvalidActions-v0": {"n_envs": 1, "steps": 5000, "n_steps": 2048, "gamma": 0.4},
+    "CartPoleNoVel-v1": {
+        "n_envs": 8, "steps": 100_000, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": 1e-3,
+        "learning_rate_schedule": "linear", "clip_eps_schedule": "linear", "gamma": 0.98, "gae_lambda": 0.8, **ZOO,
+    },
+    "PendulumNoVel-v1": {
+        "n_envs": 4, "steps": 100_000, "n_steps": 1024, "batch_size": 128, "n_epochs": 10, "learning_rate": 1e-3,
+        "gamma": 0.9, "gae_lambda": 0.95, **ZOO,
+    },
+    "MountainCarContinuousNoVel-v0": {
+        "n_envs": 8, "steps": 300_000, "n_steps": 1024, "batch_size": 256, "n_epochs": 10, "learning_rate": 7.77e-5,
+        "gamma": 0.9999, "gae_lambda": 0.9, "clip_eps": 0.1, "ent_coef": 0.00429, "max_grad_norm": 5.0,
+        "vf_coef": 0.19, **ZOO, "memory_size": 32, "activation": "tanh",
+    },
+    "ConnectFour-v0": {
+        "n_envs": 8, "steps": 100_000, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "ent_coef": 0.01,
+    },
+    "RepeatPreviousEasy-v0": POPGYM,
+    "PositionOnlyCartPoleEasy-v0": POPGYM,
+    "AutoencodeEasy-v0": POPGYM,
+}  # fmt: skip
+# Defaults of sb3-contrib's MaskablePPO, where a cell has no value of its own.
+DEFAULTS = {
+    "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_eps": 0.2,
+    "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5, "hidden_sizes": [64, 64], "activation": "tanh",
+    "ortho_init": True, "log_std_init": 0.0, "learning_rate_schedule": "constant", "clip_eps_schedule": "constant",
+}  # fmt: skip
+SAME_NAME = ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
+
+
+def their_settings(env_id):
+    """Return a cell's settings as benchmarks/peers/trainings.py takes them."""
+    c = {**DEFAULTS, **CELLS[env_id]}
+    policy = {"activation_fn": c["activation"], "ortho_init": c["ortho_init"],
+              "net_arch": {"pi": c["hidden_sizes"], "vf": c["hidden_sizes"]}}  # fmt: skip
+    if "memory" in c:
+        policy |= {"lstm_hidden_size": c["memory_size"], "enable_critic_lstm": True, "log_std_init": c["log_std_init"]}
+    arguments = {name: c[name] for name in SAME_NAME}
+    for ours, theirs in (("learning_rate", "learning_rate"), ("clip_eps", "clip_range")):
+        falls = c[f"{ours}_schedule"] == "linear"
+        arguments[theirs] = {"falls_from": c[ours]} if falls else c[ours]
+    normalize = {"norm_obs": True, "norm_reward": True, "gamma": c["gamma"]} if "normalize_obs" in c else None
+    return {
+        "algo": "RecurrentPPO" if "memory" in c else "MaskablePPO",
+        "module": "environments",
+        "env": env_id,
+        "env_kwargs": {},
+        "n_envs": c["n_envs"],
+        "steps": c["steps"],
+        "normalize": normalize,
+        "kw": {**arguments, "policy_kwargs": policy},
+        "n_points": 10,
+        "n_episodes": 20,
+    }
+
+
+def our_words(env_id):
+    """Return a cell's settings as words of rlox's command line."""
+    c = {**DEFAULTS, **CELLS[env_id]}
+    words = ["algo=ppo", f"env={env_id}", f"env.n_envs={c.pop('n_envs')}", f"total_timesteps={c.pop('steps')}"]
+    return words + [f"algo.{name}={json.dumps(value).replace(' ', '')}" for name, value in c.items()]
+
+
+def train_contrib(env_id, seed, folder):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.insert(0, str(HERE / "peers"))
+    from trainings import SB3
+
+    path = Path(folder) / f"ppo-{env_id}-s{seed}.json"
+    if path.is_file():
+        return
+    settings = their_settings(env_id)
+    answer = SB3().curve(settings, seed, 10_000 + seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cell": f"ppo-{env_id}", "seed": seed, "settings": settings, **answer}) + "\n")
+    print(env_id, seed, answer["evaluations"][-1], flush=True)
+
+
+def main(command, *words):
+    if command == "contrib":
+        env_id, seed, folder = words
+        train_contrib(env_id, int(seed), folder)
+    elif command == "rlox":
+        env_id, *options = words
+        against = ["--against", "sb3", "--reference", str(HERE / "memory_masks"), "--score-only"]
+        learn = [sys.executable, "-m", "rlox", "bench", "learn", "--import", MODULE, *our_words(env_id)]
+        raise SystemExit(subprocess.run([*learn, *against, *options], cwd=HERE.parent).returncode)
+    elif command == "list":
+        for env_id in CELLS:
+            print(f"rlox train --import {MODULE}", *our_words(env_id))
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or ["help"]))
