@@ -12,7 +12,9 @@ The three cells with hidden velocities have rl-zoo3's tuned settings of ``ppo_ls
 exploration (gSDE), which rlox does not have. InvalidActions has those of sb3-contrib's documentation: defaults, and
 gamma 0.4. The others are ours: nobody has published settings for as few steps.
 
-The networks differ in one respect. sb3-contrib's LSTM reads the observation, and its perceptron the LSTM's output.
+Two things differ. sb3-contrib's LSTM reads the observations and its perceptron the LSTM's output; rlox's perceptron
+reads the observations and its LSTM the perceptron's output. A minibatch of sb3-contrib is any stretch of successive
+steps, one of rlox consists of sequences of equal length, which `sequence_length` gives; both have `batch_size` steps.
 """
 
 import json
@@ -40,12 +42,12 @@ CELLS = {
     },
     "PendulumNoVel-v1": {
         "n_envs": 4, "steps": 100_000, "n_steps": 1024, "batch_size": 128, "n_epochs": 10, "learning_rate": 1e-3,
-        "gamma": 0.9, "gae_lambda": 0.95, **ZOO,
+        "gamma": 0.9, "gae_lambda": 0.95, **ZOO, "sequence_length": 32,
     },
     "MountainCarContinuousNoVel-v0": {
         "n_envs": 8, "steps": 300_000, "n_steps": 1024, "batch_size": 256, "n_epochs": 10, "learning_rate": 7.77e-5,
         "gamma": 0.9999, "gae_lambda": 0.9, "clip_eps": 0.1, "ent_coef": 0.00429, "max_grad_norm": 5.0,
-        "vf_coef": 0.19, **ZOO, "memory_size": 32, "activation": "tanh",
+        "vf_coef": 0.19, **ZOO, "memory_size": 32, "activation": "tanh", "sequence_length": 64,
     },
     "ConnectFour-v0": {
         "n_envs": 8, "steps": 100_000, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "ent_coef": 0.01,
