@@ -3,6 +3,8 @@
 usage: memory_masks.py contrib CELL SEED FOLDER    one training with sb3-contrib (needs nothing of rlox)
        memory_masks.py rlox CELL [OPTION...]        `rlox bench learn` of the same cell, against those trainings
        memory_masks.py list                         the cells, and rlox's settings for each
+       memory_masks.py speed PYTHON [ROUNDS]        CPU seconds of short trainings, alternately with rlox and with
+                                                    sb3-contrib, which PYTHON has
 
 A cell is an environment of `peers/environments.py`; the folder memory_masks contains the trainings with sb3-contrib.
 Evaluation is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at
@@ -19,8 +21,10 @@ steps, one of rlox consists of sequences of equal length, which `sequence_length
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -100,7 +104,6 @@ def our_words(env_id):
 
 def train_contrib(env_id, seed, folder):
     os.environ["OMP_NUM_THREADS"] = "1"
-    sys.path.insert(0, str(HERE / "peers"))
     from trainings import SB3
 
     path = Path(folder) / f"ppo-{env_id}-s{seed}.json"
@@ -113,7 +116,56 @@ def train_contrib(env_id, seed, folder):
     print(env_id, seed, answer["evaluations"][-1], flush=True)
 
 
+def short_steps(env_id):
+    """Return the steps of a short training: whole rollouts, at least 4,000 steps."""
+    rollout = CELLS[env_id]["n_envs"] * CELLS[env_id]["n_steps"]
+    return rollout * -(-4000 // rollout)
+
+
+def time_rlox(env_id):
+    """Return the CPU seconds of a short training."""
+    import torch
+
+    import benchmarks.peers.environments  # noqa: F401
+    from rlox import PPO
+
+    torch.set_num_threads(1)
+    c = {**DEFAULTS, **CELLS[env_id]}
+    del c["steps"]
+    agent = PPO(env_id, seed=0, **c)
+    began = time.process_time()
+    agent.train(short_steps(env_id))
+    return time.process_time() - began
+
+
+def time_contrib(env_id):
+    """Return the CPU seconds of a short training."""
+    from trainings import SB3
+
+    # An evaluation before the last step of a rollout would miss its update.
+    steps = short_steps(env_id) - CELLS[env_id]["n_envs"]
+    settings = {**their_settings(env_id), "steps": steps, "n_points": 1, "n_episodes": 1}
+    return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
+
+
+def compare_speed(peer, rounds):
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    cells = {}
+    for env_id in CELLS:
+        seconds = {"rlox": [], "contrib": []}
+        for _ in range(rounds):
+            for side, python in (("rlox", sys.executable), ("contrib", peer)):
+                words = [python, __file__, "one", side, env_id]
+                done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet)
+                seconds[side].append(float(done.stdout.splitlines()[-1]))
+        ours, theirs = (statistics.median(seconds[side]) for side in ("rlox", "contrib"))
+        cells[env_id] = {"steps": short_steps(env_id), **seconds, "ratio": ours / theirs}
+        print(f"{env_id}: rlox {ours:.2f} s CPU, sb3-contrib {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
+    return cells
+
+
 def main(command, *words):
+    sys.path.insert(0, str(HERE / "peers"))
     if command == "contrib":
         env_id, seed, folder = words
         train_contrib(env_id, int(seed), folder)
@@ -122,6 +174,12 @@ def main(command, *words):
         against = ["--against", "sb3", "--reference", str(HERE / "memory_masks"), "--score-only"]
         learn = [sys.executable, "-m", "rlox", "bench", "learn", "--import", MODULE, *our_words(env_id)]
         raise SystemExit(subprocess.run([*learn, *against, *options], cwd=HERE.parent).returncode)
+    elif command == "one":
+        side, env_id = words
+        print((time_rlox if side == "rlox" else time_contrib)(env_id))
+    elif command == "speed":
+        cells = compare_speed(words[0], int(words[1]) if len(words) > 1 else 3)
+        print(json.dumps(cells))
     elif command == "list":
         for env_id in CELLS:
             print(f"rlox train --import {MODULE}", *our_words(env_id))
