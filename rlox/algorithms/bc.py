@@ -1,7 +1,16 @@
-"""Behavioural cloning (Pomerleau 1988, "ALVINN: an autonomous land vehicle in a neural network", NIPS 1)."""
+"""Behavioural cloning (Pomerleau 1988, "ALVINN: an autonomous land vehicle in a neural network", NIPS 1).
+
+With a memory, a batch is sequences of consecutive steps that begin anywhere in the data, also in the middle of an
+episode. The memory first reads the steps before, without a gradient, as in R2D2 (Kapturowski et al. 2019, "Recurrent
+experience replay in distributed reinforcement learning", section 3: burn-in); before those its state is zero. A state
+is exact if the episode began in one of these steps.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -11,8 +20,11 @@ from rlox.kernels.nn.bc import NativeBC
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import CategoricalPolicy, DeterministicPolicy
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.memory import Sequences
+from rlox.nn.policies import NetworkSpec
 from rlox.nn.value_losses import cloning_loss, label_loss
-from rlox.training.offline import OfflineAlgorithm
+from rlox.offline.sequences import DemonstrationBatch, SequenceSampler
+from rlox.training.offline import N_COMPARED, OfflineAlgorithm
 
 
 class BC(OfflineAlgorithm):
@@ -24,29 +36,64 @@ class BC(OfflineAlgorithm):
     actions = ("continuous", "discrete")
     _has_critics = False
 
+    _sampler: SequenceSampler | None = None  # of a policy with a memory
+    _compared_sequences: DemonstrationBatch | None = None
+
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         c, spec = self.config, self.spec
+        net = None
+        if c.memory != "none":
+            memory = (c.memory, c.memory_size, c.memory_layers)
+            layers = NetworkSpec(spec.obs_dim, c.hidden_sizes, c.activation, False, rng, memory)
+            net = layers.network(spec.n_actions if spec.discrete else spec.act_dim)
         if spec.continuous:
-            self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng)
+            self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng, net=net)
         else:
-            self.policy = CategoricalPolicy(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, rng)
+            self.policy = CategoricalPolicy(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, rng, net)
 
     def setup(self, rng: Rng) -> None:
+        c = self.config
         self.optimizer = self.adam("policy", self.policy.parameters())
+        if c.memory != "none" and self.dataset is not None:
+            self._sampler = SequenceSampler(self.dataset, c.steps_per_sequence, c.steps_before, type(self).__name__)
         if self.backend == "native":
-            spec, c, block = self.spec, self.config, self.optimizer.flat.detach().numpy()
+            spec, block = self.spec, self.optimizer.flat.detach().numpy()
             n_outputs = spec.n_actions if spec.discrete else spec.act_dim
             self._net = NativeBC(block, spec.obs_dim, n_outputs, c.hidden_sizes, c.activation, spec.discrete)
             self.optimizer.net = self._net  # type: ignore[union-attr]  # a NativeAdam
 
-    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+    def sample(self) -> Any:
+        """Return the transitions of the next update or, with a memory, as many sequences as have `batch_size` steps."""
+        if self._sampler is None:
+            return super().sample()
+        c = self.config
+        starts = self.rng.integers(len(self._sampler), max(1, c.batch_size // c.steps_per_sequence))
+        return self._gather(starts)
+
+    def _gather(self, starts: np.ndarray) -> DemonstrationBatch:
+        assert self._sampler is not None  # for the type checker
+        return self._sampler.gather(starts, self.spec, self.normalizer.normalize, self.device)
+
+    def _loss(self, batch: TransitionBatch | DemonstrationBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss of a batch and its metrics."""
+        sequences = self._read_before(batch) if isinstance(batch, DemonstrationBatch) else None
+        if self.spec.discrete:
+            return label_loss(self.policy, batch.obs, batch.actions, None, sequences)
+        return cloning_loss(self.policy, batch.obs, self.policy.to_unit(batch.actions), sequences)
+
+    @torch.no_grad()
+    def _read_before(self, batch: DemonstrationBatch) -> Sequences:
+        """Return how the rows are sequences, with the memory's state after the steps before each."""
+        state = batch.obs.new_zeros(batch.n, self.policy.state_dim)
+        if len(batch.obs_before):
+            state = self.policy.follow(batch.obs_before, Sequences(state, batch.is_first_before))[1]
+        return Sequences(state, batch.is_first)
+
+    def update(self, batch: TransitionBatch | DemonstrationBatch) -> dict[str, torch.Tensor]:
         """Take one step of the policy. Returns metrics as scalar tensors."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
-        if self.spec.discrete:
-            loss, metrics = label_loss(self.policy, batch.obs, batch.actions)
-        else:
-            loss, metrics = cloning_loss(self.policy, batch.obs, self.policy.to_unit(batch.actions))
+        loss, metrics = self._loss(batch)
         return {**metrics, "grad_norm": self.optimizer.step(loss, c.max_grad_norm)}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
@@ -59,3 +106,14 @@ class BC(OfflineAlgorithm):
             learning_rate=self.optimizer.learning_rate,
             max_grad_norm=c.max_grad_norm,
         )
+
+    @torch.no_grad()
+    def _compare_with_data(self) -> dict[str, torch.Tensor]:
+        if self._sampler is None:
+            return super()._compare_with_data()
+        if self._compared_sequences is None:
+            n_rows = len(self._sampler)
+            n = max(1, min(N_COMPARED, n_rows) // self.config.steps_per_sequence)
+            self._compared_sequences = self._gather(np.linspace(0, n_rows - 1, n).astype(np.int64))
+        loss = self._loss(self._compared_sequences)[0]
+        return {"dataset/log_prob": -loss} if self.spec.discrete else {"dataset/mse": loss}

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlox.config.base import DISCOUNTS, LEARNING_RATES, POLICY_SCHEDULES, TARGET_SHARES, Config, searched
+from rlox.config.base import (
+    DISCOUNTS,
+    LEARNING_RATES,
+    MOST_AT_ONCE,
+    POLICY_SCHEDULES,
+    TARGET_SHARES,
+    Config,
+    memory_rules,
+    searched,
+)
 from rlox.config.off_policy import BatchConfig, DelayConfig, EntropyConfig
 
 
@@ -37,6 +46,33 @@ class OfflineCriticConfig(OfflineConfig):
 @dataclass
 class BCConfig(OfflineConfig):
     """Behavioural cloning: the dataset's actions, learned as labels (Pomerleau 1988, ALVINN)."""
+
+    memory: str = "none"  # none, lstm or gru: after the perceptron, with a state that lasts for an episode
+    memory_size: int = 64  # units of each layer of the memory
+    memory_layers: int = 1  # layers of the memory
+    sequence_length: int | None = None  # with a memory, steps of each sequence in a batch; null: 64, or batch_size
+    burn_in: int | None = None  # steps before a sequence that only set the memory's state; null: sequence_length
+
+    def rules(self):
+        yield from super().rules()
+        yield from memory_rules(self)
+        for name, least in (("sequence_length", 1), ("burn_in", 0)):
+            value = getattr(self, name)
+            yield name, value is None or self.memory != "none", "be null without a memory"
+            yield name, value is None or value >= least, f"be >= {least}, or null"
+        length = self.sequence_length
+        yield "sequence_length", length is None or length <= self.batch_size, f"be at most batch_size={self.batch_size}"
+        yield "burn_in", self.burn_in is None or self.burn_in <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
+
+    @property
+    def steps_per_sequence(self) -> int:
+        """Steps of each sequence in a batch."""
+        return min(64, self.batch_size) if self.sequence_length is None else self.sequence_length
+
+    @property
+    def steps_before(self) -> int:
+        """Steps before each sequence that only set the memory's state."""
+        return self.steps_per_sequence if self.burn_in is None else self.burn_in
 
 
 @dataclass

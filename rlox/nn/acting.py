@@ -313,7 +313,7 @@ class ModulePolicy(ActingPolicy):
         state = self.initial(n) if inputs.state is None else inputs.state
         is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
         with torch.no_grad():
-            outputs, _, after = self.module.follow(
+            outputs, *_, after = self.module.follow(
                 self.place(inputs.obs), Sequences(self.place(state), self.place(is_first))
             )
         if inputs.mask is not None:

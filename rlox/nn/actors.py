@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
+from rlox.nn.memory import MemoryNetwork, Sequences
 from rlox.nn.modules import mlp_weights
 from rlox.nn.policies import _LOG_SQRT_2PI, _NONLINEARITIES, Actor, NetworkSpec, _categorical, mlp, rng_from_torch
 
@@ -41,7 +42,7 @@ class BoundedPolicy(Actor):
     rng : Rng, optional
         Generator of the initial weights U(-1/sqrt(fan_in), 1/sqrt(fan_in)); by default seeded from PyTorch's.
     net : nn.Module, optional
-        A custom module instead of the perceptron, ``(B, D) -> (B, n_outputs)``.
+        A custom module instead of the perceptron, ``(B, D) -> (B, n_outputs)``; a `MemoryNetwork` has a memory.
     """
 
     outputs_per_action: ClassVar[int]
@@ -72,9 +73,18 @@ class BoundedPolicy(Actor):
         self.register_buffer("scale", torch.from_numpy((high - low) / 2), persistent=False)
         self.register_buffer("centre", torch.from_numpy((high + low) / 2), persistent=False)
 
+    @property
+    def state_dim(self) -> int:
+        """S, the numbers of the network's memory; 0: it has none."""
+        return self.net.state_dim if isinstance(self.net, MemoryNetwork) else 0
+
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return the network's outputs, (B, n_outputs), as f32."""
         return self.net(obs).float()
+
+    def follow(self, obs: torch.Tensor, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the memory through sequences. Return outputs (B, n_outputs) and the states (n, S) after their ends."""
+        return self.net.follow(obs, sequences)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, self.act_dim)
@@ -164,6 +174,14 @@ class DeterministicPolicy(BoundedPolicy):
     outputs_per_action = 1
     noise_std = 0.0
 
+    def pick(self, outputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B, A) f32 with `noise`, from the network's outputs."""
+        return self.to_env(torch.add(outputs.tanh(), noise, alpha=self.noise_std).clamp_(-1.0, 1.0))
+
+    def pick_mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return actions (B, A) f32 without noise, from the network's outputs."""
+        return self.to_env(outputs.tanh())
+
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B, A) f32."""
         return self.to_env(torch.add(self.unit_mode(obs), noise, alpha=self.noise_std).clamp_(-1.0, 1.0))
@@ -203,7 +221,7 @@ class TanhMeanPolicy(BoundedPolicy):
 
 
 class CategoricalPolicy(Actor):
-    """Softmax of a perceptron's outputs, one output per action; parameters as in `BoundedPolicy`."""
+    """Softmax of a network's outputs, one output per action; parameters as in `BoundedPolicy`."""
 
     adds_noise_to_logits = True
 
@@ -214,14 +232,24 @@ class CategoricalPolicy(Actor):
         hidden: int | Sequence[int] = 256,
         activation: str = "relu",
         rng: Rng | None = None,
+        net: nn.Module | None = None,
     ):
         super().__init__()
         self.n_actions = n_actions
-        self.net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(n_actions)
+        self.net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(n_actions) if net is None else net
+
+    @property
+    def state_dim(self) -> int:
+        """S, the numbers of the network's memory; 0: it has none."""
+        return self.net.state_dim if isinstance(self.net, MemoryNetwork) else 0
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return logits (B, n_actions)."""
         return self.net(obs)
+
+    def follow(self, obs: torch.Tensor, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the memory through sequences. Return logits (B, n_actions) and the states (n, S) after their ends."""
+        return self.net.follow(obs, sequences)
 
     def log_prob(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities (B,) of actions (B,) int64, nats."""
@@ -233,12 +261,20 @@ class CategoricalPolicy(Actor):
     def fill_noise(self, rng: Rng, out) -> None:
         rng.gumbel(out=out)
 
+    def pick(self, outputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return actions (B,) int64 sampled with `noise`, from logits."""
+        return (outputs + noise).argmax(-1)
+
+    def pick_mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the most likely actions (B,) int64, from logits."""
+        return outputs.argmax(-1)
+
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return actions (B,) int64."""
-        return (self.net(obs) + noise).argmax(-1)
+        return self.pick(self.net(obs), noise)
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs).argmax(-1)
+        return self.pick_mode(self.net(obs))
 
 
 class QPolicy(Actor):

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rlox.nn.policies import mask_outputs
+
 if TYPE_CHECKING:
     from rlox.nn.actors import (
         CategoricalPolicy,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         TwinQNetwork,
     )
     from rlox.nn.batch import TransitionBatch
+    from rlox.nn.memory import Sequences
 
 
 def q_loss(
@@ -121,22 +124,34 @@ def deterministic_policy_loss(
 
 
 def cloning_loss(
-    policy: DeterministicPolicy, obs: torch.Tensor, unit_actions: torch.Tensor
+    policy: DeterministicPolicy, obs: torch.Tensor, unit_actions: torch.Tensor, sequences: Sequences | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the mean squared distance of the policy's and the data's actions in [-1, 1]; metric ``policy_loss``.
 
-    Up to a constant and a factor, this is the negative log-likelihood of a Gaussian around the policy's action.
+    Up to a constant and a factor, this is the negative log-likelihood of a Gaussian around the policy's action. The
+    rows are `sequences` if the policy has a memory.
     """
-    loss = F.mse_loss(policy.unit_mode(obs), unit_actions)
+    actions = policy.unit_mode(obs) if sequences is None else policy.follow(obs, sequences)[0].tanh()
+    loss = F.mse_loss(actions, unit_actions)
     return loss, {"policy_loss": loss.detach()}
 
 
 def label_loss(
-    policy: CategoricalPolicy, obs: torch.Tensor, actions: torch.Tensor
+    policy: CategoricalPolicy,
+    obs: torch.Tensor,
+    actions: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the policy's cross-entropy with the data's actions (B,) int64, in nats; metrics ``policy_loss`` and
-    ``accuracy``."""
-    logits = policy(obs)
+    ``accuracy``.
+
+    Probabilities are over the actions that `masks` (B, n_actions) bool allow; None allows all. The rows are `sequences`
+    if the policy has a memory.
+    """
+    logits = policy(obs) if sequences is None else policy.follow(obs, sequences)[0]
+    if masks is not None:
+        logits = mask_outputs(logits, masks)
     loss = F.cross_entropy(logits, actions)
     with torch.no_grad():
         accuracy = (logits.argmax(-1) == actions).float().mean()

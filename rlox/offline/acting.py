@@ -122,7 +122,12 @@ class SharedPolicy:
 
 
 def share_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:
-    """Return the policy of an offline algorithm as a shared policy for the agents of an environment."""
+    """Return the policy of an offline algorithm as a shared policy for the agents of an environment.
+
+    Raises ValueError as `SharedPolicy`, and if the policy has a memory, since no state is kept for each agent.
+    """
+    if getattr(algorithm.config, "memory", "none") != "none":
+        raise ValueError(f"{where}: memory must be none for a policy that acts for several agents")
     return SharedPolicy(algorithm.policy, algorithm.spec, spec, algorithm.device, algorithm.normalizer.normalize, where)
 
 

@@ -36,7 +36,7 @@ from rlox.training.agent import Agent
 from rlox.training.algorithm import Algorithm, load_part
 from rlox.training.backend import SeparateNetworks
 
-_COMPARED = 500  # rows of the dataset with which policy and values are compared
+N_COMPARED = 500  # rows of the dataset with which policy and values are compared
 
 
 class _Compared(NamedTuple):
@@ -169,6 +169,8 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         self._create_networks(None, backend, device)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        if getattr(self.config, "memory", "none") != "none":
+            return "PyTorch computes a memory, with a kernel for its steps"
         too_deep = len(self.config.hidden_sizes) > MAX_HIDDEN
         return f"the kernel supports at most {MAX_HIDDEN} hidden layers" if too_deep else None
 
@@ -348,7 +350,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         state = self.dataset.get_state()
         rewards, terminated, truncated = (np.asarray(state[k]) for k in ("rewards", "terminated", "truncated"))
         n, spec = len(rewards), self.spec
-        rows = np.linspace(0, n - 1, min(n, _COMPARED)).astype(np.int64)
+        rows = np.linspace(0, n - 1, min(n, N_COMPARED)).astype(np.int64)
         gamma = getattr(self.config, "gamma", 1.0)
         returns, rest, last = returns_to_go(rewards, terminated, truncated, rows, gamma)
         actions = torch.from_numpy(
@@ -427,6 +429,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
             # Checked before anything is created whose size the file determines.
             shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
             restoring.require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
+            restoring.require_memory(cls.__name__, frozenset(shapes), config)
             n_outputs = max((shape[0] for shape in shapes), default=0)
             if spaces["act_dim"] > n_outputs:
                 raise ValueError(f"act_dim must be that of its weights, got {spaces['act_dim']}")

@@ -245,6 +245,20 @@ def require_shapes(where: str, shapes: frozenset[tuple[int, ...]], config: Any, 
     # Networks for images take features as input, and critics take actions in addition to the observation.
     n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
     require_widths(where, shapes, config.hidden_sizes, n_in)
+    require_memory(where, shapes, config)
+
+
+def require_memory(where: str, shapes: frozenset[tuple[int, ...]], config: Any) -> None:
+    """Raise ValueError if the header's memory is not that of the checkpoint's weights, as `require_widths`."""
+    kind = getattr(config, "memory", "none")
+    if kind == "none":
+        return
+    size = config.memory_size
+    if ((4 if kind == "lstm" else 3) * size, size) not in shapes:
+        raise ValueError(
+            f"{where}: from_checkpoint: memory and memory_size do not fit the checkpoint: it contains no weights of a "
+            f"{kind} of {size} units"
+        )
 
 
 def require_model_widths(
