@@ -76,8 +76,9 @@ class APPO(OnPolicyAlgorithm):
             for mb in batch.sample_minibatches(c.batch_size, rng=self.rng):
                 advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
                 loss, metrics = compute(
-                    loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
-                )
+                    loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values,
+                    None, mb.masks, mb.sequences,
+                )  # fmt: skip
                 if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
                     break
                 metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
@@ -108,4 +109,5 @@ class APPO(OnPolicyAlgorithm):
             clip_vf=c.clip_vf,
             target_kl=c.target_kl,
             normalize_advantages=c.normalize_advantages,
+            masks=batch.array("masks"),
         )

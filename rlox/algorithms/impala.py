@@ -92,8 +92,9 @@ class IMPALA(OnPolicyAlgorithm):
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
         loss, metrics = self.backend.compiled(a2c_loss)(
-            self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef
-        )
+            self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef,
+            batch.masks, batch.sequences,
+        )  # fmt: skip
         metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         metrics["explained_variance"] = batch.explained_variance()
         return metrics
@@ -109,4 +110,5 @@ class IMPALA(OnPolicyAlgorithm):
             ent_coef=c.ent_coef,
             max_grad_norm=c.max_grad_norm,
             normalize_advantages=c.normalize_advantages,
+            masks=batch.array("masks"),
         )

@@ -235,11 +235,24 @@ class _Sampler:
 
         return torch.stack(self.drawn).reshape(-1).clone()
 
-    def log_probs(self, seen: np.ndarray, actions: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
-        """Return log-probabilities (B,) f32 of the actions (T, N, …) taken on the B observations `seen`."""
+    def log_probs(
+        self,
+        seen: np.ndarray,
+        actions: np.ndarray,
+        masks: np.ndarray | None = None,
+        is_first: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return log-probabilities (B,) f32 of the actions (T, N, …) taken on the B observations `seen`.
+
+        `masks` (T, N, n_choices) are the legal actions; with a memory, episodes start where `is_first` (T, N).
+        """
         if self.drawn:
             return to_array(self.take_log_probs())
-        return to_array(self.policy.log_probs(seen, actions.reshape(-1, *actions.shape[2:]), masks))
+        taken = actions.reshape(-1, *actions.shape[2:])
+        legal = None if masks is None else masks.reshape(-1, masks.shape[-1])
+        if is_first is None:
+            return to_array(self.policy.log_probs(seen, taken, legal))
+        return to_array(self.policy.sequence_log_probs(seen, taken, self.memories[0], is_first.reshape(-1), legal))
 
 
 @dataclass  # not frozen, which would add 1 us to the 90 us of an A2C round

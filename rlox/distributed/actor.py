@@ -35,6 +35,7 @@ class Actor:
             env_backend=plan.env_backend,
             remote=plan.remote,
         )
+        self.collector.sequence_length = plan.sequence_length
         if c.normalize_obs or c.normalize_rewards:
             spec = self.collector.spec
             self.collector.normalizer = VecNormalize(
@@ -52,7 +53,7 @@ class Actor:
             normalizer.set_state({**normalizer.state(), **weights.normalization}, returns=False)
             before = normalizer.state()
         steps = self.collector.gather(self.policy, self.n_steps, whole=True)
-        log_probs = steps.sampler.log_probs(steps.seen("cpu"), steps.actions)
+        log_probs = steps.sampler.log_probs(steps.seen("cpu"), steps.actions, steps.masks, steps.is_first)
         return Trajectory(
             steps.obs,
             steps.actions,
@@ -67,6 +68,10 @@ class Actor:
             weights.version,
             time.perf_counter() - began,
             {} if normalizer is None else normalizer.since(before),
+            steps.masks,
+            steps.memories,
+            steps.is_first,
+            steps.limit_memories,
         )
 
     @property
@@ -75,7 +80,7 @@ class Actor:
         return self.collector.restorable
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return a snapshot of its environments, generator and discounted sums; empty before its first rollout."""
+        """Return a snapshot of its environments, memory, generator and discounted sums; empty before any rollout."""
         state = dict(self.collector.state() or {})
         if not state:
             return {}

@@ -164,7 +164,10 @@ class ActorCollector(Collector):
     # ---- actors
 
     def _start(self, policy: nn.Module | ActingPolicy, n_steps: int) -> ActorPool:
-        plan = ActorPlan(policy=policy, n_steps=n_steps, config=self._config, start=self.env_steps, **self._arguments)
+        plan = ActorPlan(
+            policy=policy, n_steps=n_steps, config=self._config, start=self.env_steps,
+            sequence_length=getattr(self._config, "sequence_length", None), **self._arguments,
+        )  # fmt: skip
         pool = self._pool = make_pool(plan, self._config, self.spec, self._ray)
         if self._saved is not None:
             saved, self._saved = self._saved, None
@@ -292,7 +295,19 @@ class ActorCollector(Collector):
         seen, taken = obs[:-1].reshape(-1, *obs.shape[2:]), actions.reshape(-1, *actions.shape[2:])
         acting = acting_policy(policy, self.device)
         place = acting.place
-        seen, taken, log_probs, values, after_values = acting.evaluate_actions(seen, taken, after)
+        masks = memories = is_first = None
+        if rollouts[0].masks is not None:
+            masks = _join_envs([rollout.masks for rollout in rollouts]).reshape(n_steps * n, -1)
+        if rollouts[0].memories is None:
+            seen, taken, log_probs, values, after_values = acting.evaluate_actions(seen, taken, after, masks=masks)
+        else:
+            # The learner's memory starts from the states that the actors had, and so do values at time limits.
+            memories = _join_envs([rollout.memories for rollout in rollouts])
+            is_first = _join_envs([rollout.is_first for rollout in rollouts]).reshape(-1)
+            at_limits = np.concatenate([rollout.limit_memories for rollout in rollouts])
+            seen, taken, log_probs, values, after_values = acting.evaluate_sequences(
+                seen, taken, memories[0], is_first, after, at_limits, masks=masks
+            )
         next_values = np.zeros((n_steps, n), np.float32)
         if len(limits):
             next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
@@ -327,6 +342,10 @@ class ActorCollector(Collector):
             episode_lengths=np.concatenate([rollout.episode_lengths for rollout in new]),
             dones=place((terminated | truncated).reshape(-1)),
             taken=sum(map(len, new)),
+            masks=place(masks),
+            is_first=place(is_first),
+            n_envs=n,
+            memories=memories,
         )
 
     def _count(self, rollouts: Sequence[Trajectory], log_ratios: np.ndarray) -> None:
@@ -461,7 +480,7 @@ def _array(column: Any) -> np.ndarray:
     return column if isinstance(column, np.ndarray) else column.cpu().numpy()
 
 
-def _join_envs(arrays: list[np.ndarray]) -> np.ndarray:
+def _join_envs(arrays: list[Any]) -> np.ndarray:
     """Join arrays (T, N, …) to one array (T, sum of N, …)."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, 1)
 

@@ -1,10 +1,11 @@
 """Actors on workers (`rlox worker`) over gRPC: weights are sent there, and whole rollouts come back.
 
 Messages of the session ``actor`` (see `rlox.envs.remote.server`): Hello has the fields ``n_envs n_steps seed``,
-``config`` (the fields of `OnPolicyConfig`, which define the policy) and ``env`` (as in `rlox.envs.remote.session`).
-Welcome is the same as in that session. Then each ``rollout``, with the field ``version`` and the arrays ``policy/NAME``
-and ``normalization/NAME``, is answered by a ``trajectory`` with the arrays of a `Trajectory`. The worker creates the
-policy itself: no code is sent.
+``config`` (the fields of `OnPolicyConfig`, which define the policy), ``sequence_length`` (null, or with a memory the
+steps between the states that a rollout has) and ``env`` (as in `rlox.envs.remote.session`). Welcome is the same as in
+that session. Then each ``rollout``, with the field ``version`` and the arrays ``policy/NAME`` and
+``normalization/NAME``, is answered by a ``trajectory`` with the arrays of a `Trajectory`. The worker creates the policy
+itself, and keeps the states of its memory: no code is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rlox.collectors.vec_normalize import MOMENTS
 from rlox.compiled import NativePolicy, obstacle
 from rlox.config import OnPolicyConfig, RemoteConfig, integer
 from rlox.distributed.actor import Actor
-from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights, rollout_layout
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.distributed.threads import ThreadActors
 from rlox.envs import EnvSpec
 from rlox.envs.remote.client import Connection, WorkerLost
@@ -52,8 +53,11 @@ class ActorSessions:
         seed = integer("hello", "seed", asked.get("seed"), 0, 2**63 - 1)
         envs.require(asked.get("env"))
         config = OnPolicyConfig.from_dict(asked.get("config"))  # raises if it is invalid
+        length = asked.get("sequence_length")
+        if length is not None and n_steps % (length := integer("hello", "sequence_length", length, 1, n_steps)):
+            raise ValueError(f"hello: sequence_length must divide n_steps={n_steps}, got {length}")
         spec = envs.spec
-        if (size := _rollout_bytes(spec, n_steps, n_envs)) > self._limit:
+        if (size := _rollout_bytes(spec, n_steps, n_envs, config)) > self._limit:
             raise ValueError(
                 f"hello: n_steps must be such that a rollout fits in a message of {self._limit:,} bytes, got {n_steps} "
                 f"in {n_envs} environments, {size:,} bytes"
@@ -68,7 +72,8 @@ class ActorSessions:
             policy = make_policy(spec, config, Rng(0))
         reward_fn, workers = "sign" if asked.get("reward_fn") == "sign" else None, min(envs.workers, n_envs)
         environment = (reward_fn, envs.kwargs, envs.wrappers, workers, envs.backend)
-        return ActorSession(ActorPlan(envs.env, n_envs, n_steps, seed, policy, config, *environment), envs.about)
+        plan = ActorPlan(envs.env, n_envs, n_steps, seed, policy, config, *environment, sequence_length=length)
+        return ActorSession(plan, envs.about)
 
 
 class ActorSession:
@@ -101,7 +106,7 @@ class _RemoteActor:
 
     def __init__(self, plan: ActorPlan, index: int, start: int, spec: EnvSpec, remote: RemoteConfig, timeout: float):
         self.address = address_of(remote, index, start)
-        self._expected = (spec, plan.n_steps, plan.n_envs)
+        self._expected = (plan, spec)
         self._timeout = timeout
         named = {item.name: getattr(plan.config, item.name) for item in fields(OnPolicyConfig)}
         hello = {
@@ -109,6 +114,7 @@ class _RemoteActor:
             "n_steps": plan.n_steps,
             "seed": plan.seed_of(index, plan.start + start),
             "config": named,
+            "sequence_length": plan.sequence_length,
             "env": describe(str(plan.env_id), plan.env_kwargs, plan.env_wrappers),
             "reward_fn": plan.reward_fn,
         }
@@ -244,25 +250,39 @@ def _require_no_code(plan: ActorPlan, spec: EnvSpec) -> None:
         )
 
 
-def _rollout_bytes(spec: EnvSpec, n_steps: int, n_envs: int) -> int:
+def _rollout_bytes(spec: EnvSpec, n_steps: int, n_envs: int, config: OnPolicyConfig) -> int:
     """Estimate the bytes of the largest message of a rollout, in which every step is a truncation."""
-    obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize
-    return 4096 + (n_steps + 1) * n_envs * (2 * obs + 8 * math.prod(spec.action_shape) + 64)
+    obs, mask = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize, sum(spec.choices) if spec.masked else 0
+    memory = 0
+    if config.memory != "none":
+        memory = 1 + 2 * (4 * 2 * 2 * config.memory_size * config.memory_layers)  # before and after each step
+    return 4096 + (n_steps + 1) * n_envs * (2 * obs + 8 * math.prod(spec.action_shape) + mask + memory + 64)
 
 
 def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
     """Return an approximate upper bound of the number of weights of the default policy."""
     n_outputs = spec.n_actions or spec.act_dim or sum(spec.n_choices or ())
-    widths = [_IMAGE_FEATURES if spec.image else spec.obs_dim, *config.hidden_sizes, n_outputs]
-    return 2 * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
+    widths = [_IMAGE_FEATURES if spec.image else spec.obs_dim, *config.hidden_sizes]
+    n, width = sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths)), widths[-1]
+    if config.memory != "none":
+        for _ in range(config.memory_layers):
+            n += 4 * config.memory_size * (width + config.memory_size + 2)
+            width = config.memory_size
+    return 2 * (n + (width + 1) * n_outputs)
 
 
-def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
+def _are_legal(actions: np.ndarray, masks: np.ndarray, choices: tuple[int, ...]) -> bool:
+    """Return whether `masks` (T, N, sum of choices) allow actions (T, N, K) of K components with these choices."""
+    first = np.cumsum([0, *choices[:-1]])  # of each component in a mask
+    return bool(np.take_along_axis(masks, actions + first, -1).all())
+
+
+def _check_rollout(message: Message, plan: ActorPlan, spec: EnvSpec, version: int) -> Trajectory:
     """Return the rollout that a worker has sent; raise a ProtocolError if it does not match this learner's request."""
-    steps, n_limits = (n_steps, n_envs), len(message.arrays.get("limits", ()))
+    steps, n_limits = (plan.n_steps, plan.n_envs), len(message.arrays.get("limits", ()))
     n_ended = len(message.arrays.get("episode_returns", ()))
     expected: dict[str, tuple[tuple[int, ...], Any]] = {
-        **rollout_layout(spec, n_steps, n_envs),
+        **plan.layout(spec),
         "limits": ((n_limits, 2), np.int64),
         "reached": ((n_limits, *spec.obs_shape), spec.obs_dtype),
         "episode_returns": ((n_ended,), np.float64),
@@ -270,6 +290,8 @@ def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, v
         "version": ((), np.int64),
         "seconds": ((), np.float64),
     }
+    if plan.policy.state_dim:
+        expected["limit_memories"] = ((n_limits, plan.policy.state_dim), np.float32)
     shapes = {"obs": spec.obs_shape, "return": ()}
     moments = {f"moments/{key}_{part}": () if part == "count" else shapes[key] for key in shapes for part in MOMENTS}
     arrays = {name: array for name, array in message.arrays.items() if not name.startswith("moments/")}
@@ -291,6 +313,8 @@ def _check_rollout(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, v
     top = spec.n_actions if spec.n_choices is None else np.array(spec.n_choices)
     if top is not None and not ((arrays["actions"] >= 0).all() and (arrays["actions"] < top).all()):
         raise ProtocolError("actions must be actions of the environment")
+    if spec.masked and not _are_legal(arrays["actions"].reshape(*steps, -1), arrays["masks"], spec.choices):
+        raise ProtocolError("actions must be legal by the masks")
     if int(arrays["version"]) != version:
         raise ProtocolError(f"version must be {version}, got {arrays['version']}")
     return Trajectory.of(message.arrays)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlox.distributed.actor import Actor
-from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights, rollout_layout
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
 from rlox.envs import EnvSpec
 from rlox.envs.workers import unpack_imports
 from rlox.processes.channel import CREATE, FAILED
@@ -30,9 +30,9 @@ _SLACK = 1 << 16  # bytes by which pickled weights may grow
 _ROLLOUT, _STATE, _SET_STATE = b"r", b"g", b"p"
 
 
-def _layout(spec: EnvSpec, n_steps: int, n_envs: int, weights: int, slots: int) -> Layout:
+def _layout(plan: ActorPlan, spec: EnvSpec, weights: int, slots: int) -> Layout:
     """Return the arrays of an actor's shared memory: the weights and the rollout of each pending request."""
-    rollout = {**rollout_layout(spec, n_steps, n_envs), "weights": ((weights,), np.uint8)}
+    rollout = {**plan.layout(spec), "weights": ((weights,), np.uint8)}
     return {f"{name}.{slot}": array for slot in range(slots) for name, array in rollout.items()}
 
 
@@ -71,7 +71,7 @@ class ProcessActors:
         plan = plan.copy_policy()
         moments = {"obs": np.zeros((3, *spec.obs_shape)), "return": np.zeros(3)}
         size = len(pickle.dumps(Weights(0, plan.policy.weights(), moments), protocol=5)) + _SLACK
-        self._layout, self._n_slots = _layout(spec, plan.n_steps, plan.n_envs, size, ahead), ahead
+        self._layout, self._n_slots = _layout(plan, spec, size, ahead), ahead
         self._sent = plan.pickle("ProcessActors", self._layout)
         self._starts = [0] * n_actors
         self._children: list[_ActorProcess] = []

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlox.config import OnPolicyConfig, RemoteConfig
 
 _MOST_ACTORS = 1 << 20
+_OPTIONAL = ("masks", "memories", "is_first", "limit_memories")  # fields of a `Trajectory` that may be missing
 
 
 class ActorLost(RuntimeError):
@@ -55,21 +56,28 @@ class Trajectory:
     version: int  # of the weights that acted
     seconds: float = 0.0  # time that the collection took
     moments: dict[str, np.ndarray] = field(default_factory=dict)  # `VecNormalize.since`: new normalisation statistics
+    masks: np.ndarray | None = None  # (T, N, n_choices) bool, legal actions; None: all are
+    # Of a policy with a memory of S numbers, as the actor had it; None without one:
+    memories: np.ndarray | None = None  # (C, N, S) f32, before the first step of each of C equal parts of the steps
+    is_first: np.ndarray | None = None  # (T, N) bool, first step of an episode
+    limit_memories: np.ndarray | None = None  # (K, S) f32, after each truncated step
 
     def __len__(self) -> int:
         """Number of environment steps."""
         return self.rewards.size
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all fields as arrays by name; `of` is the inverse."""
-        arrays = {item.name: np.asarray(getattr(self, item.name)) for item in fields(self) if item.name != "moments"}
+        """Return all fields that are not None as arrays by name; `of` is the inverse."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "moments"}
+        arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
         return {**arrays, **{f"moments/{name}": array for name, array in self.moments.items()}}
 
     @classmethod
     def of(cls, arrays: dict[str, np.ndarray]) -> Trajectory:
         """Create a trajectory from the result of `arrays`; raise a ValueError or KeyError if they do not fit."""
         moments = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("moments/")}
-        plain: dict[str, Any] = {item.name: arrays[item.name] for item in fields(cls) if item.name != "moments"}
+        names = [item.name for item in fields(cls) if item.name != "moments"]
+        plain: dict[str, Any] = {name: arrays[name] for name in names if name in arrays or name not in _OPTIONAL}
         plain.update(version=int(plain["version"]), seconds=float(plain["seconds"]))
         steps, obs = arrays["rewards"].shape, arrays["obs"]
         if len(steps) != 2 or obs.shape[:2] != (steps[0] + 1, steps[1]) or arrays["actions"].shape[:2] != steps:
@@ -77,13 +85,27 @@ class Trajectory:
         for name in ("log_probs", "terminated", "truncated"):
             if arrays[name].shape != steps:
                 raise ValueError(f"Trajectory: {name} must have shape {steps}, got {arrays[name].shape}")
+        masks, memories = plain.get("masks"), plain.get("memories")
+        if masks is not None and (masks.ndim != 3 or masks.shape[:2] != steps):
+            raise ValueError(f"Trajectory: masks must fit rewards {steps}, got {masks.shape}")
+        if memories is not None:
+            shapes = memories.shape, plain["limit_memories"].shape, plain["is_first"].shape
+            n_parts, _, size = shapes[0] if memories.ndim == 3 else (0, 0, 0)
+            expected = (n_parts, steps[1], size), (len(plain["limits"]), size), steps
+            if not n_parts or steps[0] % n_parts or shapes != expected:
+                raise ValueError(f"Trajectory: memories must fit rewards {steps}, got {shapes}")
         return cls(**plain, moments=moments)
 
 
-def rollout_layout(spec: EnvSpec, n_steps: int, n_envs: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and dtype of those arrays of a `Trajectory` that have the same size in each."""
+def rollout_layout(
+    spec: EnvSpec, n_steps: int, n_envs: int, state_dim: int = 0, n_parts: int = 1
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shape and dtype of those arrays of a `Trajectory` that have the same size in each.
+
+    A policy with a memory of `state_dim` numbers has its states before `n_parts` parts of the steps.
+    """
     steps = (n_steps, n_envs)
-    return {
+    layout: dict[str, tuple[tuple[int, ...], Any]] = {
         "obs": ((n_steps + 1, n_envs, *spec.obs_shape), spec.obs_dtype),
         "actions": ((*steps, *spec.action_shape), spec.action_dtype),
         "log_probs": (steps, np.float32),
@@ -91,6 +113,12 @@ def rollout_layout(spec: EnvSpec, n_steps: int, n_envs: int) -> dict[str, tuple[
         "terminated": (steps, np.bool_),
         "truncated": (steps, np.bool_),
     }
+    if spec.masked:
+        layout["masks"] = ((*steps, sum(spec.choices)), np.bool_)
+    if state_dim:
+        layout["memories"] = ((n_parts, n_envs, state_dim), np.float32)
+        layout["is_first"] = (steps, np.bool_)
+    return layout
 
 
 @dataclass
@@ -110,9 +138,15 @@ class ActorPlan:
     env_backend: str = "auto"
     remote: RemoteConfig | None = None  # the workers that run the actors or their environments
     start: int = 0  # added to each actor's `start` for `seed_of`, so that a continued run uses new seeds
+    sequence_length: int | None = None  # with a memory, steps between the states that a rollout has; None: all steps
 
     def __post_init__(self) -> None:
         self.policy = acting_policy(self.policy)
+
+    def layout(self, spec: EnvSpec) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Return `rollout_layout` of its rollouts in environments of `spec`."""
+        n_parts = self.n_steps // (self.sequence_length or self.n_steps)
+        return rollout_layout(spec, self.n_steps, self.n_envs, self.policy.state_dim, n_parts)
 
     def copy_policy(self) -> ActorPlan:
         """Return the same plan with its own copy of the policy, on the CPU."""

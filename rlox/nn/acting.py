@@ -383,9 +383,10 @@ class ModulePolicy(ActingPolicy):
         """Compute what `evaluate_actions` returns with a memory, whose actions have no log-probabilities before.
 
         The B rows are T steps of n sequences, step after step: `memories` (n, S) are the states of the memory before
-        the first step, and `is_first` (B,) marks the first steps of episodes. `after_memories` (K, S) belong to the K
-        rows of `after`. With `running` (B,), only those rows are steps: `actions`, `masks` and the results have only
-        these.
+        the first step, and `is_first` (B,) marks the first steps of episodes. `after_memories` (K, S) belong to the
+        last K rows of `after`; if there are n more before them, these follow the last step of each sequence, with the
+        states that the memory has then. With `running` (B,), only those rows are steps: `actions`, `masks` and the
+        results have only these.
         """
         import torch
 
@@ -411,7 +412,9 @@ class ModulePolicy(ActingPolicy):
             reached = self.place(after)
             reached = reached if states is not None else module.features(reached)
             at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
-            ahead, _ = module.critic.follow(reached, Sequences(self.place(after_memories)[:, size:], at_start))
+            held = self.place(after_memories)
+            held = held if len(held) == len(after) else torch.cat([memory, held])
+            ahead, _ = module.critic.follow(reached, Sequences(held[:, size:], at_start))
         return rows, taken, log_probs, torch.cat(values), ahead.squeeze(-1).cpu().numpy()
 
     def log_probs(self, obs: Any, actions: Any, masks: np.ndarray | None = None) -> torch.Tensor:
@@ -423,6 +426,33 @@ class ModulePolicy(ActingPolicy):
         pairs = zip(rows.split(_chunk(rows)), taken.split(_chunk(rows)), legal, strict=False)
         with torch.no_grad(), evaluating(self.module):
             return torch.cat([self.module.get_logprob_and_entropy(o, a, *mask)[0].float() for o, a, mask in pairs])
+
+    def sequence_log_probs(
+        self,
+        obs: Any,
+        actions: Any,
+        memories: np.ndarray,
+        is_first: np.ndarray,
+        masks: np.ndarray | None = None,
+    ) -> torch.Tensor:
+        """Return what `log_probs` returns with a memory; arguments as in `evaluate_sequences`."""
+        import torch
+
+        from rlox.nn.memory import Sequences
+        from rlox.nn.policies import mask_outputs
+
+        rows, taken, first, module = self.place(obs), self.place(actions), self.place(is_first), self.module
+        memory, outputs = self.place(memories[:, : module.actor.state_dim]), []
+        chunk = max(1, _chunk(rows) // len(memories)) * len(memories)  # whole steps
+        with torch.no_grad(), evaluating(module):
+            for start in range(0, len(rows), chunk):
+                part = slice(start, start + chunk)
+                out, memory = module.actor.follow(module.features(rows[part]), Sequences(memory, first[part]))
+                outputs.append(out)
+            logits = torch.cat(outputs)
+            if masks is not None:
+                logits = mask_outputs(logits, self.place(masks))
+            return module.distribution(logits, taken)[0].float()
 
     def flat_weights(self) -> np.ndarray:
         """Return a copy of all parameters, (P,) f32."""

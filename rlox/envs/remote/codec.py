@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 LARGEST_MESSAGE = 64 * 2**20  # bytes, unless another limit is set
 _MAGIC = b"rlox"
 _START = struct.Struct("<4sHHI")
