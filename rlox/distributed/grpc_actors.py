@@ -317,4 +317,5 @@ def _check_rollout(message: Message, plan: ActorPlan, spec: EnvSpec, version: in
         raise ProtocolError("actions must be legal by the masks")
     if int(arrays["version"]) != version:
         raise ProtocolError(f"version must be {version}, got {arrays['version']}")
-    return Trajectory.of(message.arrays)
+    # Views of a message cannot be written to, about which PyTorch would warn.
+    return Trajectory.of({name: array.copy() for name, array in message.arrays.items()})

@@ -548,10 +548,10 @@ def test_a_worker_limits_the_size_of_networks():
 
 
 def answer():
-    actor = Actor(ActorPlan("CartPole-v1", 2, 5, 0, NativePolicy(4, 2, [8], False), IMPALAConfig(hidden_sizes=[8])), 0)
-    return actor.rollout(
-        Weights(7, acting_policy(NativePolicy(4, 2, [8], False)).weights())
-    ).arrays(), actor.collector.spec
+    plan = ActorPlan("CartPole-v1", 2, 5, 0, NativePolicy(4, 2, [8], False), IMPALAConfig(hidden_sizes=[8]))
+    actor = Actor(plan, 0)
+    rollout = actor.rollout(Weights(7, acting_policy(NativePolicy(4, 2, [8], False)).weights()))
+    return plan, rollout.arrays(), actor.collector.spec
 
 
 @pytest.mark.parametrize(
@@ -570,13 +570,13 @@ def answer():
     ],
 )
 def test_answers_of_a_worker_are_validated(name, change, message):
-    arrays, spec = answer()
-    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), spec, 5, 2, 7), Trajectory)
+    plan, arrays, spec = answer()
+    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), plan, spec, 7), Trajectory)
     arrays[name] = change(arrays.get(name))
     if arrays[name] is None:
         del arrays[name]
     with pytest.raises(ProtocolError, match=message):
-        _check_rollout(Message("trajectory", {}, arrays), spec, 5, 2, 7)
+        _check_rollout(Message("trajectory", {}, arrays), plan, spec, 7)
 
 
 def test_settings_are_checked():
