@@ -14,7 +14,8 @@ def play(env_id: str, seed: int, n_steps: int = 200) -> list[tuple]:
     obs, _ = env.reset(seed=seed)
     for _ in range(n_steps):
         mask = env.unwrapped.action_masks()
-        assert mask.shape == (env.action_space.n,) and mask.any()
+        assert mask.shape == (env.action_space.n,)
+        assert mask.any()
         obs, reward, terminated, truncated, _ = env.step(rng.choice(np.flatnonzero(mask)))
         assert env.observation_space.contains(obs)
         seen.append((np.asarray(obs).tolist(), mask.tolist(), reward, terminated, truncated))
@@ -36,7 +37,8 @@ def test_the_rewarded_action_is_always_valid():
     obs, _ = env.reset(seed=0)
     for _ in range(50):
         mask = env.action_masks()
-        assert mask.sum() == 2 and mask[obs]
+        assert mask.sum() == 2
+        assert mask[obs]
         other = int(np.flatnonzero(mask)[mask.nonzero()[0] != obs][0])
         action = obs if env.np_random.random() < 0.5 else other
         rewarded = action == obs
@@ -72,14 +74,16 @@ def test_a_column_of_four_wins_connect_four():
 def test_velocities_are_hidden(env_id, size):
     env = gymnasium.make(env_id)
     obs, _ = env.reset(seed=0)
-    assert obs.shape == (size,) and env.observation_space.contains(obs)
+    assert obs.shape == (size,)
+    assert env.observation_space.contains(obs)
 
 
 @pytest.mark.parametrize("env_id", memory_masks.CELLS)
 def test_both_sides_have_the_same_settings(env_id):
     theirs, words = memory_masks.their_settings(env_id), memory_masks.our_words(env_id)
     ours = dict(word.split("=", 1) for word in words)
-    assert theirs["n_envs"] == int(ours["env.n_envs"]) and theirs["steps"] == int(ours["total_timesteps"])
+    assert theirs["n_envs"] == int(ours["env.n_envs"])
+    assert theirs["steps"] == int(ours["total_timesteps"])
     for name in memory_masks.SAME_NAME:
         assert theirs["kw"][name] == float(ours[f"algo.{name}"])
     assert (theirs["algo"] == "RecurrentPPO") == ("algo.memory" in ours)
