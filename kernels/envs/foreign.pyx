@@ -3,6 +3,7 @@
 import numpy as np
 
 cimport numpy as cnp
+from cpython.dict cimport PyDict_CheckExact, PyDict_Contains
 from cpython.list cimport PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.string cimport memcpy
@@ -31,6 +32,11 @@ cdef class ForeignSteps:
         Types that are neither a reward nor a flag, although `float` or `bool` accepts them.
     unanswered : object
         Value of `answer` until an environment has returned.
+    take_mask : callable, optional
+        ``take_mask(i, obs, info, terminated)`` receives what each step of environment `i` returned, before the next one
+        is stepped. It reads the mask of legal actions, or refuses one; None: actions cannot have masks.
+    masked : bool
+        Whether to call `take_mask` in every step. Otherwise only an info with a mask is passed to it.
 
     Attributes
     ----------
@@ -45,19 +51,21 @@ cdef class ForeignSteps:
     """
 
     cdef list _envs
-    cdef object _to_env, _row, _no_answers, _unanswered
-    cdef bint _vectors, _discrete
+    cdef object _to_env, _row, _no_answers, _unanswered, _take_mask
+    cdef bint _vectors, _discrete, _masked
     cdef i64 _first_action
     cdef public Py_ssize_t at
     cdef public object answer
     cdef readonly cnp.ndarray rewards, terminated, truncated, returns, lengths
 
-    def __init__(self, list envs not None, to_env, row, bint vectors, first_action, no_answers, unanswered):
+    def __init__(self, list envs not None, to_env, row, bint vectors, first_action, no_answers, unanswered,
+                 take_mask=None, bint masked=False):
         cdef Py_ssize_t n = len(envs)
         self._envs, self._to_env, self._row, self._vectors = envs, to_env, row, vectors
         self._discrete = first_action is not None
         self._first_action = first_action if self._discrete else 0
         self._no_answers, self._unanswered = no_answers, unanswered
+        self._take_mask, self._masked = take_mask, masked
         self.rewards, self.returns = np.zeros(n), np.zeros(n)
         self.terminated, self.truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         self.lengths = np.zeros(n, np.int64)
@@ -117,8 +125,9 @@ cdef class ForeignSteps:
             if PyTuple_CheckExact(answer) and PyTuple_GET_SIZE(answer) == 5:
                 obs, given = <object>PyTuple_GET_ITEM(answer, 0), <object>PyTuple_GET_ITEM(answer, 1)
                 one, other = <object>PyTuple_GET_ITEM(answer, 2), <object>PyTuple_GET_ITEM(answer, 3)
+                info = <object>PyTuple_GET_ITEM(answer, 4)
             else:
-                obs, given, one, other, _ = answer
+                obs, given, one, other, info = answer
             if type(given) is not float and type(given) in self._no_answers:
                 raise TypeError("step must return a number and two flags")
             reward = float(given)
@@ -129,9 +138,13 @@ cdef class ForeignSteps:
             # Write the observation before the reset, which may reuse the environment's array.
             direct = rows != NULL and type(obs) is cnp.ndarray and _copied(<cnp.ndarray>obs, rows + i * width, width)
             if not direct:
-                obs = self._row(obs)
+                row = self._row(obs)
                 if reached is not None:
-                    reached[i] = obs
+                    reached[i] = row
+            if self._take_mask is not None and (
+                self._masked or (PyDict_CheckExact(info) and PyDict_Contains(info, "action_mask"))
+            ):
+                self._take_mask(i, obs, info, ended)
             if ended or cut:
                 over.append(i)
         return over

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure, require_separate
 from rlox.envs.gym_make import make_gym_env, stepped
+from rlox.envs.masks import MASK, MaskReader, WrongMask, describe_blocked, find_masks, without_mask
 from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, check_actions
@@ -21,10 +22,16 @@ from rlox.envs.state import ForeignEnvs
 from rlox.kernels.envs.foreign import ForeignSteps
 from rlox.kernels.envs.native_env import Count
 from rlox.kernels.rng import Rng
+from rlox.processes.failures import failure_of, note_cause
 
 
 class EnvGroup(env_state.EnvCopies):
-    """Environments stepped one after the other into the rows of arrays, with auto-reset and episode statistics."""
+    """Environments stepped one after the other into the rows of arrays, with auto-reset and episode statistics.
+
+    Only its first reset shows whether an environment has masks of legal actions. With discrete actions, the first one
+    is therefore reset early, with `seed`, and what that returned or raised is the result of the first call of `reset`
+    if that has the same seed for it.
+    """
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class EnvGroup(env_state.EnvCopies):
         where: str,
         first: int = 0,
         process: str = "",
+        seed: int | None = None,
     ):
         from gymnasium.wrappers import FrameStackObservation
 
@@ -44,7 +52,7 @@ class EnvGroup(env_state.EnvCopies):
         require_separate(self.envs, self.where)
         stepped.update((id(e.unwrapped), e.unwrapped) for e in self.envs)
         obs_space, act_space = self.envs[0].observation_space, self.envs[0].action_space
-        self.adapter = SpaceAdapter(obs_space, act_space, where)
+        self.adapter = SpaceAdapter(without_mask(obs_space, act_space, self.where), act_space, where)
         for other in self.envs:
             if other.observation_space != obs_space or other.action_space != act_space:
                 raise ValueError(
@@ -53,6 +61,12 @@ class EnvGroup(env_state.EnvCopies):
                 )
         if self.adapter.spec.image and all(isinstance(e, FrameStackObservation) for e in self.envs):
             self.adapter.spec = replace(self.adapter.spec, n_stacked=self.envs[0].stack_size)
+        self._early: tuple[int | None, Any] | None = None  # seed and outcome of the reset in this constructor
+        self._readers: list[MaskReader] = []  # one for each environment, or none
+        if self.adapter.spec.choices:
+            self._detect_masks(seed)
+        # Of the current observations, and of those that the last step led to.
+        self._masks, self._final_masks = np.ones((2, n, sum(self.spec.choices) if self._readers else 0), np.bool_)
         self._steps = steps = ForeignSteps(
             self.envs,
             self.adapter.to_env,
@@ -61,6 +75,8 @@ class EnvGroup(env_state.EnvCopies):
             self.adapter.first_action,
             NO_ANSWERS,
             UNANSWERED,
+            self._take_mask if self.adapter.spec.choices else None,
+            bool(self._readers),
         )
         self._returns, self._lengths = steps.returns, steps.lengths
         self._columns = {
@@ -78,11 +94,64 @@ class EnvGroup(env_state.EnvCopies):
     def spec(self) -> EnvSpec:
         return self.adapter.spec
 
+    def _detect_masks(self, seed: int | None) -> None:
+        """Reset the first environment, and determine whether the environments have masks, and where."""
+        try:
+            outcome = self.envs[0].reset(seed=seed)
+        except Exception as e:  # raised again by the reset that the caller asks for
+            outcome = e
+        self._early = seed, outcome
+        if not (isinstance(outcome, tuple) and len(outcome) == 2):
+            return
+        choices = self.adapter.spec.choices
+        readers = [find_masks(env, choices, outcome[1]) for env in self.envs]
+        if readers[0] is None:
+            return
+        for i, reader in enumerate(readers):
+            if reader is None or reader.source != readers[0].source:
+                self.at = i
+                self._refuse_mask(i, f"masks must come from {readers[0].source}, as in the first environment, got none")
+            self._readers.append(reader)
+        self.adapter.spec = replace(self.adapter.spec, masked=True, mask_source=readers[0].source)
+
+    def action_masks(self) -> np.ndarray | None:
+        """Return the legal actions of the current observations, (n, sum(choices)) bool; None without masks."""
+        return self._masks.copy() if self._readers else None
+
+    def _take_mask(self, i: int, obs: Any, info: Any, terminated: bool) -> None:
+        """Read the mask of what a step of environment `i` led to. After a termination it does not matter."""
+        if terminated and self._readers:
+            self._final_masks[i] = True
+        else:
+            self._final_masks[i] = self._read_mask(i, obs, info, f"step {self._lengths[i]} of its episode")
+
+    def _read_mask(self, i: int, obs: Any, info: Any, when: str) -> np.ndarray:
+        if not self._readers:
+            self._refuse_mask(
+                i, f'info["{MASK}"] must come with every step, from the first reset on, or with none', when
+            )
+        try:
+            return self._readers[i].read(obs, info)
+        except WrongMask as e:
+            self._refuse_mask(i, str(e), when)
+        except Exception as e:  # the environment's own method
+            if not failure_of(e).what:
+                note_cause(e, f"environment {self._first + i} ({self._name}): action_masks() at {when}")
+            raise
+
+    def _refuse_mask(self, i: int, rule: str, when: str = "") -> NoReturn:
+        what = f"environment {self._first + i} ({self._name})"
+        error = ValueError(f"{self.where}: {rule} ({what}{f' at {when}' * bool(when)})")
+        note_cause(error, what)
+        raise error from None
+
     def _get_episode(self, i: int) -> dict[str, Any]:
-        return {"return": float(self._returns[i]), "length": int(self._lengths[i])}
+        mask = {"mask": self._masks[i].copy()} if self._readers else {}
+        return {"return": float(self._returns[i]), "length": int(self._lengths[i]), **mask}
 
     def set_state(self, states: Sequence[Any]) -> None:
         """Continue from the states that `env_state.unpack` returned, one for each environment."""
+        self._early = None
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self.at = i
             if not isinstance(state, dict) or type(state.get("return")) is not float:
@@ -93,6 +162,17 @@ class EnvGroup(env_state.EnvCopies):
             except ValueError as e:
                 raise ValueError(f"{self.where}: {e}") from e
             self._returns[i] = state["return"]
+            if self._readers:
+                self._masks[i] = self._saved_mask(state.get("mask"))
+
+    def _saved_mask(self, mask: Any) -> np.ndarray:
+        """Return a mask of a state, after checking it."""
+        like = self._masks[0]
+        if not isinstance(mask, np.ndarray) or mask.dtype != like.dtype or mask.shape != like.shape:
+            raise ValueError(f"{self.where}: a state must contain {len(like)} legal actions, got {repr(mask)[:80]}")
+        if (wrong := describe_blocked(mask[None], self.spec.choices)) is not None:
+            raise ValueError(f"{self.where}: the mask of a state must allow {wrong[1]}, got none")
+        return mask
 
     def reset(self, seeds: Sequence[int | None], obs_out: np.ndarray) -> None:
         """Start a new episode in every environment and write the first observations (n, …)."""
@@ -102,15 +182,27 @@ class EnvGroup(env_state.EnvCopies):
     def _start(self, i: int, seed: int | None, obs_out: np.ndarray | None) -> None:
         answer = UNANSWERED
         try:
-            answer = self.envs[i].reset(seed=seed)
-            obs, _ = answer
-            obs = self.adapter.row(obs)
+            answer = self._reset_env(i, seed)
+            obs, info = answer
+            row = self.adapter.row(obs)
             if obs_out is not None:
-                obs_out[i] = obs
+                obs_out[i] = row
+            if self._readers or (isinstance(info, Mapping) and MASK in info and self.spec.choices):
+                self._masks[i] = self._read_mask(i, obs, info, "the start of its episode")
         except BaseException as e:
             self._explain_failure("reset", e, answer)
             raise
         self._returns[i], self._lengths[i] = 0.0, 0
+
+    def _reset_env(self, i: int, seed: int | None) -> Any:
+        early = None
+        if i == 0:
+            early, self._early = self._early, None
+        if early is None or early[0] != seed:
+            return self.envs[i].reset(seed=seed)
+        if isinstance(early[1], Exception):
+            raise early[1]
+        return early[1]
 
     def step(self, actions: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         """Step every environment once and fill the arrays of `step_arrays` that are in `out`."""
@@ -129,10 +221,16 @@ class EnvGroup(env_state.EnvCopies):
                 out[name][:] = column
         if obs_out is not None and obs_out is not reached:
             obs_out[:] = reached
+        if self._readers:
+            self._masks[:] = self._final_masks
+            if "final_action_mask" in out:
+                out["final_action_mask"][:] = self._final_masks
         for self.at in over:
             self.return_queue.append(float(self._returns[self.at]))
             self.length_queue.append(int(self._lengths[self.at]))
             self._start(self.at, None, obs_out)
+        if self._readers and MASK in out:
+            out[MASK][:] = self._masks
 
     def _explain_failure(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
         if self.at >= len(self.envs):
@@ -181,6 +279,26 @@ class ForeignVecEnv(ForeignEnvs):
     def render(self) -> None:
         """Return None: training does not draw these environments."""
 
+    def _first_seeds(self) -> list[int]:
+        """Return the seeds of the first episodes."""
+        joint = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs).tolist()
+        return joint[self.first : self.first + self.n_envs]
+
+    def action_masks(self) -> np.ndarray | None:
+        """Return the legal actions of the current observations, (N, sum(choices)) bool; None unless `spec.masked`.
+
+        Raises ValueError before the first `reset_all`.
+        """
+        if not self.spec.masked:
+            return None
+        if not self._started:
+            raise ValueError(f"{type(self).__name__}.action_masks: the environments must be reset first")
+        return self._get_masks()
+
+    def _get_masks(self) -> np.ndarray:
+        """Return a new array with the masks of environments that have masks."""
+        return self._group.action_masks()
+
     @property
     def num_envs(self) -> Count:
         """`n_envs` under gymnasium's name."""
@@ -200,8 +318,7 @@ class ForeignVecEnv(ForeignEnvs):
             self._seed = seed
         seeds: list[int | None] = [None] * self.n_envs
         if seed is not None or not self._started:
-            joint = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs).tolist()
-            seeds = joint[self.first : self.first + self.n_envs]
+            seeds = [*self._first_seeds()]
         return self.reset_each(seeds)
 
     def reset_each(self, seeds: list[int | None]) -> np.ndarray:
@@ -232,7 +349,8 @@ class ForeignVecEnv(ForeignEnvs):
             ``obs`` (N, D) f32 or (N, C, H, W) uint8, from the next episode if one ended; ``rewards`` (N,) f64;
             ``terminated`` and ``truncated`` (N,) bool; ``final_obs`` like ``obs``, but the observation that the step
             led to, also at the end of an episode; ``episode_return`` (N,) f64 and ``episode_length`` (N,) int64, totals
-            of the episode that the step belongs to.
+            of the episode that the step belongs to. With masks of legal actions, ``action_mask`` and
+            ``final_action_mask`` (N, sum(choices)) bool, for ``obs`` and ``final_obs``.
 
         Raises
         ------
@@ -301,7 +419,7 @@ class GymVecEnv(ForeignVecEnv):
                 f"GymVecEnv: env_id must be an id or a callable for {n_envs} copies, got one environment "
                 f"({env_name(env_id)}); pass lambda: {env_name(env_id.unwrapped)}(...), or n_envs=1"
             )
-        self._hold(EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv"))
+        self._hold(EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv", seed=self._first_seeds()[0]))
         self.envs = self._group.envs
         self.observation_space = self.single_observation_space = self.envs[0].observation_space
         self.action_space = self.single_action_space = self.envs[0].action_space

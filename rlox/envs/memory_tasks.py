@@ -1,6 +1,7 @@
-"""Small environments that need a world model or a memory: one with images, and two without velocities.
+"""Small environments that need a world model or a memory: one with images, a T-maze, and three without velocities.
 
-They are registered as ``rlox/DrawnCatch-v0``, ``rlox/CartPoleHidden-v1`` and ``rlox/PendulumHidden-v1``.
+They are registered as ``rlox/DrawnCatch-v0``, ``rlox/TMaze-v0``, ``rlox/CartPoleHidden-v1``,
+``rlox/PendulumHidden-v1`` and ``rlox/MountainCarContinuousHidden-v0``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+from gymnasium.envs.classic_control import CartPoleEnv, Continuous_MountainCarEnv, PendulumEnv
 
 _DIM, _BRIGHT = 120, 255  # grey of the paddle, and of the ball
 # Side of a cell in pixels of the observation. Encoding a single pixel would cost the model more than it gains.
@@ -97,6 +98,70 @@ class DrawnCatch(gymnasium.Env):
         self._row, self._column, self._drift, self._paddle = map(int, numbers)
 
 
+class TMaze(gymnasium.Env):
+    """A corridor with a junction at its end, and a goal on the side that only the first observation shows.
+
+    The observation (2,) is the side of the goal in the first step of an episode, -1 left and 1 right, and 0 in all
+    others; and 1 at the junction, 0 before it. The agent walks through the corridor by itself and is at the junction
+    after `length` steps; until then every action does nothing. There, action 0 turns left and 1 right, which terminates
+    the episode with a reward of 1 on the side of the goal and of -1 on the other one. All other rewards are 0.
+
+    A policy that remembers the first observation for `length` steps reaches 1; without a memory, the mean is 0.
+
+    Parameters
+    ----------
+    length : int
+        Steps from the first observation to the junction.
+
+    Raises
+    ------
+    ValueError
+        If `length` < 1.
+    """
+
+    _n_actions = 2
+
+    def __init__(self, length: int = 10):
+        if length < 1:
+            raise ValueError(f"{type(self).__name__}: length must be >= 1, got {length}")
+        self.length = length
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(self._n_actions)
+        self._place, self._goal = 0, 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self._place, self._goal = 0, 2 * int(self.np_random.integers(2)) - 1
+        return self._show(), {}
+
+    def step(self, action: int):
+        over = self._place == self.length
+        reward = (1.0 if self._reaches(int(action)) else -1.0) if over else 0.0
+        self._place += 1
+        return self._show(), reward, over, False, {}
+
+    def _reaches(self, action: int) -> bool:
+        """Return whether an action at the junction leads to the goal."""
+        return action == (self._goal + 1) // 2
+
+    def _show(self) -> np.ndarray:
+        return np.array([0 if self._place else self._goal, self._place == self.length], np.float32)
+
+    def get_state(self) -> list[Any]:
+        """Return the place in the corridor and the side of the goal."""
+        return [self._place, self._goal]
+
+    def set_state(self, state: list[Any]) -> None:
+        """Continue from the result of `get_state`; raise a ValueError for any other state."""
+        place, goal = state
+        if type(place) is not int or not 0 <= place <= self.length or goal not in (-1, 1):
+            raise ValueError(
+                f"{type(self).__name__}.set_state: state must be a place from 0 to {self.length} and -1 or 1, got "
+                f"{state}"
+            )
+        self._place, self._goal = place, goal
+
+
 class KeepNumbers(gymnasium.ObservationWrapper):
     """Shows only some numbers of a vector, such as positions without velocities.
 
@@ -141,3 +206,8 @@ def cart_pole_hidden(**kwargs: Any) -> gymnasium.Env:
 def pendulum_hidden(**kwargs: Any) -> gymnasium.Env:
     """Create gymnasium's Pendulum with observations of only the cosine and the sine of the angle."""
     return KeepNumbers(PendulumEnv(**kwargs), [0, 1])
+
+
+def mountain_car_continuous_hidden(**kwargs: Any) -> gymnasium.Env:
+    """Create gymnasium's MountainCarContinuous with observations of only the position."""
+    return KeepNumbers(Continuous_MountainCarEnv(**kwargs), [0])

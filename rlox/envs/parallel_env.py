@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv
+from rlox.envs.masks import MASK
 from rlox.envs.protocols import step_layout
 from rlox.envs.registry import foreign_id
 from rlox.envs.spec import EnvSpec
-from rlox.envs.workers import Share, WorkerGroup
+from rlox.envs.workers import RESET, RESTORE, Share, WorkerGroup
 from rlox.processes.memory import Layout
 
 
@@ -48,7 +49,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
         super().__init__(env_id, n_envs, seed)
         if isinstance(env_id, str):
             env_id = foreign_id(env_id)
-        value = (env_id, kwargs, wrappers)
+        value = (env_id, kwargs, wrappers, self._first_seeds())
         self._hold(WorkerGroup("ParallelGymVecEnv", self.env_id, GymShare, value, n_envs, workers))
         self._shared = self._group.arrays
 
@@ -62,6 +63,9 @@ class ParallelGymVecEnv(ForeignVecEnv):
         for key, array in out.items():
             array[...] = self._shared[key]
 
+    def _get_masks(self) -> np.ndarray:
+        return self._shared[MASK].copy()
+
 
 class GymShare(Share):
     """A worker's gymnasium environments, and their rows of the shared arrays."""
@@ -72,9 +76,15 @@ class GymShare(Share):
         return {"actions": actions, "seeds": ((n,), np.int64), **step_layout(spec, n)}
 
     def make(self, value: Any, process: str) -> EnvGroup:
-        env, kwargs, wrappers = value
-        n = self.rows.stop - self.rows.start
-        return EnvGroup(env, kwargs, wrappers, n, "ParallelGymVecEnv", self.rows.start, process)
+        env, kwargs, wrappers, seeds = value
+        n, first = self.rows.stop - self.rows.start, self.rows.start
+        return EnvGroup(env, kwargs, wrappers, n, "ParallelGymVecEnv", first, process, seeds[first])
+
+    def answer(self, kind: bytes, value: Any) -> Any:
+        answer = super().answer(kind, value)
+        if kind in (RESET, RESTORE) and self.group.spec.masked:  # a step writes them itself
+            self._out[MASK][...] = self.group.action_masks()
+        return answer
 
     def select(self, arrays: dict[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
         own = {key: array[self.rows] for key, array in arrays.items()}

@@ -60,6 +60,12 @@ class VecEnv(Protocol):
             step led to, and the totals are those of the episode that the step belongs to.
         """
 
+    def action_masks(self) -> np.ndarray | None:
+        """Return the legal actions of the current observations, (N, sum(choices)) bool; None unless `spec.masked`.
+
+        It may be called after `reset_all`, `step_all` and `set_state`, and the caller may keep the array.
+        """
+
     def get_state(self) -> dict[str, np.ndarray] | None:
         """Return everything that the future of the running episodes depends on; None if they cannot be restored."""
 
@@ -89,12 +95,13 @@ RESULTS: dict[str, type] = {
 def step_layout(spec: EnvSpec, n: int) -> Layout:
     """Return the shape and dtype of each array that `VecEnv.step_all` of N copies fills.
 
-    ``action_mask`` is True for the actions that are allowed in ``obs``.
+    ``action_mask`` is True for the actions that are legal in ``obs``, and ``final_action_mask`` for those that are
+    legal in ``final_obs``; all are after a termination. The flags of several components follow each other.
     """
     obs = ((n, *spec.obs_shape), spec.obs_dtype)
     layout: Layout = {"obs": obs, "final_obs": obs, **{name: ((n,), dtype) for name, dtype in RESULTS.items()}}
     if spec.masked:
-        layout["action_mask"] = ((n, sum(spec.choices)), np.bool_)
+        layout["action_mask"] = layout["final_action_mask"] = ((n, sum(spec.choices)), np.bool_)
     return layout
 
 

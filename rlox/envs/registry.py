@@ -85,7 +85,12 @@ _ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
 TASKS: dict[str, tuple[str, int | None]] = {
     "rlox/CartPoleHidden-v1": ("rlox.envs.memory_tasks:cart_pole_hidden", 500),
     "rlox/DrawnCatch-v0": ("rlox.envs.memory_tasks:DrawnCatch", None),
+    "rlox/InvalidActions-v0": ("rlox.envs.mask_tasks:InvalidActions", None),
+    "rlox/MaskedBandit-v0": ("rlox.envs.mask_tasks:MaskedBandit", None),
+    "rlox/MaskedTMaze-v0": ("rlox.envs.mask_tasks:MaskedTMaze", None),
+    "rlox/MountainCarContinuousHidden-v0": ("rlox.envs.memory_tasks:mountain_car_continuous_hidden", 999),
     "rlox/PendulumHidden-v1": ("rlox.envs.memory_tasks:pendulum_hidden", 200),
+    "rlox/TMaze-v0": ("rlox.envs.memory_tasks:TMaze", None),
 }
 
 # Module that registered each external id, for processes that must import it.
@@ -317,6 +322,9 @@ class VecEnv(vec_env.VecEnv):
     def fits(self, state: dict[str, np.ndarray]) -> bool:
         """Return whether `state` comes from native environments."""
         return not state.keys().isdisjoint(self.get_state())
+
+    def action_masks(self) -> None:
+        """Return None: native environments have no masks of legal actions."""
 
     def render(self) -> None:
         """Return None: native environments are not drawn."""

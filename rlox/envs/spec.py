@@ -51,7 +51,8 @@ class EnvSpec:
     act_dim: int | None = None  # Box: length A of an action
     act_low: np.ndarray | None = None  # (A,) f32, -inf where unbounded
     act_high: np.ndarray | None = None  # (A,) f32, inf where unbounded
-    masked: bool = False  # whether each step says which of the discrete actions are allowed
+    masked: bool = False  # whether each step says which of the discrete actions are legal
+    mask_source: str = field(default="", compare=False)  # where masks come from, in words; empty if unknown
     # Parts of an observation that has several: the key of each part, and how many numbers it has.
     parts: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     # For a vector of images and other numbers: index of each image's first number, C, H, W; pixels are in [0, 255].
@@ -133,6 +134,10 @@ class EnvSpec:
         if self.n_choices is not None:
             return f"{len(self.n_choices)} components of {', '.join(map(str, self.n_choices))} choices"
         return f"{self.act_dim} action component{'' if self.act_dim == 1 else 's'}"
+
+    def describe_masks(self) -> str:
+        """Return where masks come from, to append to a text: ``, masks from info["action_mask"]``; empty without."""
+        return f", masks from {self.mask_source}" if self.masked and self.mask_source else ", masked" * self.masked
 
     def clip(self, actions: np.ndarray) -> np.ndarray:
         """Clip continuous actions to their bounds; return other actions unchanged."""

@@ -22,7 +22,7 @@ from rlox.processes.parent import Child, ChildDied, stop_children
 
 _CLOSE_WITHIN = 3.0  # seconds for environments to close before their worker is killed
 _CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same after a failure, when the caller waits for the error
-_ATTACH, _STEP, _RESET, _SAVE, _RESTORE, _RENDER, _SETTLE = b"a", b"s", b"r", b"g", b"p", b"v", b"="
+_ATTACH, _STEP, RESET, _SAVE, RESTORE, _RENDER, _SETTLE = b"a", b"s", b"r", b"g", b"p", b"v", b"="
 _NO_SEED = -1
 
 
@@ -58,7 +58,7 @@ class Share:
     def answer(self, kind: bytes, value: Any) -> Any:
         if kind == _STEP:
             return self.group.step(self._actions, self._out)
-        if kind == _RESET:
+        if kind == RESET:
             return self.group.reset([None if seed == _NO_SEED else seed for seed in self._seeds.tolist()], self._first)
         if kind == _ATTACH:
             arrays = map_arrays(self._memory_fd, self.layout(self.group.spec, value))
@@ -66,7 +66,7 @@ class Share:
             return None
         if kind == _SAVE:
             return self.group.get_state(), self.group.unrestorable_reason
-        if kind == _RESTORE:
+        if kind == RESTORE:
             return self.group.set_state(value)
         return self.group.render() if kind == _RENDER and self.rows.start == 0 else None
 
@@ -141,7 +141,7 @@ class WorkerGroup:
     def reset(self, seeds: list[int | None]) -> None:
         """Let every worker start new episodes with its seeds."""
         self.arrays["seeds"][:] = [_NO_SEED if seed is None else seed for seed in seeds]
-        self._command(_RESET)
+        self._command(RESET)
 
     def get_state(self) -> tuple[list[Any], bytes] | None:
         """Return the states of all environments; None if they cannot be restored, or a worker has died."""
@@ -155,7 +155,7 @@ class WorkerGroup:
 
     def set_state(self, states: list[Any]) -> None:
         """Send each worker the states of its environments."""
-        self._command(_RESTORE, [states[rows] for rows in self._rows])
+        self._command(RESTORE, [states[rows] for rows in self._rows])
 
     def render(self) -> Any:
         """Return what the first environment renders."""
@@ -174,7 +174,7 @@ class WorkerGroup:
             self._unsettled = False
         except Exception as e:
             # A state that does not fit, or an exception from a signal handler, leaves the environments unchanged.
-            if self._failed and not (kind == _RESTORE and isinstance(e, ValueError)):
+            if self._failed and not (kind == RESTORE and isinstance(e, ValueError)):
                 self.stop()
             raise
         return answers

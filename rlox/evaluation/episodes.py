@@ -15,6 +15,7 @@ from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_vectorised, make_vec_env
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
+from rlox.envs.masks import MASK, WrongMask, find_masks, without_mask
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter, check_actions
 from rlox.kernels.rng import Rng
@@ -213,16 +214,16 @@ def _play_native(episodes: Episodes, begin: Callable[[int], EpisodeActor]) -> tu
         state["keys"][:] = state["keys"][0]
         state["episodes"][:] = np.arange(first, first + n)
         env.set_state(state)
-        obs = env.reset_all()
+        obs, mask = env.reset_all(), env.action_masks()
         running, agent = np.ones(n, bool), begin(n)
         limit, t = episodes.step_limit(env.max_episode_steps), 0
         while running.any():
             t += 1
-            step = env.step_all(spec.clip(agent.act(obs)))
+            step = env.step_all(spec.clip(agent.act(obs, mask)))
             over = step["terminated"] | step["truncated"]
             agent.end(over)
             ended = running & over
-            obs = step["obs"]
+            obs, mask = step["obs"], step.get(MASK)
             if t == limit and not ended[running].all():
                 episodes.warn_of_cut(limit)
                 n_cut += int((running & ~ended).sum())
@@ -253,14 +254,16 @@ def _play_gym(
             raise ValueError(
                 f"evaluate: {env_name(env_id)} must support the render mode {render_mode}, it has {', '.join(modes)}"
             )
-        adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
+        seen = without_mask(env.observation_space, env.action_space, f"evaluate: {env_name(env_id)}")
+        adapter = SpaceAdapter(seen, env.action_space, "evaluate")
         spec, agent = adapter.spec, begin(1)
         for i in range(n_episodes):
             hook, answer = "reset", UNANSWERED
             answer = env.reset(seed=episodes.seed % 2**31 if i == 0 else None)
-            raw, _ = answer
+            raw, info = answer
             if i == 0:
                 episodes.show(env)
+                masks = find_masks(env, spec.choices, info)
             over = False
             while not over:
                 # A copy, which the policy may keep: an environment may reuse its array.
@@ -272,10 +275,11 @@ def _play_gym(
                         f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; fix the "
                         "environment, or replace such values in a wrapper"
                     )
-                actions = check_actions(spec, spec.clip(agent.act(obs)), 1, "evaluate")
+                mask = None if masks is None else masks.read(raw, info)[None]
+                actions = check_actions(spec, spec.clip(agent.act(obs, mask)), 1, "evaluate")
                 hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])
                 answer = env.step(action)
-                raw, reward, terminated, truncated, _ = answer
+                raw, reward, terminated, truncated, info = answer
                 if not NO_ANSWERS.isdisjoint(map(type, answer[1:4])):
                     raise TypeError("step must return a number and two flags")
                 if i == 0:
@@ -288,6 +292,9 @@ def _play_gym(
                     n_cut += 1
                     break
             agent.end(np.ones(1, bool))
+    except WrongMask as e:
+        when = f"after {lengths[i]} steps of episode {i}"
+        raise ValueError(f"evaluate: {env_name(env_id)}: {e} ({when})") from None
     except BaseException as e:
         # Exceptions of the policy or of rendering pass unchanged, since the environment's last answer is then correct.
         explain_env_failure(

@@ -154,6 +154,9 @@ class NativeMultiAgentVecEnv:
         self.kernel.set_state(state)
         self._started = bool(state["episodes"].all())
 
+    def action_masks(self) -> None:
+        """Return None: masks of legal actions are part of what `reset_all` and `step_all` return."""
+
     def render(self) -> np.ndarray | None:
         """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         if not self._draws or self.kernel.env_id != "GridPursuit-v0":

@@ -55,6 +55,9 @@ class ForeignMultiAgentVecEnv(ForeignEnvs):
         self._alive = [alive.copy() for alive in out.alive]
         return out
 
+    def action_masks(self) -> None:
+        """Return None: masks of legal actions are part of what `reset_all` and `step_all` return."""
+
     def render(self) -> np.ndarray | None:
         """Return a picture of environment 0, (H, W, 3) uint8; None without ``render_mode="rgb_array"``."""
         return self._group.render()

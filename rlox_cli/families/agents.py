@@ -56,7 +56,7 @@ class Agents(_SeveralAgents, OnPolicy):
             (
                 "agents",
                 f"{player.name}: {spell(len(player.agents), 'agent')}; {describe_observations(player.spec)}; "
-                f"{player.spec.describe_actions()}{', masked' if player.spec.masked else ''}",
+                f"{player.spec.describe_actions()}{player.spec.describe_masks()}",
             )
             for player in algorithm.players
         ]

@@ -229,7 +229,8 @@ class Environment(Family):
         return time_evaluation(algorithm, config, algorithm.env_options.eval_kwargs)
 
     def describe_spaces(self, algorithm: Any) -> list[tuple[str, str]]:
-        return [("spaces", f"{describe_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}")]
+        spec = algorithm.spec
+        return [("spaces", f"{describe_observations(spec)}; {spec.describe_actions()}{spec.describe_masks()}")]
 
     def describe_data(self, algorithm: Any) -> list[tuple[str, str]]:
         return []

@@ -15,6 +15,7 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox.envs.failures import wrong_answer
+from rlox.envs.masks import MASK
 from rlox.multi_agent import make_multi_agent_env
 from rlox.processes.failures import no_exit, note_cause
 from rlox_cli.terminal.errors import UsageError
@@ -143,11 +144,12 @@ def _play_episodes(config: RunConfig, where: str) -> _Results:
         if not same(obs, other):
             results.differs = "observations"
         while len(results.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(results.rewards) < 20):
-            actions = random_actions(spec, rng, 1)
+            actions = random_actions(spec, rng, 1, mask=first.action_masks())
             out = _call_env(where, "step", first.step_all, actions)
             if not results.differs and len(results.rewards) < _PAIR_STEPS:
                 twin = _call_env(where, "step", second.step_all, actions)
-                compared = (("observations", "final_obs"), ("rewards", "rewards"))
+                compared = [("observations", "final_obs"), ("rewards", "rewards")]
+                compared += [("masks", MASK)] * spec.masked
                 results.differs = next((what for what, key in compared if not same(out[key], twin[key])), "")
             _require_finite(where, out["final_obs"], len(results.rewards) + 1)
             _require_reward(where, out["rewards"][0])
@@ -256,8 +258,12 @@ def _play_agents(first: Any, second: Any, rng: np.random.Generator) -> _Results:
     return results
 
 
-def random_actions(spec: Any, rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Return random actions, (*shape, …), within ±1 if there are no bounds."""
+def random_actions(spec: Any, rng: np.random.Generator, *shape: int, mask: np.ndarray | None = None) -> np.ndarray:
+    """Return random actions, (*shape, …), within ±1 if there are no bounds, and legal by `mask` (*shape, A)."""
+    if mask is not None:
+        draws = np.split(np.where(mask, rng.random(mask.shape), -1.0), np.cumsum(spec.choices)[:-1], -1)
+        choices = [draw.argmax(-1) for draw in draws]
+        return choices[0] if spec.discrete else np.stack(choices, -1)
     if spec.discrete:
         return rng.integers(spec.n_actions, size=shape)
     if spec.n_choices is not None:

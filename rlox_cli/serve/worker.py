@@ -140,7 +140,7 @@ def _announce(server: Server, env: str, spec: EnvSpec, options: Options) -> None
     for line in (
         f"serving {env} at {options.host}:{server.port} ({server.security}; at most {options.max_sessions} sessions of "
         f"{options.max_envs:,} environments)",
-        f"observations {spec.obs_shape}, {spec.describe_actions()}",
+        f"observations {spec.obs_shape}, {spec.describe_actions()}{spec.describe_masks()}",
         f"the learner's command: rlox train algo=ppo {' '.join(keys)}",
     ):
         print_text(f"rlox worker: {line}")

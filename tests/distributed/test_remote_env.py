@@ -19,6 +19,7 @@ from rlox.envs.remote import Message, RemoteEnvPool, WorkerLost, WorkerRefused, 
 from rlox.envs.remote.client import WorkerFailed
 from rlox.envs.remote.codec import VERSION
 from rlox.envs.remote.server import METHOD
+from rlox.kernels.rng import Rng
 
 QUICK = RemoteConfig(timeout_s=5.0, reconnect_s=20.0)
 
@@ -220,6 +221,9 @@ def welcome(serving, **changes):
 
 
 SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_actions": 2, "parts": []}
+NO_ACTION = encode(
+    "reset", None, {"obs": np.zeros((2, 4), np.float32), "action_mask": np.array([[True, False], [False, False]])}
+)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +234,8 @@ SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_
         ({"spec": SPEC}, WorkerRefused, "obs_shape must be at most 4 sizes"),
         ({"spec": {**SPEC, "obs_shape": [4], "act_dim": 1}}, WorkerRefused, "actions must be of one kind"),
         ({"spec": None}, WorkerRefused, "spec must be an object"),
+        ({"spec": {**SPEC, "obs_shape": [4], "masked": "yes"}}, WorkerRefused, "masked must be a flag"),
+        ({"spec": {**SPEC, "obs_shape": [4], "mask_source": 1}}, WorkerRefused, "mask_source must be a text"),
         ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 2, 2], [3, 1, 2, 2]]}}, WorkerRefused, "one after the"),
         ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 4, 4]]}}, WorkerRefused, "images must be within the"),
         ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 0, 4]]}}, WorkerRefused, "images must be parts of the"),
@@ -248,10 +254,12 @@ def test_a_worker_of_another_version_or_with_an_invalid_welcome_is_an_error(serv
         (b"garbage", "sent an invalid message: a message must begin with b'rlox'"),
         (encode("reset", None, {"obs": np.zeros((3, 4), np.float32)}), r"sent an invalid answer: reset: obs must be"),
         (encode("reset", None, {"obs": np.zeros((2, 4))}), "sent an invalid answer: reset: obs must be float32"),
+        (NO_ACTION, "sent an invalid answer: reset: action_mask must allow at least one action, got none in row 1"),
     ],
 )
 def test_a_worker_that_sends_garbage_counts_as_lost(serving, speaking, answer, expected):
-    address = speaking(welcome(serving), answer)
+    masked = {"spec": {**SPEC, "obs_shape": [4], "masked": True}} if answer is NO_ACTION else {}
+    address = speaking(welcome(serving, **masked), answer)
     pool = RemoteEnvPool([address], None, 2, 0, RemoteConfig(reconnect_s=1.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -358,3 +366,25 @@ def test_many_starts_and_stops_leave_nothing(serving, eventually):
     for _ in range(10):
         once()
     eventually(lambda: held()[0] <= files + 3 and held()[1] <= threads + 3)
+
+
+def test_masks_of_legal_actions_equal_those_of_local_environments(serving):
+    env = "rlox/MaskedTMaze-v0"
+    server = serving(env)
+    local = make_vec_env(env, 5, 7)
+    with RemoteEnvPool([server.address, serving(env).address], env, 5, 7) as pool:
+        assert pool.spec == local.spec
+        assert pool.spec.masked
+        assert pool.spec.mask_source == local.spec.mask_source == 'info["action_mask"]'
+        assert np.array_equal(pool.reset_all(), local.reset_all())
+        rng = Rng(0)
+        for _ in range(30):
+            assert np.array_equal(pool.action_masks(), local.action_masks())
+            actions = pool.spec.random_actions(rng, 5, pool.action_masks())
+            equal(pool.step_all(actions), local.step_all(actions))
+        masks = pool.action_masks()
+        server.stop(0.0)
+        with pytest.warns(RuntimeWarning, match="continue at"):
+            out = pool.step_all(actions)
+        assert np.array_equal(out["final_action_mask"][:2], masks[:2])
+        assert out["action_mask"][:2].all()  # of the first step of an episode

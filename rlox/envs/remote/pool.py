@@ -17,13 +17,16 @@ from rlox.config import integer
 from rlox.config.run import RemoteConfig
 from rlox.envs import state as env_state
 from rlox.envs.gym_vec_env import ForeignVecEnv
+from rlox.envs.masks import MASK
 from rlox.envs.protocols import step_layout
 from rlox.envs.remote.client import Connection, WorkerLost, WorkerRefused
 from rlox.envs.remote.codec import Message, ProtocolError
-from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, read_spec, require_array
+from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, read_spec, require_array, require_masks
 from rlox.kernels.rng import Rng
 
 _LONGEST_WAIT = 2.0  # seconds between two rounds of attempts to reach a worker
+# Arrays of what a step led to, and those that are equal where no episode ended.
+_FINALS = {"final_obs": "obs", "final_action_mask": MASK}
 _T = TypeVar("_T")
 
 
@@ -135,6 +138,8 @@ class RemoteEnvPool(ForeignVecEnv):
         native = first.welcome.fields.get("restorable") is True
         self.unrestorable_reason = None if native else "it is not native, and runs on another machine"
         self._stacks = [[f"native {self.env_id}"]] * n_envs
+        n_flags = sum(self.spec.choices) if self.spec.masked else 0
+        self._masks: np.ndarray = np.ones((n_envs, n_flags), np.bool_)  # of the current observations
         self._last: np.ndarray = np.zeros((n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
         self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
 
@@ -179,11 +184,13 @@ class RemoteEnvPool(ForeignVecEnv):
             rows = share.rows
             step = self._truncate(share) if isinstance(answer, WorkerLost) else answer
             ended = step["terminated"] | step["truncated"]
-            for key in out.keys() & step.keys() - {"final_obs"}:
+            for key in out.keys() & step.keys() - _FINALS.keys():
                 out[key][rows] = step[key]
-            if "final_obs" in out:
-                out["final_obs"][rows] = step["obs"]
-                out["final_obs"][rows][ended] = step["final_obs"]
+            for key in out.keys() & _FINALS.keys():
+                out[key][rows] = step[_FINALS[key]]
+                out[key][rows][ended] = step[key]
+            if self.spec.masked:
+                self._masks[rows] = step[MASK]
             self._last[rows] = step["obs"]
             self._returns[rows] = np.where(ended, 0.0, step["episode_return"])
             self._lengths[rows] = np.where(ended, 0, step["episode_length"])
@@ -213,23 +220,32 @@ class RemoteEnvPool(ForeignVecEnv):
         return answers
 
     def _read_reset(self, share: _Share, message: Message) -> np.ndarray:
+        if self.spec.masked:
+            self._masks[share.rows] = require_masks(message, MASK, share.n, self.spec)
         return require_array(message, "obs", (share.n, *self.spec.obs_shape), self.spec.obs_dtype)
 
     def _read_step(self, share: _Share, message: Message) -> dict[str, np.ndarray]:
         n, spec = share.n, self.spec
         layout = step_layout(spec, n)
-        del layout["final_obs"]  # only of the episodes that ended
-        step = {name: require_array(message, name, *like) for name, like in layout.items()}
+        plain = layout.keys() - _FINALS.keys()  # the others are only of the episodes that ended
+        step = {name: require_array(message, name, *layout[name]) for name in plain}
         ended = int(np.count_nonzero(step["terminated"] | step["truncated"]))
         step["final_obs"] = require_array(message, "final_obs", (ended, *spec.obs_shape), spec.obs_dtype)
+        if spec.masked:
+            require_masks(message, MASK, n, spec)
+            step["final_action_mask"] = require_masks(message, "final_action_mask", ended, spec)
         return step
 
     def _truncate(self, share: _Share) -> dict[str, np.ndarray]:
         """Return the result of a step lost with its worker: all its episodes are truncated, and new ones start."""
         rows, n = share.rows, share.n
+        masks = self._masks[rows].copy()
         reached, returns, lengths = self._last[rows].copy(), self._returns[rows].copy(), self._lengths[rows] + 1
+        obs = self._begin(share)
         return {
-            "obs": self._begin(share),
+            "obs": obs,
+            "action_mask": self._masks[rows],
+            "final_action_mask": masks,
             "rewards": np.zeros(n),
             "terminated": np.zeros(n, np.bool_),
             "truncated": np.ones(n, np.bool_),
@@ -323,11 +339,16 @@ class RemoteEnvPool(ForeignVecEnv):
             for share in self._shares:
                 own = states[share.rows]
                 arrays = {name: np.stack([np.asarray(state[name]) for state in own], -1) for name in own[0]}
-                share.line.call("set_state", None, arrays)
+                answer = share.line.call("set_state", None, arrays)
+                if self.spec.masked:
+                    self._masks[share.rows] = require_masks(answer, MASK, share.n, self.spec)
         except (AttributeError, KeyError, TypeError, ProtocolError) as e:
             raise ValueError(f"RemoteEnvPool.set_state: it is not a state of {self.env_id}: {e}") from e
         for i, state in enumerate(states):
             self._returns[i], self._lengths[i] = float(state["returns"]), int(state["steps"])
+
+    def _get_masks(self) -> np.ndarray:
+        return self._masks.copy()
 
     def _require_open(self) -> None:
         if not self._open:

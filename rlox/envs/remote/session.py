@@ -17,6 +17,9 @@ get_state                                           the arrays of ``VecEnv.get_s
 set_state those arrays                              nothing
 ========= ========================================= ====================================================================
 
+Environments with masks of legal actions add ``action_mask`` (n, A) bool to the answers of reset, step and set_state,
+and ``final_action_mask`` (k, A) to that of a step.
+
 A native environment takes its keys from ``seed`` and its position among all environments of the learner; a foreign one
 takes its item of ``seeds``. The trajectories are therefore the same as with environments in the learner's process.
 """
@@ -31,6 +34,7 @@ import numpy as np
 
 from rlox.config import integer
 from rlox.envs.make import make_vec_env
+from rlox.envs.masks import MASK
 from rlox.envs.protocols import step_arrays
 from rlox.envs.registry import VecEnv, is_native
 from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
@@ -112,17 +116,22 @@ class EnvSession:
                 raise ProtocolError("step: actions must be given")
             out = self._vec.step_all(actions, self._out)
             ended = np.flatnonzero(out["terminated"] | out["truncated"])
-            return Message("stepped", {}, {**out, "final_obs": out["final_obs"][ended]})
+            finals = {name: out[name][ended] for name in out.keys() & {"final_obs", "final_action_mask"}}
+            return Message("stepped", {}, {**out, **finals})
         if message.kind == "reset":
-            return Message("reset", {}, {"obs": self._reset(message)})
+            return Message("reset", {}, {"obs": self._reset(message), **self._masks()})
         if message.kind in ("get_state", "set_state") and not self._native:
             raise ProtocolError(f"{message.kind}: the environments must be native")
         if message.kind == "get_state":
             return Message("state", {}, self._vec.get_state())
         if message.kind == "set_state":
             self._vec.set_state(message.arrays)
-            return Message("done")
+            return Message("done", {}, self._masks())
         raise ProtocolError(f"a message must be reset, step, get_state or set_state, got {message.kind[:40]!r}")
+
+    def _masks(self) -> dict[str, np.ndarray]:
+        masks = self._vec.action_masks()
+        return {} if masks is None else {MASK: masks}
 
     def _reset(self, message: Message) -> np.ndarray:
         seeds = require_array(message, "seeds", (self._n,), np.int64)

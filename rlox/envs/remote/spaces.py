@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.envs.masks import describe_blocked
 from rlox.envs.protocols import step_layout
 from rlox.envs.remote.codec import Message, ProtocolError
 from rlox.envs.spec import EnvSpec
@@ -30,6 +31,8 @@ def spec_message(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "n_actions": spec.n_actions,
         "n_choices": None if spec.n_choices is None else list(map(int, spec.n_choices)),
         "act_dim": spec.act_dim,
+        "masked": spec.masked,
+        "mask_source": spec.mask_source,
         "parts": [list(part) for part in spec.parts],
         "images": [list(image) for image in spec.images],
     }
@@ -59,6 +62,11 @@ def read_spec(message: Message) -> EnvSpec:
             if bound is None or bound.dtype != np.float32 or bound.shape != (actions["act_dim"],):
                 raise ProtocolError(f"{name} must be {actions['act_dim']} float32 numbers, got {_describe(bound)}")
             actions[name] = np.array(bound)
+    masked, source = fields.get("masked", False), fields.get("mask_source", "")
+    if type(masked) is not bool or (masked and "act_dim" in actions):
+        raise ProtocolError(f"masked must be a flag, and false without choices, got {str(masked)[:40]}")
+    if not isinstance(source, str) or len(source) > _LONGEST_NAME:
+        raise ProtocolError(f"mask_source must be a text, got {str(source)[:80]}")
     parts = fields.get("parts")
     sound = isinstance(parts, list) and len(parts) <= _MOST_PARTS and all(_is_part(part) for part in parts)
     if not sound:
@@ -80,6 +88,8 @@ def read_spec(message: Message) -> EnvSpec:
         images=tuple(tuple(image) for image in images),
         n_stacked=_size(fields, "n_stacked", 1000),
         obs_bytes=None if fields.get("obs_bytes") is None else _sizes(fields, "obs_bytes", 8),
+        masked=masked,
+        mask_source=source,
         parts=tuple((name, size) for name, size in parts),  # type: ignore[union-attr]
         **actions,
     )
@@ -123,6 +133,14 @@ def require_array(message: Message, name: str, shape: tuple[int, ...], dtype: An
     if array is None or array.shape != shape or array.dtype != dtype:
         raise ProtocolError(f"{message.kind}: {name} must be {np.dtype(dtype)} {shape}, got {_describe(array)}")
     return array
+
+
+def require_masks(message: Message, name: str, n: int, spec: EnvSpec) -> np.ndarray:
+    """Return an array of masks of a message; raise a `ProtocolError` unless each of the `n` allows some action."""
+    masks = require_array(message, name, (n, sum(spec.choices)), np.bool_)
+    if (wrong := describe_blocked(masks, spec.choices)) is not None:
+        raise ProtocolError(f"{message.kind}: {name} must allow {wrong[1]}, got none in row {wrong[0]}")
+    return masks
 
 
 def step_bytes(spec: EnvSpec, n: int) -> int:

@@ -90,6 +90,9 @@ class DeviceVecEnv:
             raise ValueError(f"{type(self).__name__}.observe: the environments must be reset first; call reset_all()")
         return self._obs
 
+    def action_masks(self) -> None:
+        """Return None: these environments have no masks of legal actions."""
+
     def prepare(self, n_steps: int) -> None:
         """Do nothing: these environments start their episodes themselves."""
 

@@ -152,6 +152,9 @@ class TensorVecEnv:
     def _observe(self) -> torch.Tensor:
         return self.env.observe(self.state).to(torch.float32, copy=True).contiguous()
 
+    def action_masks(self) -> None:
+        """Return None: these environments have no masks of legal actions."""
+
     def prepare(self, n_steps: int) -> None:
         """Compute the starts of all episodes that can begin in the next `n_steps` steps, in one go.
 
