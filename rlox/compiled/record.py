@@ -19,7 +19,7 @@ COMPARED: dict[str, str] = {
     "rlox.checkpoint.counters": "46819873cba236b9 ba8aa8751e30bcf4",
     "rlox.collectors.replay": "3d7cf74590f37468 d8a2ffff62d47b97",
     "rlox.collectors.rollout": "400e257ee5cb7221 2fdaf61a56951506",
-    "rlox.envs.spec": "fc4181caec8564e1 9cf71d3a1969304e",
+    "rlox.envs.spec": "99ff6322e937fc33 5523e447d6bff5ed",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "295bd154d17398b7 4e65f343698a724e",
     "rlox.nn.actors": "2b446a5e4597a5fc 37f924ba7b5ccc5e",
