@@ -1,8 +1,13 @@
 """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236) with the parts of Rainbow (Hessel et al. 2018,
 arXiv:1710.02298) that work independently of each other: double DQN, dueling, n-step returns and prioritised replay.
 
+With a memory it is R2D2 (Kapturowski et al. 2019) without its distributed actors: a recurrent network that learns from
+sequences of steps, each from the state of the memory that was stored with its first step and that `burn_in` steps bring
+up to date.
+
 Departures: Adam instead of RMSprop; the target network is updated every `target_update_freq` environment steps, not
-updates, as in Stable-Baselines3; time limits bootstrap and are not terminations.
+updates, as in Stable-Baselines3; time limits bootstrap and are not terminations. From R2D2: values are not rescaled,
+sequences are drawn uniformly and may cross the ends of episodes, and the network sees no earlier actions and rewards.
 """
 
 from __future__ import annotations
@@ -14,14 +19,17 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint
 from rlox.checkpoint.counters import interpolate, scheduled
+from rlox.collectors import ReplayCollector, RewardFn
 from rlox.compiled import NativeActor, NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.config import DQNConfig
 from rlox.kernels.nn.dqn import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.nn.batch import TransitionBatch
+from rlox.nn.batch import SequenceBatch, TransitionBatch
 from rlox.nn.modules import load_weights_, weights_of
 from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.on_policy import NO_GRAPH
 from rlox.training.replay import Rounds
+from rlox.training.sequences import require_room
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +41,9 @@ if TYPE_CHECKING:
 class DQN(OffPolicyAlgorithm):
     """DQN for discrete actions; see `rlox.config.DQNConfig`, and `OffPolicyAlgorithm` for ``buffer`` and related ones.
 
-    A custom `policy` is a module from observations to the values of all actions, ``(B, D) -> (B, n_actions)``.
+    A custom `policy` is a module from observations to the values of all actions, ``(B, D) -> (B, n_actions)``; with a
+    memory, one that also has ``state_dim`` and ``follow``, as `rlox.nn.actors.RecurrentQNetwork`. With a memory,
+    `update` receives a `rlox.nn.batch.SequenceBatch`.
     """
 
     name = "dqn"
@@ -55,15 +65,76 @@ class DQN(OffPolicyAlgorithm):
             return
         from torch import nn
 
-        from rlox.nn.actors import DiscreteQNetwork, QPolicy
+        from rlox.nn.actors import DiscreteQNetwork, QPolicy, RecurrentQNetwork
 
+        if self.backend.compiles and self._recurrent:
+            raise ValueError("DQN: compile must be false with a memory, which runs through its sequences step by step")
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
-            policy = DiscreteQNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
+            sizes = (obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
+            memory = (c.memory, c.memory_size, c.memory_layers)
+            policy = RecurrentQNetwork(*sizes, memory, rng) if self._recurrent else DiscreteQNetwork(*sizes, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
+        if bool(self.policy.state_dim) is not self._recurrent:
+            rule = "lstm or gru for a policy with one" if self.policy.state_dim else "none for a policy without one"
+            raise ValueError(f"DQN: memory must be {rule}, got {c.memory}")
         self._require_outputs(self.policy, spec.n_actions, "the values of all actions")
+
+    # ---- sequences, with a memory
+
+    @property
+    def _recurrent(self) -> bool:
+        return self.config.memory != "none"
+
+    @property
+    def _state_dim(self) -> int:  # type: ignore[override]  # a number that the network determines
+        return self.policy.state_dim if self._recurrent else 0
+
+    @property
+    def _n_rows_in_sequence(self) -> int:
+        """Rows of a sequence: its steps, and one more for the observation after the last of them."""
+        return self.config.sequence_length + 1
+
+    def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
+        if not self._recurrent:
+            return super()._make_collector(n, reward_fn)
+        from rlox.collectors.sequences import RecurrentCollector
+
+        envs = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
+        return RecurrentCollector(envs, n, self.seed, reward_fn=reward_fn)
+
+    def _require_room(self, where: str) -> None:
+        if not self._recurrent:
+            return super()._require_room(where)
+        memory, length = self._memory.config, self._n_rows_in_sequence
+        if memory is not None and memory.name != "uniform":
+            raise ValueError(
+                f"{where}: buffer must be uniform with a memory, which learns from sequences that are all equally "
+                f"likely, got {memory.name}"
+            )
+        if memory is not None and memory.device == "cuda":
+            raise ValueError(
+                f"{where}: buffer.device must be auto or cpu with a memory, whose sequences the host stores"
+            )
+        self._min_rows = length * self.collector.n_envs
+        require_room(self, where, self.spec.model_width, length, f"sequence_length + 1 ({length})")
+
+    def _capture_obstacle(self) -> str | None:
+        return NO_GRAPH if self._recurrent else super()._capture_obstacle()
+
+    def sample(self) -> TransitionBatch | SequenceBatch:  # type: ignore[override]
+        """Return what the next update learns from: transitions or, with a memory, sequences."""
+        if not self._recurrent:
+            return super().sample()
+        length = self.config.sequence_length
+        rows = self.buffer.sample(
+            max(1, self._n_rows // length), length + 1, self.rng.integers(2**63), with_indices=True
+        )
+        if self.normalizer is not None:
+            rows = {**rows, "obs": self.normalizer.normalize(rows["obs"])}
+        return SequenceBatch.from_rows(rows, self.spec, self.device)
 
     def setup(self, rng: Rng) -> None:
         c = self.config
@@ -113,13 +184,20 @@ class DQN(OffPolicyAlgorithm):
 
         polyak_update(self.policy, self.target, tau)
 
-    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+    def update(self, batch: TransitionBatch | SequenceBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step. Returns metrics as scalar tensors."""
+        from rlox.nn.sequence_losses import sequence_q_loss
         from rlox.nn.value_losses import q_loss
 
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         self._move_target_when_due()
+        if isinstance(batch, SequenceBatch):
+            n_step = self.collector.n_step
+            loss, metrics = sequence_q_loss(
+                self.policy, self.target, batch, c.gamma, n_step, c.burn_in, c.double_dqn, c.loss
+            )
+            return {**metrics, "grad_norm": self.optimizer.step(loss, c.max_grad_norm)}
         loss, metrics = self.backend.compiled(q_loss)(
             self.policy,
             self.target,

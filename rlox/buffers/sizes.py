@@ -33,7 +33,7 @@ def footprint(
     Return None if its class has no ``nbytes``. The full size is never allocated.
     """
     least = max(_MINIATURE, n_envs, config.n_step)
-    if config.holds == "sequences":
+    if config.holds == "sequences" or state_dim:
         least = _MINIATURE * n_envs  # the room is divided equally among the environments
     if isinstance(config, MmapBufferConfig):
         with tempfile.TemporaryDirectory(prefix="rlox-replay-") as folder:

@@ -19,7 +19,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from rlox.buffers.protocols import Buffer
-from rlox.config import BufferConfig, OutsideBufferConfig, nearest, shown
+from rlox.config import BufferConfig, OutsideBufferConfig, SequenceBufferConfig, nearest, shown
 from rlox.envs import EnvSpec
 
 ENTRY_POINTS = "rlox.buffers"
@@ -176,13 +176,16 @@ def make_buffer(
 
     On another `device` than the CPU, it is one of `ON_DEVICE`. A memory of sequences stores actions in the form that a
     world model takes, `EnvSpec.model_width` numbers each, and with every step `state_dim` numbers for the state of the
-    agent.
+    agent. A uniform memory becomes one of sequences, all equally likely, if there is a `state_dim`; then its user
+    computes n-step returns.
 
     Raises
     ------
     TypeError
         If the class is not a `Buffer`, or does not accept the arguments.
     """
+    if state_dim and config.name == "uniform":
+        config = SequenceBufferConfig(size=config.size)
     cls = buffer_class(config.name) if device == "cpu" else resolve_name(ON_DEVICE[config.name])
     arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
     if config.holds == "sequences":

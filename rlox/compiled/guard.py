@@ -339,6 +339,8 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
 
     `policy` is a `DiscreteQNetwork`, or the `QPolicy` around one.
     """
+    if config.memory != "none":
+        return "PyTorch computes a memory, with a kernel for its steps"
     if len(spec.obs_shape) != 1:
         return "images go through a convolutional network"
     if policy is None:

@@ -19,6 +19,7 @@ from rlox.config.base import (
     WEIGHT_NORMS,
     Config,
     _width_rules,
+    memory_rules,
     operational,
     searched,
 )
@@ -82,7 +83,10 @@ class OffPolicyConfig(BatchConfig):
 
 @dataclass
 class DQNConfig(OffPolicyConfig):
-    """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236), with parts of Rainbow (arXiv:1710.02298)."""
+    """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236), with parts of Rainbow (arXiv:1710.02298).
+
+    With a memory it is R2D2 (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX) in one process.
+    """
 
     double_dqn: bool = True  # the online network chooses the next action, the target network values it
     dueling: bool = searched(False, "true,false")  # separate streams for the state's value and the actions' advantages
@@ -94,9 +98,20 @@ class DQNConfig(OffPolicyConfig):
     )  # part of total_timesteps over which epsilon falls linearly
     exploration_initial_eps: float = 1.0  # probability of a random action at the start
     exploration_final_eps: float = searched(0.05, "interval(0.0, 0.2)")  # probability of a random action after that
+    memory: str = "none"  # none, lstm or gru: after the perceptron, learned from sequences as by R2D2
+    memory_size: int = 64  # units of each layer of the memory
+    memory_layers: int = 1  # layers of the memory
+    sequence_length: int = 40  # with a memory, steps of each sequence in a batch, which has batch_size steps in all
+    burn_in: int = 8  # with a memory, the first steps of each sequence, which only warm up its stored state
 
     def rules(self):
         yield from super().rules()
+        yield from memory_rules(self)
+        length, has_memory = self.sequence_length, self.memory != "none"
+        yield "sequence_length", 1 <= length <= MOST_AT_ONCE, f"be in [1, {MOST_AT_ONCE:,}]"
+        yield "burn_in", self.burn_in >= 0, "be >= 0"
+        yield "burn_in", self.burn_in < length or not has_memory, f"be below sequence_length ({length})"
+        yield "batch_size", self.batch_size >= length or not has_memory, f"be >= sequence_length ({length})"
         yield "loss", self.loss in Q_LOSSES, f"be one of {', '.join(Q_LOSSES)}"
         yield "target_update_freq", self.target_update_freq >= 1, "be >= 1"
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"

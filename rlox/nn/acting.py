@@ -277,6 +277,9 @@ class ModulePolicy(ActingPolicy):
                 return self.act(inputs, noise)
         if self.state_dim:
             outputs, state = self._follow(inputs)
+            if hasattr(self.module, "choose"):
+                best = to_array(self.module.pick_mode(outputs))
+                return self.module.choose(noise, lambda: best), state
             return to_array(self.module.pick(outputs, self.place(noise))), state
         if isinstance(noise, np.ndarray) and hasattr(self.module, "choose"):
             # What is decided on the host need not go to the device and back.

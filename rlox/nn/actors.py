@@ -292,9 +292,22 @@ class QPolicy(Actor):
         self.n_actions = n_actions
         self.epsilon = epsilon
 
+    @property
+    def state_dim(self) -> int:
+        """S, the numbers of the module's memory; 0: it has none."""
+        return getattr(self.q, "state_dim", 0)
+
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return values (B, n_actions)."""
         return self.q(obs)
+
+    def follow(self, obs: torch.Tensor, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the memory through sequences, see `RecurrentQNetwork.follow`."""
+        return self.q.follow(obs, sequences)
+
+    def pick_mode(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the actions (B,) int64 with the largest of the `values` (B, n_actions)."""
+        return values.argmax(-1)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, 2)
@@ -458,6 +471,70 @@ class DiscreteQNetwork(nn.Module):
         features = self.trunk(features)
         advantages = self.head(features)
         return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+
+
+class RecurrentQNetwork(nn.Module):
+    """Values of all actions from the observations since the start of the episode, which a memory has read.
+
+    Images go through `nature_cnn`, then everything through a perceptron with an activation after each layer, the memory
+    and a last layer. Weights and biases start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Parameters
+    ----------
+    obs_dim, n_actions, hidden, activation, rng
+        As in `DiscreteQNetwork`.
+    dueling : bool
+        Q = V + A - mean(A), where V and A are linear in the outputs of the memory.
+    memory : (str, int, int)
+        ``lstm`` or ``gru``, its units and its layers.
+
+    Attributes
+    ----------
+    state_dim : int
+        S, the numbers of the memory's state.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int | Sequence[int],
+        n_actions: int,
+        hidden: int | Sequence[int],
+        activation: str,
+        dueling: bool,
+        memory: tuple[str, int, int],
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        spec = NetworkSpec(obs_dim, hidden, activation, False, rng, memory)
+        self.dueling, self.body = dueling, spec.body
+        self.net = spec.network(n_actions + dueling)  # of a dueling network, the first output is V
+        self.state_dim: int = self.net.state_dim
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return values (B, n_actions) of rows each of which is the first step of an episode."""
+        return self._values(self.net(self._features(obs)))
+
+    def follow(self, obs: torch.Tensor, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the memory through n sequences of T steps each, with B rows in all.
+
+        Returns
+        -------
+        values
+            (B, n_actions), in units of discounted return; with `sequences.running` only of those rows.
+        state
+            (n, S), after the last step of each sequence.
+        """
+        outputs, state = self.net.follow(self._features(obs), sequences)
+        return self._values(outputs), state
+
+    def _features(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs if self.body is None else self.body(obs.float() / 255.0)
+
+    def _values(self, outputs: torch.Tensor) -> torch.Tensor:
+        if not self.dueling:
+            return outputs
+        advantages = outputs[:, 1:]
+        return outputs[:, :1] + advantages - advantages.mean(-1, keepdim=True)
 
 
 @torch.no_grad()

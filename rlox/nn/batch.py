@@ -113,6 +113,7 @@ class SequenceBatch(Columns):
     truncated: torch.Tensor = Column()  # (B, T) bool, last row of a truncated episode
     is_first: torch.Tensor = Column()  # (B, T) bool
     state: torch.Tensor = Column()  # (B, S) f32, the agent's own state before row 0, zeros before an episode
+    masks: torch.Tensor | None = Column(optional=True)  # (B, T, A) bool, legal actions; None: all are
     indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (B,) int64, row 0 in the memory
 
     def __len__(self) -> int:
@@ -129,8 +130,14 @@ class SequenceBatch(Columns):
 
     @classmethod
     def from_rows(cls, rows: Mapping[str, np.ndarray], spec: EnvSpec, device: str) -> SequenceBatch:
-        """Create a batch from the result of `rlox.SequenceReplayBuffer.sample`, in the shapes of `spec`."""
-        columns = {name: rows[name] for name in _SEQUENCE_COLUMNS}
+        """Create a batch from the result of `rlox.SequenceReplayBuffer.sample`, in the shapes of `spec`.
+
+        Where actions have more than their `EnvSpec.model_width` numbers, the rest are the flags of legal actions.
+        """
+        columns = {name: rows[name] for name in _SEQUENCE_COLUMNS if name in rows}
+        actions, width = columns["actions"], spec.model_width
+        if actions.shape[-1] > width:
+            columns |= {"actions": actions[..., :width], "masks": actions[..., width:] != 0}
         columns["obs"] = columns["obs"].reshape(*columns["rewards"].shape, *spec.obs_shape)
         if device != "cpu":
             import torch

@@ -8,9 +8,9 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint
 from rlox.collectors import RewardFn
+from rlox.collectors.sequences import SequenceCollector
 from rlox.nn.batch import SequenceBatch
 from rlox.training.replay import ReplayAgent
-from rlox.world_models.collector import SequenceCollector
 from rlox.world_models.pretraining import fill
 from rlox.world_models.pretraining import n_rows as dataset_rows
 
@@ -55,22 +55,9 @@ class SequenceAlgorithm(ReplayAgent):
         return self.actor.initial(1).shape[1]
 
     def _require_room(self, where: str) -> None:
-        length, n, spec = self.config.seq_len, self.collector.n_envs, self.spec
-        given, size = self._memory.given, self._memory.size
-        self._min_rows = length * n
-        if given is not None:
-            expected = (spec.obs_dim, spec.model_width, n, self._state_dim)
-            sizes = tuple(getattr(given, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim"))
-            if sizes != expected:
-                raise ValueError(
-                    f"{where}: buffer must be a SequenceReplayBuffer of obs_dim, act_dim, n_envs and state_dim "
-                    f"{', '.join(map(str, expected))}, got {type(given).__name__} of {', '.join(map(str, sizes))}"
-                )
-        if size // n < length:
-            raise ValueError(
-                f"{where}: the buffer's size must be at least seq_len ({length}) for each of the {n} environments, "
-                f"{length * n:,}, got {size:,}"
-            )
+        length = self.config.seq_len
+        self._min_rows = length * self.collector.n_envs
+        require_room(self, where, self.spec.model_width, length, f"seq_len ({length})")
 
     def _take_dataset(self, where: str) -> None:
         """Raise an error unless the dataset's episodes fit into the memory, before the environments' episodes."""
@@ -114,3 +101,26 @@ class SequenceAlgorithm(ReplayAgent):
         exact = super()._restore(checkpoint, same_env)
         self._owed = float(checkpoint.header.get("replay_owed", 0.0))
         return exact
+
+
+def require_room(algorithm: ReplayAgent, where: str, act_dim: int, length: int, needed: str) -> None:
+    """Raise ValueError unless an agent's memory can hold a sequence of `length` steps of each environment.
+
+    A memory that was passed must be one of sequences with `act_dim` numbers for an action. `needed` is the name of
+    `length` in messages.
+    """
+    memory, n, spec = algorithm._memory, algorithm.collector.n_envs, algorithm.spec
+    given = memory.given
+    if given is not None:
+        expected = (spec.obs_dim, act_dim, n, algorithm._state_dim)
+        sizes = tuple(getattr(given, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim"))
+        if sizes != expected:
+            raise ValueError(
+                f"{where}: buffer must be a SequenceReplayBuffer of obs_dim, act_dim, n_envs and state_dim "
+                f"{', '.join(map(str, expected))}, got {type(given).__name__} of {', '.join(map(str, sizes))}"
+            )
+    if memory.size // n < length:
+        raise ValueError(
+            f"{where}: the buffer's size must be at least {needed} for each of the {n} environments, "
+            f"{length * n:,}, got {memory.size:,}"
+        )

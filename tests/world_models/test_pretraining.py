@@ -8,9 +8,9 @@ from tiny_world import Tiny
 import rlox
 from rlox import SequenceReplayBuffer
 from rlox.callbacks import Callback
+from rlox.collectors.sequences import SequenceCollector
 from rlox.envs import make_vec_env
 from rlox.world_models import pretraining
-from rlox.world_models.collector import SequenceCollector
 
 
 def played(env, n_steps, seed=0):

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlox.collectors.replay import ReplayCollector
 from rlox.kernels.stats import all_finite
-from rlox.nn.acting import ActingPolicy, Inputs, draw_noise
+from rlox.nn.acting import ActingPolicy, Inputs, acting_policy, draw_noise
 
 _CARRY, _REWARDS, _FIRST = "agent_carry", "agent_rewards", "agent_first"  # names in the state of the environments
 
@@ -40,34 +40,26 @@ class SequenceCollector(ReplayCollector):
         The agent's states end with the last actions in the model's form, whose width is the ``act_dim`` of `buffer`, an
         `rlox.SequenceReplayBuffer`. Returns the returns (E,) f64 and lengths (E,) int64 of the episodes that ended.
         """
-        n, spec, out = self.n_envs, self.spec, self._out
+        n, out = self.n_envs, self._out
         if self._raw is None:
             self.forget_buffer()
         obs = self.observe()
         self.continue_in(buffer)
-        initial = agent.initial(n)
+        policy = acting_policy(agent, self.device)
+        initial = policy.initial(n)
         carry = initial if self._carry is None else self._carry
         if carry.shape != initial.shape:
             raise ValueError(f"{self._where}: the agent's state must have shape {initial.shape}, got {carry.shape}")
         first = self._first
         carry = np.where(first[:, None], initial, carry)
-        if random:
-            actions = spec.clip(spec.random_actions(self.rng, n))
-            taken, after = spec.to_model(actions), initial
-            after[:, after.shape[1] - taken.shape[1] :] = taken
-        else:
-            actions, after = agent.act(Inputs(obs, None, carry, first), draw_noise(agent, n, self.rng))
-            taken = after[:, -spec.model_width :]
-            if actions.shape != (n, *spec.action_shape):
-                self._refuse_action(actions)
-            actions = spec.clip(actions)
+        actions, taken, after = self._choose(policy, obs, carry, first, random)
         rewards = self._advance(obs, actions)
         ended = out["terminated"] | out["truncated"]
         over = np.flatnonzero(ended)
         no, yes = np.zeros(n, np.bool_), np.zeros(len(over), np.bool_)
         columns = [
             (obs, out["final_obs"][over]),
-            (taken, np.zeros((len(over), taken.shape[1]), np.float32)),
+            (taken, self._end_rows(over, taken.shape[1])),
             (self._rewards, rewards[over]),
             (no, out["terminated"][over]),
             (no, out["truncated"][over]),
@@ -80,7 +72,29 @@ class SequenceCollector(ReplayCollector):
         self.remember_buffer(buffer)
         self._carry, self._first = after, ended
         self._rewards = np.where(ended, np.float32(0), rewards)
-        return self._end_episodes(ended)
+        returns, lengths = self._end_episodes(ended)
+        if self.normalizer is not None:
+            self.normalizer.update(self._raw)
+        return returns, lengths
+
+    def _choose(
+        self, policy: ActingPolicy, obs: np.ndarray, carry: np.ndarray, first: np.ndarray, random: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return actions for the environments, their rows (N, A) f32 for the memory, and the next states (N, S)."""
+        n, spec = self.n_envs, self.spec
+        if random:
+            actions, after = spec.clip(spec.random_actions(self.rng, n)), policy.initial(n)
+            taken = spec.to_model(actions)
+            after[:, after.shape[1] - taken.shape[1] :] = taken
+            return actions, taken, after
+        actions, after = policy.act(Inputs(obs, None, carry, first), draw_noise(policy, n, self.rng))
+        if actions.shape != (n, *spec.action_shape):
+            self._refuse_action(actions)
+        return spec.clip(actions), after[:, -spec.model_width :], after
+
+    def _end_rows(self, over: np.ndarray, width: int) -> np.ndarray:
+        """Return what the memory stores as the actions (E, A) at the last observations of the environments `over`."""
+        return np.zeros((len(over), width), np.float32)
 
     def continue_in(self, buffer: Any) -> None:
         """Start new episodes, unless the memory's newest rows are those of this collector's last step.
@@ -117,3 +131,27 @@ class SequenceCollector(ReplayCollector):
             if not all_finite(array):
                 raise ValueError(f"SequenceCollector.set_state: {name} must be finite")
         self._carry, self._rewards, self._first = (own[name].copy() for name in (_CARRY, _REWARDS, _FIRST))
+
+
+class RecurrentCollector(SequenceCollector):
+    """Steps N environments with a policy that has a memory, such as the recurrent DQN's, and stores every step.
+
+    Rows are those of `SequenceCollector`. The memory also reads the observations at which actions are random, so that
+    every stored state is that of the weights at its time. If the environments mask actions, a row's action is followed
+    by the flags of the actions that were legal.
+    """
+
+    _where = "RecurrentCollector.step"
+
+    def _choose(
+        self, policy: ActingPolicy, obs: np.ndarray, carry: np.ndarray, first: np.ndarray, random: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        n, spec = self.n_envs, self.spec
+        inputs = Inputs(obs if self.normalizer is None else self.normalizer.normalize(obs), None, carry, first)
+        if random:
+            actions, after = spec.random_actions(self.rng, n), policy.mode(inputs)[1]
+        else:
+            actions, after = policy.act(inputs, draw_noise(policy, n, self.rng))
+            if actions.shape != (n, *spec.action_shape):
+                self._refuse_action(actions)
+        return actions, spec.to_model(actions), after

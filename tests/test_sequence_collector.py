@@ -6,8 +6,8 @@ import pytest
 from counting_agent import Counting
 
 from rlox import SequenceReplayBuffer
+from rlox.collectors.sequences import SequenceCollector
 from rlox.evaluation.episodes import evaluate
-from rlox.world_models.collector import SequenceCollector
 
 
 def memory_for(collector, size=10_000):
