@@ -119,7 +119,8 @@ class DQN(OffPolicyAlgorithm):
                 f"{where}: buffer.device must be auto or cpu with a memory, whose sequences the host stores"
             )
         self._min_rows = length * self.collector.n_envs
-        require_room(self, where, self.spec.model_width, length, f"sequence_length + 1 ({length})")
+        width = self.spec.n_actions * (2 if self.spec.masked else 1)
+        require_room(self, where, width, length, f"sequence_length + 1 ({length})")
 
     def _capture_obstacle(self) -> str | None:
         return NO_GRAPH if self._recurrent else super()._capture_obstacle()

@@ -177,19 +177,21 @@ def make_buffer(
     On another `device` than the CPU, it is one of `ON_DEVICE`. A memory of sequences stores actions in the form that a
     world model takes, `EnvSpec.model_width` numbers each, and with every step `state_dim` numbers for the state of the
     agent. A uniform memory becomes one of sequences, all equally likely, if there is a `state_dim`; then its user
-    computes n-step returns.
+    computes n-step returns, and the flags of legal actions, if there are masks, follow the numbers of an action.
 
     Raises
     ------
     TypeError
         If the class is not a `Buffer`, or does not accept the arguments.
     """
+    act_dim = spec.model_width
     if state_dim and config.name == "uniform":
         config = SequenceBufferConfig(size=config.size)
+        act_dim += sum(spec.choices) if spec.masked else 0
     cls = buffer_class(config.name) if device == "cpu" else resolve_name(ON_DEVICE[config.name])
     arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
     if config.holds == "sequences":
-        arguments |= {"act_dim": spec.model_width, "n_envs": n_envs, "state_dim": state_dim}
+        arguments |= {"act_dim": act_dim, "n_envs": n_envs, "state_dim": state_dim}
     if config.n_step > 1:
         arguments |= {"n_step": config.n_step, "gamma": gamma, "n_envs": n_envs}
     if spec.image:

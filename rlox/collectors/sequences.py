@@ -147,11 +147,19 @@ class RecurrentCollector(SequenceCollector):
         self, policy: ActingPolicy, obs: np.ndarray, carry: np.ndarray, first: np.ndarray, random: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         n, spec = self.n_envs, self.spec
-        inputs = Inputs(obs if self.normalizer is None else self.normalizer.normalize(obs), None, carry, first)
+        mask = self._mask
+        inputs = Inputs(obs if self.normalizer is None else self.normalizer.normalize(obs), mask, carry, first)
         if random:
-            actions, after = spec.random_actions(self.rng, n), policy.mode(inputs)[1]
+            actions, after = spec.random_actions(self.rng, n, mask), policy.mode(inputs)[1]
         else:
             actions, after = policy.act(inputs, draw_noise(policy, n, self.rng))
             if actions.shape != (n, *spec.action_shape):
                 self._refuse_action(actions)
-        return actions, spec.to_model(actions), after
+        taken = spec.to_model(actions)
+        return actions, taken if mask is None else np.concatenate([taken, mask], 1, dtype=np.float32), after
+
+    def _end_rows(self, over: np.ndarray, width: int) -> np.ndarray:
+        rows = super()._end_rows(over, width)
+        if self.spec.masked:
+            rows[:, self.spec.model_width :] = self._out["final_action_mask"][over]
+        return rows

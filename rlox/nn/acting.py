@@ -279,7 +279,7 @@ class ModulePolicy(ActingPolicy):
             outputs, state = self._follow(inputs)
             if hasattr(self.module, "choose"):
                 best = to_array(self.module.pick_mode(outputs))
-                return self.module.choose(noise, lambda: best), state
+                return self.module.choose(noise, lambda: best, inputs.mask), state
             return to_array(self.module.pick(outputs, self.place(noise))), state
         if isinstance(noise, np.ndarray) and hasattr(self.module, "choose"):
             # What is decided on the host need not go to the device and back.
@@ -320,7 +320,8 @@ class ModulePolicy(ActingPolicy):
                 self.place(inputs.obs), Sequences(self.place(state), self.place(is_first))
             )
         if inputs.mask is not None:
-            self._require_logits()
+            if not hasattr(self.module, "choose"):
+                self._require_logits()
             outputs = mask_outputs(outputs, self.place(inputs.mask))
         return outputs, to_array(after)
 

@@ -457,7 +457,8 @@ class ReplayMemory:
             raise ValueError(f"{self._where}: buffer must be uniform or prioritized with distributed=ddp, got mmap")
         if self.config is not None:
             collector.n_step = self.config.n_step
-        self._require_masks(spec)
+        if not state_dim:  # a memory of sequences has been checked with its agent
+            self._require_masks(spec)
         self._ranks, self._collector, self._spec = ranks, collector, spec
         self._gamma, self._state_dim = gamma, state_dim
 
