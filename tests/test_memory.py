@@ -129,11 +129,11 @@ def test_a_network_returns_the_outputs_of_running_rows():
     network = MemoryNetwork(nn.Sequential(nn.Linear(3, D), nn.Tanh()), memory, nn.Linear(SIZE, 2)).double()
     rows, (_, state) = torch.randn(8, 3, dtype=torch.float64), draw(memory, 4, 2)
     is_first, running = torch.rand(8) < 0.3, torch.tensor([1, 1, 0, 1, 1, 0, 0, 1], dtype=torch.bool)
-    outputs, after = network(rows, Sequences(state, is_first))
+    outputs, after = network.follow(rows, Sequences(state, is_first))
     expected, expected_after = memory(network.trunk(rows).view(4, 2, D), state, is_first.view(4, 2))
     torch.testing.assert_close(outputs, network.head(expected).view(8, 2))
     torch.testing.assert_close(after, expected_after)
-    outputs, _ = network(rows, Sequences(state, is_first, running))
+    outputs, _ = network.follow(rows, Sequences(state, is_first, running))
     expected, _ = memory(network.trunk(rows).view(4, 2, D), state, is_first.view(4, 2), running.view(4, 2))
     torch.testing.assert_close(outputs, network.head(expected).view(8, 2)[running])
 
