@@ -26,7 +26,7 @@ import numpy as np
 import rlox
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.collector import Actors
+from rlox.multi_agent.acting import Actors
 from rlox.nn.acting import ActingPolicy, Inputs
 from rlox_cli.report.statistics import interval, iqm
 

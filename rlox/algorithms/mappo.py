@@ -27,7 +27,8 @@ from rlox.envs.spec import read_observations, write_actions
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.collector import Actors, MultiAgentBatch, MultiAgentCollector
+from rlox.multi_agent.acting import Actors
+from rlox.multi_agent.collector import MultiAgentBatch, MultiAgentCollector
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
@@ -250,7 +251,7 @@ class MAPPO(OnPolicyAlgorithm):
                         returns = (returns - norm.mean) / norm.deviation
                     loss, metrics = compute(
                         loss_fn, learner.policy, mb.obs, mb.actions, mb.log_probs, advantages, returns, mb.values,
-                        mb.states, mb.masks,
+                        mb.states, mb.masks, mb.sequences,
                     )  # fmt: skip
                     if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
                         break

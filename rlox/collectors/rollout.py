@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlox.nn.memory import Sequences
 
 _MEMORY, _IS_FIRST = "policy_memory", "policy_is_first"  # in the state of a collector
+_OF_ALL_STEPS = ("obs", "states", "is_first", "running")  # columns with rows of steps in which an agent does not act
 
 
 @dataclass
@@ -43,6 +44,9 @@ class Rollout(Columns):
 
     The rollout of a group of agents has a row for each step of each living agent: step after step, environment after
     environment, agent after agent. Since dead agents have none, it is not divided into sequences (`n_envs` is None).
+
+    With a memory it is: `n_envs` is the number M of agents in environments, and `obs`, `states`, `is_first` and
+    `running` have T * M rows, of which those that are `running` are the rows of the other columns.
     """
 
     obs: torch.Tensor | FrameStacks = Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
@@ -59,6 +63,7 @@ class Rollout(Columns):
     masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal actions; None: all are
     states: torch.Tensor | None = Column(optional=True)  # (B, S) f32, the critic's input; None: `obs`
     is_first: torch.Tensor | None = Column(optional=True)  # (B,) bool, first step of an episode; None: unknown
+    running: torch.Tensor | None = Column(optional=True)  # (T * M,) bool, the agent acts; None: there is no other row
     n_envs: int | None = None  # N; None: the rows are no whole sequences
     # (C, N, S) f32, on the host or the device: the memory before the first step of each of C parts of the rollout, of
     # equal length; None: the policy has no memory.
@@ -66,7 +71,7 @@ class Rollout(Columns):
     reused: bool = False  # whether the collector's next rollout overwrites the memory of these columns
 
     def __len__(self) -> int:
-        return len(self.__dict__["obs"])
+        return len(self.__dict__["actions"])
 
     @property
     def n_taken(self) -> int:
@@ -88,7 +93,7 @@ class Rollout(Columns):
         from rlox.nn.memory import Sequences
 
         state = torch.as_tensor(self.memories[0], device=self.is_first.device)  # type: ignore[union-attr]
-        return Sequences(state, self.is_first)
+        return Sequences(state, self.is_first, self.running)
 
     def explained_variance(self) -> torch.Tensor:
         """Return the share of the returns' variance that the values explain, (): 1 is perfect, below 0 is worse than a
@@ -103,7 +108,7 @@ class Rollout(Columns):
         `rng` determines the order; without it, a generator seeded from PyTorch's is used.
 
         With a memory the minibatches consist of whole sequences, see `sample_sequences`: of as many as have at most
-        `batch_size` rows, but at least one.
+        `batch_size` rows, but at least one. Where agents do not act in every step, that is their mean number of rows.
 
         Raises
         ------
@@ -113,8 +118,8 @@ class Rollout(Columns):
         if batch_size < 1:
             raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
         if self.memories is not None:
-            length = len(self) // (len(self.memories) * (self.n_envs or 1))
-            yield from self.sample_sequences(max(1, batch_size // length), rng)
+            n = len(self._whole_sequences())
+            yield from self.sample_sequences(max(1, batch_size * n // max(1, len(self))), rng)
             return
         columns = self.columns()
         slices, order = list(minibatches(len(self), batch_size)), None
@@ -137,7 +142,8 @@ class Rollout(Columns):
         each of the parts that `memories` has.
 
         The columns of a minibatch are flat like those of the rollout, step after step; `steps` returns them as
-        (T, n, …). The last minibatch may have fewer sequences. `rng` determines the order, as in `sample_minibatches`.
+        (T, n, …). The last minibatch may have fewer sequences. Sequences in which no agent acts are left out. `rng`
+        determines the order, as in `sample_minibatches`.
 
         Raises
         ------
@@ -148,21 +154,36 @@ class Rollout(Columns):
             raise ValueError(f"sample_sequences: n_sequences must be >= 1, got {n_sequences}")
         if self.n_envs is None:
             raise ValueError("sample_sequences: the rollout must have the steps of whole environments, got single rows")
-        n, parts = self.n_envs, 1 if self.memories is None else len(self.memories)
-        order = _permutation(rng, parts * n, self.obs.device)
-        length, columns, memories = len(self) // (parts * n), self.columns(), self.memories
-        steps = order.new_tensor(range(0, length * n, n))[:, None]
-        if memories is not None:
-            import torch
+        import torch
 
-            memories = torch.as_tensor(memories, device=order.device).flatten(0, 1)
-        for chosen in order.split(n_sequences):
-            at = (steps + chosen.div(n, rounding_mode="floor") * (length * n) + chosen % n).reshape(-1)
+        chosen = self._whole_sequences()
+        order, n, columns, memories = _permutation(rng, len(chosen), self.obs.device), self.n_envs, self.columns(), None
+        rows = len(self.obs) // self._n_parts  # of a part
+        steps = order.new_tensor(range(0, rows, n))[:, None]
+        if self.memories is not None:
+            memories = torch.as_tensor(self.memories, device=order.device).flatten(0, 1)
+        if self.running is not None:
+            order = chosen[order]
+            place = self.running.cumsum(0) - 1  # of a running row among the running rows
+        for picked in order.split(n_sequences):
+            at = (steps + picked.div(n, rounding_mode="floor") * rows + picked % n).reshape(-1)
+            acted = at if self.running is None else place[at[self.running[at]]]
             yield Rollout(
-                **{name: column[at] for name, column in columns.items()},
-                n_envs=len(chosen),
-                memories=None if memories is None else memories[None, chosen],
+                **{name: column[at if name in _OF_ALL_STEPS else acted] for name, column in columns.items()},
+                n_envs=len(picked),
+                memories=None if memories is None else memories[None, picked],
             )
+
+    @property
+    def _n_parts(self) -> int:
+        return 1 if self.memories is None else len(self.memories)
+
+    def _whole_sequences(self) -> Any:
+        """Return the sequences in which an agent acts, by their numbers: part * N + environment."""
+        n, parts = self.n_envs or 1, self._n_parts
+        if self.running is None:
+            return range(parts * n)
+        return self.running.view(parts, -1, n).any(1).view(-1).nonzero()[:, 0]
 
     def steps(self, name: str) -> torch.Tensor:
         """Return a column as (T, N, …), which shares its memory; only if the rollout has whole sequences."""

@@ -11,7 +11,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.evaluation.episodes import Episodes, Evaluation
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.collector import Actors
+from rlox.multi_agent.acting import Actors
 from rlox.multi_agent.players import AgentReturns
 from rlox.multi_agent.spec import MultiAgentSpec
 from rlox.multi_agent.vec_env import make_multi_agent_env
@@ -71,10 +71,11 @@ def evaluate_agents(
             # PettingZoo has no common name for a limit, which ends the episodes of training, too.
             limit = episodes.step_limit(env.kernel.max_episode_steps if env.native else None)
             rows, running, step = slice(done, done + n), np.ones(n, bool), env.reset_all()
+            memories = policy.begin(n)
             if done == 0:
                 episodes.show(env)
             while running.any():
-                step = env.step_all(policy.actions(step.obs, step.masks, episodes.deterministic, rng))
+                step = env.step_all(policy.actions(step, memories, episodes.deterministic, rng))
                 for group, rewards in zip(spec.groups, step.rewards, strict=True):
                     returns[rows][np.ix_(running, np.array(group.slots))] += rewards[running]
                 lengths[rows][running] += 1

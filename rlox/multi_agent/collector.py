@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,16 @@ from rlox.envs import env_name
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
-from rlox.multi_agent.players import AgentReturns, Player, ValueNorm, players_of
+from rlox.multi_agent.acting import Actors, ColumnMemory, PlayerSampler, begin_memories, choose_actions
+from rlox.multi_agent.players import AgentReturns, ValueNorm, players_of
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
 from rlox.multi_agent.vec_env import MultiAgentVecEnv
-from rlox.nn.acting import Inputs, draw_noise
+from rlox.nn.acting import Inputs
 from rlox.nn.modules import to_array
 from rlox.processes.failures import Diverged
+
+_MEMORY, _IS_FIRST = "step_memory.", "step_is_first."  # in the state of a collector, followed by a player's index
 
 
 @dataclass(frozen=True)
@@ -39,47 +42,15 @@ class MultiAgentBatch:
         return sum(len(batch) for batch in self.players if batch is not None)
 
 
-class Actors:
-    """The policies of all players, each an `rlox.nn.acting.ActingPolicy`."""
-
-    def __init__(self, players: Sequence[Player], policies: Sequence[Any]):
-        self.players = list(players)
-        self.policies = list(policies)
-
-    def actions(
-        self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
-    ) -> list[np.ndarray]:
-        """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
-
-        def choose(p: int, inputs: Inputs) -> np.ndarray:
-            policy = self.policies[p]
-            if deterministic:
-                return policy.mode(inputs)[0]
-            return policy.act(inputs, draw_noise(policy, len(inputs.obs), rng))[0]
-
-        return choose_actions(self.players, obs, masks, choose)
-
-
-def choose_actions(
-    players: Sequence[Player],
-    obs: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray | None],
-    choose: Callable[[int, Inputs], np.ndarray],
-) -> list[np.ndarray]:
-    """Return clipped actions by group (N, A_g, …); `choose` returns those of a player's rows, by its index."""
-    actions: list[Any] = [None] * len(obs)
-    for p, player in enumerate(players):
-        chosen = choose(p, Inputs(player.identify(player.pick_rows(obs)), player.pick_rows(masks)))
-        player.put_rows(actions, player.spec.clip(chosen), obs[player.group].shape[1])
-    return actions
-
-
 class MultiAgentCollector(Collector):
     """Steps N environments with several agents and returns whole rollouts, one batch for each player.
 
     Batches contain no rows of agents that are not alive. A trace of advantages ends where its agent is terminated (with
     value 0 after it) or truncated (with the value of this agent's final observation or state), or with the rollout.
     `config` determines which agents share a policy, and the inputs of critics.
+
+    A player's memory lasts until the end of an agent's life, whichever of its policies acts: in self-play, an earlier
+    one goes on in the middle of an episode with what the player remembers of it.
     """
 
     _where = "MultiAgentCollector.collect"
@@ -101,6 +72,7 @@ class MultiAgentCollector(Collector):
         self.self_play: SelfPlay | None = None
         self.name = env_name(env)
         self._raw: MultiAgentStep | None = None
+        self._memories: list[ColumnMemory | None] = []  # by player; empty before the first step
         self._lost: str | None = None
         self.notify = lambda text: None
         self.env_steps = 0
@@ -119,21 +91,23 @@ class MultiAgentCollector(Collector):
         policies, learning = actors.policies, [True] * len(players)
         if self.self_play is not None:
             policies, learning = self.self_play.begin()
-        noise = []
-        for player, policy in zip(players, policies, strict=True):
-            noise.append(np.empty((n_steps, *policy.noise_shape(n * len(player.members))), np.float32))
-            policy.fill_noise(self.rng, noise[-1])
-        acted: list[list[np.ndarray]] = [[] for _ in players]
+        sizes = [0 if memory is None else memory.state.shape[1] for memory in self._memories]
+        if self._raw is None or sizes != [policy.state_dim for policy in policies]:
+            self._memories = begin_memories(players, policies, n)
+        samplers = [
+            PlayerSampler(player, policy, memory, self.rng, n_steps, n, self.config.sequence_length)
+            for player, policy, memory in zip(players, policies, self._memories, strict=True)
+        ]
         try:
-            steps = self._take_steps(policies, noise, acted)
+            steps = self._take_steps(samplers, n_steps)
         except BaseException:
             self._raw = None  # abandon the episodes, so that no checkpoint contains a rollout in progress
             raise
         self._raw = steps[-1]
         self.env_steps += n_steps * n
         rollouts = [
-            self._make_rollout(player, policy, steps, np.stack(acted[p])) if learning[p] else None
-            for p, (player, policy) in enumerate(zip(players, policies, strict=True))
+            self._make_rollout(sampler, steps) if learns else None
+            for sampler, learns in zip(samplers, learning, strict=True)
         ]
         ended = np.stack([step.ended for step in steps[1:]])
         returns = np.stack([step.episode_returns for step in steps[1:]])[ended]
@@ -143,16 +117,12 @@ class MultiAgentCollector(Collector):
             self.self_play.end(returns)
         return MultiAgentBatch(rollouts, n_steps * n, returns.sum(1), lengths)
 
-    def _take_steps(
-        self, policies: Sequence[Any], noise: Sequence[np.ndarray], acted: list[list[np.ndarray]]
-    ) -> list[MultiAgentStep]:
-        """Return the inputs of the first step and the results of T steps; append the sampled actions to `acted`."""
+    def _take_steps(self, samplers: Sequence[PlayerSampler], n_steps: int) -> list[MultiAgentStep]:
+        """Return the inputs of the first step and the results of T steps; the samplers keep what the players did."""
         steps = [self.env.reset_all() if self._raw is None else self._raw]
 
         def choose(p: int, inputs: Inputs) -> np.ndarray:
-            actions = policies[p].act(inputs, noise[p][len(steps) - 1])[0]
-            acted[p].append(actions)
-            spec = self.players[p].spec
+            actions, spec = samplers[p].act(inputs, steps[-1]), self.players[p].spec
             if spec.continuous and not all_finite(spec.clip(actions)):
                 raise Diverged(
                     f"{self._where}: the actions of {self.players[p].name} on {self.name} became "
@@ -161,19 +131,19 @@ class MultiAgentCollector(Collector):
                 )
             return actions
 
-        for _ in range(len(noise[0])):
-            now = steps[-1]
-            steps.append(self.env.step_all(choose_actions(self.players, now.obs, now.masks, choose)))
+        for _ in range(n_steps):
+            steps.append(self.env.step_all(choose_actions(self.players, steps[-1], choose)))
+            for sampler in samplers:
+                sampler.end(steps[-1])
         return steps
 
-    def _make_rollout(
-        self, player: Player, policy: Any, steps: Sequence[MultiAgentStep], acted: np.ndarray
-    ) -> Rollout | None:
+    def _make_rollout(self, sampler: PlayerSampler, steps: Sequence[MultiAgentStep]) -> Rollout | None:
         """Return one player's rollout of T steps from T + 1 results, of which the first is before any action.
 
-        An index m of the M = N * A columns is an agent in an environment. Only the rows of living agents are kept;
-        None if there are none.
+        An index m of the M = N * A columns is an agent in an environment. Only the rows of living agents are kept, but
+        all observations that a memory reads; None if there are none.
         """
+        player, policy, memory = sampler.player, sampler.policy, sampler.memory
 
         def column(name: str, rows: Sequence[MultiAgentStep]) -> np.ndarray:
             return np.stack([player.pick_rows(getattr(step, name)) for step in rows])
@@ -186,8 +156,11 @@ class MultiAgentCollector(Collector):
         members = len(player.members)
         terminated, truncated = column("terminated", results), column("truncated", results)
         rewards = column("rewards", results).astype(np.float32)
-        obs = player.identify(column("obs", before)[t, m], m % members)
+        taken = np.stack(sampler.actions)[t, m]
         masks = column("masks", before)[t, m] if player.spec.masked else None
+        # A memory also passes the steps in which agents do not act.
+        seen_t, seen_m = (t, m) if memory is None else np.indices(alive.shape).reshape(2, -1)
+        obs = player.identify(column("obs", before)[seen_t, seen_m], seen_m % members)
         # Values are also needed after the last step, for agents that continue, and where time limits cut.
         goes_on = np.flatnonzero(player.pick_rows(last.alive))
         cut_t, cut_m = np.nonzero(truncated)
@@ -195,13 +168,36 @@ class MultiAgentCollector(Collector):
         if player.state_dim is None:
             after = [player.pick_rows(last.obs)[goes_on], column("final_obs", results)[cut_t, cut_m]]
         else:
-            states = player.identify(np.stack([step.state for step in before])[t, m // members], m % members)
+            states = player.identify(
+                np.stack([step.state for step in before])[seen_t, seen_m // members], seen_m % members
+            )
             final = np.stack([step.final_state for step in results])
             after = [last.state[goes_on // members], final[cut_t, cut_m // members]]
         reached = player.identify(np.concatenate(after), np.concatenate([goes_on, cut_m]) % members)
-        obs, actions, log_probs, seen_values, after_values = policy.evaluate_actions(
-            obs, acted[t, m], reached, states=states, masks=masks
-        )
+        of_memory: dict[str, Any] = {}
+        if memory is None:
+            obs, actions, log_probs, seen_values, after_values = policy.evaluate_actions(
+                obs, taken, reached, states=states, masks=masks
+            )
+        else:
+            firsts = np.concatenate(sampler.firsts)
+            obs, actions, log_probs, seen_values, after_values = policy.evaluate_sequences(
+                obs,
+                taken,
+                sampler.memories[0],
+                firsts,
+                reached,
+                np.concatenate([memory.state[goes_on], *sampler.limits]),
+                states=states,
+                masks=masks,
+                running=alive.reshape(-1),
+            )
+            of_memory = {
+                "is_first": policy.place(firsts),
+                "running": policy.place(alive.reshape(-1)),
+                "n_envs": alive.shape[1],
+                "memories": np.stack(sampler.memories),
+            }
         values, final_values = np.zeros((2, *alive.shape), np.float32)
         last_values = np.zeros(alive.shape[1], np.float32)
         values[t, m] = to_array(seen_values)
@@ -232,31 +228,51 @@ class MultiAgentCollector(Collector):
             dones=place((terminated | truncated)[t, m]),
             states=place(states),
             masks=place(masks),
+            **of_memory,
         )
 
     # ---- checkpoints
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """Return an exact snapshot of the environments; None before they have started, or if not `restorable`."""
+        """Return an exact snapshot of the environments and of memories; None before they have started, or if the
+        environments cannot be restored."""
         if self._raw is None or (saved := self.env.get_state()) is None:
             return None
-        return saved | {name: array.copy() for name, array in _name_inputs(self._raw).items()}
+        mine = _name_inputs(self._raw) | self._name_memories()
+        return saved | {name: array.copy() for name, array in mine.items()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from the result of `state`; raise a ValueError or TypeError if it is damaged or does not fit."""
         now = MultiAgentStep.empty(self.agents, self.n_envs)
         targets = _name_inputs(now)
         for name, target in targets.items():
-            array = state.get(name)
-            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (target.shape, target.dtype):
-                raise ValueError(
-                    f"{type(self).__name__}.set_state: {name} must be an array {target.shape} of {target.dtype}, got "
-                    f"{getattr(array, 'shape', array)}"
-                )
-            target[...] = array
-        self.env.set_state({name: array for name, array in state.items() if name not in targets})
-        self._raw = now
+            _check_array(name, state.get(name), target.shape, target.dtype)
+            target[...] = state[name]
+        memories = [self._read_memory(p, state) for p in range(len(self.players))]
+        known = (*targets, *(name for name in state if name.startswith((_MEMORY, _IS_FIRST))))
+        self.env.set_state({name: array for name, array in state.items() if name not in known})
+        self._raw, self._memories = now, memories if any(memories) else []
         self._lost = None
+
+    def _name_memories(self) -> dict[str, np.ndarray]:
+        """Return the memories of all players that have one, by their names in a checkpoint."""
+        named = {}
+        for p, memory in enumerate(self._memories):
+            if memory is not None:
+                named |= {f"{_MEMORY}{p}": memory.state, f"{_IS_FIRST}{p}": memory.is_first}
+        return named
+
+    def _read_memory(self, p: int, state: dict[str, np.ndarray]) -> ColumnMemory | None:
+        """Return the memory of player `p` in a checkpoint, if it has one there."""
+        rows = state.get(f"{_MEMORY}{p}")
+        if rows is None:
+            return None
+        n = self.n_envs * len(self.players[p].members)
+        _check_array(f"{_MEMORY}{p}", rows, (n, *rows.shape[1:2]), np.float32)
+        _check_array(f"{_IS_FIRST}{p}", state.get(f"{_IS_FIRST}{p}"), (n,), np.bool_)
+        memory = ColumnMemory(rows.copy())
+        memory.is_first = state[f"{_IS_FIRST}{p}"].copy()
+        return memory
 
     def metrics(self) -> dict[str, float]:
         """Return the mean return of each agent over the last 100 episodes, and the ratings of self-play."""
@@ -270,6 +286,15 @@ class MultiAgentCollector(Collector):
     def close(self) -> None:
         """Close the environments and their worker processes."""
         self.env.close()
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise a ValueError unless a checkpoint's `array` has this shape and data type."""
+    if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, dtype):
+        raise ValueError(
+            f"MultiAgentCollector.set_state: {name} must be an array {shape} of {np.dtype(dtype)}, got "
+            f"{getattr(array, 'shape', array)}"
+        )
 
 
 def _name_inputs(step: MultiAgentStep) -> dict[str, np.ndarray]:

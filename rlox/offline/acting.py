@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from rlox.envs import EnvSpec
 from rlox.evaluation.agents import AgentsEvaluation, evaluate_agents
 from rlox.kernels.rng import Rng
-from rlox.multi_agent.spec import Group, MultiAgentSpec
+from rlox.multi_agent.spec import Group, MultiAgentSpec, MultiAgentStep
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ class RandomPolicy:
             _require_bounds(group, where)
         self._spec = spec
 
-    def actions(
-        self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
-    ) -> list[np.ndarray]:
-        """Return actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
+    def begin(self, n: int) -> None:
+        """Remember nothing in `n` environments."""
+
+    def actions(self, step: MultiAgentStep, memories: None, deterministic: bool, rng: Rng) -> list[np.ndarray]:
+        """Return actions by group (N, A_g, …) for the inputs in `step`."""
         return [
             random_actions(group.spec, rows, mask, rng)
-            for group, rows, mask in zip(self._spec.groups, obs, masks, strict=True)
+            for group, rows, mask in zip(self._spec.groups, step.obs, step.masks, strict=True)
         ]
 
 
@@ -98,15 +99,16 @@ class SharedPolicy:
         """The agents that act at random."""
         return [agent for group in self._spec.groups if group not in self.groups for agent in group.agents]
 
-    def actions(
-        self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
-    ) -> list[np.ndarray]:
-        """Return clipped actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
+    def begin(self, n: int) -> None:
+        """Remember nothing in `n` environments."""
+
+    def actions(self, step: MultiAgentStep, memories: None, deterministic: bool, rng: Rng) -> list[np.ndarray]:
+        """Return clipped actions by group (N, A_g, …) for the inputs in `step`."""
         return [
             self._play(rows, mask, deterministic, rng)
             if group in self.groups
             else random_actions(group.spec, rows, mask, rng)
-            for group, rows, mask in zip(self._spec.groups, obs, masks, strict=True)
+            for group, rows, mask in zip(self._spec.groups, step.obs, step.masks, strict=True)
         ]
 
     def _play(self, rows: np.ndarray, mask: np.ndarray | None, deterministic: bool, rng: Rng) -> np.ndarray:

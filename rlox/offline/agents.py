@@ -73,7 +73,7 @@ class AgentEpisodes:
         lived = np.empty((n_rows, n, m), np.bool_)
         running, returns = np.zeros((n, m)), []
         taken = idle = 0
-        step = env.reset_all()
+        step, memories = env.reset_all(), policy.begin(n)
         while taken < count:
             used = reported = 0
             while used < n_rows and taken + reported < count:
@@ -84,7 +84,7 @@ class AgentEpisodes:
                         f"collect: agents must act in the environment, got {', '.join(self.agents)}, of which none did "
                         f"in {_PATIENCE:,} steps of {self._name}"
                     )
-                actions = policy.actions(step.obs, step.masks, deterministic, rng)
+                actions = policy.actions(step, memories, deterministic, rng)
                 block["obs"][used] = step.obs[g][:, members]
                 block["actions"][used] = actions[g][:, members]
                 step = env.step_all(actions)
@@ -119,7 +119,7 @@ class AgentEpisodes:
 
 
 def _load_acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
-    """Return an object that acts for all agents, by group: ``actions(obs, masks, deterministic, rng)``."""
+    """Return an object that acts for all agents as `rlox.multi_agent.acting.Actors` do."""
     if algorithm is None:
         return RandomPolicy(spec, "collect")
     if getattr(algorithm, "several", False):
