@@ -164,7 +164,9 @@ class PlayerSampler:
             if t % self._length == 0:
                 self.memories.append(memory.before())
             self.firsts.append(memory.is_first)
-            alive = self.player.pick_rows(step.alive)
+            player, alive = self.player, self.player.pick_rows(step.alive)
+            if player.state_dim is not None:
+                inputs.central = player.identify(np.repeat(step.state, len(player.members), 0))
             actions = memory.act(lambda inputs: self.policy.act(inputs, self._noise[t]), inputs, alive)
         self.actions.append(actions)
         return actions

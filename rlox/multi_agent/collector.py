@@ -256,7 +256,7 @@ class MultiAgentCollector(Collector):
 
     def _name_memories(self) -> dict[str, np.ndarray]:
         """Return the memories of all players that have one, by their names in a checkpoint."""
-        named = {}
+        named: dict[str, np.ndarray] = {}
         for p, memory in enumerate(self._memories):
             if memory is not None:
                 named |= {f"{_MEMORY}{p}": memory.state, f"{_IS_FIRST}{p}": memory.is_first}

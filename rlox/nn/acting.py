@@ -40,6 +40,7 @@ class Inputs:
     mask: np.ndarray | None = None  # (N, n_actions) bool, the legal actions; None: all
     state: Any = None  # (N, S) f32, which the last call returned; None: that before an episode
     is_first: Any = None  # (N,) bool: where an episode starts, and `state` counts as that before it
+    central: np.ndarray | None = None  # (N, …) f32: what a central critic sees; None: its memory stays as it is
 
 
 class ActingPolicy:
@@ -315,10 +316,17 @@ class ModulePolicy(ActingPolicy):
         n = len(inputs.obs)
         state = self.initial(n) if inputs.state is None else inputs.state
         is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
+        obs, sequences, module = self.place(inputs.obs), Sequences(self.place(state), self.place(is_first)), self.module
         with torch.no_grad():
-            outputs, *_, after = self.module.follow(
-                self.place(inputs.obs), Sequences(self.place(state), self.place(is_first))
-            )
+            if inputs.central is not None:
+                outputs, _, after = module.follow(obs, sequences, self.place(inputs.central))
+            elif getattr(module, "central", False):
+                size = module.actor.state_dim
+                own = sequences._replace(state=sequences.state[:, :size])
+                outputs, acted = module.actor.follow(module.features(obs), own)
+                after = torch.cat([acted, sequences.state[:, size:]], 1)
+            else:
+                outputs, *_, after = module.follow(obs, sequences)
         if inputs.mask is not None:
             if not hasattr(self.module, "choose"):
                 self._require_logits()
@@ -413,13 +421,15 @@ class ModulePolicy(ActingPolicy):
             if masks is not None:
                 logits = mask_outputs(logits, self.place(masks))
             log_probs = module.distribution(logits, taken)[0]
-            reached = self.place(after)
-            reached = reached if states is not None else module.features(reached)
-            at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
-            held = self.place(after_memories)
-            held = held if len(held) == len(after) else torch.cat([memory, held])
-            ahead, _ = module.critic.follow(reached, Sequences(held[:, size:], at_start))
-        return rows, taken, log_probs, torch.cat(values), ahead.squeeze(-1).cpu().numpy()
+            ahead = torch.zeros(0)
+            if len(after):
+                reached = self.place(after)
+                reached = reached if states is not None else module.features(reached)
+                at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
+                held = self.place(after_memories)
+                held = held if len(held) == len(after) else torch.cat([memory, held])
+                ahead, _ = module.critic.follow(reached, Sequences(held[:, size:], at_start))
+        return rows, taken, log_probs, torch.cat(values), ahead.reshape(-1).cpu().numpy()
 
     def log_probs(self, obs: Any, actions: Any, masks: np.ndarray | None = None) -> torch.Tensor:
         """Return the log-probabilities (B,) f32 of B actions, of those that `masks` (B, n_actions) allow."""

@@ -226,7 +226,14 @@ class ActorCritic(Actor):
     memory : (str, int, int), optional
         ``lstm`` or ``gru``, its units and its layers; actor and critic each have their own. Without sequences, every
         row then counts as the first step of an episode.
+
+    Attributes
+    ----------
+    central : bool
+        Whether the critic reads states instead of observations.
     """
+
+    central: bool = False
 
     def __init__(
         self,
@@ -494,6 +501,7 @@ def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCr
         rest = (c.hidden_sizes, c.activation, c.ortho_init, rng, _memory_of(c))
         policy.actor = NetworkSpec(spec.obs_dim, *rest).network(n_outputs, 0.01)
         policy.critic = NetworkSpec(state_dim, *rest).network(1)
+        policy.central = True
         return policy
     obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
     common = {
@@ -514,7 +522,7 @@ def give_critic(
     policy: ActorCritic, state_dim: int, hidden: Sequence[int], activation: str, ortho_init: bool, rng: Rng
 ) -> ActorCritic:
     """Replace the critic by one that reads `state_dim` numbers of its own; return `policy`."""
-    policy.critic = mlp([state_dim, *hidden, 1], activation, 1.0, ortho_init, rng)
+    policy.critic, policy.central = mlp([state_dim, *hidden, 1], activation, 1.0, ortho_init, rng), True
     return policy
 
 

@@ -138,6 +138,39 @@ class Zoo(_Env):
         return np.sum(actions[agent]) * 0.1 + self.noise[self.t, 0] + self.possible_agents.index(agent)
 
 
+class MaskedZoo(Zoo):
+    """The zoo, where one of the walkers' three actions is illegal, another one in each step, and forbidden."""
+
+    def infos(self):
+        walkers = [agent for agent in self.agents if agent != "flyer"]
+        return {agent: {"action_mask": np.arange(3) != self.t % 3} for agent in walkers} | {"flyer": {}}
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed, options)[0], self.infos()
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            assert agent == "flyer" or action != self.t % 3
+        return *super().step(actions)[:4], self.infos()
+
+
+class Recall(_Env):
+    """Each agent gets 1 if its last action of four is the cue that it saw in the first step only."""
+
+    spans: ClassVar = {"one": (4, True), "two": (4, True)}
+
+    def begin(self, rng):
+        self.cues = rng.integers(2, size=2)
+
+    def observe(self, agent):
+        if not self.agents or self.t > 0:
+            return np.array([0, self.t], np.float32)
+        return np.array([2 * self.cues[self.possible_agents.index(agent)] - 1, 0], np.float32)
+
+    def reward(self, agent, actions):
+        return self.t == 4 and actions[agent] == self.cues[self.possible_agents.index(agent)]
+
+
 class Masked(_Env):
     """Only one of three actions is legal, which the observation does not show; any other action is an error."""
 

@@ -1,0 +1,169 @@
+"""MAPPO with a memory: several agents that die, wait and are cut off, each with a state of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import zoo_probes
+from torch import nn
+
+import rlox
+
+pytest.importorskip("pettingzoo")
+
+SMALL = {"n_steps": 8, "hidden_sizes": [8], "n_envs": 2, "batch_size": 64, "memory": "lstm", "memory_size": 6}
+
+
+def weights(algorithm):
+    return {name: value.detach().numpy().copy() for name, value in algorithm.policy.state_dict().items()}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+class Recorded:
+    """Wraps the environments of an algorithm and records their steps."""
+
+    def __init__(self, algorithm):
+        self.env, self.steps, self.actions = algorithm.collector.env, [], []
+        algorithm.collector.env = self
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def reset_all(self):
+        self.steps.append(self.env.reset_all())
+        return self.steps[-1]
+
+    def step_all(self, actions):
+        self.actions.append([array.copy() for array in actions])
+        self.steps.append(self.env.step_all(actions))
+        return self.steps[-1]
+
+
+# ---- one update against an independent computation
+
+CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
+
+
+def run_network(network, row, state):
+    """Run one step of one agent by PyTorch's cell; `state` is None before an episode."""
+    memory = network.memory
+    cell = CELLS[memory.kind](memory.n_inputs, memory.size, dtype=torch.float64)
+    named = {name.removesuffix("_l0"): value for name, value in memory.named_parameters()}
+    state = torch.func.functional_call(cell, named, (network.trunk(row[None]), state))
+    return network.head(state[0] if memory.kind == "lstm" else state)[0], state
+
+
+def cut_gradient(state):
+    if state is None or isinstance(state, torch.Tensor):
+        return state if state is None else state.detach()
+    return tuple(part.detach() for part in state)
+
+
+def read_inputs(algorithm, player, step, e, a, final=False):
+    """The inputs of actor and critic of a player's agent `a` in environment `e`, before or after a reset."""
+    c, ids = algorithm.config, np.eye(len(player.members))[a] if algorithm.config.agent_id else []
+    obs = (step.final_obs if final else step.obs)[player.group][e, player.members[a]]
+    state = (step.final_state if final else step.state)[e]
+    seen, judged = (torch.tensor(np.r_[x, ids], dtype=torch.float64) for x in (obs, state))
+    return seen, judged if c.critic == "central" else seen
+
+
+def follow_agent(algorithm, player, net, recorded, e, a, since, length):
+    """The rows (outputs, value, advantage, action, mask) of an agent's steps from `since` on, one step at a time."""
+    c, g, member, rows = algorithm.config, player.group, player.members[a], {}
+    steps, last = recorded.steps, len(recorded.actions)
+    acted = judged = None
+    ahead = np.zeros(last)
+    for t in range(last + 1):
+        if t and (steps[t].ended[e] or steps[t].terminated[g][e, member] or steps[t].truncated[g][e, member]):
+            acted = judged = None
+        if t >= since and (t - since) % length == 0:
+            acted, judged = cut_gradient(acted), cut_gradient(judged)
+        if not steps[t].alive[g][e, member]:
+            continue
+        x, s = read_inputs(algorithm, player, steps[t], e, a)
+        value, judged_after = run_network(net.critic, s, judged)
+        if t:
+            ahead[t - 1] = value.item()
+        if t == last:
+            break
+        judged = judged_after
+        outputs, acted = run_network(net.actor, x, acted)
+        mask = None if steps[t].masks[g] is None else steps[t].masks[g][e, member]
+        rows[t] = [outputs, value, recorded.actions[t][g][e, member], mask]
+        if steps[t + 1].truncated[g][e, member]:
+            ahead[t] = run_network(net.critic, read_inputs(algorithm, player, steps[t + 1], e, a, True)[1], judged)[
+                0
+            ].item()
+    trace = 0.0
+    for t in reversed(range(since, last)):
+        if t not in rows:
+            trace = 0.0
+            continue
+        after = steps[t + 1]
+        terminated, truncated = after.terminated[g][e, member], after.truncated[g][e, member]
+        delta = after.rewards[g][e, member] + c.gamma * (not terminated) * ahead[t] - rows[t][1].item()
+        trace = delta + c.gamma * c.gae_lambda * (0.0 if terminated or truncated else trace)
+        rows[t].append(trace)
+    return [rows[t] for t in sorted(rows) if t >= since]
+
+
+def differentiate(algorithm, recorded, before, since, length):
+    """Gradients of the update on the steps from `since` on in float64, by player."""
+    c, gradients = algorithm.config, {}
+    for player, policy in zip(algorithm.players, before, strict=True):
+        net, pairs = copy.deepcopy(policy).double(), np.ndindex(algorithm.n_envs, len(player.members))
+        rows = [row for e, a in pairs for row in follow_agent(algorithm, player, net, recorded, e, a, since, length)]
+        outputs, values, actions, masks, advantages = zip(*rows, strict=True)
+        outputs, values, advantages = torch.stack(outputs), torch.cat(values), torch.tensor(advantages)
+        returns = advantages + values.detach()
+        weight = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        if player.spec.discrete:
+            if masks[0] is not None:
+                outputs = torch.where(torch.tensor(np.array(masks)), outputs, -torch.inf)
+            spread = torch.distributions.Categorical(logits=outputs.clamp(min=-1e9))
+            log_prob, entropy = spread.log_prob(torch.as_tensor(np.array(actions))), spread.entropy()
+        else:
+            normal = torch.distributions.Normal(outputs, net.log_std.exp())
+            log_prob, entropy = normal.log_prob(torch.as_tensor(np.array(actions))).sum(-1), normal.entropy().sum(-1)
+        ratio = (log_prob - log_prob.detach()).exp()
+        loss = -(ratio * weight).mean() + c.vf_coef * (values - returns).square().mean() - c.ent_coef * entropy.mean()
+        found = torch.autograd.grad(loss, list(net.parameters()))
+        gradients[player.name] = torch.cat([one.reshape(-1) for one in found]).numpy()
+    return gradients
+
+
+def unbounded(env):
+    """Remove the bounds, so that the environment receives the sampled actions unchanged."""
+    from gymnasium import spaces
+
+    flyer, walker = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
+    env.action_space = lambda agent: flyer if agent == "flyer" else walker
+    return env
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"critic": "local"}, {"memory": "gru", "agent_id": True}, {"share_parameters": False, "sequence_length": 3},
+    {"n_steps": 14, "sequence_length": 7, "critic": "local"}, {"n_steps": 7}, {"n_steps": 1}, {"hidden_sizes": []},
+])  # fmt: skip
+def test_the_gradient_of_an_update_equals_an_independent_computation(options):
+    # Episodes have seven steps. Of the walkers one dies after two, a time limit cuts one after five; it cuts the flyer
+    # after six, which is the end of a sequence of three.
+    settings = {**SMALL, "n_steps": 6, "n_epochs": 1, "batch_size": 10_000, "max_grad_norm": None, "gamma": 0.9}
+    settings |= {"learning_rate": 1e-30, **options}  # the weights stay as they are
+    algorithm = rlox.MAPPO("zoo", env_fn=lambda: unbounded(zoo_probes.MaskedZoo()), seed=5, **settings)
+    n, before = settings["n_steps"], [copy.deepcopy(learner.policy) for learner in algorithm.learners]
+    recorded = Recorded(algorithm)
+    length = settings.get("sequence_length") or n
+    for i in range(3):
+        algorithm.train(2 * n)
+        known = differentiate(algorithm, recorded, before, i * n, length)
+        for learner in algorithm.learners:
+            if learner.name in known:
+                np.testing.assert_allclose(learner.optimizer.grad.numpy(), known[learner.name], atol=2e-5, rtol=2e-4)
