@@ -298,7 +298,9 @@ class MAPPO(OnPolicyAlgorithm):
 
     # ---- acting
 
-    def predict(self, obs: Any, deterministic: bool = True, agent_idx: int = 0, mask: Any = None) -> np.ndarray | int:
+    def predict(
+        self, obs: Any, deterministic: bool = True, agent_idx: int = 0, mask: Any = None, *, state: Any = None
+    ) -> Any:
         """Return the action of agent `agent_idx` for one observation, or actions for a batch, as `rlox.PPO.predict`.
 
         `mask` (n_actions,) or (B, n_actions) marks the legal actions, if the environment has masks.
@@ -314,9 +316,9 @@ class MAPPO(OnPolicyAlgorithm):
         if player.spec.masked and isinstance(obs, Mapping) and MASK in obs:
             mask = obs[MASK] if mask is None else mask
             obs = {name: value for name, value in obs.items() if name != MASK}
-        legal = _check_mask(player, mask)
         if not self.several:
-            return super().predict(obs, deterministic)
+            return super().predict(obs, deterministic, state=state, mask=mask)
+        legal = _check_mask(player, mask)
         self.backend.require_unchanged("predict")
         require(where, "deterministic", deterministic, bool)
         rows, single = read_observations(where, player.spec, obs)

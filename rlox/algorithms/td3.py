@@ -44,6 +44,7 @@ class TD3(OffPolicyAlgorithm):
     """
 
     name = "td3"
+    _samples = False  # `evaluate` and ``rlox collect`` add noise to its actions
     Config = TD3Config
     _data_parallel = True
     actions = ("continuous",)
@@ -122,10 +123,6 @@ class TD3(OffPolicyAlgorithm):
     def _rounds(self, n_steps: int) -> Rounds:
         names = ("policy_delay", "target_noise", "noise_clip", "exploration_noise")
         return self._actor_critic_rounds(n_steps, names, updates=self.counters.updates)
-
-    def _act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Return actions without noise for either value of `deterministic`; `evaluate` and ``rlox collect`` add it."""
-        return super()._act_on(rows)
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rlox.config import Config, DatasetConfig, shown
 from rlox.config.arguments import missing_attribute, refuse_policy_name
 
@@ -135,9 +133,9 @@ class Trainer:
         """
         return self.algorithm.train(total_timesteps, **options)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Return the action for an observation (see `Algorithm.predict`)."""
-        return self.algorithm.predict(obs, deterministic)
+    def predict(self, obs: Any, deterministic: bool = True, *, state: Any = None, mask: Any = None) -> Any:
+        """Return the action for an observation, and the state of an agent with a memory (see `Algorithm.predict`)."""
+        return self.algorithm.predict(obs, deterministic, state=state, mask=mask)
 
     def evaluate(self, n_episodes: int = 20, seed: int | None = None, **options: Any) -> Evaluation:
         """Run whole episodes. The `options` are those of `Algorithm.evaluate`."""

@@ -312,7 +312,7 @@ class Steps:
 
     def memory_after(self) -> np.ndarray:
         """Return the states (N + K, S) of the memory after the last step, and after the K truncated ones."""
-        return np.concatenate([self.last_memory, self.limit_memories])  # type: ignore[list-item]
+        return np.concatenate([self.last_memory, self.limit_memories])
 
 
 class RolloutCollector(Collector):

@@ -367,6 +367,40 @@ def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, 
     return rows, single
 
 
+ACTION_MASK = "action_mask"  # name of a mask of legal actions in an observation or an info
+
+
+def split_mask(spec: EnvSpec, obs: Any, mask: Any) -> tuple[Any, Any]:
+    """Return an observation without the mask of legal actions that it may contain, and `mask` or that one."""
+    if not spec.masked or not isinstance(obs, Mapping) or ACTION_MASK not in obs:
+        return obs, mask
+    rest = {key: value for key, value in obs.items() if key != ACTION_MASK}
+    return rest, obs[ACTION_MASK] if mask is None else mask
+
+
+def read_mask(where: str, spec: EnvSpec, mask: Any, n: int) -> np.ndarray | None:
+    """Return a mask of legal actions as (n, n_choices) bool; one row counts for all. None stays None.
+
+    Raises
+    ------
+    ValueError
+        If it has another shape or type, or allows no action; if the environment has no masks.
+    """
+    if mask is None:
+        return None
+    if not spec.masked:
+        raise ValueError(f"{where}: mask must be None, since the environment has no action masks")
+    flags, size = np.asarray(mask), sum(spec.choices)
+    if flags.shape not in ((size,), (n, size)) or flags.dtype.kind not in "biu":
+        raise ValueError(
+            f"{where}: mask must have a flag for each of {size} choices, ({size},) or ({n}, {size}), got {shown(mask)}"
+        )
+    legal = np.array(np.broadcast_to(flags.astype(np.bool_), (n, size)))
+    if not all(part.any(1).all() for part in np.split(legal, np.cumsum(spec.choices)[:-1], 1)):
+        raise ValueError(f"{where}: mask must allow an action, got {shown(mask)}")
+    return legal
+
+
 def write_actions(spec: EnvSpec, actions: np.ndarray, single: bool) -> np.ndarray | int:
     """Convert the policy's actions (B, …) to those of the environment; the first one if `single`."""
     if spec.adapter is not None:

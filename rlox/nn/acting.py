@@ -180,7 +180,7 @@ class EpisodeActor:
     def end(self, ended: np.ndarray) -> None:
         """Start anew in environments whose episodes `ended`, (N,) bool."""
         if self._is_first is not None:
-            self._is_first = ended.copy()
+            self._is_first = self._is_first | ended
         if self._exploration is not None:
             self._exploration.end(ended)
 

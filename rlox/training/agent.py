@@ -29,7 +29,7 @@ from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
 from rlox.envs.make import EnvOptions
 from rlox.envs.registry import is_multi_agent
-from rlox.envs.spec import read_observations, write_actions
+from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
@@ -44,6 +44,7 @@ from rlox.training.backend import CUDA_PAYS_FROM, RESIDENT_PAYS_FROM, Backend, W
 if TYPE_CHECKING:
     from torch import nn
 
+    from rlox.evaluation.session import Session
     from rlox.nn.optimizers import FlatOptimizer
     from rlox.offline.statistics import DatasetStatistics
 
@@ -64,6 +65,7 @@ class Agent(Algorithm):
     """
 
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
+    _samples: ClassVar[bool] = True  # whether `predict` can sample; else it takes modes
     _draws_on_device: ClassVar[bool] = True  # whether a captured update draws its numbers from a generator there
     _mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
 
@@ -292,10 +294,11 @@ class Agent(Algorithm):
 
     # ---- acting
 
-    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
+    def predict(self, obs: Any, deterministic: bool = True, *, state: Any = None, mask: Any = None) -> Any:
         """Return the action for one observation, or actions for a batch of B, without exploration noise.
 
-        A recurrent agent acts as in the first step of an episode.
+        An agent with a memory (``algo.memory``) returns the action and the next state, which belongs to the next
+        observation of the same episode; `session` keeps it. DreamerV3 acts as in the first step of an episode.
 
         Parameters
         ----------
@@ -305,34 +308,74 @@ class Agent(Algorithm):
         deterministic : bool
             Whether to take the most likely action instead of sampling. A deterministic policy takes the same action
             either way.
+        state : array, optional
+            State (S,) or (B, S) of the memory, which the last call returned; None at the start of an episode.
+        mask : array, optional
+            The legal actions, (n,) or (B, n) bool, as the environment gives them; for several choices the flags of one
+            after those of the other. None: those under ``action_mask`` in `obs`, or all.
 
         Returns
         -------
         int or array
             As the environment's ``step`` takes it. Discrete: an int, or (B,) int64. Box: an array of the space's shape,
             or (B, …), clipped to its bounds. MultiDiscrete and MultiBinary: integers of the space's shape, or (B, …).
+        state : array
+            Only of an agent with a memory: its next state, (S,) or (B, S) f32.
 
         Raises
         ------
         ValueError
-            If `obs` is neither, or contains values that are not finite.
+            If `obs` is neither, or contains values that are not finite; if `state` or `mask` does not fit.
         TypeError
             If `obs` is not an array of numbers; if `deterministic` and the policy is a custom module without ``mode``.
         """
         where = f"{type(self).__name__}.predict"
         require(where, "deterministic", deterministic, bool)
+        obs, mask = split_mask(self.spec, obs, mask)
         rows, single = read_observations(where, self.spec, obs)
-        return write_actions(self.spec, self._act_on(rows, deterministic), single)
+        inputs = Inputs(rows, read_mask(where, self.spec, mask, len(rows)))
+        if state is not None:
+            inputs.state = self._read_state(where, state, len(rows))
+        actions, after = self._act_on(inputs, deterministic)
+        action = write_actions(self.spec, actions, single)
+        if getattr(self.config, "memory", "none") == "none" and state is None:
+            return action
+        assert after is not None
+        return action, (after[0] if single else after)
 
-    def _act_on(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Return the policy's actions (B, …), clipped, for observations (B, …) as they are stored in a batch."""
+    def _read_state(self, where: str, state: Any, n: int) -> np.ndarray:
+        rows, size = np.asarray(state), acting_policy(self.actor, self.device).state_dim
+        rows = rows[None] if rows.ndim == 1 else rows
+        if not size:
+            raise ValueError(f"{where}: state must be None, since the agent has no memory")
+        if rows.shape != (n, size) or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+            raise ValueError(
+                f"{where}: state must be {n} row{'' if n == 1 else 's'} of {size} finite numbers, as the last call "
+                f"returned it, got an array {np.shape(state)}"
+            )
+        return np.ascontiguousarray(rows, np.float32)
+
+    def _act_on(self, inputs: Inputs, deterministic: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the policy's actions (B, …), clipped, and next states, for observations as a batch has them."""
         self.backend.require_unchanged("predict")
         actor = acting_policy(self.actor, self.device)
         if deterministic:
             actor.require_mode(f"{type(self).__name__}.predict")
-        inputs = Inputs(rows if self.normalizer is None else self.normalizer.normalize(rows))
-        actions = actor.mode(inputs)[0] if deterministic else actor.act(inputs, draw_noise(actor, len(rows)))[0]
-        return self.spec.clip(actions)
+        if self.normalizer is not None:
+            inputs.obs = self.normalizer.normalize(inputs.obs)
+        mode = deterministic or not self._samples
+        noise = None if mode else draw_noise(actor, len(inputs.obs))
+        actions, state = actor.mode(inputs) if mode else actor.act(inputs, noise)
+        return self.spec.clip(actions), state
+
+    def session(self, n: int = 1, deterministic: bool = True, seed: int | None = None) -> Session:
+        """Return an object that acts in `n` environments and keeps the state of a memory for each.
+
+        `seed` determines sampled actions; by default that of the algorithm. See `rlox.evaluation.session.Session`.
+        """
+        from rlox.evaluation.session import Session
+
+        return Session(self, n, deterministic, self.seed if seed is None else seed)
 
     def evaluate(
         self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
