@@ -35,6 +35,7 @@ class BC(OfflineAlgorithm):
     Config = BCConfig
     actions = ("continuous", "discrete")
     _has_critics = False
+    _masks = True
 
     _sampler: SequenceSampler | None = None  # of a policy with a memory
     _compared_sequences: DemonstrationBatch | None = None

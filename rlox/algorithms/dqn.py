@@ -49,6 +49,7 @@ class DQN(OffPolicyAlgorithm):
     name = "dqn"
     Config = DQNConfig
     _data_parallel = True
+    _masks = True
     actions = ("discrete",)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:

@@ -67,6 +67,7 @@ class Agent(Algorithm):
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # supported kinds of actions
     _samples: ClassVar[bool] = True  # whether `predict` can sample; else it takes modes
     _draws_on_device: ClassVar[bool] = True  # whether a captured update draws its numbers from a generator there
+    _masks: ClassVar[bool] = False  # whether it takes only the actions that a mask allows
     _mixed_images: ClassVar[bool] = False  # whether it supports images next to other numbers, see `EnvSpec.images`
 
     env_id: Any  # an id or a callable; None: there is no environment
@@ -128,6 +129,9 @@ class Agent(Algorithm):
         )
         if not isinstance(compile, bool):
             raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
+        memory = getattr(self.config, "memory", "none")
+        if compile and memory != "none":
+            raise ValueError(f"{where}: compile must be false with memory={memory}, whose steps are one kernel call")
 
         # The environments, of all ranks together and of this one.
         self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
@@ -178,6 +182,13 @@ class Agent(Algorithm):
             )
         if spec.images and not self._mixed_images:
             spec.refuse_mixed_images(where)
+        if spec.masked and not self._masks:
+            classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
+            able = [name.upper() for name, cls in classes.items() if getattr(cls, "_masks", False)]
+            raise ValueError(
+                f"{where}: the environment has action masks, which {self.name} does not use: it would take illegal "
+                f"actions; take {', '.join(able)}, or a wrapper that removes the masks"
+            )
         if shapes is not None:
             restoring.require_shapes(where, shapes, self.config, spec)
 

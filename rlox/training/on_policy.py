@@ -162,6 +162,7 @@ class OnPolicyAlgorithm(Agent):
 
     _loop = staticmethod(on_policy)
     _stream = Stream.PERMUTATION
+    _masks = True
     _resident: ClassVar[bool] = False  # whether it collects in environments on a device (`rlox.envs.tensor`)
     _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
 
@@ -221,6 +222,11 @@ class OnPolicyAlgorithm(Agent):
         return n_parameters(spec.obs_dim, spec.model_width, self.config.hidden_sizes, spec.continuous), 0
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        if policy is not None and (getattr(policy, "state_dim", 0) > 0) != (self.config.memory != "none"):
+            raise ValueError(
+                f"{type(self).__name__}: policy must have a memory (state_dim > 0) if memory is lstm or gru, and none "
+                f"otherwise, got {type(policy).__name__} and memory={self.config.memory}"
+            )
         made = self._make_one(self.spec, rng, policy)
         if self.backend == "native":
             self.native = made
@@ -240,6 +246,11 @@ class OnPolicyAlgorithm(Agent):
         if policy is None:
             return make_policy(spec, c, rng, state_dim)
         check_policy(policy, type(self).__name__)
+        if spec.masked and not getattr(policy, "adds_noise_to_logits", False):
+            raise ValueError(
+                f"{type(self).__name__}: policy must be a subclass of rlox.nn.policies.DiscretePolicy or "
+                f"MultiDiscretePolicy in an environment with action masks, got {type(policy).__name__}"
+            )
         return policy
 
     def _make_optimizer(self, policy: Any) -> NativeOptimizer | FlatOptimizer:

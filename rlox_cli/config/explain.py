@@ -9,6 +9,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from rlox.algorithms.table import ALGORITHMS, resolve
 from rlox.config import BufferConfig, nearest
 from rlox.config.migration import answers
 from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
@@ -83,7 +84,10 @@ def explain(e: BaseException) -> str:
             section, _, name = root.full_key.rpartition(".")
             if section in ("", "algo"):
                 algo = root.parent_node if section else root.parent_node.get("algo") or {}
-                hint = answers(name, [str(key) for key in algo], cli=True) or hint
+                owners = _owners(name)
+                hint = answers(name, [str(key) for key in algo], cli=True) or (
+                    f"it is for {', '.join(owners)}" if section and owners else hint
+                )
             return f"{root.full_key} is no key of {kind}; {hint}"
         value = re.match(r"Value (.*) of type '\w+' could not be converted to (\w+)", first)
         if value:
@@ -100,3 +104,8 @@ def explain(e: BaseException) -> str:
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
         return f"{_section(named[1])}{named[2]}"
     return " ".join(str(e).split())
+
+
+def _owners(name: str) -> list[str]:
+    """Return the algorithms whose configuration has the key `name`."""
+    return [algo for algo, entry in ALGORITHMS.items() if name in resolve(entry.config).__dataclass_fields__]
