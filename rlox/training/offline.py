@@ -429,7 +429,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
             # Checked before anything is created whose size the file determines.
             shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
             restoring.require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
-            restoring.require_memory(cls.__name__, frozenset(shapes), config)
+            require_memory(cls.__name__, frozenset(shapes), config)
             n_outputs = max((shape[0] for shape in shapes), default=0)
             if spaces["act_dim"] > n_outputs:
                 raise ValueError(f"act_dim must be that of its weights, got {spaces['act_dim']}")
