@@ -18,6 +18,7 @@ import numpy as np
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.counters import scheduled
+from rlox.checkpoint.shapes import require_widths
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
@@ -35,7 +36,6 @@ from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import make_multi_agent_env
 from rlox.nn.acting import Inputs, acting_policy, draw_noise
 from rlox.training.on_policy import OnPolicyAlgorithm
-from rlox.training.restoring import require_widths
 
 if TYPE_CHECKING:
     import torch

@@ -17,6 +17,7 @@ from rlox.algorithms.table import ALGORITHMS, resolve
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, one_line
+from rlox.checkpoint.shapes import require_shapes
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
@@ -190,7 +191,7 @@ class Agent(Algorithm):
                 f"actions; take {', '.join(able)}, or a wrapper that removes the masks"
             )
         if shapes is not None:
-            restoring.require_shapes(where, shapes, self.config, spec)
+            require_shapes(where, shapes, self.config, spec)
 
     def _make_normalizer(self, where: str) -> VecNormalize:
         """Return the normaliser of observations and rewards, as the configuration asks for it."""

@@ -16,6 +16,7 @@ from rlox.buffers import OfflineDataset
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, load_checkpoint
+from rlox.checkpoint.shapes import require_memory, require_widths
 from rlox.checkpoint.streams import Stream
 from rlox.compiled import NativeAdam
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
@@ -428,7 +429,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
             config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**saved, **typed})
             # Checked before anything is created whose size the file determines.
             shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
-            restoring.require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
+            require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
             require_memory(cls.__name__, frozenset(shapes), config)
             n_outputs = max((shape[0] for shape in shapes), default=0)
             if spaces["act_dim"] > n_outputs:

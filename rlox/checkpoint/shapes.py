@@ -1,0 +1,73 @@
+"""Shapes of the weights in a checkpoint, compared with its header before networks of any size are created."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rlox.checkpoint.checks import one_line
+from rlox.checkpoint.file import Checkpoint
+
+
+def weight_shapes(checkpoint: Checkpoint) -> frozenset[tuple[int, ...]] | None:
+    """Return (n_out, n_in) of all weights that the algorithm itself has created; None if there are none."""
+    tensors, own = checkpoint.tensors, checkpoint.header["policy"] == "custom"
+    policy = [] if own else [array.shape[-2:] for array in tensors["policy"].values() if array.ndim > 1]
+    # The weights of twin critics have the shape (n_in, n_out).
+    critics = [array.shape[:-3:-1] for array in tensors.get("critics", {}).values() if array.ndim > 1]
+    return None if own and not critics else frozenset([*policy, *critics])
+
+
+def require_shapes(where: str, shapes: frozenset[tuple[int, ...]], config: Any, spec: Any) -> None:
+    """Raise ValueError unless a checkpoint contains weights of the `shapes` that its header describes."""
+    if config.replays == "sequences":
+        require_model_widths(where, shapes, *config.shape)
+        return
+    # Networks for images take features as input, and critics take actions in addition to the observation.
+    n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+    require_widths(where, shapes, config.hidden_sizes, n_in)
+    require_memory(where, shapes, config)
+
+
+def require_model_widths(
+    where: str, shapes: frozenset[tuple[int, ...]], deter: int, units: int, stoch: int, classes: int
+) -> None:
+    """Counterpart of `require_widths` for a world model: raise ValueError unless there are weights from both of its
+    states to a hidden layer."""
+    if not shapes.issuperset({(units, deter), (units, stoch * classes)}):
+        raise ValueError(
+            f"{where}: from_checkpoint: size does not fit the checkpoint: it contains no weights of a model with "
+            f"deter_dim={deter}, hidden_dim={units}, stoch_dim={stoch} and stoch_classes={classes}"
+        )
+
+
+def require_widths(
+    where: str, shapes: frozenset[tuple[int, ...]], hidden: Sequence[int], n_inputs: Iterable[int] | None
+) -> None:
+    """Raise ValueError unless a checkpoint contains weights (n_out, n_in) of the header's widths `hidden`.
+
+    `n_inputs` are the allowed input widths of the first layer; None allows any. Loading the weights would fail as well,
+    but only after networks of any size had been created.
+    """
+    if not hidden:
+        return
+    first = any(n_out == hidden[0] and (n_inputs is None or n in n_inputs) for n_out, n in shapes)
+    if not first or not shapes.issuperset((n_out, n) for n, n_out in pairwise(hidden)):
+        raise ValueError(
+            f"{where}: from_checkpoint: hidden_sizes does not fit the checkpoint: for the observations of its header, "
+            f"it contains no weights of the widths {one_line(hidden, 80)}"
+        )
+
+
+def require_memory(where: str, shapes: frozenset[tuple[int, ...]], config: Any) -> None:
+    """Raise ValueError if the header's memory is not that of the checkpoint's weights, as `require_widths`."""
+    kind = getattr(config, "memory", "none")
+    if kind == "none":
+        return
+    size = config.memory_size
+    if ((4 if kind == "lstm" else 3) * size, size) not in shapes:
+        raise ValueError(
+            f"{where}: from_checkpoint: memory and memory_size do not fit the checkpoint: it contains no weights of a "
+            f"{kind} of {size} units"
+        )
