@@ -20,6 +20,7 @@ from rlox.nn.modules import layer_weights
 
 _GATES = {"lstm": 4, "gru": 3}
 _VECTORS = {"lstm": 2, "gru": 1}  # of a layer's state: an LSTM's output and its cell
+_FEW_ROWS = 8  # of a single step, up to which packing the weights for a product takes longer than it saves
 
 
 class Sequences(NamedTuple):
@@ -176,27 +177,31 @@ def run_layer(
     b_ih: Tensor,
     b_hh: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer over x (T, N, D) from state (N, 1 or 2 size). Returns outputs (T, N, size) and the last state.
+    r"""Run one layer over x (T, N, D) from state (N, 1 or 2 size). Returns outputs (T, N, size) and the last state.
 
-    On the CPU in float32 a kernel computes what `loop_over_steps` defines. One update (forward and backward) of an LSTM
-    on one thread of an AMD EPYC takes, for T x N steps, 64 inputs and 64 units, or 128 units in the last column:
+    On the CPU in float32 a kernel computes what `loop_over_steps` defines. CPU milliseconds of one update (forward and
+    backward) on one thread of an AMD EPYC, for T x N steps, 64 inputs and 64 units, or 128 units in the last column:
 
-    ============ ======= ======== ========= ==============
-    milliseconds 32 x 8  128 x 4  1,024 x 1 128 x 8 (128)
-    ============ ======= ======== ========= ==============
-    this loop    26      99       750       152
-    ``nn.LSTM``  1.5     2.4      6.6       9.1
-    the kernel   0.8     1.6      3.7       7.9
-    ============ ======= ======== ========= ==============
+    ==================== ======= ======= ========= ==============
+    \                    32 x 8  128 x 4 1,024 x 1 128 x 8 (128)
+    ==================== ======= ======= ========= ==============
+    LSTM: the loop       10      41      358       73
+    ``nn.LSTM``          1.5     2.4     6.3       9.2
+    the kernel           0.8     1.6     3.7       7.8
+    GRU: the loop        8       31      364       80
+    ``nn.GRU``           6.0     21      193       40
+    the kernel           0.7     1.3     3.0       6.8
+    ==================== ======= ======= ========= ==============
 
-    ``nn.LSTM`` knows no beginnings in the middle of a sequence. A GRU takes 0.6, 1.2, 2.9 and 6.2.
+    PyTorch's modules know no beginnings in the middle of a sequence.
     """
     arguments = (x, state, is_first, running, w_ih, w_hh, b_ih, b_hh)
     if not _kernel_computes(x, state, w_hh):
         return loop_over_steps(kind, *arguments)
     if torch.is_grad_enabled():
         return _Layer.apply(kind, *arguments)
-    outputs, last, *_ = (recurrent.step if len(x) == 1 else recurrent.run)(kind, *map(_array, arguments))
+    few = len(x) == 1 and x.shape[1] <= _FEW_ROWS
+    outputs, last, *_ = (recurrent.step if few else recurrent.run)(kind, *map(_array, arguments))
     return torch.from_numpy(outputs), torch.from_numpy(last)
 
 
@@ -227,7 +232,9 @@ class _Layer(torch.autograd.Function):
 
 
 def _array(tensor: Tensor | None) -> np.ndarray | None:
-    return None if tensor is None else tensor.detach().numpy()
+    if tensor is None:
+        return None
+    return (tensor.detach() if tensor.requires_grad else tensor).numpy()
 
 
 def loop_over_steps(
