@@ -34,7 +34,7 @@ from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import make_multi_agent_env
-from rlox.nn.acting import Inputs, acting_policy, draw_noise
+from rlox.nn.acting import Inputs, acting_policy, draw_noise, read_state
 from rlox.training.on_policy import OnPolicyAlgorithm
 
 if TYPE_CHECKING:
@@ -303,7 +303,8 @@ class MAPPO(OnPolicyAlgorithm):
     ) -> Any:
         """Return the action of agent `agent_idx` for one observation, or actions for a batch, as `rlox.PPO.predict`.
 
-        `mask` (n_actions,) or (B, n_actions) marks the legal actions, if the environment has masks.
+        `mask` (n_actions,) or (B, n_actions) marks the legal actions, if the environment has masks. With a memory the
+        result is the action and the next `state`, which belongs to this agent's next observation in the same episode.
 
         Raises
         ------
@@ -326,33 +327,46 @@ class MAPPO(OnPolicyAlgorithm):
         inputs = Inputs(player.identify(rows, np.full(n, player.slots.index(index))))
         if legal is not None:
             inputs.mask = np.array(np.broadcast_to(legal, (n, legal.shape[-1])))
-        actions, _ = policy.mode(inputs) if deterministic else policy.act(inputs, draw_noise(policy, n))
-        return write_actions(player.spec, player.spec.clip(actions), single)
+        if state is not None:
+            inputs.state = read_state(where, state, n, policy.state_dim)
+        actions, after = policy.mode(inputs) if deterministic else policy.act(inputs, draw_noise(policy, n))
+        action = write_actions(player.spec, player.spec.clip(actions), single)
+        if after is None:
+            return action
+        return action, (after[0] if single else after)
 
     def predict_all(
         self,
         observations: Mapping[str, Any],
         deterministic: bool = True,
         masks: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        *,
+        states: Mapping[str, Any] | None = None,
+    ) -> Any:
         """Return actions by agent name, as for PettingZoo's ``step``, for observations (and masks) by agent name.
+
+        With a memory the result is the actions and the next `states` by agent name, also of agents without an
+        observation, which wait for their turn. Pass none of them at the start of an episode.
 
         Raises
         ------
         ValueError
             For a name that is not an agent's.
         """
-        unknown = [name for name in observations if name not in self.agents]
+        known = dict(states or {})
+        unknown = [name for name in (*observations, *known) if name not in self.agents]
         if unknown:
             raise ValueError(
                 f"MAPPO.predict_all: observations must belong to {', '.join(self.agents) or 'several agents'}, got "
                 f"{shown(unknown[0])}"
             )
-        legal = masks or {}
-        return {
-            name: self.predict(obs, deterministic, self.agents.index(name), legal.get(name))
-            for name, obs in observations.items()
-        }
+        legal, actions = masks or {}, {}
+        for name, obs in observations.items():
+            index = self.agents.index(name)
+            actions[name] = self.predict(obs, deterministic, index, legal.get(name), state=known.get(name))
+            if self.config.memory != "none":
+                actions[name], known[name] = actions[name]
+        return actions if self.config.memory == "none" else (actions, known)
 
     def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
         """As `Algorithm._evaluation_arguments`; several agents are evaluated by `evaluate_agents`."""

@@ -120,6 +120,20 @@ def draw_noise(policy: ActingPolicy, n: int, rng: Rng | None = None) -> np.ndarr
     return noise
 
 
+def read_state(where: str, state: Any, n: int, size: int) -> np.ndarray:
+    """Return a caller's states of a memory, (S,) or (N, S), as (N, S) f32; a ValueError says what does not fit."""
+    rows = np.asarray(state)
+    rows = rows[None] if rows.ndim == 1 else rows
+    if not size:
+        raise ValueError(f"{where}: state must be None, since the agent has no memory")
+    if rows.shape != (n, size) or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+        raise ValueError(
+            f"{where}: state must be {n} row{'' if n == 1 else 's'} of {size} finite numbers, as the last call "
+            f"returned it, got an array {np.shape(state)}"
+        )
+    return np.ascontiguousarray(rows, np.float32)
+
+
 class EpisodeActor:
     """A policy in N environments, with what lasts from step to step: its states, and exploration noise.
 

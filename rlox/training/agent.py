@@ -33,7 +33,7 @@ from rlox.envs.registry import is_multi_agent
 from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.episodes import Evaluation, evaluate
 from rlox.kernels.rng import Rng
-from rlox.nn.acting import Inputs, acting_policy, draw_noise
+from rlox.nn.acting import Inputs, acting_policy, draw_noise, read_state
 from rlox.nn.modes import outside_inference_mode, torch_threads
 from rlox.nn.modules import generator_states, load_weights_, weights_of
 from rlox.training import restoring
@@ -347,25 +347,13 @@ class Agent(Algorithm):
         rows, single = read_observations(where, self.spec, obs)
         inputs = Inputs(rows, read_mask(where, self.spec, mask, len(rows)))
         if state is not None:
-            inputs.state = self._read_state(where, state, len(rows))
+            inputs.state = read_state(where, state, len(rows), acting_policy(self.actor, self.device).state_dim)
         actions, after = self._act_on(inputs, deterministic)
         action = write_actions(self.spec, actions, single)
         if getattr(self.config, "memory", "none") == "none" and state is None:
             return action
         assert after is not None
         return action, (after[0] if single else after)
-
-    def _read_state(self, where: str, state: Any, n: int) -> np.ndarray:
-        rows, size = np.asarray(state), acting_policy(self.actor, self.device).state_dim
-        rows = rows[None] if rows.ndim == 1 else rows
-        if not size:
-            raise ValueError(f"{where}: state must be None, since the agent has no memory")
-        if rows.shape != (n, size) or rows.dtype.kind != "f" or not np.isfinite(rows).all():
-            raise ValueError(
-                f"{where}: state must be {n} row{'' if n == 1 else 's'} of {size} finite numbers, as the last call "
-                f"returned it, got an array {np.shape(state)}"
-            )
-        return np.ascontiguousarray(rows, np.float32)
 
     def _act_on(self, inputs: Inputs, deterministic: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the policy's actions (B, …), clipped, and next states, for observations as a batch has them."""

@@ -11,6 +11,7 @@ import zoo_probes
 from torch import nn
 
 import rlox
+from rlox.nn.acting import Inputs
 
 pytest.importorskip("pettingzoo")
 
@@ -167,3 +168,83 @@ def test_the_gradient_of_an_update_equals_an_independent_computation(options):
         for learner in algorithm.learners:
             if learner.name in known:
                 np.testing.assert_allclose(learner.optimizer.grad.numpy(), known[learner.name], atol=2e-5, rtol=2e-4)
+
+
+# ---- learning, acting, and going on
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_cue_of_the_first_step_is_remembered(share):
+    settings = {
+        "n_envs": 16, "n_steps": 16, "learning_rate": 1e-2, "hidden_sizes": [16], "batch_size": 512, "memory_size": 16,
+        "seed": 1, "share_parameters": share,
+    }  # fmt: skip
+    returns = {}
+    for memory in ("gru", "none"):
+        algorithm = rlox.MAPPO("recall", env_fn=zoo_probes.Recall, memory=memory, **settings)
+        algorithm.train(16 * 16 * 30)
+        returns[memory] = algorithm.evaluate(100).returns
+    assert returns["gru"].mean() == 2.0
+    assert returns["none"].mean() < 1.3
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"share_parameters": False, "value_norm": True, "memory": "gru"}, {"critic": "local", "sequence_length": 4},
+    {"share_parameters": False, "self_play": True, "self_play_every": 1, "memory_layers": 2},
+])  # fmt: skip
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, options):
+    settings = {"env_fn": zoo_probes.MaskedZoo, "seed": 5, **SMALL, **options}
+    whole, part = rlox.MAPPO("zoo", **settings), rlox.MAPPO("zoo", **settings)
+    whole.train(96)
+    part.plan(96)
+    part.train(32)
+    part.evaluate(1)  # leaves no trace
+    part.save(tmp_path / "part.safetensors")
+    resumed = rlox.MAPPO.from_checkpoint(tmp_path / "part.safetensors", env_fn=zoo_probes.MaskedZoo)
+    resumed.train(64)
+    assert resumed.collector.restore_note() is None
+    assert equal(weights(whole), weights(resumed))
+    one, other = whole.collector.state(), resumed.collector.state()
+    assert equal(one, other)
+    assert any(name.startswith("step_memory") for name in one)
+    assert np.array_equal(whole.evaluate(2).agent_returns, resumed.evaluate(2).agent_returns)
+
+
+def test_predictions_take_and_return_states():
+    algorithm = rlox.MAPPO("recall", env_fn=zoo_probes.Recall, seed=5, **SMALL)
+    algorithm.train(320)
+    env, returns = zoo_probes.Recall(), []
+    seed = np.random.default_rng(0).integers(2**31)
+    for episode in range(3):
+        obs, _ = env.reset(int(seed) if episode == 0 else None)
+        states, total = None, 0.0
+        while env.agents:
+            actions, states = algorithm.predict_all(obs, states=states)
+            action, state = algorithm.predict(np.stack([obs["one"]] * 2), agent_idx=0)
+            assert action.shape == (2,)
+            assert state.shape == (2, len(states["one"]))
+            obs, rewards, *_ = env.step(actions)
+            total += sum(rewards.values())
+        returns.append(total)
+    assert set(returns) <= {0.0, 1.0, 2.0}
+    with pytest.raises(ValueError, match="state must be 1 row of"):
+        algorithm.predict([0.0, 0.0], state=np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="must belong to one, two"):
+        algorithm.predict_all({}, states={"three": None})
+
+
+def test_a_dead_agent_keeps_no_memory_for_its_next_life_and_a_waiting_one_does():
+    from rlox.multi_agent.acting import ColumnMemory
+
+    memory = ColumnMemory(np.zeros((2, 3), np.float32))
+
+    def add_one(inputs):
+        return np.zeros(2), inputs.state + 1
+
+    memory.act(add_one, Inputs(np.zeros((2, 1))), np.array([True, False]))
+    assert memory.state.tolist() == [[1.0] * 3, [0.0] * 3]
+    memory.act(add_one, Inputs(np.zeros((2, 1))), np.array([False, True]))
+    assert memory.state.tolist() == [[1.0] * 3, [1.0] * 3]
+    memory.is_first = np.array([True, False])
+    memory.act(add_one, Inputs(np.zeros((2, 1))), np.array([True, True]))
+    assert memory.state.tolist() == [[1.0] * 3, [2.0] * 3]
