@@ -20,6 +20,7 @@ from rlox.multi_agent.acting import Actors, ColumnMemory, PlayerSampler, begin_m
 from rlox.multi_agent.players import AgentReturns, ValueNorm, players_of
 from rlox.multi_agent.self_play import SelfPlay
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
+from rlox.multi_agent.turns import estimate_turns
 from rlox.multi_agent.vec_env import MultiAgentVecEnv
 from rlox.nn.acting import Inputs
 from rlox.nn.modules import to_array
@@ -187,14 +188,13 @@ class MultiAgentCollector(Collector):
                 sampler.memories[0],
                 firsts,
                 reached,
-                np.concatenate([memory.state[goes_on], *sampler.limits]),
+                np.concatenate([memory.before()[goes_on], *sampler.limits]),
                 states=states,
                 masks=masks,
                 running=alive.reshape(-1),
             )
             of_memory = {
                 "is_first": policy.place(firsts),
-                "running": policy.place(alive.reshape(-1)),
                 "n_envs": alive.shape[1],
                 "memories": np.stack(sampler.memories),
             }
@@ -205,18 +205,34 @@ class MultiAgentCollector(Collector):
         final_values[cut_t, cut_m] = after_values[len(goes_on) :]
         if (norm := self.norms.get(player.name)) is not None:
             values, last_values, final_values = map(norm.denormalized, (values, last_values, final_values))
-        advantages, returns = compute_gae_batched_f32(
-            rewards,
-            values,
-            terminated | ~alive,  # no trace may pass the gap between two lives of an agent
-            last_values,
-            len(alive),
-            self.config.gamma,
-            self.config.gae_lambda,
-            truncated=truncated,
-            next_values=final_values,
-        )
-        place = policy.place
+        place, gamma, gae_lambda = policy.place, self.config.gamma, self.config.gae_lambda
+        if self.agents.turns:
+            on = player.pick_rows(last.alive)
+            ends = (alive, terminated, truncated, on, last_values, final_values)
+            advantages, known = estimate_turns(rewards, values, *ends, gamma, gae_lambda)
+            returns, kept = advantages + values, known[t, m]
+            if not kept.any():
+                return None
+            t, m, alive, at = t[kept], m[kept], known, place(np.flatnonzero(kept))
+            actions, log_probs, seen_values = actions[at], log_probs[at], seen_values[at]
+            masks = None if masks is None else masks[kept]
+            if memory is None:
+                obs, states = obs[at], None if states is None else states[kept]
+        else:
+            advantages, returns = compute_gae_batched_f32(
+                rewards,
+                values,
+                terminated | ~alive,  # no trace may pass the gap between two lives of an agent
+                last_values,
+                len(alive),
+                gamma,
+                gae_lambda,
+                truncated=truncated,
+                next_values=final_values,
+            )
+        if memory is not None:
+            # A turn that is not learned from is the last one of its agent in the rollout: no later one remembers it.
+            of_memory["running"] = place(alive.reshape(-1))
         return Rollout(
             obs=obs,
             actions=actions,

@@ -33,6 +33,7 @@ class MultiAgentSpec:
     groups: tuple[Group, ...]  # every agent is in exactly one
     state_dim: int  # S: length of the flat f32 state
     state_source: str  # "environment": its state(); "observations": of all agents in order, zeros for dead agents
+    turns: bool = False  # whether agents take turns: one acts in each step, and the others live on
 
     @property
     def n_agents(self) -> int:

@@ -17,7 +17,7 @@ from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, group_agents
 from rlox.multi_agent.zoo_answers import wrong_answer
-from rlox.multi_agent.zoo_make import make_zoo_env
+from rlox.multi_agent.zoo_make import make_zoo_env, takes_turns
 from rlox.processes.failures import failure_of, frames_of, note_cause, require_exception
 
 STATES = ("auto", "environment", "observations")
@@ -175,7 +175,7 @@ class ZooCopies(env_state.EnvCopies):
         self._reads_state = state != "observations" and self._has_state(state)
         dim = self._read_state(0).size if self._reads_state else sum(dims)
         source = "environment" if self._reads_state else "observations"
-        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source)
+        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source, takes_turns(self.envs[0]))
         ends = enumerate(itertools.accumulate(dims))
         self._joints = [(slice(end - dims[slot], end), *places[slot]) for slot, end in ends]
 
@@ -316,7 +316,7 @@ class ZooCopies(env_state.EnvCopies):
                 flagged.append(name)
             if not done or name in obs:
                 final_rows[g][i, a] = row(obs[name])
-        if flagged or not same:
+        if flagged or not same or self.spec.turns:
             for agent in self._update_listed(i, list(names), flagged):
                 out.final_obs[agent.group][i, agent.column] = agent.row(obs[agent.name])
         self._put_masks(i, obs, infos, out)
@@ -346,15 +346,19 @@ class ZooCopies(env_state.EnvCopies):
         return came
 
     def _mark_alive(self, i: int) -> None:
+        """Mark the agents that act next: all that live, or where they take turns the one whose turn it is."""
         for alive in self._alive:
             alive[i] = False
         for agent in self._live[i]:
-            self._alive[agent.group][i, agent.column] = True
+            turn = not self.spec.turns or agent.name == self.envs[i].aec_env.agent_selection
+            self._alive[agent.group][i, agent.column] = turn
 
     def _put_masks(self, i: int, obs: Any, infos: Any, out: MultiAgentStep) -> None:
         """Write the masks of legal actions for the agents of copy `i` that act next."""
         for name, _, g, a, _, _ in self._live[i]:
             mask, kind = out.masks[g], self._masks[g]
+            if not self._alive[g][i, a]:
+                continue
             if kind != "observation" and _mask_in(infos, name) != (kind == "info"):
                 self._refuse(
                     i, f"the info of agent {name!r} must hold {MASK} in every step, from the first reset on, or in none"

@@ -20,7 +20,8 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
     """Create a PettingZoo environment with the parallel interface.
 
     `env` is ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns an
-    environment. An AEC environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
+    environment. An AEC environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``, or, unless it says
+    that its agents may act together, by ``turn_based_aec_to_parallel``.
 
     Raises
     ------
@@ -41,16 +42,10 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
         raise
     zoo = sys.modules.get("pettingzoo")  # already imported if this is an AEC environment
     if zoo is not None and isinstance(created, zoo.AECEnv):
-        from pettingzoo.utils.conversions import aec_to_parallel
+        from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
-        try:
-            return aec_to_parallel(created)
-        except AssertionError as e:
-            raise ValueError(
-                f"{where} must be an environment in which all agents act in every step, got an AEC environment whose "
-                "metadata does not set is_parallelizable; if agents take turns, pass a function that returns "
-                "pettingzoo.utils.conversions.turn_based_aec_to_parallel(env)"
-            ) from e
+        together = created.metadata.get("is_parallelizable", False)
+        return aec_to_parallel(created) if together else turn_based_aec_to_parallel(created)
     missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(created, name)]
     if missing:
         raise TypeError(
@@ -58,6 +53,11 @@ def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None
             f"which has no {missing[0]}"
         )
     return created
+
+
+def takes_turns(env: Any) -> bool:
+    """Return whether one agent of an environment acts in each step: one that ``turn_based_aec_to_parallel`` made."""
+    return type(env).__name__ == "turn_based_aec_to_parallel_wrapper"
 
 
 def _factory(env: str | Callable[..., Any]) -> Callable[..., Any]:
