@@ -11,6 +11,7 @@ import zoo_probes
 from torch import nn
 
 import rlox
+from rlox.multi_agent.turns import estimate_turns
 from rlox.nn.acting import Inputs
 
 pytest.importorskip("pettingzoo")
@@ -248,3 +249,61 @@ def test_a_dead_agent_keeps_no_memory_for_its_next_life_and_a_waiting_one_does()
     memory.is_first = np.array([True, False])
     memory.act(add_one, Inputs(np.zeros((2, 1))), np.array([True, True]))
     assert memory.state.tolist() == [[1.0] * 3, [2.0] * 3]
+
+
+# ---- agents that take turns
+
+TICTACTOE = "pettingzoo:pettingzoo.classic.tictactoe_v3"
+
+
+def estimate_one(rewards, values, alive, terminated, truncated, goes_on, last_value, final_values, gamma, lam):
+    """Advantages of one agent, by the turns that are resolved, in a list of its own turns."""
+    turns = [t for t in range(len(rewards)) if alive[t]]
+    advantages = {}
+    for i in reversed(range(len(turns))):
+        t, total, ahead, trace = turns[i], 0.0, None, 0.0
+        following = turns[i + 1] if i + 1 < len(turns) else len(rewards)
+        for s in range(t, following):
+            total += rewards[s]
+            if terminated[s] or truncated[s]:
+                ahead = 0.0 if terminated[s] else final_values[s]
+                break
+        else:
+            if following < len(rewards):
+                ahead, trace = values[following], advantages.get(following, 0.0)
+            elif goes_on:
+                ahead = last_value
+        if ahead is not None:
+            advantages[t] = total + gamma * ahead - values[t] + gamma * lam * trace
+    return advantages
+
+
+def test_advantages_reach_from_turn_to_turn():
+    rng = np.random.default_rng(3)
+    rewards, values, final_values = rng.normal(size=(3, 20, 40)).astype(np.float32)
+    alive = rng.random((20, 40)) < 0.4
+    terminated, truncated = rng.random((2, 20, 40)) < 0.1
+    truncated &= ~terminated
+    goes_on, last_values = rng.random(40) < 0.5, rng.normal(size=40).astype(np.float32)
+    columns = rewards, values, alive, terminated, truncated
+    got, known = estimate_turns(*columns, goes_on, last_values, final_values, 0.9, 0.8)
+    for m in range(40):
+        own = (column[:, m] for column in columns)
+        expected = estimate_one(*own, goes_on[m], last_values[m], final_values[:, m], 0.9, 0.8)
+        assert sorted(expected) == np.flatnonzero(known[:, m]).tolist()
+        np.testing.assert_allclose([got[t, m] for t in expected], list(expected.values()), rtol=1e-4, atol=1e-5)
+    assert not known[alive].all()
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"memory": "none"}, {"memory": "none", "backend": "torch"}, {"share_parameters": False, "sequence_length": 4},
+])  # fmt: skip
+def test_a_game_of_turns_is_learned_and_evaluated(options):
+    algorithm = rlox.MAPPO(TICTACTOE, seed=1, **{**SMALL, **options})
+    assert np.isfinite(algorithm.train(160)["value_loss"])
+    batch = algorithm.collector.collect(algorithm.actor, 8)
+    turns = sum(len(rows) for rows in batch.players if rows is not None)
+    assert 8 < turns <= 16  # those at the end of the rollout whose outcome is open are left out
+    for deterministic in (True, False):
+        returns = algorithm.evaluate(3, deterministic=deterministic).agent_returns  # illegal moves are errors
+        assert not returns.sum(1).any()

@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import ParallelEnv
 
 from rlox.envs import make_vec_env
 from rlox.kernels.rng import Rng
@@ -418,13 +418,6 @@ def test_names_may_be_numbers():
     assert env.step_all([[[0, 1]]]).obs[0].tolist() == [[[0, 1, 5], [1, 1, 6]]]  # rlox counts actions from 0
 
 
-class Turns(AECEnv):
-    """An AEC environment without the promise that it can be converted."""
-
-    metadata = {"name": "turns"}  # noqa: RUF012
-    render_mode = None
-
-
 def test_aec_environments_are_converted():
     from mpe2 import simple_spread_v3
 
@@ -435,8 +428,25 @@ def test_aec_environments_are_converted():
         same(x, y)
     named = make_multi_agent_env("mpe2.simple_spread_v3:env", 1, 0)
     assert named.spec.n_agents == 3
-    with pytest.raises(ValueError, match=r"Turns must be an environment in which all agents act.*turn_based_aec_to"):
-        make_multi_agent_env(Turns, 1, 0)
+
+
+def test_agents_that_take_turns_act_one_at_a_time():
+    env = make_multi_agent_env("pettingzoo:pettingzoo.classic.tictactoe_v3", 2, 0)
+    assert env.spec.turns
+    step = env.reset_all()
+    board, turns = set(range(9)), []
+    for cell in (0, 3, 1, 4, 2):  # the first player wins
+        turns.append(step.alive[0].tolist())
+        who = int(step.alive[0][0].argmax())
+        assert set(np.flatnonzero(step.masks[0][0, who])) == board
+        assert step.masks[0][0, 1 - who].all()
+        board.remove(cell)
+        step = env.step_all([np.full((2, 2), cell)])
+    assert turns == [[[True, False]] * 2, [[False, True]] * 2] * 2 + [[[True, False]] * 2]
+    assert step.rewards[0].tolist() == [[1.0, -1.0]] * 2
+    assert step.terminated[0].all()
+    assert step.ended.all()
+    assert step.alive[0].tolist() == [[True, False]] * 2
 
 
 def test_the_first_environment_is_rendered():
