@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from board_games import Corridor
 
 import rlox
 from rlox.buffers.device import DeviceReplayBuffer, PrioritizedDeviceReplayBuffer
@@ -19,7 +20,12 @@ KINDS = {
     "uniform": (ReplayBuffer, DeviceReplayBuffer),
     "prioritized": (PrioritizedReplayBuffer, PrioritizedDeviceReplayBuffer),
 }
-ALGORITHMS = {"sac": (rlox.SAC, "Pendulum-v1"), "td3": (rlox.TD3, "Pendulum-v1"), "dqn": (rlox.DQN, "CartPole-v1")}
+ALGORITHMS = {
+    "sac": (rlox.SAC, "Pendulum-v1"),
+    "td3": (rlox.TD3, "Pendulum-v1"),
+    "dqn": (rlox.DQN, "CartPole-v1"),
+    "masked": (rlox.DQN, Corridor),
+}
 
 
 def pair(kind, capacity, n_envs, n_step, **weighting):
@@ -156,6 +162,8 @@ def make(name, on_device, **arguments):
     if on_device:
         config, spec = algorithm._memory.config, algorithm.spec
         sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim or 1, **config.arguments()}
+        if spec.masked:
+            sizes["mask_dim"] = spec.n_actions
         if config.n_step > 1:
             sizes |= {"n_step": config.n_step, "gamma": algorithm.config.gamma, "n_envs": algorithm.n_envs}
         memory = KINDS[config.name][1](device="cpu", **sizes)
@@ -171,6 +179,8 @@ SETTINGS = [
     ("td3", {"buffer": "prioritized", "policy_delay": 3}),
     ("dqn", {"target_update_freq": 20, "train_freq": 4}),
     ("dqn", {"target_update_freq": 20, "buffer": "prioritized", "n_step": 3}),
+    ("masked", {"target_update_freq": 20, "train_freq": 4}),
+    ("masked", {"target_update_freq": 20, "buffer": "prioritized", "n_step": 3, "n_envs": 2}),
 ]
 
 
@@ -192,8 +202,8 @@ def test_resumes_bit_for_bit_with_a_memory_on_the_device(name, settings, tmp_pat
     whole.train(120)
     whole.save(tmp_path / "a.safetensors", memory=True)
     whole.train(80)
-    cls, _ = ALGORITHMS[name]
-    resumed = cls.from_checkpoint(tmp_path / "a.safetensors", backend="torch")
+    cls, env_id = ALGORITHMS[name]
+    resumed = cls.from_checkpoint(tmp_path / "a.safetensors", env_id=env_id, backend="torch")
     on_device = make(name, True, **settings)
     resumed._memory._create = on_device._memory._create
     resumed.backend.captures = True

@@ -70,3 +70,10 @@ class Corridor(gym.Env):
         self.cell, self.t = self.cell + int(action), self.t + 1
         obs, self.mask = self._observe()
         return obs, float(self.cell), self.cell == 5, self.t >= self.limit, {"action_mask": self.mask}
+
+    def get_state(self):
+        return [self.cell, self.t]
+
+    def set_state(self, state):
+        self.cell, self.t = state
+        self.mask = self._observe()[1]
