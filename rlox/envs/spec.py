@@ -173,7 +173,7 @@ class EnvSpec:
         if mask is not None:
             draws = rng.uniform((n, len(self.choices)), dtype=np.float64)
             legal = np.split(mask, np.cumsum(self.choices)[:-1], 1)
-            columns = [_draw_legal(flags, column) for flags, column in zip(legal, draws.T, strict=True)]
+            columns = [draw_legal(flags, column) for flags, column in zip(legal, draws.T, strict=True)]
             return columns[0] if self.discrete else np.stack(columns, 1)
         if self.discrete:
             return rng.integers(self.n_actions, n)
@@ -183,10 +183,14 @@ class EnvSpec:
         return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))  # type: ignore[operator]
 
 
-def _draw_legal(flags: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Return the index of a random True in each row of `flags` (n, K), for `draws` (n,) in [0, 1)."""
+def draw_legal(flags: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Return the index of a random True in each row of `flags` (n, K), for `draws` (n,) in [0, 1).
+
+    Products have the data type of `draws`, in which the largest number below 1 times a count rounds to less than it.
+    """
     counts = flags.cumsum(1)
-    return (counts > (draws * counts[:, -1]).astype(np.int64)[:, None]).argmax(1)
+    place = draws * counts[:, -1].astype(draws.dtype)
+    return (counts > place.astype(np.int64)[:, None]).argmax(1)
 
 
 def native_spec(env) -> EnvSpec:

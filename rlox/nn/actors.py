@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rlox.envs.spec import draw_legal
 from rlox.kernels.rng import Rng
 from rlox.nn.memory import MemoryNetwork, Sequences
 from rlox.nn.modules import mlp_weights
@@ -329,12 +330,8 @@ class QPolicy(Actor):
         the most likely actions, and is only called if they are needed."""
         chance, which = noise.T
         explore = chance < self.epsilon
-        if masks is None:
-            random = (which * self.n_actions).astype(np.int64)  # below n, as the largest f32 below 1 times n rounds so
-        else:
-            counts = masks.cumsum(1)
-            place = (which * counts[:, -1].astype(np.float32)).astype(np.int64)
-            random = (counts > place[:, None]).argmax(1)
+        # The largest f32 below 1 times n rounds to a number below n.
+        random = (which * self.n_actions).astype(np.int64) if masks is None else draw_legal(masks, which)
         if explore.all():
             return random
         return np.where(explore, random, best()) if explore.any() else best()
