@@ -150,6 +150,14 @@ def same_when_killed(folder, total, *command):
     assert events(again, "end")[-1]["status"] == "finished"
 
 
+@pytest.mark.parametrize("algo", ["impala", "appo"])
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_actors_keep_their_memory(algo, kind, tmp_path):
+    actors = [f"algo.actors={kind}", "env=rlox/CartPoleHidden-v1", "env.n_envs=2", "algo.n_steps=16", "backend=torch"]
+    memory = ["algo.memory=lstm", "algo.memory_size=8", *(["algo.sequence_length=8"] if algo == "appo" else [])]
+    same_when_killed(tmp_path, 6_000, f"algo={algo}", *COMMON, *actors, *memory)
+
+
 def test_correlated_noise_is_restored(tmp_path):
     noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", "backend=native"]
     same_when_killed(tmp_path, 5_000, "algo=sac", *RUNS["sac"], *COMMON, *noisy)

@@ -355,6 +355,14 @@ def test_minibatches_of_appo_are_whole_sequences():
     assert len(sizes) == 3  # of 6 sequences of 4 steps, at most two fit in 9 rows
 
 
+@pytest.mark.slow
+def test_impala_learns_cart_pole_without_velocities():
+    """Without a memory, the mean return is about 50 at best."""
+    learning = {"learning_rate": 2e-3, "ent_coef": 0.01, "hidden_sizes": [32], "memory": "lstm", "memory_size": 32}
+    impala = rlox.IMPALA("rlox/CartPoleHidden-v1", 2, 8, seed=1, n_steps=32, **learning)
+    assert train(impala, 50_000)[1]["mean_reward"] > 120
+
+
 @KINDS
 def test_without_lag_and_clipping_an_update_equals_a2cs(memory):
     common = {**SMALL, "memory": memory, "learning_rate": 7e-4, "ent_coef": 0.01}

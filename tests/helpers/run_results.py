@@ -1,6 +1,7 @@
 """The results of runs, for tests that compare runs with each other or with earlier numbers."""
 
 import hashlib
+import re
 import time
 
 import forked
@@ -10,6 +11,8 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
+
+_IN_PROCESS = re.compile(r"time/|actors/\d+/")  # metrics that belong to a process
 
 
 class Losses(LoggerCallback):
@@ -24,7 +27,10 @@ class Losses(LoggerCallback):
 
 
 def outcome(run):
-    """SHA-256 of each section of the checkpoint and the memory, and the metrics without times."""
+    """SHA-256 of each section of the checkpoint and the memory, and the metrics without times.
+
+    Metrics of single actors are left out, too: they begin anew when a run is resumed.
+    """
     path = run / "checkpoints/last.safetensors"
     checkpoint = load_checkpoint(path)
     header = checkpoint.header
@@ -40,7 +46,7 @@ def outcome(run):
     }
     kept = {name: header[name] for name in ("counters", "generators", "callbacks")}
     rows = [
-        {name: x for name, x in row.items() if name not in ("segment", "time") and not name.startswith("time/")}
+        {name: x for name, x in row.items() if name not in ("segment", "time") and not _IN_PROCESS.match(name)}
         for row in durable_rows(run)
     ]
     return digests, kept, rows
