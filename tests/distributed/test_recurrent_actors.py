@@ -399,6 +399,74 @@ def test_a_saved_run_continues_with_the_memory_of_its_actors(algo, kind, tmp_pat
     np.testing.assert_array_equal(train(rest, 240)[0], whole)
 
 
+# ---- masks of legal actions
+
+
+class _Masks(rlox.Callback):
+    """Checks that every action of each batch was legal, and that some were not."""
+
+    def on_rollout_end(self, *, batch, **info):
+        masks, actions = batch.array("masks"), batch.array("actions")
+        assert np.take_along_axis(masks, actions[:, None], 1).all()
+        self.some = not masks.all()
+
+
+def masked(algo, env="rlox/MaskedTMaze-v0", **settings):
+    callback = _Masks()
+    algorithm = algo(env, seed=3, n_envs=3, n_steps=12, callbacks=[callback], **settings)
+    weights, metrics = train(algorithm, 432)
+    assert callback.some
+    return weights, metrics
+
+
+@pytest.mark.parametrize("algo", [rlox.IMPALA, rlox.APPO])
+def test_the_kernel_learns_with_masks_as_pytorch_does(algo):
+    assert algo("rlox/MaskedTMaze-v0").backend == "native"
+    native, torch_ = (masked(algo, hidden_sizes=[16], backend=backend)[0] for backend in ("native", "torch"))
+    np.testing.assert_allclose(native, torch_, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"hidden_sizes": [16]}, MEMORY], ids=["masks", "both"])
+def test_masks_come_from_actors_in_processes(settings):
+    threads, processes = (masked(rlox.IMPALA, actors=kind, **settings)[0] for kind in ("threads", "processes"))
+    np.testing.assert_array_equal(threads, processes)
+
+
+def test_masks_come_from_workers():
+    envs = EnvSessions("rlox/MaskedTMaze-v0")
+    server = Server({"env": envs, "actor": ActorSessions(envs)}).start()
+    for settings in ({"hidden_sizes": [16]}, MEMORY):
+        threads, _ = masked(rlox.APPO, **settings)
+        remote, _ = masked(
+            rlox.APPO, worker_addresses=[f"127.0.0.1:{server.port}"], actor_order="fixed", **settings
+        )  # fmt: skip
+        np.testing.assert_array_equal(threads, remote)
+    server.stop(0.1)
+
+
+def test_illegal_actions_of_a_worker_are_errors():
+    policy = rlox.DiscretePolicy(2, 4, [6])
+    plan = ActorPlan("rlox/MaskedTMaze-v0", 2, 12, 0, policy, OnPolicyConfig(hidden_sizes=[6]))
+    actor = Actor(plan, 0)
+    arrays, spec = actor.rollout(Weights(7, plan.policy.weights())).arrays(), actor.collector.spec
+    actor.close()
+    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), plan, spec, 7), Trajectory)
+    arrays["masks"] = np.eye(4, dtype=np.bool_)[(arrays["actions"] + 1) % 4]
+    with pytest.raises(ProtocolError, match="actions must be legal by the masks"):
+        _check_rollout(Message("trajectory", {}, arrays), plan, spec, 7)
+
+
+def test_a_saved_run_with_masks_and_memory_continues(tmp_path):
+    settings = {"seed": 3, "n_envs": 3, "n_steps": 8, **MEMORY}
+    whole, _ = train(rlox.IMPALA("rlox/MaskedTMaze-v0", **settings), 480)
+    half = rlox.IMPALA("rlox/MaskedTMaze-v0", **settings)
+    half.train(240)
+    half.save(tmp_path / "half.safetensors")
+    half.close()
+    rest = rlox.IMPALA.from_checkpoint(tmp_path / "half.safetensors")
+    np.testing.assert_array_equal(train(rest, 240)[0], whole)
+
+
 @pytest.fixture(scope="module")
 def workers():
     """Addresses of two workers that play CartPole-v1."""
