@@ -2,8 +2,7 @@
 observations of all agents, or with local critics (IPPO; de Witt et al. 2020, arXiv:2011.09533).
 
 Departures from the paper's code: time limits bootstrap and are not terminations; advantages are normalised in each
-minibatch; actor and critic of a policy share one Adam, and their gradient norm is clipped together. Recurrent policies
-are not supported.
+minibatch; actor and critic of a policy share one Adam, and their gradient norm is clipped together.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rlox.compiled import NativePlayers, obstacle
 from rlox.config import MAPPOConfig, integer, require, shown
 from rlox.config.arguments import refuse_policy_name
 from rlox.envs.registry import is_multi_agent
-from rlox.envs.spec import read_observations, write_actions
+from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.agents import evaluate_agents
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
@@ -32,7 +31,6 @@ from rlox.multi_agent.acting import Actors
 from rlox.multi_agent.collector import MultiAgentBatch, MultiAgentCollector
 from rlox.multi_agent.players import Player, ValueNorm, ValueNorms, only_player
 from rlox.multi_agent.self_play import SelfPlay
-from rlox.multi_agent.spec import MASK
 from rlox.multi_agent.vec_env import make_multi_agent_env
 from rlox.nn.acting import Inputs, acting_policy, draw_noise, read_state
 from rlox.training.on_policy import OnPolicyAlgorithm
@@ -303,7 +301,7 @@ class MAPPO(OnPolicyAlgorithm):
     ) -> Any:
         """Return the action of agent `agent_idx` for one observation, or actions for a batch, as `rlox.PPO.predict`.
 
-        `mask` (n_actions,) or (B, n_actions) marks the legal actions, if the environment has masks. With a memory the
+        `mask` (n_choices,) or (B, n_choices) marks the legal actions, if the environment has masks. With a memory the
         result is the action and the next `state`, which belongs to this agent's next observation in the same episode.
 
         Raises
@@ -314,19 +312,15 @@ class MAPPO(OnPolicyAlgorithm):
         where = "MAPPO.predict"
         index = integer(where, "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
         at, player = next((p, player) for p, player in enumerate(self.players) if index in player.slots)
-        if player.spec.masked and isinstance(obs, Mapping) and MASK in obs:
-            mask = obs[MASK] if mask is None else mask
-            obs = {name: value for name, value in obs.items() if name != MASK}
+        obs, mask = split_mask(player.spec, obs, mask)
         if not self.several:
             return super().predict(obs, deterministic, state=state, mask=mask)
-        legal = _check_mask(player, mask)
         self.backend.require_unchanged("predict")
         require(where, "deterministic", deterministic, bool)
         rows, single = read_observations(where, player.spec, obs)
         policy, n = self._actors.policies[at], len(rows)
-        inputs = Inputs(player.identify(rows, np.full(n, player.slots.index(index))))
-        if legal is not None:
-            inputs.mask = np.array(np.broadcast_to(legal, (n, legal.shape[-1])))
+        seen = player.identify(rows, np.full(n, player.slots.index(index)))
+        inputs = Inputs(seen, read_mask(where, player.spec, mask, n))
         if state is not None:
             inputs.state = read_state(where, state, n, policy.state_dim)
         actions, after = policy.mode(inputs) if deterministic else policy.act(inputs, draw_noise(policy, n))
@@ -403,20 +397,6 @@ class Optimizers:
         for i, optimizer in enumerate(self._optimizers):
             start = f"{i}."
             optimizer.set_state({k.removeprefix(start): x for k, x in state.items() if k.startswith(start)})
-
-
-def _check_mask(player: Player, mask: Any) -> np.ndarray | None:
-    """Return a mask of legal actions as bool after checking it."""
-    if mask is None:
-        return None
-    if not player.spec.masked:
-        raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
-    legal = np.asarray(mask)
-    if legal.shape[-1:] != (player.spec.n_actions,) or not legal.astype(bool).any(-1).all():
-        raise ValueError(
-            f"MAPPO.predict: mask must have shape (.., {player.spec.n_actions}) and allow an action, got {shown(mask)}"
-        )
-    return legal.astype(bool)
 
 
 def _join_metrics(tables: dict[str, dict[str, Any]], mean: Callable[[list[Any]], Any]) -> dict[str, Any]:

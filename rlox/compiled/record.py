@@ -11,7 +11,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.dqn": "32e8cc4f160d25e8 34a66b52751ce7f4",
     "rlox.algorithms.impala": "295d5a3c5ff62ec1 9761dff5ef0ff6fd",
     "rlox.algorithms.iql": "cba2a3f6a7151438 df94f77af4c4e94f",
-    "rlox.algorithms.mappo": "f38cb5ba395d192c 0e618b0cdecc01f7",
+    "rlox.algorithms.mappo": "5ec64a571923c32c ecbaaa90b23cfe0e",
     "rlox.algorithms.ppo": "f2f5ca8a45b6ea65 77f291c535bedea5",
     "rlox.algorithms.sac": "617d74d9cbe7cbc9 bc7ccbdc26a48ce1",
     "rlox.algorithms.td3": "b651b0f7f868af5d 2b9451f59d82e059",

@@ -62,7 +62,7 @@ class MultiAgentStep:
     alive: list[np.ndarray]  # by group (N, A_g) bool: whether the agent acts next
     masks: list[
         np.ndarray | None
-    ]  # by group (N, A_g, n_actions) bool: legal actions, all of them for dead agents; or None
+    ]  # by group (N, A_g, n_choices) bool: legal actions, all of them for agents that do not act; or None
     state: np.ndarray  # (N, S) f32
     rewards: list[np.ndarray]  # by group (N, A_g) f64; 0 for agents that were not alive before the step
     terminated: list[np.ndarray]  # by group (N, A_g) bool: ended by the task; only of agents that were alive before
@@ -119,7 +119,7 @@ def step_layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...]
         arrays |= {f"obs.{g}": obs, f"final_obs.{g}": obs, f"rewards.{g}": (rows, np.float64)}
         arrays |= {f"{name}.{g}": (rows, np.bool_) for name in ("alive", "terminated", "truncated")}
         if group.spec.masked:
-            arrays[f"masks.{g}"] = ((*rows, group.spec.n_actions or 0), np.bool_)
+            arrays[f"masks.{g}"] = ((*rows, sum(group.spec.choices)), np.bool_)
     return arrays | {
         "state": ((n, spec.state_dim), np.float32),
         "final_state": ((n, spec.state_dim), np.float32),

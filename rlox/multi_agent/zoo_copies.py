@@ -162,10 +162,10 @@ class ZooCopies(env_state.EnvCopies):
             first = self._spaces[group.slots[0]]
             at_info = "info" if any(offered[slot] for slot in group.slots) else ""
             self._masks.append("observation" if first.masked else at_info)
-            if self._masks[-1] and not group.spec.discrete:
+            if self._masks[-1] and not group.spec.choices:
                 raise ValueError(
-                    f"{self.where}: {MASK} of agent {names[group.slots[0]]!r} must come with Discrete actions, got "
-                    f"{first.action}"
+                    f"{self.where}: {MASK} of agent {names[group.slots[0]]!r} must come with Discrete or MultiDiscrete "
+                    f"actions, got {first.action}"
                 )
         groups = tuple(
             replace(group, spec=replace(group.spec, masked=bool(masks)))
@@ -369,11 +369,12 @@ class ZooCopies(env_state.EnvCopies):
             if flags.shape != mask.shape[2:] or flags.dtype.kind not in "biu":
                 self._refuse(
                     i,
-                    f"{MASK} of agent {name!r} must be {mask.shape[2]} flags, one for each action, got "
+                    f"{MASK} of agent {name!r} must be {mask.shape[2]} flags, one for each choice, got "
                     f"{describe_answer(flags)} of dtype {flags.dtype}",
                 )
             mask[i, a] = flags
-            if not mask[i, a].any():
+            choices = self.spec.groups[g].spec.choices
+            if not all(part.any() for part in np.split(mask[i, a], np.cumsum(choices)[:-1])):
                 self._refuse(i, f"{MASK} of agent {name!r} must allow at least one action, got none")
 
     def _put_state(self, i: int, to: np.ndarray) -> None:

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 def random_actions(spec: EnvSpec, obs: np.ndarray, mask: np.ndarray | None, rng: Rng) -> np.ndarray:
     """Draw uniformly random actions (N, A, …) for observations (N, A, …) of N environments with A agents each.
 
-    `mask` (N, A, n_actions) bool marks legal actions; None allows all.
+    `mask` (N, A, n_choices) bool marks legal actions; None allows all.
     """
     if mask is None:
         n, n_agents = obs.shape[:2]
         return spec.random_actions(rng, n * n_agents).reshape(n, n_agents, *spec.action_shape)
     drawn = rng.uniform(mask.shape)
-    return np.where(mask, drawn, -1.0).argmax(-1)
+    parts = np.split(np.where(mask, drawn, -1.0), np.cumsum(spec.choices)[:-1], -1)
+    actions = np.stack([part.argmax(-1) for part in parts], -1)
+    return actions[..., 0] if spec.discrete else actions
 
 
 class RandomPolicy:

@@ -197,6 +197,28 @@ class Masked(_Env):
         return super().step(actions)
 
 
+class MaskedPairs(_Env):
+    """Two choices, of two and of three; one of each is illegal, another one in each step."""
+
+    spans: ClassVar = {"one": (6, True), "two": (3, True)}
+
+    def observation_space(self, agent):
+        return spaces.Dict(observation=spaces.Box(-1.0, 1.0, (1,), np.float32), action_mask=spaces.MultiBinary(5))
+
+    def action_space(self, agent):
+        return spaces.MultiDiscrete([2, 3])
+
+    def observe(self, agent):
+        mask = np.concatenate([np.arange(2) != self.t % 2, np.arange(3) != self.t % 3]).astype(np.int8)
+        return {"observation": np.zeros(1, np.float32), "action_mask": mask}
+
+    def step(self, actions):
+        for first, second in actions.values():
+            assert first != self.t % 2
+            assert second != self.t % 3
+        return super().step(actions)
+
+
 class Pennies(_Env):
     """`even` wins a point if both choose the same action, else `odd` does; three rounds."""
 

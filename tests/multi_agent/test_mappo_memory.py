@@ -251,6 +251,18 @@ def test_a_dead_agent_keeps_no_memory_for_its_next_life_and_a_waiting_one_does()
     assert memory.state.tolist() == [[1.0] * 3, [2.0] * 3]
 
 
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_masks_of_several_choices_are_respected(memory):
+    algorithm = rlox.MAPPO("pairs", env_fn=zoo_probes.MaskedPairs, seed=5, **{**SMALL, "memory": memory})
+    algorithm.train(160)  # the environment raises on illegal actions
+    algorithm.evaluate(5, deterministic=False)
+    obs = {"observation": [0.0], "action_mask": [1, 0, 0, 0, 1]}
+    action = algorithm.predict(obs)
+    assert np.array_equal(action if memory == "none" else action[0], [0, 2])
+    with pytest.raises(ValueError, match="mask must allow an action"):
+        algorithm.predict([0.0], mask=[1, 0, 0, 0, 0])
+
+
 # ---- agents that take turns
 
 TICTACTOE = "pettingzoo:pettingzoo.classic.tictactoe_v3"

@@ -830,7 +830,9 @@ def test_invalid_masks_are_errors():
         def action_space(self, agent):
             return spaces.Box(-1, 1, (2,))
 
-    with pytest.raises(ValueError, match="action_mask of agent 'a_0' must come with Discrete actions, got Box"):
+    with pytest.raises(
+        ValueError, match="action_mask of agent 'a_0' must come with Discrete or MultiDiscrete actions, got Box"
+    ):
         make_multi_agent_env(Moves, 1, 0)
 
 
