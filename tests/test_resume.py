@@ -158,6 +158,11 @@ def test_actors_keep_their_memory(algo, kind, tmp_path):
     same_when_killed(tmp_path, 6_000, f"algo={algo}", *COMMON, *actors, *memory)
 
 
+def test_the_memory_of_a_recurrent_network_is_restored(tmp_path):
+    recurrent = ["algo.memory=lstm", "algo.memory_size=8", "algo.sequence_length=8", "algo.burn_in=2"]
+    same_when_killed(tmp_path, 1_000, "algo=dqn", *RUNS["dqn"], *COMMON, *MORE["dqn"], *BUFFERS["uniform"], *recurrent)
+
+
 def test_correlated_noise_is_restored(tmp_path):
     noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", "backend=native"]
     same_when_killed(tmp_path, 5_000, "algo=sac", *RUNS["sac"], *COMMON, *noisy)

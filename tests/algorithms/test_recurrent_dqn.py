@@ -1,13 +1,18 @@
 """DQN with a memory: one update against an independent computation, what is stored and drawn, and what is learned."""
 
+import numpy as np
+import probes
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rlox import DQN
+from rlox.checkpoint import load_checkpoint
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import QPolicy, RecurrentQNetwork
 from rlox.nn.batch import SequenceBatch
+from rlox.nn.memory import Sequences
 from rlox.nn.sequence_losses import sequence_q_loss
 
 D, N_ACTIONS, T = 3, 4, 9
@@ -127,3 +132,115 @@ def test_loss_and_gradient_are_those_of_the_definition(kind, dueling, double, lo
     torch.testing.assert_close(metrics["q_loss"], expected.detach(), rtol=1e-10, atol=1e-12)
     for grad, want in zip(torch.autograd.grad(result, parameters), wanted, strict=True):
         torch.testing.assert_close(grad, want, rtol=1e-8, atol=1e-10)
+
+
+SMALL = {"memory": "lstm", "memory_size": 8, "hidden_sizes": [16], "sequence_length": 12, "burn_in": 3,
+         "batch_size": 48, "learning_starts": 60, "buffer_size": 600, "train_freq": 4, "seed": 3}  # fmt: skip
+
+
+def rows_of(dqn, env):
+    """Return the rows of one environment, by column."""
+    state = dqn.buffer.get_state()
+    return {name: state[name][env, : state["sizes"][env]] for name in ("obs", "actions", "is_first", "state", "rewards",
+                                                                      "terminated", "truncated")}  # fmt: skip
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_the_stored_states_are_those_of_the_network_also_while_actions_are_random(random):
+    dqn = DQN("CartPole-v1", n_envs=2, **{**SMALL, "learning_starts": 200}, exploration_final_eps=0.3)
+    for _ in range(60):
+        dqn.collector.step(dqn.actor, dqn.buffer, random)
+    for env in range(2):
+        rows = rows_of(dqn, env)
+        assert rows["is_first"].sum() > 1
+        over = rows["terminated"] | rows["truncated"]
+        assert np.array_equal(over[:-1], rows["is_first"][1:])
+        assert (rows["actions"].sum(1) == ~over).all()
+        obs, first = (torch.from_numpy(rows[name]) for name in ("obs", "is_first"))
+        with torch.no_grad():
+            state = torch.zeros(1, dqn.policy.state_dim)
+            for t in range(len(obs)):
+                state = state.masked_fill(first[t], 0.0)
+                np.testing.assert_allclose(rows["state"][t], state[0], rtol=1e-5, atol=1e-6)
+                state = dqn.policy.follow(obs[t : t + 1], Sequences(state, first[t : t + 1]))[1]
+
+
+def test_only_legal_actions_are_taken_and_their_flags_are_stored():
+    dqn = DQN("rlox/MaskedTMaze-v0", n_envs=2, env_kwargs={"length": 3}, **SMALL)
+    dqn.train(400)
+    for env in range(2):
+        rows = rows_of(dqn, env)
+        actions, legal = rows["actions"][:, :4], rows["actions"][:, 4:] == 1
+        over = rows["terminated"]
+        assert over.any()
+        assert (actions.sum(1) == ~over).all()
+        assert not (actions.astype(bool) & ~legal).any()
+        junction = (rows["obs"][:, 1] == 1) & ~over
+        assert (legal[junction].sum(1) == 2).all()
+        assert legal[~junction & ~over].all()
+    batch = dqn.sample()
+    assert batch.masks.shape == batch.actions.shape == (4, 13, 4)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [("CartPole-v1", {"n_step": 3, "dueling": True, "normalize_obs": True}), ("rlox/MaskedTMaze-v0", {})],
+)
+def test_a_run_in_two_parts_equals_one_in_one_part(kind, env, options, tmp_path):
+    options = {**SMALL, "memory": kind, **options}
+    whole = DQN(env, n_envs=2, **options)
+    whole.train(600)
+    first = DQN(env, n_envs=2, **options)
+    first.train(300, schedule_timesteps=600)
+    first.evaluate(2)  # leaves no trace
+    first.save(tmp_path / "half.safetensors", memory=True)
+    second = DQN.from_checkpoint(tmp_path / "half.safetensors")
+    second.train(until=600)
+    for part, dqn in (("whole", whole), ("second", second)):
+        dqn.save(tmp_path / f"{part}.safetensors")
+    one, other = (load_checkpoint(tmp_path / f"{part}.safetensors") for part in ("whole", "second"))
+    for section in ("policy", "target", "optimizer", "environment"):
+        assert one.tensors[section].keys() == other.tensors[section].keys()
+        for name, array in one.tensors[section].items():
+            np.testing.assert_array_equal(other.tensors[section][name], array, err_msg=f"{section} {name}")
+    assert one.header["generators"] == other.header["generators"]
+
+
+def test_images_go_through_the_convolutions_and_the_memory():
+    dqn = DQN(probes.BrightSide, n_envs=2, **SMALL, dueling=True)
+    dqn.train(120)
+    assert dqn.sample().obs.dtype == torch.uint8
+    assert dqn.evaluate(2).lengths.min() >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"buffer": "prioritized"}, "buffer must be uniform with a memory, .* got prioritized"),
+        ({"buffer": "mmap"}, "buffer must be uniform with a memory"),
+        ({"buffer": "sequence"}, "buffer must hold transitions"),
+        ({"backend": "native"}, "backend must be auto or torch here, got 'native': PyTorch computes a memory"),
+        ({"compile": True}, "compile must be false with a memory"),
+        ({"burn_in": 12}, r"burn_in must be below sequence_length \(12\)"),
+        ({"batch_size": 11}, r"batch_size must be >= sequence_length \(12\)"),
+        ({"buffer_size": 25}, r"at least sequence_length \+ 1 \(13\) for each of the 2 environments, 26"),
+        ({"memory": "rnn"}, "memory must be one of none, lstm, gru"),
+        ({"policy": nn.Linear(4, 2)}, "memory must be none for a policy without one, got lstm"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DQN("CartPole-v1", n_envs=2, **{**SMALL, **({"buffer_size": None} if "buffer" in options else {}), **options})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["rlox/TMaze-v0", "rlox/MaskedTMaze-v0"])
+def test_the_side_of_the_goal_is_remembered(env):
+    dqn = DQN(
+        env, n_envs=4, seed=0, memory="gru", memory_size=32, hidden_sizes=[32], sequence_length=24, burn_in=0,
+        batch_size=480, train_freq=8, learning_starts=500, buffer_size=20_000, learning_rate=2e-3, n_step=5,
+        target_update_freq=200, exploration_fraction=0.5, exploration_final_eps=0.02,
+    )  # fmt: skip
+    dqn.train(16_000)
+    assert dqn.evaluate(20).returns.mean() > 0.9
