@@ -9,8 +9,10 @@ from rlox.kernels.buffers.batch import Batch
 cimport numpy as cnp
 
 from rlox.kernels.buffers.dataset cimport Dataset, Trajectories, sample_rows, sample_windows, standardise
+from rlox.kernels.buffers.gather cimport draw_indices
 from rlox.kernels.buffers.rows cimport as_size, first_not_finite, read_only, real_array, seed_key
 from rlox.kernels.checks cimport as_array, as_flags, as_index, show
+from rlox.kernels.philox cimport DOMAIN_OFFLINE_TRANSITIONS
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 cnp.import_array()
@@ -109,6 +111,9 @@ cdef class OfflineDatasetBuffer:
         first needed.
     metadata
         Further information on the data, such as its environment. It is kept but not used.
+    action_masks, next_action_masks
+        (N, n_actions) flags of the legal actions in `obs` and in `next_obs`, the latter only with the former. The
+        recorded actions must be legal. None if all actions were.
 
     Attributes
     ----------
@@ -123,6 +128,8 @@ cdef class OfflineDatasetBuffer:
     obs_mean, obs_std
         (\*obs_shape) float32: mean of `obs`, and standard deviation **plus 1e-3** (as in TD3+BC, so that a constant
         feature is normalised to 0).
+    masked
+        Whether there are masks of legal actions.
 
     Raises
     ------
@@ -141,6 +148,7 @@ cdef class OfflineDatasetBuffer:
     cdef Dataset data
     # These own the memory that `data` points into.
     cdef object obs, next_obs, actions, rewards, terminated, truncated, flags, ends, to_go, mean, std, inverse
+    cdef dict masks  # by the names of the constructor
     cdef dict described
     cdef f64 to_go_gamma
     cdef bint images, lazy
@@ -152,13 +160,14 @@ cdef class OfflineDatasetBuffer:
 
     def __init__(self, obs, next_obs, actions, rewards, terminated, truncated, normalize=False, *,
                  obs_dim=None, act_dim=None, n_actions=None, lazy=False, obs_mean=None, obs_std=None,
-                 metadata=None) -> None:
+                 metadata=None, action_masks=None, next_action_masks=None) -> None:
         self.load("OfflineDatasetBuffer", obs, next_obs, actions, rewards, terminated, truncated, normalize,
-                  obs_dim, act_dim, n_actions, lazy, obs_mean, obs_std, metadata)
+                  obs_dim, act_dim, n_actions, lazy, obs_mean, obs_std, metadata, action_masks, next_action_masks)
 
     cdef int load(self, str where, object obs, object next_obs, object actions, object rewards,
                   object terminated, object truncated, object normalize, object obs_dim, object act_dim,
-                  object n_actions, object lazy, object obs_mean, object obs_std, object metadata) except -1:
+                  object n_actions, object lazy, object obs_mean, object obs_std, object metadata,
+                  object action_masks, object next_action_masks) except -1:
         """Check everything, then store it; an error leaves the object unchanged."""
         for name, value in (("normalize", normalize), ("lazy", lazy)):
             if not isinstance(value, (bool, np.bool_)):
@@ -192,7 +201,10 @@ cdef class OfflineDatasetBuffer:
         actions = columns(actions, n, act_dim, where, "actions", "act_dim")
         if actions.ndim != 2:
             raise ValueError(f"{where}: actions must have shape (N, A) or (N,), got {actions.shape}")
+        if n_actions is None and action_masks is not None:
+            n_actions = np.shape(action_masks)[1] if np.ndim(action_masks) == 2 else None
         n_actions = discrete(actions, integers, n_actions, lazy, where)
+        masks = read_masks(action_masks, next_action_masks, actions, n_actions, lazy, where)
         terminated = (<object>as_flags(terminated, where, "terminated")).view(np.uint8)
         truncated = (<object>as_flags(truncated, where, "truncated")).view(np.uint8)
         rows_of(terminated, n, where, "terminated")
@@ -215,7 +227,7 @@ cdef class OfflineDatasetBuffer:
 
         self.images, self.lazy = images, lazy
         self.normalized = normalize
-        self.n_actions, self.metadata = n_actions, metadata or {}
+        self.n_actions, self.metadata, self.masks = n_actions, metadata or {}, masks
         self.obs_shape = obs.shape[1:]
         self.act_dim = actions.shape[1]
         self.obs, self.next_obs, self.actions = read_only(obs), read_only(next_obs), read_only(actions)
@@ -280,8 +292,12 @@ cdef class OfflineDatasetBuffer:
         state = self.get_state()
         normalize = bool(state.pop("normalize"))
         known = {"n_actions": self.n_actions, "metadata": self.metadata, "obs_mean": self.mean, "obs_std": self.std,
-                 "lazy": bool(self.lazy)}
+                 "lazy": bool(self.lazy), **{name: state.pop(name) for name in self.masks}}
         return partial(OfflineDatasetBuffer, **known), (*state.values(), normalize)
+
+    @property
+    def masked(self) -> bool:
+        return bool(self.masks)
 
     @property
     def obs_dim(self) -> int:
@@ -397,7 +413,7 @@ cdef class OfflineDatasetBuffer:
         Batch
             New arrays ``obs``, ``next_obs`` (B, \*obs_shape) float32 (normalised if the buffer is) or
             uint8, ``actions`` (B, A) float32, ``rewards`` (B,) float32, ``terminated``, ``truncated`` (B,)
-            bool.
+            bool; if there are masks, ``masks`` and ``next_masks`` (B, n_actions) bool.
 
         Raises
         ------
@@ -432,8 +448,23 @@ cdef class OfflineDatasetBuffer:
                                  and first_not_finite(<f32*>p, b * self.data.obs_size) < 0))
         ):
             self.refuse("OfflineDatasetBuffer.sample")
-        return Batch({"obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
-                           "terminated": terminated, "truncated": truncated})
+        columns = {"obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+                   "terminated": terminated, "truncated": truncated}
+        if self.masks:
+            self.add_masks(columns, key, b)
+        return Batch(columns)
+
+    cdef int add_masks(self, dict columns, u64 key, Py_ssize_t b) except -1:
+        """Add the masks of the rows that `sample` draws with this key."""
+        cdef cnp.ndarray at = np.empty(b, np.int64)
+        draw_indices(<u64>self.data.n, key, 0, DOMAIN_OFFLINE_TRANSITIONS, <i64*>cnp.PyArray_DATA(at), b)
+        for name, masks in self.masks.items():
+            columns[name.replace("action_", "")] = masks.take(at, 0).view(np.bool_)
+        masks = columns["masks"]
+        legal = np.take_along_axis(masks, columns["actions"].astype(np.int64), 1)
+        if self.lazy and not legal.all():
+            require_legal(self.masks["action_masks"], self.actions, "OfflineDatasetBuffer.sample")
+        return 0
 
     def sample_trajectories(self, batch_size, seq_len, seed, *, gamma=1.0, start="transitions"):
         """Draw sequences of consecutive steps, each within one episode, with replacement.
@@ -523,9 +554,11 @@ cdef class OfflineDatasetBuffer:
                            "timesteps": timesteps, "terminated": terminated, "truncated": truncated, "mask": mask})
 
     def get_state(self) -> dict:
-        """Return the constructor's arrays (read-only, not copied) and ``normalize`` as 0 or 1."""
+        """Return the constructor's arrays (read-only, not copied), masks only if there are any, and ``normalize`` as 0
+        or 1."""
         return {"obs": self.obs, "next_obs": self.next_obs, "actions": self.actions, "rewards": self.rewards,
-                "terminated": self.terminated, "truncated": self.truncated, "normalize": int(self.normalized)}
+                "terminated": self.terminated, "truncated": self.truncated, "normalize": int(self.normalized),
+                **self.masks}
 
     def set_state(self, dict state not None) -> None:
         """Replace the dataset by a state from `get_state`; its arrays are kept, like those of the constructor.
@@ -534,7 +567,8 @@ cdef class OfflineDatasetBuffer:
         """
         where = "OfflineDatasetBuffer.set_state"
         keys = ["obs", "next_obs", "actions", "rewards", "terminated", "truncated", "normalize"]
-        if set(state) != set(keys):
+        masks = [name for name in ("action_masks", "next_action_masks") if name in state]
+        if set(state) != {*keys, *masks}:
             raise ValueError(
                 f"{where}: state must have the keys {', '.join(keys)}, got {sorted(map(str, state))}; "
                 "pass what get_state returned"
@@ -542,7 +576,8 @@ cdef class OfflineDatasetBuffer:
         if as_index(state["normalize"], where, "normalize") not in (0, 1):
             raise ValueError(f"{where}: normalize must be 0 or 1, got {state['normalize']}")
         self.load(where, state["obs"], state["next_obs"], state["actions"], state["rewards"], state["terminated"],
-                  state["truncated"], bool(state["normalize"]), None, None, None, False, None, None, None)
+                  state["truncated"], bool(state["normalize"]), None, None, None, False, None, None, None,
+                  state.get("action_masks"), state.get("next_action_masks"))
 
     cdef int refuse(self, str where) except -1:
         """Raise for a sample that was not finite; the message names the first such row of the dataset."""
@@ -614,6 +649,38 @@ cdef object discrete(object actions, bint integers, object n_actions, bint lazy,
                 f"{where}: actions must be integers below n_actions ({count}), got {actions[row, 0]} in row {row}"
             )
     return count
+
+
+cdef dict read_masks(object masks, object next_masks, object actions, object n_actions, bint lazy, str where):
+    """Return the given masks as read-only arrays (N, n_actions) of bytes 0 and 1, by name."""
+    if masks is None:
+        if next_masks is not None:
+            raise ValueError(f"{where}: action_masks must be given with next_action_masks")
+        return {}
+    if n_actions is None:
+        raise ValueError(f"{where}: action_masks must be None for continuous actions")
+    arrays = {}
+    for name, value in (("action_masks", masks), ("next_action_masks", next_masks)):
+        if value is None:
+            continue
+        flags = (<object>as_flags(value, where, name)).view(np.uint8)
+        if flags.shape != (len(actions), n_actions):
+            raise ValueError(f"{where}: {name} must have shape ({len(actions)}, {n_actions}), a flag for each action, "
+                             f"got {flags.shape}")
+        arrays[name] = read_only(flags)
+    if not lazy:
+        require_legal(arrays["action_masks"], actions, where)
+    return arrays
+
+
+cdef int require_legal(object masks, object actions, str where) except -1:
+    """Raise a ValueError that names the first row whose action its mask does not allow."""
+    legal = np.take_along_axis(masks, actions.astype(np.int64), 1)[:, 0]
+    if not legal.all():
+        row = int(legal.argmin())
+        raise ValueError(f"{where}: actions must be legal by action_masks, got {int(actions[row, 0])} in row {row}, "
+                         f"whose mask allows {np.flatnonzero(masks[row]).tolist()}")
+    return 0
 
 
 cdef object given_moment(object value, tuple shape, bint positive, str where, str name):

@@ -69,22 +69,23 @@ class BC(OfflineAlgorithm):
             return super().sample()
         c = self.config
         starts = self.rng.integers(len(self._sampler), max(1, c.batch_size // c.steps_per_sequence))
-        return self._gather(starts)
+        return self._gather(self._sampler, starts)
 
-    def _gather(self, starts: np.ndarray) -> DemonstrationBatch:
-        assert self._sampler is not None  # for the type checker
-        return self._sampler.gather(starts, self.spec, self.normalizer.normalize, self.device)
+    def _gather(self, sampler: SequenceSampler, starts: np.ndarray) -> DemonstrationBatch:
+        return sampler.gather(starts, self.spec, self.normalizer.normalize, self.device)
 
     def _loss(self, batch: TransitionBatch | DemonstrationBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of a batch and its metrics."""
-        sequences = self._read_before(batch) if isinstance(batch, DemonstrationBatch) else None
+        sequences = None if isinstance(batch, TransitionBatch) else self._read_before(batch)
         if self.spec.discrete:
-            return label_loss(self.policy, batch.obs, batch.actions, None, sequences)
+            return label_loss(self.policy, batch.obs, batch.actions, batch.masks, sequences)
         return cloning_loss(self.policy, batch.obs, self.policy.to_unit(batch.actions), sequences)
 
     @torch.no_grad()
-    def _read_before(self, batch: DemonstrationBatch) -> Sequences:
-        """Return how the rows are sequences, with the memory's state after the steps before each."""
+    def _read_before(self, batch: DemonstrationBatch) -> Sequences | None:
+        """Return how the rows are sequences, with the memory's state after the steps before each; None without one."""
+        if not self.policy.state_dim:
+            return None
         state = batch.obs.new_zeros(batch.n, self.policy.state_dim)
         if len(batch.obs_before):
             state = self.policy.follow(batch.obs_before, Sequences(state, batch.is_first_before))[1]
@@ -110,11 +111,12 @@ class BC(OfflineAlgorithm):
 
     @torch.no_grad()
     def _compare_with_data(self) -> dict[str, torch.Tensor]:
-        if self._sampler is None:
+        sampler = self._sampler
+        if sampler is None and not getattr(self.dataset, "masked", False):
             return super()._compare_with_data()
         if self._compared_sequences is None:
-            n_rows = len(self._sampler)
-            n = max(1, min(N_COMPARED, n_rows) // self.config.steps_per_sequence)
-            self._compared_sequences = self._gather(np.linspace(0, n_rows - 1, n).astype(np.int64))
+            sampler = sampler or SequenceSampler(self.dataset, 1, 0, type(self).__name__)
+            n = max(1, min(N_COMPARED, len(sampler)) // sampler.length)
+            self._compared_sequences = self._gather(sampler, np.linspace(0, len(sampler) - 1, n).astype(np.int64))
         loss = self._loss(self._compared_sequences)[0]
         return {"dataset/log_prob": -loss} if self.spec.discrete else {"dataset/mse": loss}

@@ -69,8 +69,9 @@ class OfflineDataset(Protocol):
 
     Optional attributes, used if present: ``obs_dim`` and ``act_dim`` (and ``obs_shape``), compared with the
     algorithm's; ``normalized``, whether samples are normalised by ``obs_mean`` and ``obs_std`` (D,); ``get_state()``,
-    which returns all transitions under the names of a sample and in order, to check the actions and to compare values
-    with returns.
+    which returns all transitions under the names of a sample and in order, to check the actions, to compare values with
+    returns, and for policies with a memory; ``masked``, whether samples have ``masks`` and ``next_masks`` (B,
+    n_actions) bool, the legal actions in both observations.
     """
 
     def sample(self, batch_size: int, seed: int) -> Mapping[str, np.ndarray]:

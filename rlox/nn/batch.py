@@ -164,6 +164,7 @@ class TransitionBatch(Columns):
     # dataset, which come last, have no index.
     indices: torch.Tensor | None = Column(optional=True)
     next_masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal in next_obs; None: all are
+    masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, legal in obs, if a dataset has them
 
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])
@@ -218,8 +219,9 @@ class TransitionBatch(Columns):
             "next_obs": column(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
             "discounts": column(~np.asarray(rows["terminated"], np.bool_) * discounts),
         }
-        if "next_masks" in rows:
-            columns["next_masks"] = column(rows["next_masks"], np.bool_, (sum(spec.choices),))
+        for name in ("masks", "next_masks"):
+            if name in rows:
+                columns[name] = column(rows[name], np.bool_, (sum(spec.choices),))
         if "weights" in rows:
             columns["weights"] = column(rows["weights"])
         if "indices" in rows:

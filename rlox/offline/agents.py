@@ -70,6 +70,7 @@ class AgentEpisodes:
         row_bytes = 2 * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (spec.act_dim or 2) + 16
         n_rows = max(1, min(1024, block_rows(row_bytes) // (n * m)))
         block = allocate_block(spec, (n_rows, n, m))
+        block.pop("next_action_masks", None)  # unknown where an agent's life was cut
         lived = np.empty((n_rows, n, m), np.bool_)
         running, returns = np.zeros((n, m)), []
         taken = idle = 0
@@ -87,6 +88,8 @@ class AgentEpisodes:
                 actions = policy.actions(step, memories, deterministic, rng)
                 block["obs"][used] = step.obs[g][:, members]
                 block["actions"][used] = actions[g][:, members]
+                if spec.masked:
+                    block["action_masks"][used] = step.masks[g][:, members]
                 step = env.step_all(actions)
                 rewards, terminated, truncated = (
                     column[g][:, members] for column in (step.rewards, step.terminated, step.truncated)

@@ -1,8 +1,9 @@
 """Datasets in Arrow's file format: one record batch, which is mapped into memory and never copied.
 
 Columns are ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an
-integer), ``rewards`` (float32), ``terminated truncated`` (uint8) and, if several agents acted, ``agent`` (int32), an
-index in the metadata's list ``agents``. The schema's metadata has JSON under ``rlox.dataset``, which describes all rows
+integer), ``rewards`` (float32), ``terminated truncated`` (uint8), if the environment masks actions ``action_masks`` and
+``next_action_masks`` (fixed-size lists of uint8), and, if several agents acted, ``agent`` (int32), an index in the
+metadata's list ``agents``. The schema's metadata has JSON under ``rlox.dataset``, which describes all rows
 and their origin. Next observations are stored, although most are the next row's observation, so that every row is
 complete regardless of which part of the file is read.
 """
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint import decode_value, encode_value, is_count, one_line, parse_json
-from rlox.offline.rows import AGENT, COLUMNS, Block, names_of
+from rlox.offline.rows import AGENT, COLUMNS, MASKS, Block, names_of
 
 FORMAT = 1
 METADATA = "rlox.dataset"  # name of the JSON in formats that have attributes
@@ -120,7 +121,7 @@ class ArrowWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def write(self, block: Block) -> None:
-        """Add rows: the six columns (and ``agent``), checked, with the dtypes and shapes of the first block."""
+        """Add rows: the six columns (masks, ``agent``), checked, with dtypes and shapes of the first block."""
         if not self._like:
             self._like = {name: column[:0] for name, column in block.items()}
             self._files = {name: open(self._folder / name, "wb") for name in block}  # noqa: SIM115 (closed on exit)
@@ -193,7 +194,7 @@ def read_metadata(text: str, where: str) -> dict[str, Any]:
 
 
 def map_columns(reader: Any, where: str) -> Block | None:
-    """Return the six columns as arrays on the file's pages; None if the file must be converted first.
+    """Return the six columns, and masks, as arrays on the file's pages; None if the file must be converted first.
 
     A file must be converted if it has several record batches, is compressed, has no next observations, or has other
     types.
@@ -210,11 +211,16 @@ def map_columns(reader: Any, where: str) -> Block | None:
         return None
     if any(pa.types.is_fixed_size_list(kind) for kind in kinds[3:]):
         return None
+    masks = [name for name in MASKS if name in names]
+    for name in masks:
+        kind = reader.schema.field(names[name]).type
+        if not (pa.types.is_fixed_size_list(kind) and kind.value_type == pa.uint8()):
+            return None
     before = pa.total_allocated_bytes()
     batch = reader.get_batch(0)
     if pa.total_allocated_bytes() > before:
         return None  # the file is compressed
-    return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in COLUMNS}
+    return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in (*COLUMNS, *masks)}
 
 
 def map_agents(reader: Any, where: str) -> np.ndarray | None:

@@ -291,7 +291,8 @@ def _act(
 ) -> list[float]:
     """Take `count` steps. Returns the returns of completed episodes."""
     spec, algorithm, rng = vec.spec, behaviour.algorithm, Rng(seed, Stream.ACTION)
-    obs = np.array(vec.reset_all())
+    obs, masked = np.array(vec.reset_all()), spec.masked
+    mask = vec.action_masks() if masked else None
     n = len(obs)
     agent = None if algorithm is None else _begin(algorithm, n, seed, deterministic, rng)
     row_bytes = 2 * obs[0].nbytes + 4 * math.prod(spec.action_shape) + 6
@@ -302,8 +303,10 @@ def _act(
     while taken < count:
         used = min(n_rows, -(-(count - taken) // n))
         for t in range(used):
-            actions = spec.random_actions(rng, n) if agent is None else spec.clip(agent.act(obs))
+            actions = spec.random_actions(rng, n, mask) if agent is None else spec.clip(agent.act(obs, mask))
             block["obs"][t], block["actions"][t] = obs, actions
+            if masked:
+                block["action_masks"][t] = mask
             step = vec.step_all(block["actions"][t])
             ended = step["terminated"] | step["truncated"]
             if agent is not None:
@@ -313,6 +316,8 @@ def _act(
             kept = min(n, count - taken - t * n)  # the last step may give more rows than are needed
             returns += step["episode_return"][:kept][ended[:kept]].tolist()
             obs = step["obs"]
+            if masked:
+                block["next_action_masks"][t], mask = step["final_action_mask"], np.array(step["action_mask"])
         for env in range(n):
             stop = min(used, -(-(count - taken - env) // n))
             episodes.push(env, {name: column[:stop, env].copy() for name, column in block.items()})
@@ -356,6 +361,11 @@ def write_replay(
         raise ValueError(f"collect: the memory must be uniform or prioritized, got {type(buffer).__name__}")
     if buffer.n_step > 1:
         raise ValueError(f"collect: the memory must contain single steps, got returns of {buffer.n_step} steps")
+    if getattr(buffer, "mask_dim", 0):
+        raise ValueError(
+            "collect: the environment must not mask actions, since the memory has no masks of episodes' first "
+            "observations; collect with the policy of the checkpoint"
+        )
     if len(buffer) == 0:
         raise ValueError("collect: the memory must contain transitions, got none; did the run use checkpoint.memory?")
     count = buffer.get_state(since=2**62)["count"]

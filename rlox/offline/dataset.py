@@ -61,8 +61,8 @@ def open_dataset(
     ``$XDG_CACHE_HOME/rlox/datasets`` (else in ``~/.cache``) until the original changes; that folder may be emptied at
     any time.
 
-    Columns are ``obs actions rewards terminated truncated``, and optionally ``next_obs`` and ``episode`` (rising
-    numbers, only checked). The names used by D4RL and Minari are accepted as well. For missing next observations, see
+    Columns are ``obs actions rewards terminated truncated``, and optionally ``next_obs``, ``episode`` (rising numbers,
+    only checked), and ``action_masks`` and ``next_action_masks``, flags of the legal actions in both observations. The names used by D4RL and Minari are accepted as well. For missing next observations, see
     `rlox.offline.rows.Rows`.
 
     If several agents acted, an episode is the life of one agent: ``metadata["agents"]`` contains the agents' names, and
@@ -272,6 +272,10 @@ def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
         elif n_actions > spec.n_actions:
             raise ValueError(
                 f"{name} must hold actions below {spec.n_actions}, like the environment, got {n_actions - 1}"
+            )
+        elif getattr(dataset, "masked", False) and n_actions != spec.n_actions:
+            raise ValueError(
+                f"{name} must have masks of {spec.n_actions} actions, like the environment, got {n_actions}"
             )
     if spec.continuous:
         act_dim = getattr(dataset, "act_dim", spec.act_dim)

@@ -16,7 +16,7 @@ import numpy as np
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.arrow import METADATA, block_rows, import_arrow, import_package, metadata_text
 from rlox.offline.returns import episode_starts
-from rlox.offline.rows import AGENT, COLUMNS, Block
+from rlox.offline.rows import AGENT, COLUMNS, MASKS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
 
 _D4RL_NAMES = ("observations", "next_observations", "actions", "rewards", "terminals", "timeouts")
@@ -55,7 +55,8 @@ def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
 
     Minari cannot store the column ``agent``.
     """
-    columns = {name: dataset.get_state()[name] for name in COLUMNS}
+    state = dataset.get_state()
+    columns = {name: state[name] for name in (*COLUMNS, *MASKS) if name in state}
     if dataset.n_actions is not None:
         columns["actions"] = columns["actions"][:, 0]
     known = {name: value for name, value in dataset.metadata.items() if name not in _OWN}
@@ -106,11 +107,11 @@ def _to_hdf5(columns: Block, integers: bool, text: str, path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.attrs[METADATA] = text
         arrays, at = {}, 0
-        theirs_of = {**dict(zip(COLUMNS, _D4RL_NAMES, strict=True)), AGENT: AGENT}
+        theirs_of = dict(zip(COLUMNS, _D4RL_NAMES, strict=True))
         for name in columns:
-            flag = name in ("terminated", "truncated")
+            flag = name in ("terminated", "truncated", *MASKS)
             dtype = np.bool_ if flag else np.int64 if name == "actions" and integers else columns[name].dtype
-            arrays[name] = file.create_dataset(theirs_of[name], columns[name].shape, dtype)
+            arrays[name] = file.create_dataset(theirs_of.get(name, name), columns[name].shape, dtype)
         for block in _blocks(columns, integers):
             n = len(block["rewards"])
             for name, column in block.items():
@@ -162,7 +163,11 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
         for start, stop in pairwise([0, *ends.tolist()]):
             part = slice(start, stop)
             actions = columns["actions"][part]
+            # As gymnasium has them in the infos of reset and steps: one more than there are actions, if that is known.
+            masks = [columns[name][at].astype(bool) for name, at in zip(MASKS, (part, slice(stop - 1, stop)), strict=True)
+                     if name in columns]  # fmt: skip
             yield EpisodeBuffer(
+                infos={"action_mask": np.concatenate(masks)} if masks else None,
                 observations=np.concatenate([obs[part], next_obs[stop - 1 : stop]]),
                 actions=actions if n_actions is None else actions.astype(np.int64),
                 rewards=columns["rewards"][part],

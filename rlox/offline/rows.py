@@ -13,6 +13,8 @@ from rlox.kernels.stats import RunningStatsVec
 
 # In the order of OfflineDatasetBuffer's arguments.
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+# Flags of the legal actions in ``obs`` and ``next_obs``, (n_actions,) each, if the environment masks actions.
+MASKS = ("action_masks", "next_action_masks")
 # The agent of a row, if several agents acted: an index in the metadata's list ``agents``.
 AGENT = "agent"
 # Other names of the columns, in D4RL, Minari and gymnasium's recorders.
@@ -24,7 +26,10 @@ ALIASES = {
     "terminated": ("terminals", "terminations"),
     "truncated": ("timeouts", "truncations"),
     "episode": ("episode_id", "episode_ids"),
+    "action_masks": ("action_mask",),
+    "next_action_masks": ("next_action_mask",),
 }
+_OPTIONAL = ("next_obs", "episode", *MASKS)
 _REMEDIES = {
     "truncated": "; give every row a flag that says whether a time limit or the recording, not the task, ended its "
     "episode there (D4RL calls it timeouts), 0 throughout if none did",
@@ -48,11 +53,13 @@ def allocate_block(spec: EnvSpec, shape: tuple[int, ...]) -> Block:
         "terminated": ((), np.bool_),
         "truncated": ((), np.bool_),
     }
+    if spec.masked:
+        dtypes |= dict.fromkeys(MASKS, ((sum(spec.choices),), np.bool_))
     return {name: np.empty((*shape, *own), dtype) for name, (own, dtype) in dtypes.items()}
 
 
 def names_of(present: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the file's name for each column; ``next_obs`` and ``episode`` may be missing.
+    """Return the file's name for each column; ``next_obs``, ``episode`` and masks may be missing.
 
     ``agent`` is included only if the `metadata` names the agents. Raises ValueError for a column that is missing, or
     exists under two names.
@@ -64,11 +71,13 @@ def names_of(present: list[str], where: str, metadata: Mapping[str, Any] | None 
             raise ValueError(f"{where}: column {name} must be present once, got {' and '.join(spellings)}")
         if spellings:
             chosen[name] = spellings[0]
-        elif name not in ("next_obs", "episode"):
+        elif name not in _OPTIONAL:
             raise ValueError(
                 f"{where}: column {name} must be present, got {', '.join(sorted(present)) or 'no columns'}"
                 f"{_REMEDIES.get(name, '')}"
             )
+    if MASKS[1] in chosen and MASKS[0] not in chosen:
+        raise ValueError(f"{where}: column {MASKS[0]} must be present if {MASKS[1]} is")
     if AGENT in present and (metadata or {}).get("agents"):
         chosen[AGENT] = AGENT
     return chosen
@@ -101,8 +110,8 @@ class Rows:
     where : str
         Name at the beginning of error messages.
     write : callable
-        Receives every finished block: the six columns with equal dtypes and shapes throughout, and ``agent`` if it is
-        present.
+        Receives every finished block: the six columns with equal dtypes and shapes throughout, and masks and ``agent``
+        if they are present.
     n_actions : int, optional
         Number of discrete actions, if known.
     act_low, act_high : array (A,), optional
@@ -140,13 +149,18 @@ class Rows:
         n = len(raw["rewards"])
         if n == 0:
             return
-        block = {name: self._numbers(name, column, n) for name, column in raw.items() if name not in ("episode", AGENT)}
+        masks = {name: self._flags(name, raw[name], n) for name in MASKS if name in raw}
+        apart = ("episode", AGENT, *MASKS)
+        block = {name: self._numbers(name, column, n) for name, column in raw.items() if name not in apart}
         if AGENT in raw:
             block[AGENT] = self._places(np.asarray(raw[AGENT]), n)
         for name in ("terminated", "truncated"):
             self._refuse_where((block[name] != 0) & (block[name] != 1), name, "hold only 0 and 1", block[name])
             block[name] = block[name].astype(np.uint8)
         block["actions"] = self._actions(block["actions"])
+        if masks:
+            self._require_legal(block["actions"], masks[MASKS[0]])
+            block |= masks
         if "episode" in raw:
             self._check_episodes(np.asarray(raw["episode"]), block)
         self._n += n
@@ -239,6 +253,25 @@ class Rows:
         """Return whether floats are the whole numbers of a known number of discrete actions."""
         return self._n_actions is not None and bool((column == np.floor(column)).all())
 
+    def _flags(self, name: str, raw: Any, n: int) -> np.ndarray:
+        """Check masks of legal actions, and return them as (n, n_actions) uint8."""
+        column = np.asarray(raw)
+        width = self._n_actions or (column.shape[1] if column.ndim == 2 else 1)
+        if column.dtype.kind not in "biuf" or column.shape != (n, width):
+            self._refuse(name, f"have a flag for each of {width} actions", f"{column.dtype} of shape {column.shape}", 0)
+        self._refuse_where(((column != 0) & (column != 1)).any(1), name, "hold only 0 and 1", column)
+        self._n_actions = width
+        return np.ascontiguousarray(column, np.uint8)
+
+    def _require_legal(self, actions: np.ndarray, masks: np.ndarray) -> None:
+        if not self._discrete:
+            raise ValueError(f"{self._where}: column {MASKS[0]} must be left out for continuous actions")
+        illegal = masks[np.arange(len(actions)), actions] == 0
+        if illegal.any():
+            row = int(illegal.argmax())
+            rule = f"be legal by {MASKS[0]}, which allows {np.flatnonzero(masks[row]).tolist()}"
+            self._refuse("actions", rule, actions[row], row)
+
     def _places(self, column: np.ndarray, n: int) -> np.ndarray:
         """Check indices of agents in their list, and return them as int32."""
         if column.shape != (n,) or column.dtype.kind not in "iu":
@@ -306,4 +339,4 @@ class Rows:
             if self._stats is None:
                 self._stats = RunningStatsVec(math.prod(obs.shape[1:]))
             self._stats.batch_update(obs.reshape(len(obs), -1))
-        self._write({name: block[name] for name in (*COLUMNS, AGENT) if name in block})
+        self._write({name: block[name] for name in (*COLUMNS, *MASKS, AGENT) if name in block})

@@ -26,6 +26,7 @@ class DemonstrationBatch(Columns):
     is_first: torch.Tensor = Column()  # (B,) bool
     obs_before: torch.Tensor = Column()  # (K * n, D) f32
     is_first_before: torch.Tensor = Column()  # (K * n,) bool
+    masks: torch.Tensor | None = Column(optional=True)  # (B, n_actions) bool, the legal actions; None: all are
     n: int = 1
 
     def __len__(self) -> int:
@@ -60,10 +61,11 @@ class SequenceSampler:
                 "which only gives samples; rlox.OfflineDatasetBuffer has its rows in order"
             )
         state = dataset.get_state()
-        self._columns = {name: state[name] for name in ("obs", "actions")}
+        self._columns = {name: state[name] for name in ("obs", "actions", "action_masks") if name in state}
         self._is_first = np.ones(len(state["rewards"]), np.bool_)
         self._is_first[1:] = (state["terminated"] | state["truncated"])[:-1]
         self._steps, self._before, self._where = np.arange(-before, length)[:, None], before, where
+        self.length = length
 
     def __len__(self) -> int:
         return len(self._is_first)
@@ -94,6 +96,8 @@ class SequenceSampler:
             "obs_before": obs[:split],
             "is_first_before": is_first[:split],
         }
+        if "action_masks" in self._columns:
+            columns["masks"] = self._columns["action_masks"][flat[split:]].astype(np.bool_)
         if device != "cpu":
             from rlox.nn.transfers import upload
 

@@ -233,7 +233,9 @@ def minari(dataset: Any, where: str) -> Source:
             if not (episode.terminations[-1] or truncated[-1]):
                 truncated[-1] = True  # the recording was cut
             actions = np.asarray(episode.actions)
+            masks = _masks(episode, n, where) if "n_actions" in metadata else {}
             yield {
+                **masks,
                 "obs": seen[:-1],
                 "next_obs": seen[1:],
                 "actions": actions - first_action if first_action else actions.reshape(n, -1),
@@ -243,6 +245,20 @@ def minari(dataset: Any, where: str) -> Source:
             }
 
     return Source(where, blocks(), metadata)
+
+
+def _masks(episode: Any, n: int, where: str) -> Block:
+    """Return the masks in the infos of an episode with `n` steps: of all observations, or of all but the last."""
+    infos = episode.infos if isinstance(episode.infos, dict) else {}
+    if "action_mask" not in infos:
+        return {}
+    masks = np.asarray(infos["action_mask"])
+    if len(masks) not in (n, n + 1):
+        raise ValueError(
+            f"{where}: episode {episode.id} must have a mask of legal actions for each of its {n + 1} observations, got "
+            f"{len(masks)}"
+        )
+    return {"action_masks": masks[:n]} | ({"next_action_masks": masks[1:]} if len(masks) > n else {})
 
 
 def _observations(adapter: SpaceAdapter, space: Any, recorded: Any, where: str) -> np.ndarray:

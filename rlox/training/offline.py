@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -172,6 +173,8 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         if getattr(self.config, "memory", "none") != "none":
             return "PyTorch computes a memory, with a kernel for its steps"
+        if self.spec.masked:
+            return "the dataset has masks of legal actions, which the kernel does not follow"
         too_deep = len(self.config.hidden_sizes) > MAX_HIDDEN
         return f"the kernel supports at most {MAX_HIDDEN} hidden layers" if too_deep else None
 
@@ -194,7 +197,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
                 f"(continuous={continuous})"
             )
         if not continuous:
-            return EnvSpec((obs_dim,), n_actions=act_dim)
+            return EnvSpec((obs_dim,), n_actions=act_dim, masked=bool(getattr(dataset, "masked", False)))
         if act_low is None and act_high is None:
             act_low, act_high = _bounds_in(where, dataset, act_dim)
         high = _bound(where, "act_high", 1.0 if act_high is None else act_high, act_dim)
@@ -376,6 +379,8 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         spec = self.spec
         sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim or spec.n_actions, "continuous": spec.continuous}
+        if spec.masked:
+            sizes["masked"] = True
         bounds = {"bounds": {"low": spec.act_low, "high": spec.act_high}} if spec.continuous else {}
         info, tensors = super()._own_state()
         return {**info, "spaces": sizes}, {**tensors, **bounds}
@@ -423,6 +428,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         saved_kwargs = {} if given_kwargs else restoring.complete_kwargs(where, path, env["kwargs"], arguments)
         if spaces is None or (spaces["continuous"] and set(bounds) != {"low", "high"}):
             raise ValueError(f"{where}: {path} is damaged: it must specify the actions of its policy")
+        masked = bool(spaces.pop("masked", False))
         typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
         saved = {} if "config" in arguments else header["config"]
         with restoring.explained(f"{where}: {path} cannot be restored", arguments):
@@ -453,6 +459,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
                 },
             )
             agent._restore(checkpoint)
+        agent.spec = replace(agent.spec, masked=masked or agent.spec.masked)
         return agent
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:

@@ -68,6 +68,10 @@ class SequenceAlgorithm(ReplayAgent):
                 f"{where}: dataset must have get_state() and n_episodes, like rlox.OfflineDatasetBuffer, got "
                 f"{type(dataset).__name__}"
             )
+        if getattr(dataset, "masked", False):
+            raise ValueError(
+                f"{where}: the dataset must have no masks of legal actions, which {self.name} cannot follow"
+            )
         n = dataset_rows(dataset)
         # Episodes are stored whole, so the part of one environment can be full before the others are.
         needed = n + self.collector.n_envs * (int(dataset.stats()["max_episode_length"]) + 1)

@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_float64(discrete, memory, layers, length, befor
     bc = cloner(
         data, discrete, memory=memory, memory_layers=layers, sequence_length=length, burn_in=before, hidden_sizes=[4, 6]
     )
-    batch = bc._gather(np.array(starts))
+    batch = bc._gather(bc._sampler, np.array(starts))
     loss, metrics = bc._loss(batch)
     loss.backward()
     expected, weights = loss64(bc, data, starts, length, before)
