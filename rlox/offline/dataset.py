@@ -62,8 +62,8 @@ def open_dataset(
     any time.
 
     Columns are ``obs actions rewards terminated truncated``, and optionally ``next_obs``, ``episode`` (rising numbers,
-    only checked), and ``action_masks`` and ``next_action_masks``, flags of the legal actions in both observations. The names used by D4RL and Minari are accepted as well. For missing next observations, see
-    `rlox.offline.rows.Rows`.
+    only checked), and ``action_masks`` and ``next_action_masks``, flags of the legal actions in both observations. The
+    names used by D4RL and Minari are accepted as well. For missing next observations, see `rlox.offline.rows.Rows`.
 
     If several agents acted, an episode is the life of one agent: ``metadata["agents"]`` contains the agents' names, and
     ``metadata["episode_agents"]`` the name of each episode's agent.

@@ -163,9 +163,11 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
         for start, stop in pairwise([0, *ends.tolist()]):
             part = slice(start, stop)
             actions = columns["actions"][part]
-            # As gymnasium has them in the infos of reset and steps: one more than there are actions, if that is known.
-            masks = [columns[name][at].astype(bool) for name, at in zip(MASKS, (part, slice(stop - 1, stop)), strict=True)
-                     if name in columns]  # fmt: skip
+            # As gymnasium has them, in the infos of a reset and of each step.
+            last = slice(stop - 1, stop)
+            masks = [
+                columns[name][at].astype(bool) for name, at in zip(MASKS, (part, last), strict=True) if name in columns
+            ]
             yield EpisodeBuffer(
                 infos={"action_mask": np.concatenate(masks)} if masks else None,
                 observations=np.concatenate([obs[part], next_obs[stop - 1 : stop]]),

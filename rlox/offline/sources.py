@@ -255,7 +255,7 @@ def _masks(episode: Any, n: int, where: str) -> Block:
     masks = np.asarray(infos["action_mask"])
     if len(masks) not in (n, n + 1):
         raise ValueError(
-            f"{where}: episode {episode.id} must have a mask of legal actions for each of its {n + 1} observations, got "
+            f"{where}: episode {episode.id} must have an action_mask for each of its {n + 1} observations, got "
             f"{len(masks)}"
         )
     return {"action_masks": masks[:n]} | ({"next_action_masks": masks[1:]} if len(masks) > n else {})
