@@ -110,7 +110,8 @@ def _are_spaces(value: Any) -> bool:
     sizes = ("obs_dim", "act_dim")
     return (
         _is_object(value)
-        and value.keys() == {*sizes, "continuous"}
+        and value.keys() - {"masked"} == {*sizes, "continuous"}
+        and isinstance(value.get("masked", False), bool)
         and all(is_count(value[name]) and value[name] >= 1 for name in sizes)
         and isinstance(value["continuous"], bool)
     )

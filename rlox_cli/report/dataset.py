@@ -24,6 +24,7 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
     """Print what a dataset contains and where it comes from."""
     stats, known = dataset.stats(), dataset.metadata
     actions = f"{dataset.act_dim} floats" if dataset.n_actions is None else f"one of {dataset.n_actions}"
+    actions += ", with masks of those that are legal" * dataset.masked
     shape = " x ".join(map(str, dataset.obs_shape))
     ends = f"{stats['n_terminated']:,} terminated, {stats['n_truncated']:,} truncated"
     lengths = f"{stats['mean_episode_length']:.1f} ({stats['min_episode_length']} to {stats['max_episode_length']})"
