@@ -116,7 +116,7 @@ def test_bad_masks_are_named(how, message):
 
 
 def test_an_illegal_action_is_named_without_a_file():
-    with pytest.raises(ValueError, match="actions must be legal by action_masks, got . in row 37, whose mask allows"):
+    with pytest.raises(ValueError, match=r"actions must be legal by action_masks, got . in row 37, whose mask allows"):
         rlox.OfflineDatasetBuffer(**spoiled("illegal"))
 
 
@@ -126,10 +126,8 @@ def test_the_loss_is_the_cross_entropy_over_legal_actions(memory):
     bc = BC(data, 3, 4, continuous=False, hidden=8, memory=memory, batch_size=40)
     assert "masks" in bc.backend.reason or memory != "none"
     batch = bc.sample()
-    if memory == "none":
-        logits = bc.policy(batch.obs)
-    else:
-        logits = bc.policy.follow(batch.obs, bc._read_before(batch))[0]
+    policy = bc.policy
+    logits = policy(batch.obs) if memory == "none" else policy.follow(batch.obs, bc._read_before(batch))[0]
     z = logits.detach().double().numpy()
     weights = np.exp(z) * batch.masks.numpy()
     p = weights[np.arange(len(z)), batch.actions.numpy()] / weights.sum(1)
@@ -160,12 +158,10 @@ def test_other_learners_refuse_masks():
     with pytest.raises(ValueError, match="must have masks of 3 actions"):
         BC(data, 3, 3, continuous=False)
     columns = {**masked(width=2), "obs": np.zeros((120, 4), "f4"), "next_obs": np.zeros((120, 4), "f4")}
-    with pytest.raises(
-        ValueError, match="the dataset must have no masks of legal actions, which dreamer cannot follow"
-    ):
+    with pytest.raises(ValueError, match="must have no masks of legal actions, which dreamer cannot follow"):
         DreamerV3("CartPole-v1", dataset=rlox.OfflineDatasetBuffer(**columns))
     actions = np.zeros((120, 1), np.float32)
-    with pytest.raises(ValueError, match="action_masks must be None for continuous actions|n_actions must"):
+    with pytest.raises(ValueError, match=r"action_masks must be None for continuous actions|n_actions must"):
         rlox.OfflineDatasetBuffer(**{**masked(width=2), "actions": actions + 0.5})
 
 
