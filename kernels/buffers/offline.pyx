@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from rlox.kernels.buffers.action_masks import read_masks, require_legal
 from rlox.kernels.buffers.batch import Batch
 
 cimport numpy as cnp
@@ -204,7 +205,8 @@ cdef class OfflineDatasetBuffer:
         if n_actions is None and action_masks is not None:
             n_actions = np.shape(action_masks)[1] if np.ndim(action_masks) == 2 else None
         n_actions = discrete(actions, integers, n_actions, lazy, where)
-        masks = read_masks(action_masks, next_action_masks, actions, n_actions, lazy, where)
+        masks = read_masks({"action_masks": action_masks, "next_action_masks": next_action_masks}, actions, n_actions,
+                           lazy, where)
         terminated = (<object>as_flags(terminated, where, "terminated")).view(np.uint8)
         truncated = (<object>as_flags(truncated, where, "truncated")).view(np.uint8)
         rows_of(terminated, n, where, "terminated")
@@ -460,9 +462,7 @@ cdef class OfflineDatasetBuffer:
         draw_indices(<u64>self.data.n, key, 0, DOMAIN_OFFLINE_TRANSITIONS, <i64*>cnp.PyArray_DATA(at), b)
         for name, masks in self.masks.items():
             columns[name.replace("action_", "")] = masks.take(at, 0).view(np.bool_)
-        masks = columns["masks"]
-        legal = np.take_along_axis(masks, columns["actions"].astype(np.int64), 1)
-        if self.lazy and not legal.all():
+        if self.lazy and not np.take_along_axis(columns["masks"], columns["actions"].astype(np.int64), 1).all():
             require_legal(self.masks["action_masks"], self.actions, "OfflineDatasetBuffer.sample")
         return 0
 
@@ -649,38 +649,6 @@ cdef object discrete(object actions, bint integers, object n_actions, bint lazy,
                 f"{where}: actions must be integers below n_actions ({count}), got {actions[row, 0]} in row {row}"
             )
     return count
-
-
-cdef dict read_masks(object masks, object next_masks, object actions, object n_actions, bint lazy, str where):
-    """Return the given masks as read-only arrays (N, n_actions) of bytes 0 and 1, by name."""
-    if masks is None:
-        if next_masks is not None:
-            raise ValueError(f"{where}: action_masks must be given with next_action_masks")
-        return {}
-    if n_actions is None:
-        raise ValueError(f"{where}: action_masks must be None for continuous actions")
-    arrays = {}
-    for name, value in (("action_masks", masks), ("next_action_masks", next_masks)):
-        if value is None:
-            continue
-        flags = (<object>as_flags(value, where, name)).view(np.uint8)
-        if flags.shape != (len(actions), n_actions):
-            raise ValueError(f"{where}: {name} must have shape ({len(actions)}, {n_actions}), a flag for each action, "
-                             f"got {flags.shape}")
-        arrays[name] = read_only(flags)
-    if not lazy:
-        require_legal(arrays["action_masks"], actions, where)
-    return arrays
-
-
-cdef int require_legal(object masks, object actions, str where) except -1:
-    """Raise a ValueError that names the first row whose action its mask does not allow."""
-    legal = np.take_along_axis(masks, actions.astype(np.int64), 1)[:, 0]
-    if not legal.all():
-        row = int(legal.argmin())
-        raise ValueError(f"{where}: actions must be legal by action_masks, got {int(actions[row, 0])} in row {row}, "
-                         f"whose mask allows {np.flatnonzero(masks[row]).tolist()}")
-    return 0
 
 
 cdef object given_moment(object value, tuple shape, bint positive, str where, str name):
