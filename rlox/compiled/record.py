@@ -6,7 +6,7 @@ Written by ``python tests/record_kernels.py``; see `rlox.compiled.guard`.
 COMPARED: dict[str, str] = {
     "rlox.algorithms.a2c": "41a431c12ca2546a 6bd74a2515d3d5ab",
     "rlox.algorithms.appo": "f666619af2ac6ba7 e5ac2e2abb4c2462",
-    "rlox.algorithms.bc": "da286c7a5b049eb1 359948cb1d0c094e",
+    "rlox.algorithms.bc": "daa2bdecdc355ac5 d6f0356f046eecb8",
     "rlox.algorithms.cql": "67ecb3fcc03570b5 887784c4d7873ca0",
     "rlox.algorithms.dqn": "32e8cc4f160d25e8 34a66b52751ce7f4",
     "rlox.algorithms.impala": "295d5a3c5ff62ec1 9761dff5ef0ff6fd",
@@ -23,7 +23,7 @@ COMPARED: dict[str, str] = {
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "131344eacb0e3f51 e877ac20515f8bc5",
     "rlox.nn.actors": "d3fa2de2cad55616 e7fb07bbcbab5243",
-    "rlox.nn.batch": "8a467694b9b9f9a8 a9cfe93d8adeefd5",
+    "rlox.nn.batch": "6e7942a8899dc5bf a9de434242fe4f7a",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",
     "rlox.nn.modules": "faeaca5d4c50ea9a 4277f5f2f015993a",
     "rlox.nn.optimizers": "ed98ea0a9bf3affc 086e962c469b19c6",
@@ -31,7 +31,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.value_losses": "18439945d0b95565 9ab6258278b9636b",
     "rlox.training.backend": "8f98a114f8bdbec8 b6d5060fc3caf865",
     "rlox.training.off_policy": "48c96c27713e9d32 883d0798af9074e0",
-    "rlox.training.offline": "a792ff11123f7191 2d43bf36cb23bc91",
+    "rlox.training.offline": "556471f487c894f3 e39750e603aa0d26",
     "rlox.training.on_policy": "b1b4fc444c820749 bb630a2ab8d3e47f",
     "rlox.training.replay": "e93bbd4ca1d67496 a5a5b97d111fa5ec",
 }
