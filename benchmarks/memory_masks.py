@@ -3,8 +3,8 @@
 usage: memory_masks.py contrib CELL SEED FOLDER    one training with sb3-contrib (needs nothing of rlox)
        memory_masks.py rlox CELL [OPTION...]        `rlox bench learn` of the same cell, against those trainings
        memory_masks.py list                         the cells, and rlox's settings for each
-       memory_masks.py speed PYTHON [ROUNDS]        CPU seconds of short trainings, alternately with rlox and with
-                                                    sb3-contrib, which PYTHON has
+       memory_masks.py speed PYTHON ROUNDS [CELL...]    CPU seconds of short trainings, alternately with rlox and with
+                                                        sb3-contrib, which PYTHON has
 
 A cell is an environment of `peers/environments.py`; the folder memory_masks contains the trainings with sb3-contrib.
 Evaluation is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at
@@ -69,6 +69,12 @@ DEFAULTS = {
 SAME_NAME = ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
 
 
+def count_whole_rollouts(env_id, steps):
+    """Return the steps of the whole rollouts that contain at least `steps` steps."""
+    rollout = CELLS[env_id]["n_envs"] * CELLS[env_id]["n_steps"]
+    return rollout * -(-steps // rollout)
+
+
 def their_settings(env_id):
     """Return a cell's settings as benchmarks/peers/trainings.py takes them."""
     c = {**DEFAULTS, **CELLS[env_id]}
@@ -98,7 +104,9 @@ def their_settings(env_id):
 def our_words(env_id):
     """Return a cell's settings as words of rlox's command line."""
     c = {**DEFAULTS, **CELLS[env_id]}
-    words = ["algo=ppo", f"env={env_id}", f"env.n_envs={c.pop('n_envs')}", f"total_timesteps={c.pop('steps')}"]
+    # sb3-contrib always completes a rollout.
+    steps = count_whole_rollouts(env_id, c.pop("steps"))
+    words = ["algo=ppo", f"env={env_id}", f"env.n_envs={c.pop('n_envs')}", f"total_timesteps={steps}"]
     return words + [f"algo.{name}={json.dumps(value).replace(' ', '')}" for name, value in c.items()]
 
 
@@ -116,12 +124,6 @@ def train_contrib(env_id, seed, folder):
     print(env_id, seed, answer["evaluations"][-1], flush=True)
 
 
-def short_steps(env_id):
-    """Return the steps of a short training: whole rollouts, at least 4,000 steps."""
-    rollout = CELLS[env_id]["n_envs"] * CELLS[env_id]["n_steps"]
-    return rollout * -(-4000 // rollout)
-
-
 def time_rlox(env_id):
     """Return the CPU seconds of a short training."""
     import torch
@@ -134,7 +136,7 @@ def time_rlox(env_id):
     del c["steps"]
     agent = PPO(env_id, seed=0, **c)
     began = time.process_time()
-    agent.train(short_steps(env_id))
+    agent.train(count_whole_rollouts(env_id, 4000))
     return time.process_time() - began
 
 
@@ -143,15 +145,15 @@ def time_contrib(env_id):
     from trainings import SB3
 
     # An evaluation before the last step of a rollout would miss its update.
-    steps = short_steps(env_id) - CELLS[env_id]["n_envs"]
+    steps = count_whole_rollouts(env_id, 4000) - CELLS[env_id]["n_envs"]
     settings = {**their_settings(env_id), "steps": steps, "n_points": 1, "n_episodes": 1}
     return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
 
 
-def compare_speed(peer, rounds):
+def compare_speed(peer, rounds, chosen):
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     cells = {}
-    for env_id in CELLS:
+    for env_id in chosen:
         seconds = {"rlox": [], "contrib": []}
         for _ in range(rounds):
             for side, python in (("rlox", sys.executable), ("contrib", peer)):
@@ -159,7 +161,7 @@ def compare_speed(peer, rounds):
                 done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet)
                 seconds[side].append(float(done.stdout.splitlines()[-1]))
         ours, theirs = (statistics.median(seconds[side]) for side in ("rlox", "contrib"))
-        cells[env_id] = {"steps": short_steps(env_id), **seconds, "ratio": ours / theirs}
+        cells[env_id] = {"steps": count_whole_rollouts(env_id, 4000), **seconds, "ratio": ours / theirs}
         print(f"{env_id}: rlox {ours:.2f} s CPU, sb3-contrib {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
     return cells
 
@@ -178,8 +180,8 @@ def main(command, *words):
         side, env_id = words
         print((time_rlox if side == "rlox" else time_contrib)(env_id))
     elif command == "speed":
-        cells = compare_speed(words[0], int(words[1]) if len(words) > 1 else 3)
-        print(json.dumps(cells))
+        peer, rounds, *chosen = words
+        print(json.dumps(compare_speed(peer, int(rounds), chosen or CELLS)))
     elif command == "list":
         for env_id in CELLS:
             print(f"rlox train --import {MODULE}", *our_words(env_id))
