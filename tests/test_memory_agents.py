@@ -137,8 +137,8 @@ def test_a_policy_of_ones_own_needs_a_memory_of_its_own():
     with pytest.raises(ValueError, match=r"policy must have a memory .* got DiscretePolicy and memory=lstm"):
         agent(policy=DiscretePolicy(2, 2, 8))
     with pytest.raises(ValueError, match=r"policy must have a memory .* and memory=none"):
-        agent(policy=DiscretePolicy(2, 2, 8, memory=("gru", 8, 1)), memory="none")
-    ppo = agent(policy=DiscretePolicy(2, 2, 8, memory=("gru", 8, 1)))
+        agent(policy=DiscretePolicy(2, 2, 8, memory=("gru", 8, 1, None)), memory="none")
+    ppo = agent(policy=DiscretePolicy(2, 2, 8, memory=("gru", 8, 1, None)))
     ppo.train(64)
     assert ppo.predict(np.zeros(2, np.float32))[1].shape == (16,)
 

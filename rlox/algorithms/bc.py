@@ -21,7 +21,7 @@ from rlox.kernels.rng import Rng
 from rlox.nn.actors import CategoricalPolicy, DeterministicPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.memory import Sequences
-from rlox.nn.policies import NetworkSpec
+from rlox.nn.policies import NetworkSpec, memory_of
 from rlox.nn.value_losses import cloning_loss, label_loss
 from rlox.offline.sequences import DemonstrationBatch, SequenceSampler
 from rlox.training.offline import N_COMPARED, OfflineAlgorithm
@@ -42,9 +42,8 @@ class BC(OfflineAlgorithm):
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         c, spec = self.config, self.spec
-        net = None
-        if c.memory != "none":
-            memory = (c.memory, c.memory_size, c.memory_layers)
+        net, memory = None, memory_of(c)
+        if memory is not None:
             layers = NetworkSpec(spec.obs_dim, c.hidden_sizes, c.activation, False, rng, memory)
             net = layers.network(spec.n_actions if spec.discrete else spec.act_dim)
         if spec.continuous:

@@ -67,14 +67,15 @@ class DQN(OffPolicyAlgorithm):
         from torch import nn
 
         from rlox.nn.actors import DiscreteQNetwork, QPolicy, RecurrentQNetwork
+        from rlox.nn.policies import memory_of
 
         if self.backend.compiles and self._recurrent:
             raise ValueError("DQN: compile must be false with a memory, which runs through its sequences step by step")
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
             sizes = (obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
-            memory = (c.memory, c.memory_size, c.memory_layers)
-            policy = RecurrentQNetwork(*sizes, memory, rng) if self._recurrent else DiscreteQNetwork(*sizes, rng)
+            memory = memory_of(c)
+            policy = RecurrentQNetwork(*sizes, memory, rng) if memory else DiscreteQNetwork(*sizes, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)

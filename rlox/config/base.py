@@ -365,4 +365,6 @@ def memory_rules(config: Any) -> Iterable[tuple[str, bool, str]]:
     size = config.memory_size
     yield "memory", config.memory in MEMORIES, f"be one of {', '.join(MEMORIES)}"
     yield "memory_size", 1 <= size <= MOST_MEMORY_UNITS, f"be in [1, {MOST_MEMORY_UNITS}]"
+    horizon = config.memory_horizon
+    yield "memory_horizon", horizon is None or 2 <= horizon <= LARGEST_COUNT, "be >= 2 or null"
     yield "memory_layers", 1 <= config.memory_layers <= MOST_MEMORY_LAYERS, f"be in [1, {MOST_MEMORY_LAYERS}]"

@@ -101,6 +101,7 @@ class DQNConfig(OffPolicyConfig):
     memory: str = "none"  # none, lstm or gru: after the perceptron, learned from sequences as by R2D2
     memory_size: int = 64  # units of each layer of the memory
     memory_layers: int = 1  # layers of the memory
+    memory_horizon: int | None = None  # initial gates keep what was seen for 1 to so many steps; null: for few steps
     sequence_length: int = 40  # with a memory, steps of each sequence in a batch, which has batch_size steps in all
     burn_in: int = 8  # with a memory, the first steps of each sequence, which only warm up its stored state
 

@@ -50,6 +50,7 @@ class BCConfig(OfflineConfig):
     memory: str = "none"  # none, lstm or gru: after the perceptron, with a state that lasts for an episode
     memory_size: int = 64  # units of each layer of the memory
     memory_layers: int = 1  # layers of the memory
+    memory_horizon: int | None = None  # initial gates keep what was seen for 1 to so many steps; null: for few steps
     sequence_length: int | None = None  # with a memory, steps of each sequence in a batch; null: 64, or batch_size
     burn_in: int | None = None  # steps before a sequence that only set the memory's state; null: sequence_length
 

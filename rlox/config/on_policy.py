@@ -47,6 +47,7 @@ class OnPolicyConfig(Config):
     memory: str = "none"  # none, lstm or gru: after the perceptron, with a state that lasts for an episode
     memory_size: int = 64  # units of each layer of the memory
     memory_layers: int = 1  # layers of the memory
+    memory_horizon: int | None = None  # initial gates keep what was seen for 1 to so many steps; null: for few steps
     normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
     normalize_rewards: bool = False  # divide rewards by the running deviation of their discounted sum
     clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations

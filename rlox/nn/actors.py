@@ -19,7 +19,16 @@ from rlox.envs.spec import draw_legal
 from rlox.kernels.rng import Rng
 from rlox.nn.memory import MemoryNetwork, Sequences
 from rlox.nn.modules import mlp_weights
-from rlox.nn.policies import _LOG_SQRT_2PI, _NONLINEARITIES, Actor, NetworkSpec, _categorical, mlp, rng_from_torch
+from rlox.nn.policies import (
+    _LOG_SQRT_2PI,
+    _NONLINEARITIES,
+    Actor,
+    MemoryShape,
+    NetworkSpec,
+    _categorical,
+    mlp,
+    rng_from_torch,
+)
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
 _INSIDE = 1e-6  # smallest distance of an action from the bounds at which its density is computed
@@ -498,7 +507,7 @@ class RecurrentQNetwork(nn.Module):
         hidden: int | Sequence[int],
         activation: str,
         dueling: bool,
-        memory: tuple[str, int, int],
+        memory: MemoryShape,
         rng: Rng | None = None,
     ):
         super().__init__()

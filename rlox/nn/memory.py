@@ -62,6 +62,10 @@ class Memory(nn.Module):
         Orthogonal initial weights and zero biases; else both start at U(-1/sqrt(size), 1/sqrt(size)).
     rng : Rng
         Generator of the initial weights.
+    horizon : int, optional
+        Initial biases with which the units keep what they saw for 1 to so many steps (chrono initialisation, Tallec
+        and Ollivier 2018, arXiv:1804.11188): of the gate that keeps a unit's state log(U(1, horizon - 1)), and of an
+        LSTM's input gate its negative. None: as the others.
 
     Attributes
     ----------
@@ -70,7 +74,9 @@ class Memory(nn.Module):
         its cell.
     """
 
-    def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int, orthogonal: bool, rng: Rng):
+    def __init__(
+        self, kind: str, n_inputs: int, size: int, n_layers: int, orthogonal: bool, rng: Rng, horizon: int | None = None
+    ):
         super().__init__()
         if kind not in _GATES:
             raise ValueError(f"Memory: kind must be lstm or gru, got {kind!r}")
@@ -82,6 +88,18 @@ class Memory(nn.Module):
             for name, arrays in zip(("weight", "bias"), zip(*drawn, strict=True), strict=True):
                 for source, array in zip(("ih", "hh"), arrays, strict=True):
                     self.register_parameter(f"{name}_{source}_l{layer}", nn.Parameter(torch.from_numpy(array)))
+            if horizon is not None:
+                self._set_horizon(layer, horizon, rng)
+
+    @torch.no_grad()
+    def _set_horizon(self, layer: int, horizon: int, rng: Rng) -> None:
+        """Set the biases of the gates that keep a layer's state: an LSTM's forget gate, or a GRU's update gate."""
+        size, from_inputs, from_state = self.size, *self.weights(layer)[2:]
+        kept = torch.from_numpy(np.log(1.0 + (horizon - 2) * rng.uniform((size,), dtype=np.float64)).astype(np.float32))
+        for bias, value in ((from_inputs, 0.0), (from_state, kept)):
+            bias[size : 2 * size] = value
+            if self.kind == "lstm":
+                bias[:size] = -value
 
     def weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return weights and biases of a layer: (G size, D), (G size, size), (G size,), (G size,) for G gates."""

@@ -29,6 +29,7 @@ from rlox.nn.modules import layer_weights, mlp_weights
 
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+MemoryShape = tuple[str, int, int, int | None]  # lstm or gru, units, layers, and the horizon of the initial gates
 _LOWEST = -1e9  # logit of an illegal action
 _NONLINEARITIES = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -124,9 +125,9 @@ class NetworkSpec:
         Orthogonal initial weights and zero biases; else both start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
     rng : Rng, optional
         Generator of the initial weights; by default seeded from PyTorch's.
-    memory : (str, int, int), optional
-        ``lstm`` or ``gru``, units and layers of a memory between the hidden layers and the last one; None: there is
-        none.
+    memory : (str, int, int, int or None), optional
+        ``lstm`` or ``gru``, units, layers and horizon of a `rlox.nn.memory.Memory` between the hidden layers and the
+        last one; None: there is none.
 
     Attributes
     ----------
@@ -143,7 +144,7 @@ class NetworkSpec:
         activation: str,
         orthogonal: bool,
         rng: Rng | None,
-        memory: tuple[str, int, int] | None = None,
+        memory: MemoryShape | None = None,
     ):
         self.activation, self.orthogonal, self.rng = activation, orthogonal, rng or rng_from_torch()
         self.memory = memory
@@ -162,13 +163,13 @@ class NetworkSpec:
         """Build a perceptron, or with a `memory` hidden layers, memory and a last layer."""
         if self.memory is None:
             return self.mlp(n_outputs, out_gain)
-        kind, size, n_layers = self.memory
+        kind, size, n_layers, horizon = self.memory
         trunk = nn.Sequential()
         if len(self.widths) > 1:
             gain = math.sqrt(2.0)
             hidden = mlp(self.widths, self.activation, gain, self.orthogonal, self.rng)
             trunk = nn.Sequential(*hidden, _NONLINEARITIES[self.activation]())
-        memory = Memory(kind, self.widths[-1], size, n_layers, self.orthogonal, self.rng)
+        memory = Memory(kind, self.widths[-1], size, n_layers, self.orthogonal, self.rng, horizon)
         return MemoryNetwork(trunk, memory, mlp([size, n_outputs], "tanh", out_gain, self.orthogonal, self.rng))
 
 
@@ -223,9 +224,9 @@ class ActorCritic(Actor):
         Orthogonal initial weights, with gain 0.01 in the actor's head, else uniform 1/sqrt(fan_in).
     rng : Rng, optional
         Generator of the initial weights; by default seeded from PyTorch's.
-    memory : (str, int, int), optional
-        ``lstm`` or ``gru``, its units and its layers; actor and critic each have their own. Without sequences, every
-        row then counts as the first step of an episode.
+    memory : (str, int, int, int or None), optional
+        ``lstm`` or ``gru``, units, layers and horizon of a `rlox.nn.memory.Memory`; actor and critic each have their
+        own. Without sequences, every row then counts as the first step of an episode.
 
     Attributes
     ----------
@@ -243,7 +244,7 @@ class ActorCritic(Actor):
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
-        memory: tuple[str, int, int] | None = None,
+        memory: MemoryShape | None = None,
     ):
         super().__init__()
         spec = NetworkSpec(obs_dim, hidden, activation, ortho_init, rng, memory)
@@ -379,7 +380,7 @@ class DiscretePolicy(ActorCritic):
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
-        memory: tuple[str, int, int] | None = None,
+        memory: MemoryShape | None = None,
     ):
         super().__init__(obs_dim, n_actions, hidden, activation, ortho_init, rng, memory)
         self.n_actions = n_actions
@@ -414,7 +415,7 @@ class MultiDiscretePolicy(ActorCritic):
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
-        memory: tuple[str, int, int] | None = None,
+        memory: MemoryShape | None = None,
     ):
         super().__init__(obs_dim, sum(n_choices), hidden, activation, ortho_init, rng, memory)
         self.n_choices = list(n_choices)
@@ -463,7 +464,7 @@ class ContinuousPolicy(ActorCritic):
         log_std_init: float = 0.0,
         ortho_init: bool = True,
         rng: Rng | None = None,
-        memory: tuple[str, int, int] | None = None,
+        memory: MemoryShape | None = None,
     ):
         super().__init__(obs_dim, act_dim, hidden, activation, ortho_init, rng, memory)
         self.act_dim = act_dim
@@ -498,7 +499,7 @@ def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCr
         # These weights are replaced below; uniform weights are faster to draw.
         policy, c = make_policy(spec, replace(config, ortho_init=False), Rng(0)), config
         n_outputs = spec.model_width
-        rest = (c.hidden_sizes, c.activation, c.ortho_init, rng, _memory_of(c))
+        rest = (c.hidden_sizes, c.activation, c.ortho_init, rng, memory_of(c))
         policy.actor = NetworkSpec(spec.obs_dim, *rest).network(n_outputs, 0.01)
         policy.critic = NetworkSpec(state_dim, *rest).network(1)
         policy.central = True
@@ -509,7 +510,7 @@ def make_policy(spec, config, rng: Rng, state_dim: int | None = None) -> ActorCr
         "activation": config.activation,
         "ortho_init": config.ortho_init,
         "rng": rng,
-        "memory": _memory_of(config),
+        "memory": memory_of(config),
     }
     if spec.discrete:
         return DiscretePolicy(obs, spec.n_actions, **common)
@@ -526,10 +527,11 @@ def give_critic(
     return policy
 
 
-def _memory_of(config: Any) -> tuple[str, int, int] | None:
+def memory_of(config: Any) -> MemoryShape | None:
+    """Return the shape of the memory in a configuration; None without one."""
     if config.memory == "none":
         return None
-    return config.memory, config.memory_size, config.memory_layers
+    return config.memory, config.memory_size, config.memory_layers, config.memory_horizon
 
 
 class PlayerPolicies(nn.Module):
