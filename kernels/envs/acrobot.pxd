@@ -150,5 +150,5 @@ cdef inline rlox_env_v1 spec() noexcept:
     return rlox_env_v1(
         struct_size=sizeof(rlox_env_v1), flags=0, env_id="Acrobot-v1", state_size=4, obs_dim=6, n_actions=3,
         act_dim=1, act_low=NULL, act_high=NULL, max_episode_steps=500, params=NULL,
-        reset_n=reset_n, step_n=step_n, observe_n=observe_n, n_agents=0, central_dim=0, central_n=NULL,
+        reset_n=reset_n, step_n=step_n, observe_n=observe_n, n_agents=0, central_dim=0, central_n=NULL, mask_n=NULL,
     )

@@ -13,7 +13,9 @@ from rlox.kernels.types cimport f32, f64, i64, u8, u32, u64
 cdef extern from "rlox_native.h":
     const char* RLOX_ENV_CAPSULE
     const u32 RLOX_ENV_AGENTS
+    const u32 RLOX_ENV_MASKS
     const size_t RLOX_ENV_V1_ONE_AGENT
+    const size_t RLOX_ENV_V1_NO_MASKS
 
     ctypedef struct rlox_batch_v1:
         i64 n
@@ -27,6 +29,8 @@ cdef extern from "rlox_native.h":
     ctypedef void (*step_n_f)(const void* params, const rlox_batch_v1* batch, const void* actions, f32* obs,
                               f64* rewards, u8* terminated) noexcept nogil
     ctypedef void (*observe_n_f)(const void* params, const rlox_batch_v1* batch, f32* obs) noexcept nogil
+
+    ctypedef void (*mask_n_f)(const void* params, const rlox_batch_v1* batch, u8* mask) noexcept nogil
 
     ctypedef struct rlox_env_v1:
         u32 struct_size
@@ -47,11 +51,17 @@ cdef extern from "rlox_native.h":
         i64 n_agents
         i64 central_dim
         observe_n_f central_n
+        mask_n_f mask_n  # read only if `flags` has RLOX_ENV_MASKS: see flags_of
 
 
 cdef inline i64 agents_of(const rlox_env_v1* spec) noexcept nogil:
     """Return the number of rows of observations, actions and rewards of one environment."""
     return spec.n_agents if spec.flags & RLOX_ENV_AGENTS else 1
+
+
+cdef inline i64 flags_of(const rlox_env_v1* spec) noexcept nogil:
+    """Return the number of flags of an environment's mask of legal actions; 0 without masks."""
+    return spec.n_actions if spec.flags & RLOX_ENV_MASKS else 0
 
 
 cdef inline Block reset_block(const rlox_batch_v1* batch, Py_ssize_t i) noexcept nogil:

@@ -1,9 +1,9 @@
 """The loop that all native environments share: auto-reset, time limit and statistics."""
 
 from libc.stdint cimport INT64_MAX
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
-from rlox.kernels.envs.base cimport RLOX_ENV_AGENTS, agents_of, rlox_batch_v1, rlox_env_v1
+from rlox.kernels.envs.base cimport RLOX_ENV_AGENTS, agents_of, flags_of, rlox_batch_v1, rlox_env_v1
 from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
 
 # Environments are stepped in blocks, each with its own (S, block) state, which stays in the first-level cache for all
@@ -23,6 +23,8 @@ cdef struct Outputs:
     i64* episode_length  # (N)
     f32* central         # (N, C); used only if the environment has a central observation, like the next one
     f32* final_central   # (N, C), before any reset
+    u8* mask             # (N, n_actions) legal actions in obs; used only with masks, like the next one
+    u8* final_mask       # (N, n_actions) legal actions in final_obs; 1 where the episode terminated
 
 
 cdef struct Envs:
@@ -97,6 +99,23 @@ cdef inline void central_all(const rlox_env_v1* spec, Envs* envs, f32* central) 
         spec.central_n(spec.params, &batch, central + start * spec.central_dim)
 
 
+cdef inline void mask_block(const rlox_env_v1* spec, const rlox_batch_v1* batch, u8* mask) noexcept nogil:
+    """Write the legal actions of a block, as 0 or 1, for an environment that has masks."""
+    cdef i64 i
+    spec.mask_n(spec.params, batch, mask)
+    for i in range(batch.n * flags_of(spec)):
+        mask[i] = mask[i] != 0  # another byte would not be a valid bool
+
+
+cdef inline void mask_all(const rlox_env_v1* spec, Envs* envs, u8* mask) noexcept nogil:
+    """Write the legal actions of all environments."""
+    cdef Py_ssize_t k
+    cdef rlox_batch_v1 batch
+    for k in range(n_blocks(envs.n)):
+        batch = block_of(spec, envs, k * BLOCK)
+        mask_block(spec, &batch, mask + k * BLOCK * flags_of(spec))
+
+
 cdef inline Py_ssize_t first_bad_action(const rlox_env_v1* spec, const void* actions, Py_ssize_t n) noexcept nogil:
     """Return the index of the first number of `n` rows of actions that is out of range or NaN, or -1."""
     cdef const i64* choices = <const i64*>actions
@@ -142,6 +161,7 @@ cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* action
     cdef Py_ssize_t row = agents * spec.obs_dim
     cdef i64 limit = spec.max_episode_steps or INT64_MAX
     cdef Py_ssize_t seen = spec.central_dim if spec.flags & RLOX_ENV_AGENTS else 0
+    cdef Py_ssize_t flags = flags_of(spec)
     cdef i64[BLOCK] index
     cdef rlox_batch_v1 batch
     cdef Py_ssize_t k, start, n
@@ -170,6 +190,12 @@ cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* action
         if seen:
             spec.central_n(spec.params, &batch, out.final_central + start * seen)
             memcpy(out.central + start * seen, out.final_central + start * seen, n * seen * sizeof(f32))
+        if flags:
+            mask_block(spec, &batch, out.final_mask + start * flags)
+            memcpy(out.mask + start * flags, out.final_mask + start * flags, n * flags)
+            for i in range(n):
+                if terminated[i]:
+                    memset(out.final_mask + (start + i) * flags, 1, flags)
         if m:
             m = 0
             # Check eight flags at a time, because most of them are 0.
@@ -186,3 +212,5 @@ cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* action
             start_episodes(spec, envs, start, &batch, m, &index[0], obs)
             if seen:
                 spec.central_n(spec.params, &batch, out.central + start * seen)
+            if flags:
+                mask_block(spec, &batch, out.mask + start * flags)

@@ -87,5 +87,5 @@ cdef inline rlox_env_v1 spec(const Params* grid) noexcept:
     return rlox_env_v1(
         struct_size=sizeof(rlox_env_v1), flags=0, env_id="GridWorld-v0", state_size=2, obs_dim=2, n_actions=4,
         act_dim=1, act_low=NULL, act_high=NULL, max_episode_steps=4 * grid.rows * grid.columns, params=grid,
-        reset_n=reset_n, step_n=step_n, observe_n=observe_n, n_agents=0, central_dim=0, central_n=NULL,
+        reset_n=reset_n, step_n=step_n, observe_n=observe_n, n_agents=0, central_dim=0, central_n=NULL, mask_n=NULL,
     )

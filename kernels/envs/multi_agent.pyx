@@ -60,7 +60,8 @@ cdef void step_rows(void* self, const void* actions, f32* obs, f64* rewards, u8*
     cdef Py_ssize_t n = stepped.envs.n, agents = agents_of(stepped.spec), i, a
     cdef Outputs out = Outputs(obs=obs, rewards=rewards, terminated=stepped.flags, truncated=stepped.flags + n,
                                final_obs=final_obs, episode_return=episode_return, episode_length=stepped.lengths,
-                               central=stepped.central, final_central=stepped.central + n * stepped.spec.central_dim)
+                               central=stepped.central, final_central=stepped.central + n * stepped.spec.central_dim,
+                               mask=NULL, final_mask=NULL)
     advance(stepped.spec, stepped.envs, actions, &out)
     for i in range(n):
         for a in range(i * agents, (i + 1) * agents):
@@ -253,7 +254,7 @@ cdef class AgentVecEnv(NativeEnvs):
             final_obs=<f32*>cnp.PyArray_DATA(<cnp.ndarray>final_obs),
             episode_return=<f64*>cnp.PyArray_DATA(<cnp.ndarray>episode_return),
             episode_length=<i64*>cnp.PyArray_DATA(<cnp.ndarray>episode_length),
-            central=NULL, final_central=NULL,
+            central=NULL, final_central=NULL, mask=NULL, final_mask=NULL,
         )
         if self.central_dim:
             check_out(central, cnp.NPY_FLOAT32, "float32", seen, where, "central")

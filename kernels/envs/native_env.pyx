@@ -15,6 +15,8 @@ from rlox.kernels.envs.acrobot cimport spec as acrobot
 from rlox.kernels.envs.base cimport (
     RLOX_ENV_AGENTS,
     RLOX_ENV_CAPSULE,
+    RLOX_ENV_MASKS,
+    RLOX_ENV_V1_NO_MASKS,
     RLOX_ENV_V1_ONE_AGENT,
     agents_of,
     rlox_env_v1,
@@ -111,17 +113,23 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
         got = "one without a name" if name == NULL else repr(name.decode(errors="replace"))
         raise ValueError(f"{where}: capsule must be named {RLOX_ENV_CAPSULE.decode()!r}, got {got}")
     cdef const rlox_env_v1* env = <const rlox_env_v1*>PyCapsule_GetPointer(capsule, RLOX_ENV_CAPSULE)
-    # A struct compiled before multi-agent support ends before n_agents, and has no flags.
+    # A struct compiled before multi-agent support ends before n_agents, and has no flags; one compiled before masks ends
+    # before mask_n.
     cdef size_t least = RLOX_ENV_V1_ONE_AGENT
-    if env.struct_size >= least and env.flags & RLOX_ENV_AGENTS:
+    if env.struct_size >= least and env.flags & RLOX_ENV_MASKS:
         least = sizeof(rlox_env_v1)
+    elif env.struct_size >= least and env.flags & RLOX_ENV_AGENTS:
+        least = RLOX_ENV_V1_NO_MASKS
     if env.struct_size < least:
         raise ValueError(
             f"{where}: struct_size must be at least {least}, got {env.struct_size}; set it to "
             "sizeof(rlox_env_v1) and build against this rlox's rlox_native.h"
         )
-    if env.flags & ~RLOX_ENV_AGENTS:
-        raise ValueError(f"{where}: flags must be 0 or RLOX_ENV_AGENTS ({RLOX_ENV_AGENTS}), got {env.flags}")
+    if env.flags not in (0, RLOX_ENV_AGENTS, RLOX_ENV_MASKS):
+        raise ValueError(
+            f"{where}: flags must be 0, RLOX_ENV_AGENTS ({RLOX_ENV_AGENTS}) or RLOX_ENV_MASKS ({RLOX_ENV_MASKS}), got "
+            f"{env.flags}"
+        )
     if env.env_id == NULL or env.env_id[0] == 0:
         raise ValueError(f"{where}: env_id must be a name, got {'NULL' if env.env_id == NULL else 'an empty one'}")
     try:
@@ -164,6 +172,11 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
                 + ("a function if central_dim is not 0, got NULL" if env.central_dim
                    else "NULL if central_dim is 0, got a function")
             )
+    if env.flags & RLOX_ENV_MASKS:
+        if env.mask_n == NULL:
+            raise ValueError(f"{where}: mask_n must be a function with RLOX_ENV_MASKS, got NULL")
+        if not env.n_actions:
+            raise ValueError(f"{where}: n_actions must not be 0 with RLOX_ENV_MASKS, got continuous actions")
     if env_id in NATIVE_ENVS or env_id in NATIVE_MULTI_AGENT_ENVS:
         raise ValueError(f"{where}: env_id must not be the id of a built-in environment; choose another id")
     known = REGISTERED.get(env_id)
@@ -235,6 +248,10 @@ cdef class NativeEnv:
     @property
     def n_actions(self) -> int | None:
         return self.spec.n_actions or None
+
+    @property
+    def masked(self) -> bool:
+        return self.spec.flags & RLOX_ENV_MASKS != 0
 
     @property
     def act_dim(self) -> int:

@@ -109,5 +109,5 @@ cdef inline rlox_env_v1 spec() noexcept:
     return rlox_env_v1(
         struct_size=sizeof(rlox_env_v1), flags=0, env_id="Pendulum-v1", state_size=2, obs_dim=3, n_actions=0,
         act_dim=1, act_low=LOW, act_high=HIGH, max_episode_steps=200, params=NULL,
-        reset_n=reset_n, step_n=step_n, observe_n=observe_n, n_agents=0, central_dim=0, central_n=NULL,
+        reset_n=reset_n, step_n=step_n, observe_n=observe_n, n_agents=0, central_dim=0, central_n=NULL, mask_n=NULL,
     )

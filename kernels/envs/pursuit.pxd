@@ -191,5 +191,5 @@ cdef inline rlox_env_v1 spec(const Params* grid) noexcept:
         struct_size=sizeof(rlox_env_v1), flags=RLOX_ENV_AGENTS, env_id="GridPursuit-v0",
         state_size=2 * (grid.n_pursuers + 1), obs_dim=2 + 2 * grid.n_pursuers, n_actions=5, act_dim=1, act_low=NULL,
         act_high=NULL, max_episode_steps=grid.max_cycles, params=grid, reset_n=reset_n, step_n=step_n,
-        observe_n=observe_n, n_agents=grid.n_pursuers, central_dim=2 * (grid.n_pursuers + 1), central_n=central_n,
+        observe_n=observe_n, n_agents=grid.n_pursuers, central_dim=2 * (grid.n_pursuers + 1), central_n=central_n, mask_n=NULL,
     )

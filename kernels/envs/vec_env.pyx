@@ -9,8 +9,10 @@ from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 
 from rlox.kernels.checks cimport as_array, as_index, check_out, show
-from rlox.kernels.envs.base cimport rlox_env_v1
-from rlox.kernels.envs.episodes cimport Envs, Outputs, advance, first_bad_action, observe_all, start_all
+from rlox.kernels.envs.base cimport flags_of, rlox_env_v1
+from rlox.kernels.envs.episodes cimport (
+    Envs, Outputs, advance, first_bad_action, mask_all, observe_all, start_all,
+)
 from rlox.kernels.envs.native_env cimport NativeEnvs
 from rlox.kernels.types cimport f32, f64, i64, u8
 
@@ -20,6 +22,8 @@ cnp.import_array()
 # releasing the GIL and taking it back costs 40 ns, and far more if another thread wants it.
 cdef enum:
     RELEASE_GIL_FROM = 256
+
+MASK_NAMES = ("action_mask", "final_action_mask")
 
 
 def __getattr__(name):
@@ -32,6 +36,7 @@ def __getattr__(name):
 cdef struct Stepped:
     const rlox_env_v1* spec
     Envs* envs
+    u8* masks  # (2, N, n_actions): after and before any reset
 
 
 cdef void step_through(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
@@ -39,7 +44,8 @@ cdef void step_through(void* self, const void* actions, f32* obs, f64* rewards, 
     cdef Stepped* stepped = <Stepped*>self
     cdef Outputs out = Outputs(obs=obs, rewards=rewards, terminated=terminated, truncated=truncated,
                                final_obs=final_obs, episode_return=episode_return, episode_length=episode_length,
-                               central=NULL, final_central=NULL)
+                               central=NULL, final_central=NULL, mask=stepped.masks,
+                               final_mask=stepped.masks + stepped.envs.n * flags_of(stepped.spec))
     advance(stepped.spec, stepped.envs, actions, &out)
 
 
@@ -85,6 +91,7 @@ cdef class VecEnv(NativeEnvs):
         If `n` or `seed` is not an integer, or `env_id` is neither a str nor a capsule.
     """
 
+    cdef cnp.ndarray masks  # (2, N, n_actions) bool, legal actions in obs and final_obs; (2, N, 0) without masks
     cdef tuple scratch   # arrays for results that the caller does not want
     cdef Outputs sink
     cdef Stepped stepped
@@ -98,12 +105,13 @@ cdef class VecEnv(NativeEnvs):
         if count_ < 1:
             raise ValueError(f"VecEnv: n must be at least 1, got {count_}")
         self.choose(env_id, "VecEnv")
-        if count_ * max(self.spec.state_size, self.spec.obs_dim, self.spec.act_dim) >= 1 << 59:
+        if count_ * max(self.spec.state_size, self.spec.obs_dim, self.spec.act_dim, flags_of(&self.spec)) >= 1 << 59:
             raise ValueError(f"VecEnv: n must be such that the arrays fit into memory, got {count_}")
         self.hold(count_, (count_,), seed, "VecEnv")
         cdef cnp.ndarray obs = np.empty((count_, self.spec.obs_dim), np.float32)
         cdef cnp.ndarray rewards = np.empty(count_)
         cdef cnp.ndarray flags = np.empty((2, count_), np.bool_)
+        self.masks = np.ones((2, count_, flags_of(&self.spec)), np.bool_)
         self.scratch = (obs, rewards, flags)
         self.sink = Outputs(
             obs=<f32*>cnp.PyArray_DATA(obs),
@@ -111,7 +119,11 @@ cdef class VecEnv(NativeEnvs):
             terminated=<u8*>cnp.PyArray_DATA(flags),
             truncated=<u8*>cnp.PyArray_DATA(flags) + self.n_envs,
             final_obs=NULL, episode_return=NULL, episode_length=NULL, central=NULL, final_central=NULL,
+            mask=self.mask_data(), final_mask=self.mask_data() + self.n_envs * flags_of(&self.spec),
         )
+
+    cdef u8* mask_data(self):
+        return <u8*>cnp.PyArray_DATA(self.masks)
 
     def __repr__(self) -> str:
         return f"VecEnv(n={self.n_envs}, seed={self.seed}, env_id={self.env_id!r})"
@@ -148,6 +160,7 @@ cdef class VecEnv(NativeEnvs):
             self.rekey(seed, "VecEnv.reset_all")
         start_all(&self.spec, &self.envs, <f32*>cnp.PyArray_DATA(obs))
         self.ready = True
+        self.read_masks("VecEnv.reset_all")
         return obs
 
     def observe(self) -> np.ndarray:
@@ -161,6 +174,42 @@ cdef class VecEnv(NativeEnvs):
         self.require_ready("observe")
         observe_all(&self.spec, &self.envs, <f32*>cnp.PyArray_DATA(obs))
         return obs
+
+    def action_masks(self) -> np.ndarray | None:
+        """Return the legal actions of the current observations, (N, n_actions) bool; None without masks.
+
+        Raises ValueError before the first `reset_all`.
+        """
+        if not self.masked:
+            return None
+        self.require_ready("action_masks")
+        return self.masks[0].copy()
+
+    cdef int read_masks(self, str where) except -1:
+        """Compute the masks of the current states again, if there are masks."""
+        if not flags_of(&self.spec):
+            return 0
+        mask_all(&self.spec, &self.envs, self.mask_data())
+        self.masks[1] = self.masks[0]
+        return self.require_legal(where)
+
+    cdef int require_legal(self, str where) except -1:
+        for name, rows in (("the current state", self.masks[0]), ("the state that the step led to", self.masks[1])):
+            if not rows.any(1).all():
+                i = int(rows.any(1).argmin())
+                raise ValueError(
+                    f"{where}: {self.env_id}: mask_n must allow at least one action, got none in {name} (environment {i} "
+                    f"at step {self.steps[i]} of its episode)"
+                )
+        return 0
+
+    cdef int give_masks(self, dict out) except -1:
+        """Copy the masks of the last step to `out`, where it has arrays for them."""
+        self.require_legal("VecEnv.step_all")
+        for k, name in enumerate(MASK_NAMES):
+            if name in out:
+                out[name][:] = self.masks[k]
+        return 0
 
     def step_all(self, actions, dict out=None, bint copy=True) -> dict[str, np.ndarray]:
         """Take one step in every environment. Those whose episode ends start the next one at once.
@@ -191,7 +240,9 @@ cdef class VecEnv(NativeEnvs):
               coincide);
             - ``final_obs`` (N, D) float32: the true next observation, before any reset;
             - ``episode_return`` (N,) float64, ``episode_length`` (N,) int64: totals of the episode that this step
-              belongs to, including this step.
+              belongs to, including this step;
+            - with masks, ``action_mask`` and ``final_action_mask`` (N, n_actions) bool: the legal actions in ``obs`` and
+              in ``final_obs``, all of them after a termination.
 
         Raises
         ------
@@ -240,6 +291,8 @@ cdef class VecEnv(NativeEnvs):
             with nogil:
                 advance(&self.spec, &self.envs, action_data, &outputs)
             self.busy = False
+        if flags_of(&self.spec):
+            self.give_masks(out)
         return out
 
     cdef int refuse(self, str method) except -1:
@@ -321,7 +374,9 @@ cdef class VecEnv(NativeEnvs):
         to.final_obs = <f32*>cnp.PyArray_DATA(final_obs)
         to.episode_return = <f64*>cnp.PyArray_DATA(episode_return)
         to.episode_length = <i64*>cnp.PyArray_DATA(episode_length)
-        return {
+        to.mask = self.sink.mask
+        to.final_mask = self.sink.final_mask
+        cdef dict results = {
             "obs": obs,
             "rewards": rewards,
             "terminated": terminated,
@@ -330,6 +385,10 @@ cdef class VecEnv(NativeEnvs):
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
+        if flags_of(&self.spec):
+            for name in MASK_NAMES:
+                results[name] = np.empty_like(self.masks[0])
+        return results
 
     cdef int bind(self, dict out, Outputs* to) except -1:
         """Point `to` at the arrays of `out`; pointers for absent keys stay unchanged."""
@@ -342,6 +401,12 @@ cdef class VecEnv(NativeEnvs):
         found += self.take(out, "final_obs", cnp.NPY_FLOAT32, 2, <void**>&to.final_obs)
         found += self.take(out, "episode_return", cnp.NPY_FLOAT64, 1, <void**>&to.episode_return)
         found += self.take(out, "episode_length", cnp.NPY_INT64, 1, <void**>&to.episode_length)
+        if flags_of(&self.spec):
+            for name in MASK_NAMES:
+                if name in out:
+                    check_out(out[name], cnp.NPY_BOOL, "bool", (<object>self.masks[0]).shape, "VecEnv.step_all",
+                              f"out[{name!r}]")
+                    found += 1
         if found != len(out):
             known = list(self.fresh(&unused))
             wrong = [key for key in out if key not in known]
@@ -377,7 +442,7 @@ cdef class VecEnv(NativeEnvs):
 
         Raises ValueError before the first `reset_all`.
         """
-        self.stepped = Stepped(spec=&self.spec, envs=&self.envs)
+        self.stepped = Stepped(spec=&self.spec, envs=&self.envs, masks=self.mask_data())
         return self.stepper_of(&self.stepped, self.n_envs, step_through)
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -407,3 +472,5 @@ cdef class VecEnv(NativeEnvs):
         if self.busy:
             self.refuse("set_state")
         self.put_back(state, "VecEnv.set_state")
+        if self.ready:
+            self.read_masks("VecEnv.set_state")

@@ -22,7 +22,8 @@ extern "C" {
 #define RLOX_REWARD_CAPSULE "rlox.reward.v1"
 
 /* Bits of rlox_env_v1.flags. */
-#define RLOX_ENV_AGENTS 1u /* several agents; without this flag, n_agents and the fields after it are not read */
+#define RLOX_ENV_AGENTS 1u /* several agents; without this flag, n_agents, central_dim and central_n are not read */
+#define RLOX_ENV_MASKS 2u  /* masks of legal actions; without this flag, mask_n is not read */
 
 /* N environments, as passed to the functions below: all environments of a VecEnv or a block of them (currently 256),
  * with arrays of its own. Component s of environment i is state[s * n + i]. */
@@ -36,7 +37,7 @@ typedef struct rlox_batch_v1 {
 
 typedef struct rlox_env_v1 {
     uint32_t struct_size;      /* sizeof(rlox_env_v1) */
-    uint32_t flags;            /* 0 or RLOX_ENV_AGENTS */
+    uint32_t flags;            /* 0, RLOX_ENV_AGENTS or RLOX_ENV_MASKS */
     const char *env_id;        /* "My-v0"; not empty */
     int64_t state_size;        /* S >= 1 numbers per environment: its complete state */
     int64_t obs_dim;           /* D >= 1 numbers per observation */
@@ -64,10 +65,16 @@ typedef struct rlox_env_v1 {
     int64_t central_dim; /* C numbers per environment for a central critic; 0: it sees all agents' observations */
     /* Write central (N, C) from the state; NULL if central_dim is 0. */
     void (*central_n)(const void *params, const rlox_batch_v1 *batch, float *central);
+
+    /* With RLOX_ENV_MASKS, for one agent with discrete actions: write mask (N, n_actions) from the state, nonzero for
+     * each action that is legal. At least one must be, except in states that terminated, whose mask is not used. A
+     * policy then takes only legal actions; step_n must still accept all others, which users may pass. */
+    void (*mask_n)(const void *params, const rlox_batch_v1 *batch, uint8_t *mask);
 } rlox_env_v1;
 
-/* The smallest valid struct_size without RLOX_ENV_AGENTS. */
+/* The smallest valid struct_size without flags, and with RLOX_ENV_AGENTS only. */
 #define RLOX_ENV_V1_ONE_AGENT offsetof(rlox_env_v1, n_agents)
+#define RLOX_ENV_V1_NO_MASKS offsetof(rlox_env_v1, mask_n)
 
 typedef struct rlox_reward_v1 {
     uint32_t struct_size; /* sizeof(rlox_reward_v1) */

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlox.envs.masks import MASK
 from rlox.envs.registry import VecEnv, is_native
 from rlox.envs.spec import EnvSpec
 
@@ -131,7 +132,12 @@ class NativeVectorEnv(VectorEnv):
                 array[..., ~mask] = before[name][..., ~mask]
             self._env.set_state(state)
             obs = self._env.observe()
-        return obs, {}
+        return obs, self._masks()
+
+    def _masks(self) -> dict[str, np.ndarray]:
+        """Return the legal actions of the current observations, as part of an info."""
+        masks = self._env.action_masks()
+        return {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, np.bool_)}
 
     def _mask(self, options: dict[str, Any] | None) -> np.ndarray | None:
         unknown = [key for key in options or () if key != "reset_mask"]
@@ -169,7 +175,7 @@ class NativeVectorEnv(VectorEnv):
         out = self._env.step_all(actions)
         terminated, truncated = out["terminated"], out["truncated"]
         ended = terminated | truncated
-        info = self._info(out, ended) if np.count_nonzero(ended) else {}
+        info = {**self._masks(), **(self._info(out, ended) if np.count_nonzero(ended) else {})}
         return out["obs"], out["rewards"], terminated, truncated, info
 
     def _info(self, out: dict[str, np.ndarray], ended: np.ndarray) -> dict[str, Any]:
@@ -225,7 +231,8 @@ class NativeEnv(gymnasium.Env):
         obs = self._next if seed is None and self._next is not None else self._env.reset_all(seed)
         super().reset(seed=None if seed is None else int(seed))
         self._running, self._next = True, None
-        return obs[0], {}
+        masks = self._env.action_masks()
+        return obs[0], {} if masks is None else {MASK: masks[0]}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Take one step. Raises ``gymnasium.error.ResetNeeded`` if no episode is running."""
@@ -235,7 +242,8 @@ class NativeEnv(gymnasium.Env):
         terminated, truncated = bool(out["terminated"][0]), bool(out["truncated"][0])
         if terminated or truncated:
             self._running, self._next = False, out["obs"]
-        return out["final_obs"][0], float(out["rewards"][0]), terminated, truncated, {}
+        info = {MASK: out["final_action_mask"][0]} if self._env.spec.masked else {}
+        return out["final_obs"][0], float(out["rewards"][0]), terminated, truncated, info
 
     def get_state(self) -> dict[str, Any]:
         """Return the complete state, for `set_state` of any `NativeEnv` of this id."""

@@ -323,9 +323,6 @@ class VecEnv(vec_env.VecEnv):
         """Return whether `state` comes from native environments."""
         return not state.keys().isdisjoint(self.get_state())
 
-    def action_masks(self) -> None:
-        """Return None: native environments have no masks of legal actions."""
-
     def render(self) -> None:
         """Return None: native environments are not drawn."""
 

@@ -196,7 +196,10 @@ def draw_legal(flags: np.ndarray, draws: np.ndarray) -> np.ndarray:
 def native_spec(env) -> EnvSpec:
     """Return the `EnvSpec` of a native environment, or of one of its agents if it has several."""
     if env.discrete:
-        return EnvSpec((env.obs_dim,), n_actions=env.n_actions)
+        masked = getattr(env, "masked", False)
+        return EnvSpec(
+            (env.obs_dim,), n_actions=env.n_actions, masked=masked, mask_source="mask_n of its C struct" * masked
+        )
     return EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
 
 

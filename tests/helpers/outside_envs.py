@@ -19,6 +19,7 @@ class Batch(c.Structure):
 RESET = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_int64, P(c.c_int64), P(c.c_float))
 STEP = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_void_p, P(c.c_float), P(c.c_double), P(c.c_uint8))
 OBSERVE = c.CFUNCTYPE(None, c.c_void_p, P(Batch), P(c.c_float))
+MASKS = c.CFUNCTYPE(None, c.c_void_p, P(Batch), P(c.c_uint8))
 
 
 class Spec(c.Structure):
@@ -44,6 +45,10 @@ class Spec(c.Structure):
 
 class AgentSpec(Spec):
     _fields_ = [("n_agents", c.c_int64), ("central_dim", c.c_int64), ("central_n", OBSERVE)]
+
+
+class MaskedSpec(AgentSpec):
+    _fields_ = [("mask_n", MASKS)]
 
 
 new_capsule = c.pythonapi.PyCapsule_New

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from outside_envs import OBSERVE, RESET, STEP, P, Spec, bounds, capsule_of, new_capsule
+from outside_envs import MASKS, OBSERVE, RESET, STEP, MaskedSpec, P, Spec, bounds, capsule_of, new_capsule
 
 import rlox
 from rlox.kernels.envs import NATIVE_ENVS, Env, VecEnv, native_ids, register_native
@@ -66,7 +66,25 @@ def walk(discrete, **change):
         "step_n": STEP(step),
         "observe_n": OBSERVE(observe),
     } | change
-    return capsule_of(Spec(**spec))
+    return capsule_of((MaskedSpec if "mask_n" in spec else Spec)(**spec))
+
+
+def allowed(obs):
+    """The legal actions (N, 3) of `masked_walk` in observations (N, 2): not twice to the same side."""
+    x, y = np.asarray(obs).T
+    return np.stack([x < 1, y < 1, x > -1], 1)
+
+
+def masked_walk(rule=allowed, **change):
+    """`walk` with masks of legal actions, written as 2, which must be read as true."""
+
+    def mask(params, batch, flags):
+        n = batch.contents.n
+        state = np.ctypeslib.as_array(batch.contents.state, (2, n))
+        np.ctypeslib.as_array(flags, (n, 3))[:] = 2 * rule(state.T)
+
+    struct = {"struct_size": c.sizeof(MaskedSpec), "flags": 2, "mask_n": MASKS(mask)}
+    return walk(True, **(struct | change))
 
 
 @pytest.fixture(autouse=True)
@@ -270,3 +288,67 @@ def test_what_is_not_finite_is_named_where_the_kernel_steps(algo, what):
     at = "in number 0 from environment 0" if what == "observations" else "from environment 2"
     with pytest.raises(FloatingPointError, match=f"Broken-v0: {what} must be finite, got nan {at} at step 120;"):
         algorithm.train(4000)
+
+
+def test_masks_of_legal_actions():
+    """They belong to their observations in every step, with more environments than one block, and after a restore."""
+    n, rng = 300, np.random.default_rng(0)
+    env = rlox.VecEnv(n, 1, register_native(masked_walk()))
+    assert env.spec.masked
+    assert env.spec.mask_source
+    with pytest.raises(ValueError, match="the environments must be reset first"):
+        env.action_masks()
+    np.testing.assert_array_equal(allowed(env.reset_all()), env.action_masks())
+    ends = np.zeros(2, int)
+    for t in range(20):
+        kept = env.action_masks()
+        actions = np.where(kept, rng.random((n, 3)), -1).argmax(1)
+        out = env.step_all(actions, copy=t % 2 == 0)
+        ends += out["terminated"].sum(), out["truncated"].sum()
+        np.testing.assert_array_equal(out["action_mask"], allowed(out["obs"]))
+        np.testing.assert_array_equal(env.action_masks(), out["action_mask"])
+        final = allowed(out["final_obs"]) | out["terminated"][:, None]
+        np.testing.assert_array_equal(out["final_action_mask"], final)
+        assert out["action_mask"].dtype == np.bool_
+        assert set(np.unique(out["action_mask"].view(np.uint8))) == {0, 1}
+    assert ends[1] > 0
+    again = rlox.VecEnv(n, 5, "Walk-v0")
+    again.set_state(env.get_state())
+    np.testing.assert_array_equal(again.action_masks(), allowed(env.observe()))
+    chosen = {"final_action_mask": np.zeros((n, 3), np.bool_)}
+    assert again.step_all(actions, chosen) is chosen
+    assert chosen["final_action_mask"].any()
+    with pytest.raises(TypeError, match="bool"):
+        again.step_all(actions, {"action_mask": np.zeros((n, 3), np.uint8)})
+
+
+def test_environments_without_masks_have_none():
+    env = rlox.VecEnv(2)
+    env.reset_all()
+    assert env.action_masks() is None
+    assert not env.spec.masked
+    with pytest.raises(ValueError, match="out must have keys among"):
+        env.step_all([0, 0], {"action_mask": np.zeros((2, 2), np.bool_)})
+
+
+def test_a_mask_that_allows_nothing_is_an_error():
+    env = rlox.VecEnv(2, 0, masked_walk(lambda rows: np.repeat(rows[:, :1] < 0.5, 3, 1)))
+    env.reset_all()
+    with pytest.raises(
+        ValueError, match=r"mask_n must allow at least one action, got none in the current state \(environ"
+    ):
+        env.step_all([1, 0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_n": MASKS()}, "mask_n must be a function with RLOX_ENV_MASKS, got NULL"),
+        ({"flags": 3}, r"flags must be 0, RLOX_ENV_AGENTS \(1\) or RLOX_ENV_MASKS \(2\), got 3"),
+        ({"struct_size": c.sizeof(Spec)}, "struct_size must be at least"),
+        ({"n_actions": 0, "act_low": bounds(-1), "act_high": bounds(1)}, "n_actions must not be 0 with RLOX_ENV_MASKS"),
+    ],
+)
+def test_structs_with_wrong_masks_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        register_native(masked_walk(**change))
