@@ -12,8 +12,9 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation, TimeLimit, TransformObservation
 from masked_envs import SOURCES, Legal, legal
 
+from rlox.algorithms import DQN, PPO
 from rlox.envs import make_vec_env
-from rlox.envs.gym_vec_env import GymVecEnv
+from rlox.envs.gym_vec_env import EnvGroup, GymVecEnv
 from rlox.envs.parallel_env import ParallelGymVecEnv
 from rlox.envs.protocols import step_layout
 from rlox.evaluation.episodes import evaluate
@@ -308,6 +309,39 @@ def test_a_state_without_its_mask_is_refused():
     plain.reset_all()
     with pytest.raises(ValueError, match="a state must contain 4 legal actions, got None"):
         vec.set_state(plain.get_state())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_checkpoint_without_masks_continues_with_fresh_episodes(workers, tmp_path, monkeypatch):
+    """rlox 0.12 trained in environments with masks, and saved them, without their masks."""
+    save_episode = EnvGroup._get_episode
+    old = PPO(Legal, n_envs=2, n_steps=8, batch_size=16, hidden_sizes=(8,))
+    old.train(16)
+    with monkeypatch.context() as patch:
+        patch.setattr(EnvGroup, "_get_episode", lambda *at: {k: v for k, v in save_episode(*at).items() if k != "mask"})
+        old.save(tmp_path / "old.safetensors")
+    new = PPO.from_checkpoint(tmp_path / "old.safetensors", env_id=Legal, env_workers=workers)
+    assert "fresh episodes" in new.collector.restore_note()
+    new.train(16)
+    new.save(tmp_path / "new.safetensors")
+    new.close()
+    again = PPO.from_checkpoint(tmp_path / "new.safetensors", env_id=Legal, env_workers=workers)
+    assert again.collector.restore_note() is None
+    again.close()
+
+
+@pytest.mark.parametrize("buffer", ["uniform", "prioritized"])
+def test_a_saved_memory_without_masks_is_not_used(buffer, tmp_path):
+    settings = {"learning_starts": 8, "batch_size": 8, "hidden_sizes": (8,)}
+    old = DQN(functools.partial(Legal, ""), buffer={"name": buffer, "size": 100}, **settings)
+    old.train(16)
+    old.save(tmp_path / "old.safetensors", memory=True)
+    with pytest.warns(RuntimeWarning, match="the replay memory starts empty, because it was saved without the masks"):
+        new = DQN.from_checkpoint(tmp_path / "old.safetensors", env_id=Legal)
+    new.train(16)
+    new.save(tmp_path / "new.safetensors", memory=True)
+    again = DQN.from_checkpoint(tmp_path / "new.safetensors", env_id=Legal)
+    assert len(again.buffer) == len(new.buffer) > 0
 
 
 def test_random_actions_are_uniform_over_the_legal_ones():

@@ -19,7 +19,7 @@ COMPARED: dict[str, str] = {
     "rlox.checkpoint.counters": "46819873cba236b9 ba8aa8751e30bcf4",
     "rlox.collectors.replay": "3d7cf74590f37468 d8a2ffff62d47b97",
     "rlox.collectors.rollout": "6780cc5fecaa24c3 f67626773f5cb4b7",
-    "rlox.envs.spec": "eea60b1c4472b660 10730af602815b9c",
+    "rlox.envs.spec": "c1f6236f336f9137 c6c36a87e50c1455",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
     "rlox.nn.acting": "131344eacb0e3f51 e877ac20515f8bc5",
     "rlox.nn.actors": "353cfe636d9de3bc 6bf558452f219f6e",
@@ -33,5 +33,5 @@ COMPARED: dict[str, str] = {
     "rlox.training.off_policy": "48c96c27713e9d32 883d0798af9074e0",
     "rlox.training.offline": "556471f487c894f3 e39750e603aa0d26",
     "rlox.training.on_policy": "b1b4fc444c820749 bb630a2ab8d3e47f",
-    "rlox.training.replay": "e93bbd4ca1d67496 a5a5b97d111fa5ec",
+    "rlox.training.replay": "4f8aab90314a10da 59b5f3a5a9e76852",
 }

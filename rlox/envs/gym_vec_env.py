@@ -271,6 +271,7 @@ class ForeignVecEnv(ForeignEnvs):
     spec: EnvSpec
     # In data-parallel training: number of this rank's first copy, and the copies of all ranks (0: only these).
     first = n_joint = 0
+    _saves_masks = True  # whether states contain the masks
 
     def __init__(self, env_id: Any, n_envs: int, seed: int):
         super().__init__(env_id, n_envs)
@@ -283,6 +284,14 @@ class ForeignVecEnv(ForeignEnvs):
         """Return the seeds of the first episodes."""
         joint = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs).tolist()
         return joint[self.first : self.first + self.n_envs]
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` comes from environments like these; raise a ValueError if it is damaged.
+
+        One saved without masks, as by rlox 0.12, does not fit environments with masks.
+        """
+        needs_masks = self.spec.masked and self._saves_masks
+        return super().fits(state) and (not needs_masks or env_state.has_part(state, "mask"))
 
     def action_masks(self) -> np.ndarray | None:
         """Return the legal actions of the current observations, (N, sum(choices)) bool; None unless `spec.masked`.

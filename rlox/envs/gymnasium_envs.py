@@ -74,7 +74,8 @@ class NativeVectorEnv(VectorEnv):
     row for each episode that ended), ``final_info``, and the masks ``_final_obs`` and ``_final_info``.
     ``final_info["episode"]`` has the return ``r`` and the length ``l`` of the episodes that ended, as with gymnasium's
     RecordEpisodeStatistics around each environment (without the time ``t``); the vector version of that wrapper can be
-    applied too. If no episode ended, ``info`` is empty. Every step returns new arrays. gymnasium's vector wrappers of
+    applied too. Otherwise ``info`` is empty, except for ``action_mask`` (N, n) bool, the legal actions in the returned
+    observations, if the environments have masks. Every step returns new arrays. gymnasium's vector wrappers of
     observations do not support same-step auto-reset; use ``vectorization_mode="sync"``, which steps single copies, with
     them.
 

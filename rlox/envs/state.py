@@ -402,6 +402,13 @@ def fits(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> bool:
     return _JSON in state and _read(state)["stacks"] == list(stacks)
 
 
+def has_part(state: dict[str, np.ndarray], name: str) -> bool:
+    """Whether `state`, from `pack`, has the part `name` of every environment; raise a ValueError if it is damaged."""
+    nodes = _read(state)["envs"]
+    parts = [node.get("dict") if isinstance(node, dict) else None for node in nodes] if isinstance(nodes, list) else []
+    return all(isinstance(part, dict) and name in part for part in parts)
+
+
 def unpack(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> list[Any]:
     """Return the state of each environment; raise a ValueError if `state` is damaged or of others."""
     content = _read(state)

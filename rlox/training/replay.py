@@ -566,12 +566,20 @@ class ReplayMemory:
             self._folder_of(checkpoint.folder), entry, getattr(self.config, "folder", None)
         ):
             why = f"there is no {lost[0]}"
+        elif self._lacks_masks(entry):
+            why = "it was saved without the masks of legal actions that the environment has"
         if why is not None:
             warnings.warn(
                 f"from_checkpoint: the replay memory starts empty, because {why}", RuntimeWarning, stacklevel=6
             )
             return
         self._saved, self.start, self._goes_on = checkpoint, entry["start"], exact
+
+    def _lacks_masks(self, entry: dict[str, Any]) -> bool:
+        """Return whether a saved memory of transitions has no masks of next actions, but this one needs them."""
+        if self.config is None or self.config.holds != "transitions" or not self._spec.masked:
+            return False
+        return "'mask_dim'" not in str(entry.get("values"))
 
     def _is_same(self, saved: dict[str, Any]) -> bool:
         """Return whether a header's memory has the same contents as this one; settings that it lacks (written by

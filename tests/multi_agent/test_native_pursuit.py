@@ -553,7 +553,7 @@ def test_it_is_not_a_single_agent_environment():
         ({"central_dim": 2}, "central_n must be a function if central_dim is not 0, got NULL"),
         ({"central_n": OBSERVE(lambda *_: None)}, "central_n must be NULL if central_dim is 0, got a function"),
         ({"struct_size": 104}, r"struct_size must be at least 128, got 104; set it to sizeof\(rlox_env_v1\)"),
-        ({"flags": 3}, r"flags must be 0 or RLOX_ENV_AGENTS \(1\), got 3"),
+        ({"flags": 5}, r"flags must be 0, RLOX_ENV_AGENTS \(1\) or RLOX_ENV_MASKS \(2\), got 5"),
         ({"env_id": ID.encode()}, "env_id must not be the id of a built-in environment"),
     ],
 )

@@ -80,6 +80,8 @@ class RemoteEnvPool(ForeignVecEnv):
         If an environment raises an exception; it has the frames at the worker.
     """
 
+    _saves_masks = False  # workers compute them from the states
+
     def __init__(
         self,
         addresses: Sequence[str] | None = None,
