@@ -33,5 +33,5 @@ COMPARED: dict[str, str] = {
     "rlox.training.off_policy": "48c96c27713e9d32 883d0798af9074e0",
     "rlox.training.offline": "556471f487c894f3 e39750e603aa0d26",
     "rlox.training.on_policy": "b1b4fc444c820749 bb630a2ab8d3e47f",
-    "rlox.training.replay": "4f8aab90314a10da 59b5f3a5a9e76852",
+    "rlox.training.replay": "b425955b38ff8aa0 f0ff8c947f5a0e94",
 }

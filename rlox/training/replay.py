@@ -579,7 +579,8 @@ class ReplayMemory:
         """Return whether a saved memory of transitions has no masks of next actions, but this one needs them."""
         if self.config is None or self.config.holds != "transitions" or not self._spec.masked:
             return False
-        return "'mask_dim'" not in str(entry.get("values"))
+        values = entry.get("values")
+        return isinstance(values, dict) and "mask_dim" not in str(values.get("config"))
 
     def _is_same(self, saved: dict[str, Any]) -> bool:
         """Return whether a header's memory has the same contents as this one; settings that it lacks (written by
