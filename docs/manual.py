@@ -29,7 +29,7 @@ import rlox
 from rlox import config
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import tuned, tuned_pairs
-from rlox.config.migration import CLEANRL, ORIGINAL, SB3, TRL
+from rlox.config.migration import CLEANRL, CONTRIB, ORIGINAL, SB3, TRL
 from rlox.config.migration import table as migration_table
 from rlox_cli.main import app as command_line
 from rlox_cli.report.keys import comments
@@ -464,7 +464,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "actor-model": actor_model,
         "verdicts": verdicts,
         "commands": commands,
-        "migration-table": lambda: migration_table(SB3, CLEANRL, ORIGINAL),
+        "migration-table": lambda: migration_table(SB3, CONTRIB, CLEANRL, ORIGINAL),
         "trl-table": lambda: migration_table(TRL),
     }
     for name, function in functions.items():

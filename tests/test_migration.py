@@ -15,7 +15,7 @@ import pytest
 import rlox
 from rlox.algorithms import ALGORITHMS, DQN, GRPO, PPO, SAC, TD3, OnlineDPO, resolve
 from rlox.config import DPOConfig, GRPOConfig, PrioritizedBufferConfig, RunConfig, nearest
-from rlox.config.migration import CLEANRL, KEYWORDS, ORIGINAL, SB3, TRL, answers, completions, table
+from rlox.config.migration import CLEANRL, CONTRIB, KEYWORDS, ORIGINAL, SB3, TRL, answers, completions, table
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox.training.post_training import LLMAlgorithm
@@ -70,6 +70,7 @@ SB3_DQN = """learning_rate buffer_size learning_starts batch_size tau gamma trai
     seed device"""
 SB3_TD3 = """action_noise policy_delay target_policy_noise target_noise_clip train_freq gradient_steps"""
 SB3_SAC = """ent_coef target_entropy use_sde sde_sample_freq use_sde_at_warmup action_noise optimize_memory_usage"""
+CONTRIB_PPO = "lstm_hidden_size n_lstm_layers shared_lstm enable_critic_lstm lstm_kwargs"
 ORIGINAL_PPO = """n_envs n_steps n_epochs batch_size learning_rate clip_eps vf_coef ent_coef max_grad_norm gamma
     gae_lambda normalize_advantages clip_vloss anneal_lr normalize_rewards normalize_obs"""
 ORIGINAL_DQN = """learning_rate buffer_size batch_size gamma target_update_freq exploration_fraction
@@ -80,7 +81,7 @@ ORIGINAL_DQN = """learning_rate buffer_size batch_size gamma target_update_freq 
 @pytest.mark.parametrize(
     ("cls", "names"),
     [
-        *((PPO, names) for names in (CLEANRL_PPO, SB3_PPO, ORIGINAL_PPO)),
+        *((PPO, names) for names in (CLEANRL_PPO, SB3_PPO, CONTRIB_PPO, ORIGINAL_PPO)),
         *((DQN, names) for names in (CLEANRL_DQN, SB3_DQN, ORIGINAL_DQN)),
         *((SAC, names) for names in (CLEANRL_SAC, SB3_SAC)),
         *((TD3, names) for names in (CLEANRL_TD3, SB3_TD3)),
@@ -106,6 +107,8 @@ def test_a_script_of_stable_baselines_is_told_what_to_write(cls):
             cls(*arguments)
     with pytest.raises(ValueError, match="policy must not be 'MlpPolicy'"):
         cls("CartPole-v1", policy="MlpPolicy")
+    with pytest.raises(ValueError, match=r'a policy of sb3-contrib: .*, and memory="lstm" for one with a memory'):
+        cls("MlpLstmPolicy", "CartPole-v1")
     agent = cls("CartPole-v1", n_envs=1)
     for name, ours in {
         "learn": "agent.train(total_timesteps)",
@@ -122,6 +125,7 @@ def test_a_script_of_stable_baselines_is_told_what_to_write(cls):
             "progress_bar",
             r"instead of progress_bar of Stable-Baselines3, write train\(total_timesteps, progress=True\)",
         ),
+        ("use_masking", ".*masks are used wherever the environment has them"),
         ("callback", r".*write callbacks=\[…\] in the constructor"),
         ("total_timestep", "did you mean 'total_timesteps'"),
     ):
@@ -298,7 +302,10 @@ def test_older_ids_of_atari_games_get_a_hint(tmp_path, env):
 
 @pytest.mark.parametrize(
     ("page", "directive", "trainers"),
-    [("migration.md", "migration-table", (SB3, CLEANRL, ORIGINAL)), ("guides/from-trl.md", "trl-table", (TRL,))],
+    [
+        ("migration.md", "migration-table", (SB3, CONTRIB, CLEANRL, ORIGINAL)),
+        ("guides/from-trl.md", "trl-table", (TRL,)),
+    ],
 )
 def test_the_page_shows_the_table(page, directive, trainers):
     assert f"```{{{directive}}}" in (DOCS / page).read_text()

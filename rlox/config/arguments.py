@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from rlox.config.base import nearest
-from rlox.config.migration import SB3, answers
+from rlox.config.migration import CONTRIB, SB3, answers
 
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy")
 
@@ -85,7 +85,9 @@ def refuse(where: str, unknown: Iterable[str], known: Collection[str]) -> None:
 def refuse_policy_name(where: str, name: str, value: Any) -> None:
     """Raise ValueError if an argument is the name of one of Stable-Baselines3's policies."""
     if isinstance(value, str) and value in POLICIES:
+        memory = ', and memory="lstm" for one with a memory' if "Lstm" in value else ""
         raise ValueError(
-            f"{where}: {name} must not be {value!r}, a policy of {SB3}: the environment determines the networks. Write "
-            "the environment first, and hidden_sizes=[64, 64] or policy=MODULE for other networks"
+            f"{where}: {name} must not be {value!r}, a policy of {CONTRIB if memory else SB3}: the environment "
+            "determines the networks. Write the environment first, and hidden_sizes=[64, 64] or policy=MODULE for "
+            f"other networks{memory}"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-SB3, CLEANRL, ORIGINAL, TRL = "Stable-Baselines3", "CleanRL", "the Rust rlox", "TRL"
+SB3, CONTRIB, CLEANRL, ORIGINAL, TRL = "Stable-Baselines3", "sb3-contrib", "CleanRL", "the Rust rlox", "TRL"
 
 
 class Keyword(NamedTuple):
@@ -36,6 +36,7 @@ class Keyword(NamedTuple):
 
 
 _NO_SDE = "there is no state-dependent exploration, only exploration_noise and noise_correlation"
+_OWN_MEMORY = "actor and critic always have a memory of their own"
 _SIZES = "widths of all hidden layers, the same for actor and critics"
 _ARGUMENT = "an argument of the algorithm's class, not of its Config"
 _OFF_POLICY = "an argument of DQN, SAC and TD3, not of their Config"
@@ -95,6 +96,15 @@ KEYWORDS = (
     Keyword("use_sde", (SB3,), None, _NO_SDE),
     Keyword("sde_sample_freq", (SB3,), None, _NO_SDE),
     Keyword("use_sde_at_warmup", (SB3,), None, _NO_SDE),
+    # Memory and masks.
+    Keyword("lstm_hidden_size", (CONTRIB,), "memory_size", "with memory=lstm, which MlpLstmPolicy stands for"),
+    Keyword("n_lstm_layers", (CONTRIB,), "memory_layers", "with memory=lstm"),
+    Keyword("shared_lstm", (CONTRIB,), None, _OWN_MEMORY, needs="memory"),
+    Keyword("enable_critic_lstm", (CONTRIB,), None, _OWN_MEMORY, needs="memory"),
+    Keyword("lstm_kwargs", (CONTRIB,), None, "a memory has a kind, a size and layers", needs="memory"),
+    Keyword("episode_start", (CONTRIB,), None, "write agent.session(), which keeps the state until reset()"),
+    Keyword("action_masks", (CONTRIB,), None, "write predict(obs, mask=…)"),
+    Keyword("use_masking", (CONTRIB,), None, "masks are used wherever the environment has them"),
     # SAC, TD3 and DQN.
     Keyword("ent_coef=auto", (SB3,), "auto_entropy=true", "the default; auto_0.1: also set ent_coef=0.1"),
     Keyword("target_entropy=auto", (SB3,), "target_entropy=null", "the default: minus the number of components"),

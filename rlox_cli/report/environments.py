@@ -37,7 +37,7 @@ def list_envs(console: Console) -> None:
         print_ids([f"{name} ({_source(name)})" for name in outside])
     console.print("native, with several agents (algo=mappo):")
     print_ids(native_multi_agent_ids())
-    console.print("rlox's own, in Python (images, or without velocities, for agents with a memory):")
+    console.print("rlox's own, in Python (for agents with a memory, and with masks of invalid actions):")
     print_ids(list(TASKS))
     lacking: dict[str, str] = {}
     try:
