@@ -45,6 +45,8 @@ def test_wrong_states_are_errors():
         rlox.PPO(HIDDEN, n_envs=1).predict(np.zeros(2, np.float32), state=np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"obs must be of 2 environments, got 1"):
         ppo.session(2).predict(np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match=r"agent must be the only one .* predict_all acts for several agents"):
+        rlox.MAPPO("GridPursuit-v0", n_envs=1).session()
 
 
 @pytest.mark.parametrize("cls", [rlox.PPO, rlox.A2C])

@@ -32,12 +32,15 @@ class Session:
     Raises
     ------
     TypeError, ValueError
-        If `n` is not a positive integer, or `deterministic` not a boolean; if the agent can only sample.
+        If `n` is not a positive integer, or `deterministic` not a boolean; if the agent can only sample; if there are
+        several agents.
     """
 
     def __init__(self, agent: Any, n: int = 1, deterministic: bool = True, seed: int = 0):
         self._agent, self._n = agent, integer("session", "n", n, 1, MOST_AT_ONCE)
         require("session", "deterministic", deterministic, bool)
+        if getattr(agent, "several", False):
+            raise ValueError("session: agent must be the only one of its environment; predict_all acts for several agents")
         self._deterministic, self._rng = deterministic, Rng(seed, Stream.EVALUATION)
         self._actor = self._begin()
 
