@@ -40,7 +40,9 @@ class Session:
         self._agent, self._n = agent, integer("session", "n", n, 1, MOST_AT_ONCE)
         require("session", "deterministic", deterministic, bool)
         if getattr(agent, "several", False):
-            raise ValueError("session: agent must be the only one of its environment; predict_all acts for several agents")
+            raise ValueError(
+                "session: agent must be the only one of its environment; predict_all acts for several agents"
+            )
         self._deterministic, self._rng = deterministic, Rng(seed, Stream.EVALUATION)
         self._actor = self._begin()
 
