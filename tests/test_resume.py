@@ -150,12 +150,47 @@ def same_when_killed(folder, total, *command):
     assert events(again, "end")[-1]["status"] == "finished"
 
 
-@pytest.mark.parametrize("algo", ["impala", "appo"])
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("algo", "kind"),
+    [
+        ("impala", "threads"),
+        ("appo", "threads"),
+        pytest.param("impala", "processes", marks=EXHAUSTIVE),
+        ("appo", "processes"),
+    ],
+)
 def test_actors_keep_their_memory(algo, kind, tmp_path):
     actors = [f"algo.actors={kind}", "env=rlox/CartPoleHidden-v1", "env.n_envs=2", "algo.n_steps=16", "backend=torch"]
     memory = ["algo.memory=lstm", "algo.memory_size=8", *(["algo.sequence_length=8"] if algo == "appo" else [])]
     same_when_killed(tmp_path, 6_000, f"algo={algo}", *COMMON, *actors, *memory)
+
+
+REMEMBERS = ["algo.memory=lstm", "algo.memory_size=8", "algo.hidden_sizes=[8]"]
+PLAYED, NORMALIZED = ["env.n_envs=4", "algo.n_steps=32"], "algo.normalize_obs=true"
+WITH_MEMORY_OR_MASKS = {
+    "ppo-memory": ["algo=ppo", "env=rlox/CartPoleHidden-v1", *PLAYED, *REMEMBERS, "algo.sequence_length=16"],
+    "ppo-both": [
+        "algo=ppo",
+        "env=rlox/MaskedTMaze-v0",
+        *PLAYED,
+        *REMEMBERS,
+        "algo.normalize_obs=true",
+        "env.workers=2",
+    ],
+    "ppo-masks": ["algo=ppo", "env=rlox/InvalidActions-v0", *PLAYED, "algo.normalize_rewards=true"],
+    "ppo-native-masks": ["algo=ppo", "env=rlox/MaskedBandit-v0", *PLAYED, "backend=native"],
+    "a2c-both": ["algo=a2c", "env=rlox/MaskedTMaze-v0", "env.n_envs=4", *REMEMBERS, "algo.memory_layers=2"],
+    "mappo-both": ["algo=mappo", "env=rlox/MaskedTMaze-v0", *PLAYED, *REMEMBERS, "algo.value_norm=true"],
+    "dqn-masks": ["algo=dqn", "env=rlox/InvalidActions-v0", "env.n_envs=2", "algo.learning_starts=200"],
+    "dqn-both": ["algo=dqn", "env=rlox/MaskedTMaze-v0", "env.n_envs=2", "algo.learning_starts=200", *REMEMBERS],
+    "impala-both": ["algo=impala", "env=rlox/MaskedTMaze-v0", "env.n_envs=2", *REMEMBERS],
+}
+
+
+@pytest.mark.parametrize("case", WITH_MEMORY_OR_MASKS)
+def test_memory_and_masks_are_restored(case, tmp_path):
+    total = 2_000 if case.startswith("dqn") else 6_000
+    same_when_killed(tmp_path, total, *WITH_MEMORY_OR_MASKS[case], *COMMON)
 
 
 def test_the_memory_of_a_recurrent_network_is_restored(tmp_path):
