@@ -105,7 +105,13 @@ class ActingPolicy:
 
 def acting_policy(policy: Any, device: str = "cpu") -> Any:
     """Return the `ActingPolicy` of a module on `device`; anything else acts by itself already."""
-    return ModulePolicy(policy, device) if is_module(policy) else policy
+    if not is_module(policy):
+        return policy
+    if getattr(policy, "state_dim", 0):
+        from rlox.nn.memory_acting import MemoryPolicy
+
+        return MemoryPolicy(policy, device)
+    return ModulePolicy(policy, device)
 
 
 def draw_noise(policy: ActingPolicy, n: int, rng: Rng | None = None) -> np.ndarray:
@@ -224,20 +230,19 @@ class ModulePolicy(ActingPolicy):
         self.device = device
         self.custom = not isinstance(module, Actor)
         self.adds_noise_to_logits = getattr(module, "adds_noise_to_logits", False)
-        self.state_dim = getattr(module, "state_dim", 0)
         self.drawn_log_probs: torch.Tensor | None = None
         self._inside = False  # whether `context` is entered
 
     def __reduce__(self) -> Any:
         # Copy the module: its parameters may be views of one block, which a pickle would contain once per view.
-        return ModulePolicy, (copy_module(self.module), self.device)
+        return type(self), (copy_module(self.module), self.device)
 
     def __repr__(self) -> str:
         return type(self.module).__name__
 
     def copy(self) -> ModulePolicy:
         """Return a policy with a copy of the module, on the CPU, that computes the same bits."""
-        return ModulePolicy(copy_module(self.module).to("cpu"))
+        return acting_policy(copy_module(self.module).to("cpu"))
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return copies of all weights by their ``state_dict`` names."""
@@ -268,9 +273,6 @@ class ModulePolicy(ActingPolicy):
         finally:
             self._inside = False
 
-    def initial(self, n: int) -> np.ndarray | None:
-        return np.zeros((n, self.state_dim), np.float32) if self.state_dim else None
-
     def require_mode(self, where: str) -> None:
         if not callable(getattr(self.module, "mode", None)):
             raise TypeError(
@@ -285,17 +287,11 @@ class ModulePolicy(ActingPolicy):
         if not self.custom:
             self.module.fill_noise(rng, out)
 
-    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return sampled actions, and the next states with a memory; `noise` is an array, or a tensor on the device."""
+    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, Any]:
+        """Return sampled actions; `noise` is an array, or a tensor on the device."""
         if not self._inside:
             with self.context():
                 return self.act(inputs, noise)
-        if self.state_dim:
-            outputs, state = self._follow(inputs)
-            if hasattr(self.module, "choose"):
-                best = to_array(self.module.pick_mode(outputs))
-                return self.module.choose(noise, lambda: best, inputs.mask), state
-            return to_array(self.module.pick(outputs, self.place(noise))), state
         if isinstance(noise, np.ndarray) and hasattr(self.module, "choose"):
             # What is decided on the host need not go to the device and back.
             return self.module.choose(noise, lambda: self.mode(inputs)[0], inputs.mask), None
@@ -307,11 +303,7 @@ class ModulePolicy(ActingPolicy):
         actions, self.drawn_log_probs = self.module.get_action_and_logprob(obs)
         return to_array(actions), None
 
-    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.state_dim:
-            with self.context():
-                outputs, state = self._follow(inputs)
-                return to_array(self.module.pick_mode(outputs)), state
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
         masks: tuple[Any, ...] = ()
         if inputs.mask is not None and hasattr(self.module, "choose"):  # which chooses by values, not by logits
             masks = (self.place(inputs.mask),)
@@ -319,33 +311,6 @@ class ModulePolicy(ActingPolicy):
             return self.act(inputs, np.zeros(self.noise_shape(len(inputs.obs)), np.float32))
         with self.context():
             return to_array(self.module.mode(self.place(inputs.obs), *masks)), None
-
-    def _follow(self, inputs: Inputs) -> tuple[torch.Tensor, np.ndarray]:
-        """Run a memory through one step. Return the actor's outputs, with masks applied, and the next states (N, S)."""
-        import torch
-
-        from rlox.nn.memory import Sequences
-        from rlox.nn.policies import mask_outputs
-
-        n = len(inputs.obs)
-        state = self.initial(n) if inputs.state is None else inputs.state
-        is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
-        obs, sequences, module = self.place(inputs.obs), Sequences(self.place(state), self.place(is_first)), self.module
-        with torch.no_grad():
-            if inputs.central is not None:
-                outputs, _, after = module.follow(obs, sequences, self.place(inputs.central))
-            elif getattr(module, "central", False):
-                size = module.actor.state_dim
-                own = sequences._replace(state=sequences.state[:, :size])
-                outputs, acted = module.actor.follow(module.features(obs), own)
-                after = torch.cat([acted, sequences.state[:, size:]], 1)
-            else:
-                outputs, *_, after = module.follow(obs, sequences)
-        if inputs.mask is not None:
-            if not hasattr(self.module, "choose"):
-                self._require_logits()
-            outputs = mask_outputs(outputs, self.place(inputs.mask))
-        return outputs, to_array(after)
 
     def _refuse_mask(self) -> None:
         raise ValueError(
@@ -394,57 +359,6 @@ class ModulePolicy(ActingPolicy):
         log_probs = self.log_probs(rows, taken, masks) if log_probs is None else log_probs
         return rows, taken, log_probs, values[:n], values[n:].cpu().numpy()
 
-    def evaluate_sequences(
-        self,
-        obs: np.ndarray | FrameStacks,
-        actions: np.ndarray,
-        memories: np.ndarray,
-        is_first: np.ndarray,
-        after: np.ndarray,
-        after_memories: np.ndarray,
-        states: np.ndarray | None = None,
-        masks: np.ndarray | None = None,
-        running: np.ndarray | None = None,
-    ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """Compute what `evaluate_actions` returns with a memory, whose actions have no log-probabilities before.
-
-        The B rows are T steps of n sequences, step after step: `memories` (n, S) are the states of the memory before
-        the first step, and `is_first` (B,) marks the first steps of episodes. `after_memories` (K, S) belong to the
-        last K rows of `after`; if there are n more before them, these follow the last step of each sequence, with the
-        states that the memory has then. With `running` (B,), only those rows are steps: `actions`, `masks` and the
-        results have only these.
-        """
-        import torch
-
-        from rlox.nn.memory import Sequences
-        from rlox.nn.policies import mask_outputs
-
-        rows, taken, module = self.place(obs), self.place(actions), self.module
-        memory, first, live = self.place(memories), self.place(is_first), self.place(running)
-        judged, n, size = self.place(states), len(memories), module.actor.state_dim
-        outputs, values = [], []
-        chunk = max(1, _chunk(rows) // n) * n  # whole steps
-        with torch.no_grad(), evaluating(module):
-            for start in range(0, len(rows), chunk):
-                part = slice(start, start + chunk)
-                sequences = Sequences(memory, first[part], None if live is None else live[part])
-                out, value, memory = module.follow(rows[part], sequences, None if judged is None else judged[part])
-                outputs.append(out)
-                values.append(value)
-            logits = torch.cat(outputs)
-            if masks is not None:
-                logits = mask_outputs(logits, self.place(masks))
-            log_probs = module.distribution(logits, taken)[0]
-            ahead = torch.zeros(0)
-            if len(after):
-                reached = self.place(after)
-                reached = reached if states is not None else module.features(reached)
-                at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
-                held = self.place(after_memories)
-                held = held if len(held) == len(after) else torch.cat([memory, held])
-                ahead, _ = module.critic.follow(reached, Sequences(held[:, size:], at_start))
-        return rows, taken, log_probs, torch.cat(values), ahead.reshape(-1).cpu().numpy()
-
     def log_probs(self, obs: Any, actions: Any, masks: np.ndarray | None = None) -> torch.Tensor:
         """Return the log-probabilities (B,) f32 of B actions, of those that `masks` (B, n_actions) allow."""
         import torch
@@ -454,33 +368,6 @@ class ModulePolicy(ActingPolicy):
         pairs = zip(rows.split(_chunk(rows)), taken.split(_chunk(rows)), legal, strict=False)
         with torch.no_grad(), evaluating(self.module):
             return torch.cat([self.module.get_logprob_and_entropy(o, a, *mask)[0].float() for o, a, mask in pairs])
-
-    def sequence_log_probs(
-        self,
-        obs: Any,
-        actions: Any,
-        memories: np.ndarray,
-        is_first: np.ndarray,
-        masks: np.ndarray | None = None,
-    ) -> torch.Tensor:
-        """Return what `log_probs` returns with a memory; arguments as in `evaluate_sequences`."""
-        import torch
-
-        from rlox.nn.memory import Sequences
-        from rlox.nn.policies import mask_outputs
-
-        rows, taken, first, module = self.place(obs), self.place(actions), self.place(is_first), self.module
-        memory, outputs = self.place(memories[:, : module.actor.state_dim]), []
-        chunk = max(1, _chunk(rows) // len(memories)) * len(memories)  # whole steps
-        with torch.no_grad(), evaluating(module):
-            for start in range(0, len(rows), chunk):
-                part = slice(start, start + chunk)
-                out, memory = module.actor.follow(module.features(rows[part]), Sequences(memory, first[part]))
-                outputs.append(out)
-            logits = torch.cat(outputs)
-            if masks is not None:
-                logits = mask_outputs(logits, self.place(masks))
-            return module.distribution(logits, taken)[0].float()
 
     def flat_weights(self) -> np.ndarray:
         """Return a copy of all parameters, (P,) f32."""

@@ -34,15 +34,13 @@ class GraphedPolicy(ModulePolicy):
     def epsilon(self, value: float) -> None:
         self.module.epsilon = value
 
-    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, Any]:
         on_host = not isinstance(noise, np.ndarray) or hasattr(self.module, "choose")
-        if on_host or inputs.mask is not None or self.state_dim:
+        if on_host or inputs.mask is not None:
             return super().act(inputs, noise)  # which takes the mode by the graph where it chooses on the host
         return self._call("act", {"obs": inputs.obs, "noise": noise}), None
 
-    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.state_dim:
-            return super().mode(inputs, noise)
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
         if inputs.mask is None:
             return self._call("mode", {"obs": inputs.obs}), None
         if hasattr(self.module, "choose"):

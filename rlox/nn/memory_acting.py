@@ -1,0 +1,131 @@
+"""How a policy with a memory acts, and how whole sequences of its steps are evaluated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.nn.acting import Inputs, ModulePolicy, _chunk
+from rlox.nn.batch import FrameStacks
+from rlox.nn.memory import Sequences
+from rlox.nn.modes import evaluating
+from rlox.nn.modules import to_array
+from rlox.nn.policies import mask_outputs
+
+
+class MemoryPolicy(ModulePolicy):
+    """A module of rlox with a memory (``state_dim`` > 0); parameters as in `ModulePolicy`."""
+
+    def __init__(self, module: nn.Module, device: str = "cpu"):
+        super().__init__(module, device)
+        self.state_dim: int = module.state_dim
+
+    def initial(self, n: int) -> np.ndarray:
+        return np.zeros((n, self.state_dim), np.float32)
+
+    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return sampled actions and the next states; `noise` is an array, or a tensor on the device."""
+        with self.context():
+            outputs, state = self._follow(inputs)
+            if hasattr(self.module, "choose"):
+                best = to_array(self.module.pick_mode(outputs))
+                return self.module.choose(noise, lambda: best, inputs.mask), state
+            return to_array(self.module.pick(outputs, self.place(noise))), state
+
+    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        with self.context():
+            outputs, state = self._follow(inputs)
+            return to_array(self.module.pick_mode(outputs)), state
+
+    def _follow(self, inputs: Inputs) -> tuple[torch.Tensor, np.ndarray]:
+        """Run a memory through one step. Return the actor's outputs, with masks applied, and the next states (N, S)."""
+        n = len(inputs.obs)
+        state = self.initial(n) if inputs.state is None else inputs.state
+        is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
+        obs, sequences, module = self.place(inputs.obs), Sequences(self.place(state), self.place(is_first)), self.module
+        with torch.no_grad():
+            if inputs.central is not None:
+                outputs, _, after = module.follow(obs, sequences, self.place(inputs.central))
+            elif getattr(module, "central", False):
+                size = module.actor.state_dim
+                own = sequences._replace(state=sequences.state[:, :size])
+                outputs, acted = module.actor.follow(module.features(obs), own)
+                after = torch.cat([acted, sequences.state[:, size:]], 1)
+            else:
+                outputs, *_, after = module.follow(obs, sequences)
+        if inputs.mask is not None:
+            if not hasattr(self.module, "choose"):
+                self._require_logits()
+            outputs = mask_outputs(outputs, self.place(inputs.mask))
+        return outputs, to_array(after)
+
+    def evaluate_sequences(
+        self,
+        obs: np.ndarray | FrameStacks,
+        actions: np.ndarray,
+        memories: np.ndarray,
+        is_first: np.ndarray,
+        after: np.ndarray,
+        after_memories: np.ndarray,
+        states: np.ndarray | None = None,
+        masks: np.ndarray | None = None,
+        running: np.ndarray | None = None,
+    ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
+        """Compute what `evaluate_actions` returns with a memory, whose actions have no log-probabilities before.
+
+        The B rows are T steps of n sequences, step after step: `memories` (n, S) are the states of the memory before
+        the first step, and `is_first` (B,) marks the first steps of episodes. `after_memories` (K, S) belong to the
+        last K rows of `after`; if there are n more before them, these follow the last step of each sequence, with the
+        states that the memory has then. With `running` (B,), only those rows are steps: `actions`, `masks` and the
+        results have only these.
+        """
+        rows, taken, module = self.place(obs), self.place(actions), self.module
+        memory, first, live = self.place(memories), self.place(is_first), self.place(running)
+        judged, n, size = self.place(states), len(memories), module.actor.state_dim
+        outputs, values = [], []
+        chunk = max(1, _chunk(rows) // n) * n  # whole steps
+        with torch.no_grad(), evaluating(module):
+            for start in range(0, len(rows), chunk):
+                part = slice(start, start + chunk)
+                sequences = Sequences(memory, first[part], None if live is None else live[part])
+                out, value, memory = module.follow(rows[part], sequences, None if judged is None else judged[part])
+                outputs.append(out)
+                values.append(value)
+            logits = torch.cat(outputs)
+            if masks is not None:
+                logits = mask_outputs(logits, self.place(masks))
+            log_probs = module.distribution(logits, taken)[0]
+            ahead = torch.zeros(0)
+            if len(after):
+                reached = self.place(after)
+                reached = reached if states is not None else module.features(reached)
+                at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
+                held = self.place(after_memories)
+                held = held if len(held) == len(after) else torch.cat([memory, held])
+                ahead, _ = module.critic.follow(reached, Sequences(held[:, size:], at_start))
+        return rows, taken, log_probs, torch.cat(values), ahead.reshape(-1).cpu().numpy()
+
+    def sequence_log_probs(
+        self,
+        obs: Any,
+        actions: Any,
+        memories: np.ndarray,
+        is_first: np.ndarray,
+        masks: np.ndarray | None = None,
+    ) -> torch.Tensor:
+        """Return what `log_probs` returns with a memory; arguments as in `evaluate_sequences`."""
+        rows, taken, first, module = self.place(obs), self.place(actions), self.place(is_first), self.module
+        memory, outputs = self.place(memories[:, : module.actor.state_dim]), []
+        chunk = max(1, _chunk(rows) // len(memories)) * len(memories)  # whole steps
+        with torch.no_grad(), evaluating(module):
+            for start in range(0, len(rows), chunk):
+                part = slice(start, start + chunk)
+                out, memory = module.actor.follow(module.features(rows[part]), Sequences(memory, first[part]))
+                outputs.append(out)
+            logits = torch.cat(outputs)
+            if masks is not None:
+                logits = mask_outputs(logits, self.place(masks))
+            return module.distribution(logits, taken)[0].float()
