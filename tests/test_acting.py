@@ -94,8 +94,15 @@ POLICIES = {
     "q": lambda: QPolicy(nn.Linear(D, 3), 3, 0.5),
     "custom": Custom,
     "world model": world_model,
+    "lstm discrete": lambda: DiscretePolicy(D, 3, 8, rng=Rng(0), memory=("lstm", 5, 2, None)),
+    "gru multi-discrete": lambda: MultiDiscretePolicy(D, [2, 3], 8, rng=Rng(0), memory=("gru", 5, 1, 10)),
+    "lstm continuous": lambda: ContinuousPolicy(D, 3, 8, rng=Rng(0), memory=("lstm", 5, 1, None)),
 }
-MASKED = {"native discrete": [3], "discrete": [3], "categorical": [3], "multi-discrete": [2, 3]}
+BY_LOGITS = {
+    "native discrete": [3], "discrete": [3], "categorical": [3], "multi-discrete": [2, 3], "lstm discrete": [3],
+    "gru multi-discrete": [2, 3],
+}  # fmt: skip
+MASKED = {**BY_LOGITS, "native q": [3], "q": [3]}
 
 
 def make(name):
@@ -149,11 +156,11 @@ def test_actions_are_a_function_of_inputs_and_noise(name):
 def test_masks_are_respected_or_refused(name):
     policy = make(name)
     obs, noise = observe(policy), draw_noise(policy, N, Rng(1))
-    assert policy.adds_noise_to_logits == (name in MASKED)
+    assert policy.adds_noise_to_logits == (name in BY_LOGITS)
     if name not in MASKED:
         mask = np.ones((N, 3), bool)
         for act in (lambda inputs: policy.act(inputs, noise), policy.mode):
-            with pytest.raises(ValueError, match=r"there must be no action mask|masks must be None"):
+            with pytest.raises(ValueError, match=r"no action mask|masks must be None|must be a subclass"):
                 act(Inputs(obs, mask))
         return
     rng = np.random.default_rng(0)
