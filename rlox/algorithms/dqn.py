@@ -69,8 +69,6 @@ class DQN(OffPolicyAlgorithm):
         from rlox.nn.actors import DiscreteQNetwork, QPolicy, RecurrentQNetwork
         from rlox.nn.policies import memory_of
 
-        if self.backend.compiles and self._recurrent:
-            raise ValueError("DQN: compile must be false with a memory, which runs through its sequences step by step")
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
             sizes = (obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)

@@ -8,7 +8,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.appo": "f666619af2ac6ba7 e5ac2e2abb4c2462",
     "rlox.algorithms.bc": "8e8b32012fd2d965 eee18539bff81103",
     "rlox.algorithms.cql": "67ecb3fcc03570b5 887784c4d7873ca0",
-    "rlox.algorithms.dqn": "e01189b4765e7e23 309c731b9a9b9718",
+    "rlox.algorithms.dqn": "1cdfff43ce3afebe d277d0879726754e",
     "rlox.algorithms.impala": "295d5a3c5ff62ec1 9761dff5ef0ff6fd",
     "rlox.algorithms.iql": "cba2a3f6a7151438 df94f77af4c4e94f",
     "rlox.algorithms.mappo": "5ec64a571923c32c ecbaaa90b23cfe0e",
@@ -33,5 +33,5 @@ COMPARED: dict[str, str] = {
     "rlox.training.off_policy": "48c96c27713e9d32 883d0798af9074e0",
     "rlox.training.offline": "556471f487c894f3 e39750e603aa0d26",
     "rlox.training.on_policy": "b1b4fc444c820749 bb630a2ab8d3e47f",
-    "rlox.training.replay": "b425955b38ff8aa0 f0ff8c947f5a0e94",
+    "rlox.training.replay": "caacf914bf15ef7f a6f0b5a14b07ecd4",
 }

@@ -577,7 +577,7 @@ class ReplayMemory:
 
     def _lacks_masks(self, entry: dict[str, Any]) -> bool:
         """Return whether a saved memory of transitions has no masks of next actions, but this one needs them."""
-        if self.config is None or self.config.holds != "transitions" or not self._spec.masked:
+        if self.config is None or self.config.holds != "transitions" or self._state_dim or not self._spec.masked:
             return False
         values = entry.get("values")
         return isinstance(values, dict) and "mask_dim" not in str(values.get("config"))

@@ -119,7 +119,7 @@ def test_loss_and_gradient_are_those_of_the_definition(kind, dueling, double, lo
     generator = torch.Generator().manual_seed(5)
 
     def make_policy(seed):
-        q = RecurrentQNetwork(D, N_ACTIONS, [7], "tanh", dueling, (kind, 6, 1), Rng(seed))
+        q = RecurrentQNetwork(D, N_ACTIONS, [7], "tanh", dueling, (kind, 6, 1, None), Rng(seed))
         return QPolicy(q, N_ACTIONS).double()
 
     policy, target = make_policy(1), make_policy(2)
@@ -221,7 +221,7 @@ def test_images_go_through_the_convolutions_and_the_memory():
         ({"buffer": "mmap"}, "buffer must be uniform with a memory"),
         ({"buffer": "sequence"}, "buffer must hold transitions"),
         ({"backend": "native"}, "backend must be auto or torch here, got 'native': PyTorch computes a memory"),
-        ({"compile": True}, "compile must be false with a memory"),
+        ({"compile": True}, "compile must be false with memory=lstm"),
         ({"burn_in": 12}, r"burn_in must be below sequence_length \(12\)"),
         ({"batch_size": 11}, r"batch_size must be >= sequence_length \(12\)"),
         ({"buffer_size": 25}, r"at least sequence_length \+ 1 \(13\) for each of the 2 environments, 26"),

@@ -155,7 +155,7 @@ def shaken(policy, seed, by):
 
 
 def make_policy(memory="lstm", seed=0):
-    return shaken(rlox.DiscretePolicy(D, ACTIONS, [6], memory=(memory, 5, 2), rng=Rng(seed)), 1, 0.4)
+    return shaken(rlox.DiscretePolicy(D, ACTIONS, [6], memory=(memory, 5, 2, None), rng=Rng(seed)), 1, 0.4)
 
 
 def acted(config, policy, n_rollouts=2, **options):
