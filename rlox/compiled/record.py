@@ -21,7 +21,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.rollout": "6780cc5fecaa24c3 f67626773f5cb4b7",
     "rlox.envs.spec": "c1f6236f336f9137 c6c36a87e50c1455",
     "rlox.multi_agent.players": "8c9bb5b3d4f8b4d7 70fe5bcba639843d",
-    "rlox.nn.acting": "d421f6cfe1651f1c 6a0c5962fc95bb17",
+    "rlox.nn.acting": "3624f981f804fa99 637a56718b814edf",
     "rlox.nn.actors": "353cfe636d9de3bc 6bf558452f219f6e",
     "rlox.nn.batch": "6e7942a8899dc5bf a9de434242fe4f7a",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.kernels.rng import Rng
+from rlox.nn.memory_acting import Remembering, chunk_rows
 from rlox.nn.modes import acting, evaluating
 from rlox.nn.modules import copy_module, is_module, load_weights_, to_array, weights_of
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from rlox.nn.batch import FrameStacks
 
 _LOWEST = np.float32(-1e9)  # noise on the logit of an illegal action, which is then never the largest
-# Values and log-probabilities of a rollout are computed after it, in chunks of this many rows to bound memory.
-_CHUNK = 8192
-_IMAGE_CHUNK = 512
 
 
 @dataclass(slots=True)
@@ -107,11 +105,7 @@ def acting_policy(policy: Any, device: str = "cpu") -> Any:
     """Return the `ActingPolicy` of a module on `device`; anything else acts by itself already."""
     if not is_module(policy):
         return policy
-    if getattr(policy, "state_dim", 0):
-        from rlox.nn.memory_acting import MemoryPolicy
-
-        return MemoryPolicy(policy, device)
-    return ModulePolicy(policy, device)
+    return (MemoryPolicy if getattr(policy, "state_dim", 0) else ModulePolicy)(policy, device)
 
 
 def draw_noise(policy: ActingPolicy, n: int, rng: Rng | None = None) -> np.ndarray:
@@ -353,7 +347,7 @@ class ModulePolicy(ActingPolicy):
         judged = rows if states is None else self.place(states)
         # Vectors take one pass; images are not concatenated, which would copy them.
         blocks = [judged, reached] if judged.dim() > 2 else [torch.cat([judged, reached])]
-        parts = (part for block in blocks for part in block.split(_chunk(judged)))
+        parts = (part for block in blocks for part in block.split(chunk_rows(judged)))
         with torch.no_grad(), evaluating(self.module):
             values = torch.cat([self.module.get_value(part).reshape(-1).float() for part in parts])
         log_probs = self.log_probs(rows, taken, masks) if log_probs is None else log_probs
@@ -364,8 +358,8 @@ class ModulePolicy(ActingPolicy):
         import torch
 
         rows, taken = self.place(obs), self.place(actions)
-        legal = repeat(()) if masks is None else ((part,) for part in self.place(masks).split(_chunk(rows)))
-        pairs = zip(rows.split(_chunk(rows)), taken.split(_chunk(rows)), legal, strict=False)
+        legal = repeat(()) if masks is None else ((part,) for part in self.place(masks).split(chunk_rows(rows)))
+        pairs = zip(rows.split(chunk_rows(rows)), taken.split(chunk_rows(rows)), legal, strict=False)
         with torch.no_grad(), evaluating(self.module):
             return torch.cat([self.module.get_logprob_and_entropy(o, a, *mask)[0].float() for o, a, mask in pairs])
 
@@ -386,5 +380,5 @@ class ModulePolicy(ActingPolicy):
                 start += p.numel()
 
 
-def _chunk(obs: torch.Tensor | FrameStacks) -> int:
-    return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK
+class MemoryPolicy(Remembering, ModulePolicy):  # type: ignore[override]  # `state_dim` is that of the module
+    """A `ModulePolicy` of one of rlox's own modules with a memory."""

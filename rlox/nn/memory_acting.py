@@ -1,32 +1,51 @@
-"""How a policy with a memory acts, and how whole sequences of its steps are evaluated."""
+"""How a policy with a memory acts, and how whole sequences of its steps are evaluated.
+
+PyTorch is imported where it is used, because native runs do not need it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from rlox.nn.acting import Inputs, ModulePolicy, _chunk
-from rlox.nn.batch import FrameStacks
-from rlox.nn.memory import Sequences
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import to_array
-from rlox.nn.policies import mask_outputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlox.nn.batch import FrameStacks
+
+# Values and log-probabilities of a rollout are computed after it, in chunks of this many rows to bound memory.
+_CHUNK = 8192
+_IMAGE_CHUNK = 512
 
 
-class MemoryPolicy(ModulePolicy):
-    """A module of rlox with a memory (``state_dim`` > 0); parameters as in `ModulePolicy`."""
+def chunk_rows(obs: torch.Tensor | FrameStacks) -> int:
+    """Return the most rows of `obs` that are evaluated at once."""
+    return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK
 
-    def __init__(self, module: nn.Module, device: str = "cpu"):
-        super().__init__(module, device)
-        self.state_dim: int = module.state_dim
+
+class Remembering:
+    """The part of `rlox.nn.acting.MemoryPolicy` for a module of rlox with a memory (``state_dim`` > 0)."""
+
+    module: Any
+    device: str
+    place: Any
+    context: Any
+    _require_logits: Any
+
+    @property
+    def state_dim(self) -> int:
+        """S, the numbers that the module carries from step to step in each environment."""
+        return self.module.state_dim
 
     def initial(self, n: int) -> np.ndarray:
+        """Return the states (N, S) f32 before an episode: zeros."""
         return np.zeros((n, self.state_dim), np.float32)
 
-    def act(self, inputs: Inputs, noise: Any) -> tuple[np.ndarray, np.ndarray]:
+    def act(self, inputs: Any, noise: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return sampled actions and the next states; `noise` is an array, or a tensor on the device."""
         with self.context():
             outputs, state = self._follow(inputs)
@@ -35,13 +54,19 @@ class MemoryPolicy(ModulePolicy):
                 return self.module.choose(noise, lambda: best, inputs.mask), state
             return to_array(self.module.pick(outputs, self.place(noise))), state
 
-    def mode(self, inputs: Inputs, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def mode(self, inputs: Any, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the most likely actions and the next states."""
         with self.context():
             outputs, state = self._follow(inputs)
             return to_array(self.module.pick_mode(outputs)), state
 
-    def _follow(self, inputs: Inputs) -> tuple[torch.Tensor, np.ndarray]:
+    def _follow(self, inputs: Any) -> tuple[torch.Tensor, np.ndarray]:
         """Run a memory through one step. Return the actor's outputs, with masks applied, and the next states (N, S)."""
+        import torch
+
+        from rlox.nn.memory import Sequences
+        from rlox.nn.policies import mask_outputs
+
         n = len(inputs.obs)
         state = self.initial(n) if inputs.state is None else inputs.state
         is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
@@ -82,11 +107,16 @@ class MemoryPolicy(ModulePolicy):
         states that the memory has then. With `running` (B,), only those rows are steps: `actions`, `masks` and the
         results have only these.
         """
+        import torch
+
+        from rlox.nn.memory import Sequences
+        from rlox.nn.policies import mask_outputs
+
         rows, taken, module = self.place(obs), self.place(actions), self.module
         memory, first, live = self.place(memories), self.place(is_first), self.place(running)
         judged, n, size = self.place(states), len(memories), module.actor.state_dim
         outputs, values = [], []
-        chunk = max(1, _chunk(rows) // n) * n  # whole steps
+        chunk = max(1, chunk_rows(rows) // n) * n  # whole steps
         with torch.no_grad(), evaluating(module):
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
@@ -117,9 +147,14 @@ class MemoryPolicy(ModulePolicy):
         masks: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Return what `log_probs` returns with a memory; arguments as in `evaluate_sequences`."""
+        import torch
+
+        from rlox.nn.memory import Sequences
+        from rlox.nn.policies import mask_outputs
+
         rows, taken, first, module = self.place(obs), self.place(actions), self.place(is_first), self.module
         memory, outputs = self.place(memories[:, : module.actor.state_dim]), []
-        chunk = max(1, _chunk(rows) // len(memories)) * len(memories)  # whole steps
+        chunk = max(1, chunk_rows(rows) // len(memories)) * len(memories)  # whole steps
         with torch.no_grad(), evaluating(module):
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)

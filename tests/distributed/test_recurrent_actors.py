@@ -99,7 +99,7 @@ def exact_copy(policy):
 
 def memory_of(policy):
     memory = policy.actor.memory
-    return memory.kind, memory.size, memory.n_layers
+    return memory.kind, memory.size, memory.n_layers, None
 
 
 def tensor(array):
