@@ -185,9 +185,12 @@ def main(command, *words):
     elif command == "list":
         for env_id in CELLS:
             print(f"rlox train --import {MODULE}", *our_words(env_id))
+    elif command == "--help":
+        print(__doc__[__doc__.index("usage:") :])
+        raise SystemExit
     else:
         raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["help"]))
+    main(*(sys.argv[1:] or [""]))

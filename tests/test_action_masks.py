@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from rlox.evaluation.episodes import evaluate
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CHOICES = [(4,), (3, 2, 2)]
 
 

@@ -281,7 +281,7 @@ def test_sequences_are_the_steps_of_whole_environments():
         assert torch.equal(whole, rollout.steps(name)[:, chosen])
     with pytest.raises(ValueError, match="must have the steps of whole environments"):
         next(next(rollout.sample_minibatches(8)).sample_sequences(2))
-    with pytest.raises(ValueError, match="n_envs must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="n_sequences must be >= 1, got 0"):
         next(rollout.sample_sequences(0))
 
 

@@ -104,9 +104,9 @@ def test_an_environment_of_an_actor_must_not_end_its_process(error, actors):
 
 
 def test_ctrl_c_in_an_environment_is_none_of_its_exceptions():
-    env = make_vec_env(Calls, 1, 0, {"do": lambda env: signal.raise_signal(signal.SIGINT), "hook": "reset"})
+    kwargs = {"do": lambda env: signal.raise_signal(signal.SIGINT), "hook": "reset"}
     with pytest.raises(KeyboardInterrupt):
-        env.reset_all()
+        make_vec_env(Calls, 1, 0, kwargs).reset_all()
 
 
 def test_rewards_and_callbacks_must_not_end_the_process():

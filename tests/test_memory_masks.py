@@ -1,8 +1,13 @@
 """The environments and cells of benchmarks/memory_masks.py."""
 
+import sys
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import memory_masks
 from benchmarks.peers import environments

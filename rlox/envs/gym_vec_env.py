@@ -100,6 +100,10 @@ class EnvGroup(env_state.EnvCopies):
             outcome = self.envs[0].reset(seed=seed)
         except Exception as e:  # raised again by the reset that the caller asks for
             outcome = e
+        except BaseException as e:
+            self.at = 0
+            self._explain_failure("reset", e, UNANSWERED)
+            raise
         self._early = seed, outcome
         if not (isinstance(outcome, tuple) and len(outcome) == 2):
             return

@@ -34,6 +34,7 @@ from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
 
 # Settings that do not affect a run's numbers, and the seed, which is stored separately.
+_OF_MEMORY = {"memory", "memory_size", "memory_layers", "memory_horizon", "sequence_length", "burn_in"}
 _APART = (
     *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
     *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure"),
@@ -75,6 +76,9 @@ def _select_deciding(plain: dict[str, Any]) -> dict[str, Any]:
     for section, key in (("eval", "workers"), ("buffer", "device")):
         if isinstance(part := deciding.get(section), dict):
             deciding[section] = {name: value for name, value in part.items() if name != key}
+    algo = deciding.get("algo")
+    if isinstance(algo, dict) and algo.get("memory", "none") == "none":  # its other settings then decide nothing
+        deciding["algo"] = {name: value for name, value in algo.items() if name not in _OF_MEMORY}
     return deciding
 
 

@@ -228,8 +228,8 @@ def test_a_broken_stream_ends_its_session(attacked, proxied, secured):
     attacked.expected = "session ended .*the other side is gone"
     proxy = proxied(attacked.port)
     line = Connection(f"127.0.0.1:{proxy.port}", secured, "env", {"n_envs": 2})
-    line.send("reset", {"seed": 0, "first": 0}, {"seeds": np.array([1, 2])})
     proxy.cut()
+    line.send("reset", {"seed": 0, "first": 0}, {"seeds": np.array([1, 2])})
     with pytest.raises(WorkerLost):
         line.receive()
 
