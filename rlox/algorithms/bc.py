@@ -8,6 +8,7 @@ is exact if the episode began in one of these steps.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,6 @@ class BC(OfflineAlgorithm):
     _has_critics = False
     _masks = True
 
-    _sampler: SequenceSampler | None = None  # of a policy with a memory
     _compared_sequences: DemonstrationBatch | None = None
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
@@ -54,37 +54,43 @@ class BC(OfflineAlgorithm):
     def setup(self, rng: Rng) -> None:
         c = self.config
         self.optimizer = self.adam("policy", self.policy.parameters())
-        if c.memory != "none" and self.dataset is not None:
-            self._sampler = SequenceSampler(self.dataset, c.steps_per_sequence, c.steps_before, type(self).__name__)
+        if c.memory != "none":
+            _ = self._sampler  # which refuses data without sequences
         if self.backend == "native":
             spec, block = self.spec, self.optimizer.flat.detach().numpy()
             n_outputs = spec.n_actions if spec.discrete else spec.act_dim
             self._net = NativeBC(block, spec.obs_dim, n_outputs, c.hidden_sizes, c.activation, spec.discrete)
             self.optimizer.net = self._net  # type: ignore[union-attr]  # a NativeAdam
 
+    @functools.cached_property
+    def _sampler(self) -> SequenceSampler | None:
+        """Samples sequences for a policy with a memory; None without one, or without data."""
+        c = self.config
+        if c.memory == "none" or self.dataset is None:
+            return None
+        return SequenceSampler(self.dataset, c.steps_per_sequence, c.steps_before, type(self).__name__)
+
     def sample(self) -> Any:
         """Return the transitions of the next update or, with a memory, as many sequences as have `batch_size` steps."""
-        if self._sampler is None:
+        sampler, c = self._sampler, self.config
+        if sampler is None:
             return super().sample()
-        c = self.config
-        starts = self.rng.integers(len(self._sampler), max(1, c.batch_size // c.steps_per_sequence))
-        return self._gather(self._sampler, starts)
+        starts = self.rng.integers(len(sampler), max(1, c.batch_size // c.steps_per_sequence))
+        return self._gather(sampler, starts)
 
     def _gather(self, sampler: SequenceSampler, starts: np.ndarray) -> DemonstrationBatch:
         return sampler.gather(starts, self.spec, self.normalizer.normalize, self.device)
 
     def _loss(self, batch: TransitionBatch | DemonstrationBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of a batch and its metrics."""
-        sequences = None if isinstance(batch, TransitionBatch) else self._read_before(batch)
+        sequences = self._read_before(batch) if self.policy.state_dim else None
         if self.spec.discrete:
             return label_loss(self.policy, batch.obs, batch.actions, batch.masks, sequences)
         return cloning_loss(self.policy, batch.obs, self.policy.to_unit(batch.actions), sequences)
 
     @torch.no_grad()
-    def _read_before(self, batch: DemonstrationBatch) -> Sequences | None:
-        """Return how the rows are sequences, with the memory's state after the steps before each; None without one."""
-        if not self.policy.state_dim:
-            return None
+    def _read_before(self, batch: Any) -> Sequences:
+        """Return how the rows are sequences, with the memory's state after the steps before each."""
         state = batch.obs.new_zeros(batch.n, self.policy.state_dim)
         if len(batch.obs_before):
             state = self.policy.follow(batch.obs_before, Sequences(state, batch.is_first_before))[1]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlox.envs import EnvSpec
     from rlox.nn.policies import ActorCritic
 
-_NETWORKS = ("rlox.nn.policies", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
+_NETWORKS = ("rlox.nn.policies", "rlox.nn.memory", "rlox.nn.modules", "rlox.nn.acting", "rlox.envs.spec")
 _LEARNER = (
     *_NETWORKS,
     "rlox.nn.optimizers",
@@ -64,7 +64,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "impala": (*_ON_POLICY, "rlox.algorithms.impala"),
     "a2c": (*_ON_POLICY, "rlox.algorithms.a2c"),
     "mappo": (*_ON_POLICY, "rlox.multi_agent.players", "rlox.algorithms.mappo"),
-    "dqn": (*_OFF_POLICY, "rlox.algorithms.dqn"),
+    "dqn": (*_OFF_POLICY, "rlox.nn.sequence_losses", "rlox.algorithms.dqn"),
     "sac": (*_OFF_POLICY, "rlox.algorithms.sac"),
     "td3": (*_OFF_POLICY, "rlox.algorithms.td3"),
     "bc": (*_OFFLINE, "rlox.algorithms.bc"),
@@ -77,8 +77,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
     "explained_variance", "_permutation", "_make_critics", "_make_one", "_make_optimizer", "_branch",
-    "_draw_noise", "_noise_shape", "_move_target", "_move_target_when_due", "_policy_arguments", "_step_by_step",
-    "_weight",
+    "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due", "_policy_arguments",
+    "_step_by_step", "_weight",
 )  # fmt: skip
 _ROUND = (
     "sample", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlox.kernels.nn import recurrent
@@ -240,7 +239,6 @@ class _Layer(torch.autograd.Function):
         return torch.from_numpy(outputs), torch.from_numpy(last)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_outputs, d_last):
         given, by = map(_array, ctx.saved_tensors), (_array(d_outputs), _array(d_last))
         _, wants_x, *_, wants_weights = ctx.needs_input_grad
