@@ -5,6 +5,7 @@ custom layers; PyTorch's threads, inference mode, and checks of distributions.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,11 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
+# While checks are skipped, by how many threads, and first the setting to restore: trainings in threads may overlap.
+_checks_skipped: list[bool] = []
+_checks_lock = threading.Lock()
+
+
 @contextmanager
 def skip_distribution_checks() -> Iterator[None]:
     """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
@@ -120,9 +126,15 @@ def skip_distribution_checks() -> Iterator[None]:
         yield
         return
     kind = distributions.Distribution
-    before = kind._validate_args
-    kind.set_default_validate_args(False)
+    with _checks_lock:
+        if not _checks_skipped:
+            _checks_skipped.append(kind._validate_args)
+        _checks_skipped.append(False)
+        kind.set_default_validate_args(False)
     try:
         yield
     finally:
-        kind.set_default_validate_args(before)
+        with _checks_lock:
+            _checks_skipped.pop()
+            if len(_checks_skipped) == 1:
+                kind.set_default_validate_args(_checks_skipped.pop())
