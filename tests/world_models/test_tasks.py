@@ -126,7 +126,7 @@ def test_ids_work_in_all_functions(env_id):
     spec = vec.spec
     assert vec.unrestorable_reason is None
     assert spec.image is (env_id == "rlox/DrawnCatch-v0")
-    shapes = {"Catch": (1, 30, 30), "Car": (1,), "Bandit": (1,), "Invalid": (80,)}
+    shapes = {"Catch": (1, 30, 30), "MountainCar": (1,), "Bandit": (1,), "Invalid": (80,)}
     assert spec.obs_shape == next((shape for name, shape in shapes.items() if name in env_id), (2,))
     vec.close()
     result = evaluate(Counting(spec), env_id, 2, deterministic=False)
