@@ -312,9 +312,9 @@ class MAPPO(OnPolicyAlgorithm):
         where = "MAPPO.predict"
         index = integer(where, "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
         at, player = next((p, player) for p, player in enumerate(self.players) if index in player.slots)
-        obs, mask = split_mask(player.spec, obs, mask)
         if not self.several:
             return super().predict(obs, deterministic, state=state, mask=mask)
+        obs, mask = split_mask(player.spec, obs, mask)
         self.backend.require_unchanged("predict")
         require(where, "deterministic", deterministic, bool)
         rows, single = read_observations(where, player.spec, obs)

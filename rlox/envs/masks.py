@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox.envs.failures import describe_answer
 
-MASK = "action_mask"  # name of a mask in observations, infos and the arrays of a step
+MASK = "action_mask"  # name of a mask of legal actions in observations, infos and the arrays of a step
 METHOD = "action_masks"
 _OBSERVATION, _INFO = f'observation["{MASK}"]', f'info["{MASK}"]'
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlox.config import shown
 from rlox.envs.failures import describe_answer, wrong_observation
+from rlox.envs.masks import MASK
 from rlox.kernels.rng import Rng
 
 _ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
@@ -374,15 +375,12 @@ def read_observations(where: str, spec: EnvSpec, obs: Any) -> tuple[np.ndarray, 
     return rows, single
 
 
-ACTION_MASK = "action_mask"  # name of a mask of legal actions in an observation or an info
-
-
 def split_mask(spec: EnvSpec, obs: Any, mask: Any) -> tuple[Any, Any]:
     """Return an observation without the mask of legal actions that it may contain, and `mask` or that one."""
-    if not spec.masked or not isinstance(obs, Mapping) or ACTION_MASK not in obs:
+    if not spec.masked or not isinstance(obs, Mapping) or MASK not in obs:
         return obs, mask
-    rest = {key: value for key, value in obs.items() if key != ACTION_MASK}
-    return rest, obs[ACTION_MASK] if mask is None else mask
+    rest = {key: value for key, value in obs.items() if key != MASK}
+    return rest, obs[MASK] if mask is None else mask
 
 
 def read_mask(where: str, spec: EnvSpec, mask: Any, n: int) -> np.ndarray | None:

@@ -12,8 +12,6 @@ import numpy as np
 
 from rlox.envs.spec import EnvSpec, check_actions
 
-MASK = "action_mask"  # of PettingZoo: the name of a mask of legal actions in observations and infos
-
 
 @dataclass(frozen=True)
 class Group:

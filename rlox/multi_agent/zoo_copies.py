@@ -13,9 +13,10 @@ import numpy as np
 from rlox.config import shown
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, describe_answer, require_separate
+from rlox.envs.masks import MASK
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
-from rlox.multi_agent.spec import MASK, MultiAgentSpec, MultiAgentStep, group_agents
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, group_agents
 from rlox.multi_agent.zoo_answers import wrong_answer
 from rlox.multi_agent.zoo_make import make_zoo_env, takes_turns
 from rlox.processes.failures import failure_of, frames_of, note_cause, require_exception
