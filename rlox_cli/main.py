@@ -17,6 +17,8 @@ from rlox.processes.child import kill_forks
 from rlox_cli.commands.bench import bench
 from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare
+from rlox_cli.commands.enjoy import enjoy
+from rlox_cli.commands.env import env
 from rlox_cli.commands.eval import eval_
 from rlox_cli.commands.generate import generate
 from rlox_cli.commands.ls import cp, ls
@@ -25,6 +27,7 @@ from rlox_cli.commands.show import show
 from rlox_cli.commands.sweep import sweep
 from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
+from rlox_cli.commands.tune import FLAGS, tune
 from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
 from rlox_cli.terminal.process import open_streams
@@ -39,7 +42,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(context_settings=PASS_ON)(train)
+app.command(context_settings=FLAGS)(tune)
 app.command("eval")(eval_)
+app.command()(enjoy)
 app.command()(generate)
 app.command()(collect)
 app.command()(ls)
@@ -51,6 +56,7 @@ app.command()(plot)
 app.command()(compare)
 app.command()(worker)
 app.command()(doctor)
+app.command()(env)
 app.add_typer(sweep, name="sweep")
 app.add_typer(bench, name="bench")
 

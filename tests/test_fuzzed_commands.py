@@ -59,6 +59,8 @@ VERBS = {
     "eval": lambda d: ["eval", d.choice(PATHS), *_option(
         d, ("--episodes", ["0", "1", "x"]), ("--seed", NUMBERS), ("--max-steps", ["9", *NUMBERS[:6]]), ("--json", None),
         ("--video", FILES), ("--predictions", FILES), ("--samples", NUMBERS), ("--pass-at", NUMBERS))],
+    "enjoy": lambda d: ["enjoy", d.choice(PATHS), *_option(
+        d, ("--episodes", ["0", "1", "x"]), ("--seed", NUMBERS), ("--max-steps", ["9", *NUMBERS[:6]]))],
     "generate": lambda d: ["generate", d.choice(PATHS), "a", *_option(
         d, ("-n", NUMBERS), ("--temperature", NUMBERS), ("--top-p", NUMBERS), ("--seed", NUMBERS))],
     "collect": lambda d: ["collect", *d.choice([[], ["run"], ["absent"], ["=run"], ["a=run"]]), *_option(

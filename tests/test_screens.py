@@ -38,6 +38,8 @@ SCREENS = {
     "ls tuned": ["algo=ppo env=CartPole-v1"],
     "ls runs": ["{run}", "finished"],
     "ls sweeps --folder {sweep}": ["4 of 4 jobs are finished"],
+    "env": ["rlox", "packages"],
+    "enjoy {run}": ["a window needs a display", "--video"],
     "doctor 127.0.0.1:1": ["127.0.0.1:1", "failed"],
     "bench data --only buffers --samples 3 --rounds 1": ["rlox"],
     "bench learn --seeds 2 --runs learn total_timesteps=512 eval.n_points=1 eval.n_episodes=2": ["verdict"],
@@ -46,7 +48,8 @@ SCREENS = {
     "train algo.clip_range=0.1": ["did you mean algo.clip_eps?"],
     "generate {run} x": ["must hold a language model"],
 }
-HELP = ["", "train", "sweep", "sweep resume", "bench", "bench learn", "eval", "collect", "ls", "worker", "doctor"]
+HELP = ["", "train", "tune", "sweep", "sweep resume", "bench", "bench learn", "eval", "enjoy", "collect", "ls"]
+HELP += ["worker", "doctor", "env"]
 # Screens that are looked at in every run of the tests, at 80 columns; the rest are exhaustive.
 DEFAULT = {"sweep status {sweep}", "sweep resume {sweep}", "sweep status {failing}", "compare {sweep} {failing}"}
 DEFAULT |= {"eval {run}", "show", "ls runs", "ls sweeps --folder {sweep}", "plot {sweep} --out curves.png"}
@@ -116,7 +119,9 @@ def test_every_verb_fits_the_terminal(made, columns, command):
     words = command.format(**names).split()
     code, lines = on_a_terminal(columns, *(words + ["--force"] * (words[0] == "cp")), cwd=cwd)
     text = "\n".join(lines)
-    assert code == (1 if words[0] == "doctor" else 2 if words[0] == "generate" or "clip_range" in command else 0), text
+    assert code == (
+        1 if words[0] == "doctor" else 2 if words[0] in ("generate", "enjoy") or "clip_range" in command else 0
+    ), text
     check(columns, lines)
     joined = " ".join(text.split())
     for must in SCREENS[command]:

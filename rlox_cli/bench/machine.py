@@ -6,14 +6,7 @@ import os
 import platform
 from datetime import datetime, timezone
 
-
-def cpu_model() -> str:
-    """Return the processor's name according to the system."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+from rlox_cli.report.machine import cpu_model
 
 
 def provenance(command: str) -> dict[str, str]:

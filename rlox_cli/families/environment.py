@@ -255,6 +255,11 @@ class Environment(Family):
 
         evaluate(path, header, typed)
 
+    def show(self, path: Path, header: dict[str, Any], typed: Evaluation) -> None:
+        from rlox_cli.families.evaluation import show
+
+        show(path, header, typed)
+
 
 class OnPolicy(Environment):
     """Algorithms that learn from rollouts."""

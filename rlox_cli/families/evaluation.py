@@ -28,32 +28,9 @@ def evaluate(path: Path, header: dict[str, Any], typed: Typed) -> None:
     for option, value in (("--samples", typed.samples), ("--pass-at", typed.pass_at)):
         if value is not None:
             raise ValueError(f"{option} must be left out for {header['algorithm']}, which completes no prompts")
-    if header["env"]["id"] is None:
-        raise ValueError(
-            f"{path} must name the environment of its evaluation, but was trained without one; in Python, "
-            f"from_checkpoint('{path}', env_id=…) takes one"
-        )
     recorded = _object(header, "evaluation")
-    planned = _object(_object(header, "run"), "eval")
     deterministic = not typed.stochastic
-    episodes, seed, max_steps = typed.episodes, typed.seed, typed.max_steps
-    if episodes is None:
-        episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
-        if type(episodes) is not int or not 1 <= episodes <= _MOST_EPISODES:
-            raise ValueError(
-                f"{path} requests n_episodes={one_line(episodes, 40)}, but a file may request 1 to {_MOST_EPISODES}; "
-                "set --episodes"
-            )
-    if seed is None:
-        seed = recorded.get("seed", planned.get("seed"))
-        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; set --seed")
-    if max_steps is None:
-        max_steps = planned.get("max_steps")
-        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
-            raise ValueError(
-                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; set --max-steps"
-            )
+    episodes, seed, max_steps = _plan(path, header, typed)
     algorithm = restore_to_act(path, header, list(typed.imports))
     if typed.predictions is not None:
         require_kind(typed.predictions, algorithm.spec.shows_images)
@@ -97,6 +74,47 @@ def evaluate(path: Path, header: dict[str, Any], typed: Typed) -> None:
         print_text(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
     if deterministic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed"):
         print_reproduction(summary["mean_return"], recorded, 2)
+
+
+def show(path: Path, header: dict[str, Any], typed: Typed) -> None:
+    """Show episodes in a window, one after the other, and print the return of each."""
+    _, seed, max_steps = _plan(path, header, typed)
+    algorithm = restore_to_act(path, header, list(typed.imports))
+    played = algorithm.evaluate(
+        typed.episodes, seed, deterministic=not typed.stochastic, render=True, max_steps=max_steps
+    )
+    for i, (result, length) in enumerate(zip(played.returns, played.lengths, strict=True), 1):
+        print_text(f"episode {i}: return {result:.2f}, {length} steps")
+
+
+def _plan(path: Path, header: dict[str, Any], typed: Typed) -> tuple[int, int | None, int | None]:
+    """Return the number of episodes, the seed and the largest number of steps: as typed, else as in the training."""
+    if header["env"]["id"] is None:
+        raise ValueError(
+            f"{path} must name the environment of its evaluation, but was trained without one; in Python, "
+            f"from_checkpoint('{path}', env_id=…) takes one"
+        )
+    recorded = _object(header, "evaluation")
+    planned = _object(_object(header, "run"), "eval")
+    episodes, seed, max_steps = typed.episodes, typed.seed, typed.max_steps
+    if episodes is None:
+        episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
+        if type(episodes) is not int or not 1 <= episodes <= _MOST_EPISODES:
+            raise ValueError(
+                f"{path} requests n_episodes={one_line(episodes, 40)}, but a file may request 1 to {_MOST_EPISODES}; "
+                "set --episodes"
+            )
+    if seed is None:
+        seed = recorded.get("seed", planned.get("seed"))
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; set --seed")
+    if max_steps is None:
+        max_steps = planned.get("max_steps")
+        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
+            raise ValueError(
+                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; set --max-steps"
+            )
+    return episodes, seed, max_steps
 
 
 def print_reproduction(score: float, recorded: dict[str, Any], digits: int) -> None:

@@ -160,6 +160,16 @@ class Family(ABC):
     ) -> None:
         """Evaluate the checkpoint at `path` and print its score; `read_config` returns the run's configuration."""
 
+    @abstractmethod
+    def show(self, path: Path, header: dict[str, Any], typed: Evaluation) -> None:
+        """Show episodes of the checkpoint's agent in a window.
+
+        Raises
+        ------
+        UsageError
+            If it does not act in an environment.
+        """
+
 
 _FAMILIES = {
     "on-policy": "rlox_cli.families.environment:OnPolicy",

@@ -26,6 +26,7 @@ from rlox_cli.families.family import NO_SAMPLER, Estimate, Evaluation, Examinati
 from rlox_cli.families.imports import import_modules, is_function, load_function
 from rlox_cli.records.checkpoints import best_of
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table, print_text
+from rlox_cli.terminal.errors import UsageError
 
 # Environment variables with the tokens for reward and completion servers; a command line would show them to everyone.
 _TOKEN, _SAMPLER_TOKEN = "RLOX_REWARD_TOKEN", "RLOX_SAMPLER_TOKEN"
@@ -176,6 +177,12 @@ class Language(Family):
             ("plan", plan),
         ]
         return Examination(lines, warnings, estimate)
+
+    def show(self, path: Path, header: dict[str, Any], typed: Evaluation) -> None:
+        raise UsageError(
+            f"{path} must hold a policy, got {header['algorithm']}, a language model; `rlox generate` shows what it "
+            "writes"
+        )
 
     def evaluate(
         self, path: Path, header: dict[str, Any], typed: Evaluation, read_config: Callable[[], RunConfig]

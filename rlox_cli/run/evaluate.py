@@ -22,6 +22,7 @@ from rlox_cli.records.checkpoints import best_of, read_known_header
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
+from rlox_cli.terminal.paths import shown as shown_path
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # if one is set, a window can be shown or is not wanted
 
@@ -38,7 +39,7 @@ def main(path: Path, typed: Evaluation) -> None:
         typed = replace(typed, video=video)
     if typed.predictions is not None:
         typed = replace(typed, predictions=output_path("--predictions", typed.predictions))
-    if typed.render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+    if typed.render and not _has_display():
         raise ValueError(
             "--render must have a display, but DISPLAY is not set; --video FILE records an episode instead"
         )
@@ -48,6 +49,32 @@ def main(path: Path, typed: Evaluation) -> None:
     header = read_known_header(path)
     read_config = partial(_read_config, path, header, list(typed.imports))
     family_of_checkpoint(header).evaluate(path, header, typed, read_config)
+
+
+def enjoy(path: Path, typed: Evaluation) -> None:
+    """Show episodes in a window.
+
+    Raises
+    ------
+    UsageError
+        If there is no display, or nothing acts in an environment.
+    """
+    if not _has_display():
+        raise UsageError(
+            f"a window needs a display, but DISPLAY is not set; to record a film instead: rlox eval {shown_path(path)} "
+            "--video episode.mp4"
+        )
+    import_modules(typed.imports)
+    if path.is_dir():
+        path = best_of(path)
+        print_text(f"showing {path}", stderr=True)
+    header = read_known_header(path)
+    family_of_checkpoint(header).show(path, header, typed)
+
+
+def _has_display() -> bool:
+    """Return whether windows can be opened; only Linux tells without trying."""
+    return sys.platform != "linux" or any(os.environ.get(name) for name in _DISPLAYS)
 
 
 def generate(

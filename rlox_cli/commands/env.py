@@ -1,0 +1,21 @@
+"""``rlox env``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlox_cli.terminal.process import report_exceptions
+
+
+def env(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Print what a bug report needs: versions, processor, GPU, threads, compiler and packages.
+
+    The output contains no paths and no names of machine or user, and of the
+    environment variables only those about threads, devices and rlox.
+    """
+    with report_exceptions("env"):
+        from rlox_cli.report.machine import main
+
+        main(json)
