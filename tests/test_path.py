@@ -8,7 +8,7 @@ import pytest
 # The most functions (for `reading`: lines) and files. 0.12.0 had 434 in 76, 192 in 32, 185 in 34, and 3,725 in 12. The
 # aims are 290 in 52, 120 in 22, 120 in 22, and 2,700 in 8. Memory and masks added 3, 5, 1 and 315 to what stood before.
 # Lower a limit that has become too high.
-BUDGET = {"cli": (322, 54), "ppo": (136, 23), "sac": (132, 23), "reading": (3210, 8)}
+BUDGET = {"cli": (322, 54), "ppo": (136, 23), "sac": (132, 23), "reading": (3150, 8)}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 from rlox.collectors.base import _LARGEST, Collector, _FrameStore
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.collectors.whole_sequences import SequenceRows
 from rlox.compiled import NativePolicy
 from rlox.config import RemoteConfig
 from rlox.envs.protocols import RESULTS, VecEnv
@@ -19,7 +20,7 @@ from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.acting import ActingPolicy, Inputs, acting_policy
-from rlox.nn.batch import Column, Columns, FrameStacks
+from rlox.nn.batch import Column, FrameStacks, draw_order
 from rlox.nn.modules import to_array
 from rlox.processes.failures import failure_of
 
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
     from rlox.nn.memory import Sequences
 
 _MEMORY, _IS_FIRST = "policy_memory", "policy_is_first"  # in the state of a collector
-_OF_ALL_STEPS = ("obs", "states", "is_first", "running")  # columns with rows of steps in which an agent does not act
 
 
 @dataclass
-class Rollout(Columns):
+class Rollout(SequenceRows):
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
     Every column with a row for each transition is read as a tensor on the learner's device, even if it was given as a
@@ -124,7 +124,7 @@ class Rollout(Columns):
         columns = self.columns()
         slices, order = list(minibatches(len(self), batch_size)), None
         if shuffle:
-            order = _permutation(rng, len(self), self.obs.device)
+            order = draw_order(rng, len(self), self.obs.device)
         if self.obs.dim() > 2:
             # Avoid a second copy of a whole rollout of images.
             for rows in slices:
@@ -137,72 +137,8 @@ class Rollout(Columns):
         for parts in zip(*(column.split(sizes) for column in columns.values()), strict=True):
             yield Rollout(**dict(zip(columns, parts, strict=True)))
 
-    def sample_sequences(self, n_sequences: int, rng: Rng | None = None) -> Iterator[Rollout]:
-        """Yield every sequence once, `n_sequences` at a time: the steps of one environment in the whole rollout, or in
-        each of the parts that `memories` has.
-
-        The columns of a minibatch are flat like those of the rollout, step after step; `steps` returns them as
-        (T, n, …). The last minibatch may have fewer sequences. Sequences in which no agent acts are left out. `rng`
-        determines the order, as in `sample_minibatches`.
-
-        Raises
-        ------
-        ValueError
-            If `n_sequences` < 1, or the rollout does not consist of whole sequences.
-        """
-        if n_sequences < 1:
-            raise ValueError(f"sample_sequences: n_sequences must be >= 1, got {n_sequences}")
-        if self.n_envs is None:
-            raise ValueError("sample_sequences: the rollout must have the steps of whole environments, got single rows")
-        import torch
-
-        chosen = self._whole_sequences()
-        order, n, columns, memories = _permutation(rng, len(chosen), self.obs.device), self.n_envs, self.columns(), None
-        rows = len(self.obs) // self._n_parts  # of a part
-        steps = order.new_tensor(range(0, rows, n))[:, None]
-        if self.memories is not None:
-            memories = torch.as_tensor(self.memories, device=order.device).flatten(0, 1)
-        if self.running is not None:
-            order = chosen[order]
-            place = self.running.cumsum(0) - 1  # of a running row among the running rows
-        for picked in order.split(n_sequences):
-            at = (steps + picked.div(n, rounding_mode="floor") * rows + picked % n).reshape(-1)
-            acted = at if self.running is None else place[at[self.running[at]]]
-            yield Rollout(
-                **{name: column[at if name in _OF_ALL_STEPS else acted] for name, column in columns.items()},
-                n_envs=len(picked),
-                memories=None if memories is None else memories[None, picked],
-            )
-
-    @property
-    def _n_parts(self) -> int:
-        return 1 if self.memories is None else len(self.memories)
-
-    def _whole_sequences(self) -> Any:
-        """Return the sequences in which an agent acts, by their numbers: part * N + environment."""
-        n, parts = self.n_envs or 1, self._n_parts
-        if self.running is None:
-            return range(parts * n)
-        return self.running.view(parts, -1, n).any(1).view(-1).nonzero()[:, 0]
-
-    def steps(self, name: str) -> torch.Tensor:
-        """Return a column as (T, N, …), which shares its memory; only if the rollout has whole sequences."""
-        column = getattr(self, name)[:]
-        return column.reshape(-1, self.n_envs, *column.shape[1:])
-
 
 RolloutBatch = Rollout  # its public name, `rlox.RolloutBatch`
-
-
-def _permutation(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
-    """Return a random order (n,) int64, from a generator that is seeded from PyTorch's if there is no `rng`."""
-    import torch
-
-    from rlox.nn.policies import rng_from_torch
-
-    order: Any = (rng or rng_from_torch()).permutation(n)
-    # A generator on the device has drawn a tensor.
-    return torch.from_numpy(order).to(device) if isinstance(order, np.ndarray) else order
 
 
 def minibatches(n: int, batch_size: int) -> Iterator[slice]:

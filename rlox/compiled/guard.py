@@ -41,7 +41,14 @@ _LEARNER = (
     "rlox.training.backend",
     "rlox.checkpoint.counters",
 )
-_ON_POLICY = (*_LEARNER, "rlox.nn.losses", "rlox.training.on_policy", "rlox.collectors.rollout", "rlox.nn.batch")
+_ON_POLICY = (
+    *_LEARNER,
+    "rlox.nn.losses",
+    "rlox.training.on_policy",
+    "rlox.collectors.rollout",
+    "rlox.collectors.whole_sequences",
+    "rlox.nn.batch",
+)
 _VALUES = ("rlox.nn.actors", "rlox.nn.value_losses")
 _OFF_POLICY = (*_LEARNER, *_VALUES, "rlox.training.off_policy", "rlox.nn.batch")
 _OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline")
@@ -76,7 +83,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
 # The methods that a kernel replaces, or that create what it computes on. Any other method may be overridden.
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
-    "explained_variance", "_permutation", "_make_critics", "_make_one", "_make_optimizer", "_branch",
+    "explained_variance", "draw_order", "_make_critics", "_make_one", "_make_optimizer", "_branch",
     "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due", "_policy_arguments",
     "_step_by_step", "_weight",
 )  # fmt: skip

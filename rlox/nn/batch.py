@@ -14,6 +14,8 @@ from rlox.envs import EnvSpec
 if TYPE_CHECKING:
     import torch
 
+    from rlox.kernels.rng import Rng
+
 
 class FrameStacks:
     """B images that are stacks of K frames; each frame is stored once, even if it is in several stacks.
@@ -244,3 +246,14 @@ class TransitionBatch(Columns):
             indices=rows.get("indices"),
             next_masks=rows.get("next_masks"),
         )
+
+
+def draw_order(rng: Rng | None, n: int, device: Any) -> torch.Tensor:
+    """Return a random order (n,) int64, from a generator that is seeded from PyTorch's if there is no `rng`."""
+    import torch
+
+    from rlox.nn.policies import rng_from_torch
+
+    order: Any = (rng or rng_from_torch()).permutation(n)
+    # A generator on the device has drawn a tensor.
+    return torch.from_numpy(order).to(device) if isinstance(order, np.ndarray) else order

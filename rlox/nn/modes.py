@@ -86,8 +86,7 @@ def torch_threads(n: int) -> Iterator[None]:
     when the other core is busy.
     """
     torch: Any = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else n
-    if n in (0, before):
+    if torch is None or n in (0, before := torch.get_num_threads()):
         yield
         return
     torch.set_num_threads(n)
@@ -109,32 +108,28 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
-# While checks are skipped, by how many threads, and first the setting to restore: trainings in threads may overlap.
-_checks_skipped: list[bool] = []
+# The settings of the argument checks to restore, one for each thread that skips them: the user's first, then False.
+_check_settings: list[bool | None] = []
 _checks_lock = threading.Lock()
 
 
 @contextmanager
 def skip_distribution_checks() -> Iterator[None]:
-    """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards.
+    """Run without the argument checks of `torch.distributions`, and restore the user's setting afterwards, when the
+    last of overlapping trainings ends.
 
     A custom policy creates a distribution at every step, and the checks take a third of its time. NaN, which they would
     find, is found by the training loop in the losses.
     """
-    distributions = sys.modules.get("torch.distributions")
-    if distributions is None:
+    kind: Any = getattr(sys.modules.get("torch.distributions"), "Distribution", None)
+    if kind is None:
         yield
         return
-    kind = distributions.Distribution
     with _checks_lock:
-        if not _checks_skipped:
-            _checks_skipped.append(kind._validate_args)
-        _checks_skipped.append(False)
+        _check_settings.append(kind._validate_args)
         kind.set_default_validate_args(False)
     try:
         yield
     finally:
         with _checks_lock:
-            _checks_skipped.pop()
-            if len(_checks_skipped) == 1:
-                kind.set_default_validate_args(_checks_skipped.pop())
+            kind.set_default_validate_args(_check_settings.pop())
