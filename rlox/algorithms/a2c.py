@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlox.checkpoint.counters import scheduled
 from rlox.collectors.rollout import RolloutBatch
 from rlox.config import A2CConfig
-from rlox.training.on_policy import NO_GRAPH, OnPolicyAlgorithm
+from rlox.training.on_policy import OnPolicyAlgorithm
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ class A2C(OnPolicyAlgorithm):
     _resident = True
 
     def _capture_obstacle(self) -> str | None:
-        return None if self.config.memory == "none" else NO_GRAPH
+        return None
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step on the whole rollout. Returns metrics as scalar tensors."""

@@ -54,7 +54,7 @@ class BC(OfflineAlgorithm):
     def setup(self, rng: Rng) -> None:
         c = self.config
         self.optimizer = self.adam("policy", self.policy.parameters())
-        if c.memory != "none":
+        if c.recurrent:
             _ = self._sampler  # which refuses data without sequences
         if self.backend == "native":
             spec, block = self.spec, self.optimizer.flat.detach().numpy()
@@ -66,7 +66,7 @@ class BC(OfflineAlgorithm):
     def _sampler(self) -> SequenceSampler | None:
         """Samples sequences for a policy with a memory; None without one, or without data."""
         c = self.config
-        if c.memory == "none" or self.dataset is None:
+        if not c.recurrent or self.dataset is None:
             return None
         return SequenceSampler(self.dataset, c.steps_per_sequence, c.steps_before, type(self).__name__)
 

@@ -27,7 +27,6 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch, TransitionBatch
 from rlox.nn.modules import load_weights_, weights_of
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.on_policy import NO_GRAPH
 from rlox.training.replay import Rounds
 from rlox.training.sequences import require_room
 
@@ -77,7 +76,7 @@ class DQN(OffPolicyAlgorithm):
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
-        if bool(self.policy.state_dim) is not self._recurrent:
+        if bool(self.policy.state_dim) is not self.config.recurrent:
             rule = "lstm or gru for a policy with one" if self.policy.state_dim else "none for a policy without one"
             raise ValueError(f"DQN: memory must be {rule}, got {c.memory}")
         self._require_outputs(self.policy, spec.n_actions, "the values of all actions")
@@ -85,12 +84,8 @@ class DQN(OffPolicyAlgorithm):
     # ---- sequences, with a memory
 
     @property
-    def _recurrent(self) -> bool:
-        return self.config.memory != "none"
-
-    @property
     def _state_dim(self) -> int:  # type: ignore[override]  # a number that the network determines
-        return self.policy.state_dim if self._recurrent else 0
+        return self.policy.state_dim if self.config.recurrent else 0
 
     @property
     def _n_rows_in_sequence(self) -> int:
@@ -98,7 +93,7 @@ class DQN(OffPolicyAlgorithm):
         return self.config.sequence_length + 1
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
-        if not self._recurrent:
+        if not self.config.recurrent:
             return super()._make_collector(n, reward_fn)
         from rlox.collectors.sequences import RecurrentCollector
 
@@ -106,7 +101,7 @@ class DQN(OffPolicyAlgorithm):
         return RecurrentCollector(envs, n, self.seed, reward_fn=reward_fn)
 
     def _require_room(self, where: str) -> None:
-        if not self._recurrent:
+        if not self.config.recurrent:
             return super()._require_room(where)
         memory, length = self._memory.config, self._n_rows_in_sequence
         if memory is not None and memory.name != "uniform":
@@ -122,12 +117,9 @@ class DQN(OffPolicyAlgorithm):
         width = self.spec.n_actions * (2 if self.spec.masked else 1)
         require_room(self, where, width, length, f"sequence_length + 1 ({length})")
 
-    def _capture_obstacle(self) -> str | None:
-        return NO_GRAPH if self._recurrent else super()._capture_obstacle()
-
     def sample(self) -> TransitionBatch | SequenceBatch:  # type: ignore[override]
         """Return what the next update learns from: transitions or, with a memory, sequences."""
-        if not self._recurrent:
+        if not self.config.recurrent:
             return super().sample()
         length = self.config.sequence_length
         rows = self.buffer.sample(

@@ -358,9 +358,9 @@ class MAPPO(OnPolicyAlgorithm):
         for name, obs in observations.items():
             index = self.agents.index(name)
             actions[name] = self.predict(obs, deterministic, index, legal.get(name), state=known.get(name))
-            if self.config.memory != "none":
+            if self.config.recurrent:
                 actions[name], known[name] = actions[name]
-        return actions if self.config.memory == "none" else (actions, known)
+        return (actions, known) if self.config.recurrent else actions
 
     def _evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
         """As `Algorithm._evaluation_arguments`; several agents are evaluated by `evaluate_agents`."""

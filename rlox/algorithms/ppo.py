@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlox.checkpoint.counters import scheduled
 from rlox.collectors.rollout import RolloutBatch
 from rlox.config import PPOConfig
-from rlox.training.on_policy import NO_GRAPH, OnPolicyAlgorithm
+from rlox.training.on_policy import OnPolicyAlgorithm
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class PPO(OnPolicyAlgorithm):
     def _capture_obstacle(self) -> str | None:
         if self.config.target_kl is not None:
             return "target_kl looks at the divergence after each minibatch"
-        return None if self.config.memory == "none" else NO_GRAPH
+        return None
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Run `n_epochs` passes over the rollout in minibatches. Returns means over minibatches as scalar tensors."""

@@ -62,10 +62,9 @@ def require_widths(
 
 def require_memory(where: str, shapes: frozenset[tuple[int, ...]], config: Any) -> None:
     """Raise ValueError if the header's memory is not that of the checkpoint's weights, as `require_widths`."""
-    kind = getattr(config, "memory", "none")
-    if kind == "none":
+    if not config.recurrent:
         return
-    size = config.memory_size
+    kind, size = config.memory, config.memory_size
     if ((4 if kind == "lstm" else 3) * size, size) not in shapes:
         raise ValueError(
             f"{where}: from_checkpoint: memory and memory_size do not fit the checkpoint: it contains no weights of a "

@@ -473,13 +473,11 @@ class RolloutCollector(Collector):
             episode_return[ended] if some else np.empty(0),
             episode_length[ended] if some else np.empty(0, np.int64),
             None if masks is None else masks[:-1],
-            *self._keep_memory(sampler, limit_memories),
+            *(() if sampler.memory is None else self._keep_memory(sampler, limit_memories)),
         )
 
     def _keep_memory(self, sampler: _Sampler, limit_memories: np.ndarray | None) -> tuple[Any, ...]:
-        """Keep the state of a memory for the next rollout. Return what `Steps` has of it, nothing without one."""
-        if sampler.memory is None:
-            return ()
+        """Keep the state of a memory for the next rollout. Return what `Steps` has of it."""
         self._memory, self._is_first = sampler.memory, sampler.is_first
         return np.stack(sampler.memories), np.stack(sampler.firsts), sampler.memory, limit_memories
 

@@ -103,7 +103,7 @@ def find_resident_obstacle(algorithm: Any, reward_fn: RewardFn | None) -> str | 
     if reward_fn not in (None, "sign") and reward_fn is not sign:
         name = reward_fn if isinstance(reward_fn, str) else reward_name(reward_fn)
         return f"environments on a device cannot call the Python function {name}, only reward_fn='sign'"
-    if algorithm.config.memory != "none":
+    if algorithm.config.recurrent:
         return "the state of a memory is on the host"
     if algorithm.ranks.joined:
         return "the ranks of distributed=ddp collect on the host"

@@ -323,7 +323,7 @@ def layout(nets: list[Perceptron], n_std: int = 0) -> list[tuple[str, tuple[int,
 
 def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) -> str | None:
     """Return why the kernel cannot compute this policy exactly; None if it can."""
-    if config.memory != "none":
+    if config.recurrent:
         return "PyTorch computes a memory, with a kernel for its steps"
     if not (spec.discrete or spec.continuous):
         return f"the actions are {spec.action_kind}"
@@ -346,7 +346,7 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
 
     `policy` is a `DiscreteQNetwork`, or the `QPolicy` around one.
     """
-    if config.memory != "none":
+    if config.recurrent:
         return "PyTorch computes a memory, with a kernel for its steps"
     if len(spec.obs_shape) != 1:
         return "images go through a convolutional network"

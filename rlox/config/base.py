@@ -273,6 +273,11 @@ class Config:
         """Yield ``(field, whether the rule holds, "be > 0")`` for every rule."""
         return ()
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether the agent has a memory: a state of its network that lasts for an episode."""
+        return getattr(self, "memory", "none") != "none"
+
     @classmethod
     def from_kwargs(cls, owner: str, **values: Any) -> Config:
         """Build a configuration from keyword arguments.

@@ -108,11 +108,11 @@ class DQNConfig(OffPolicyConfig):
     def rules(self):
         yield from super().rules()
         yield from memory_rules(self)
-        length, has_memory = self.sequence_length, self.memory != "none"
+        length = self.sequence_length
         yield "sequence_length", 1 <= length <= MOST_AT_ONCE, f"be in [1, {MOST_AT_ONCE:,}]"
         yield "burn_in", self.burn_in >= 0, "be >= 0"
-        yield "burn_in", self.burn_in < length or not has_memory, f"be below sequence_length ({length})"
-        yield "batch_size", self.batch_size >= length or not has_memory, f"be >= sequence_length ({length})"
+        yield "burn_in", self.burn_in < length or not self.recurrent, f"be below sequence_length ({length})"
+        yield "batch_size", self.batch_size >= length or not self.recurrent, f"be >= sequence_length ({length})"
         yield "loss", self.loss in Q_LOSSES, f"be one of {', '.join(Q_LOSSES)}"
         yield "target_update_freq", self.target_update_freq >= 1, "be >= 1"
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"

@@ -59,7 +59,7 @@ class BCConfig(OfflineConfig):
         yield from memory_rules(self)
         for name, least in (("sequence_length", 1), ("burn_in", 0)):
             value = getattr(self, name)
-            yield name, value is None or self.memory != "none", "be null without a memory"
+            yield name, value is None or self.recurrent, "be null without a memory"
             yield name, value is None or value >= least, f"be >= {least}, or null"
         length = self.sequence_length
         yield "sequence_length", length is None or length <= self.batch_size, f"be at most batch_size={self.batch_size}"

@@ -106,7 +106,7 @@ class PPOConfig(OnPolicyConfig):
         yield "clip_vf", self.clip_vf is None or 0 < self.clip_vf < math.inf, "be > 0 and finite, or null"
         yield "target_kl", self.target_kl is None or 0 < self.target_kl < math.inf, "be > 0 and finite, or null"
         length = self.sequence_length
-        yield "sequence_length", length is None or self.memory != "none", "be null without a memory"
+        yield "sequence_length", length is None or self.recurrent, "be null without a memory"
         whole = length is None or (length >= 1 and self.n_steps % length == 0)
         yield "sequence_length", whole, f"divide n_steps={self.n_steps}"
 

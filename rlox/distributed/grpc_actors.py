@@ -254,7 +254,7 @@ def _rollout_bytes(spec: EnvSpec, n_steps: int, n_envs: int, config: OnPolicyCon
     """Estimate the bytes of the largest message of a rollout, in which every step is a truncation."""
     obs, mask = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize, sum(spec.choices) if spec.masked else 0
     memory = 0
-    if config.memory != "none":
+    if config.recurrent:
         memory = 1 + 2 * (4 * 2 * 2 * config.memory_size * config.memory_layers)  # before and after each step
     return 4096 + (n_steps + 1) * n_envs * (2 * obs + 8 * math.prod(spec.action_shape) + mask + memory + 64)
 
@@ -264,7 +264,7 @@ def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
     n_outputs = spec.n_actions or spec.act_dim or sum(spec.n_choices or ())
     widths = [_IMAGE_FEATURES if spec.image else spec.obs_dim, *config.hidden_sizes]
     n, width = sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths)), widths[-1]
-    if config.memory != "none":
+    if config.recurrent:
         for _ in range(config.memory_layers):
             n += 4 * config.memory_size * (width + config.memory_size + 2)
             width = config.memory_size

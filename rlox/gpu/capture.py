@@ -25,6 +25,8 @@ def find_capture_obstacle(algorithm: Any) -> str | None:
         return f"the update of {definer.__name__} is not rlox's own"
     if algorithm._own_policy:
         return "the policy is custom, and may run Python code that a replay would skip"
+    if algorithm.config.recurrent:
+        return "a memory runs through its sequences step by step"
     return algorithm._capture_obstacle()
 
 

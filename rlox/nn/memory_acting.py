@@ -5,6 +5,7 @@ PyTorch is imported where it is used, because native runs do not need it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlox.nn.batch import FrameStacks
+    from rlox.nn.memory import Sequences
 
 # Values and log-probabilities of a rollout are computed after it, in chunks of this many rows to bound memory.
 _CHUNK = 8192
@@ -112,22 +114,17 @@ class Remembering:
         from rlox.nn.memory import Sequences
         from rlox.nn.policies import mask_outputs
 
-        rows, taken, module = self.place(obs), self.place(actions), self.module
-        memory, first, live = self.place(memories), self.place(is_first), self.place(running)
-        judged, n, size = self.place(states), len(memories), module.actor.state_dim
-        outputs, values = [], []
-        chunk = max(1, chunk_rows(rows) // n) * n  # whole steps
+        rows, taken, judged, module = self.place(obs), self.place(actions), self.place(states), self.module
+
+        def follow(part: slice, sequences: Sequences) -> tuple[torch.Tensor, ...]:
+            return module.follow(rows[part], sequences, None if judged is None else judged[part])
+
         with torch.no_grad(), evaluating(module):
-            for start in range(0, len(rows), chunk):
-                part = slice(start, start + chunk)
-                sequences = Sequences(memory, first[part], None if live is None else live[part])
-                out, value, memory = module.follow(rows[part], sequences, None if judged is None else judged[part])
-                outputs.append(out)
-                values.append(value)
-            logits = torch.cat(outputs)
+            whole = Sequences(self.place(memories), self.place(is_first), self.place(running))
+            outputs, values, memory = _run_in_parts(follow, whole, chunk_rows(rows))
             if masks is not None:
-                logits = mask_outputs(logits, self.place(masks))
-            log_probs = module.distribution(logits, taken)[0]
+                outputs = mask_outputs(outputs, self.place(masks))
+            log_probs = module.distribution(outputs, taken)[0]
             ahead = torch.zeros(0)
             if len(after):
                 reached = self.place(after)
@@ -135,8 +132,9 @@ class Remembering:
                 at_start = torch.zeros(len(after), dtype=torch.bool, device=self.device)
                 held = self.place(after_memories)
                 held = held if len(held) == len(after) else torch.cat([memory, held])
-                ahead, _ = module.critic.follow(reached, Sequences(held[:, size:], at_start))
-        return rows, taken, log_probs, torch.cat(values), ahead.reshape(-1).cpu().numpy()
+                own = held[:, module.actor.state_dim :]
+                ahead, _ = module.critic.follow(reached, Sequences(own, at_start))
+        return rows, taken, log_probs, values, ahead.reshape(-1).cpu().numpy()
 
     def sequence_log_probs(
         self,
@@ -152,15 +150,35 @@ class Remembering:
         from rlox.nn.memory import Sequences
         from rlox.nn.policies import mask_outputs
 
-        rows, taken, first, module = self.place(obs), self.place(actions), self.place(is_first), self.module
-        memory, outputs = self.place(memories[:, : module.actor.state_dim]), []
-        chunk = max(1, chunk_rows(rows) // len(memories)) * len(memories)  # whole steps
+        rows, taken, module = self.place(obs), self.place(actions), self.module
+
+        def follow(part: slice, sequences: Sequences) -> tuple[torch.Tensor, ...]:
+            return module.actor.follow(module.features(rows[part]), sequences)
+
         with torch.no_grad(), evaluating(module):
-            for start in range(0, len(rows), chunk):
-                part = slice(start, start + chunk)
-                out, memory = module.actor.follow(module.features(rows[part]), Sequences(memory, first[part]))
-                outputs.append(out)
-            logits = torch.cat(outputs)
+            whole = Sequences(self.place(memories[:, : module.actor.state_dim]), self.place(is_first))
+            outputs, _ = _run_in_parts(follow, whole, chunk_rows(rows))
             if masks is not None:
-                logits = mask_outputs(logits, self.place(masks))
-            return module.distribution(logits, taken)[0].float()
+                outputs = mask_outputs(outputs, self.place(masks))
+            return module.distribution(outputs, taken)[0].float()
+
+
+def _run_in_parts(
+    follow: Callable[[slice, Sequences], tuple[torch.Tensor, ...]], sequences: Sequences, most: int
+) -> tuple[torch.Tensor, ...]:
+    """Run ``follow(rows, sequences) -> (…, state)`` through parts of whole steps, of about `most` rows each.
+
+    Returns its results, joined, and the state after the last step.
+    """
+    import torch
+
+    state, n, results = sequences.state, len(sequences.state), []
+    rows = max(1, most // n) * n
+    for start in range(0, len(sequences.is_first), rows):
+        part = slice(start, start + rows)
+        running = None if sequences.running is None else sequences.running[part]
+        *outputs, state = follow(
+            part, sequences._replace(state=state, is_first=sequences.is_first[part], running=running)
+        )
+        results.append(outputs)
+    return *map(torch.cat, zip(*results, strict=True)), state

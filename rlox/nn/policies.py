@@ -529,7 +529,7 @@ def give_critic(
 
 def memory_of(config: Any) -> MemoryShape | None:
     """Return the shape of the memory in a configuration; None without one."""
-    if config.memory == "none":
+    if not config.recurrent:
         return None
     return config.memory, config.memory_size, config.memory_layers, config.memory_horizon
 

@@ -130,7 +130,7 @@ def share_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPoli
 
     Raises ValueError as `SharedPolicy`, and if the policy has a memory, since no state is kept for each agent.
     """
-    if getattr(algorithm.config, "memory", "none") != "none":
+    if algorithm.config.recurrent:
         raise ValueError(f"{where}: memory must be none for a policy that acts for several agents")
     return SharedPolicy(algorithm.policy, algorithm.spec, spec, algorithm.device, algorithm.normalizer.normalize, where)
 

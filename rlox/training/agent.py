@@ -130,9 +130,10 @@ class Agent(Algorithm):
         )
         if not isinstance(compile, bool):
             raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
-        memory = getattr(self.config, "memory", "none")
-        if compile and memory != "none":
-            raise ValueError(f"{where}: compile must be false with memory={memory}, whose steps are one kernel call")
+        if compile and self.config.recurrent:
+            raise ValueError(
+                f"{where}: compile must be false with memory={self.config.memory}, whose steps are one kernel call"
+            )
 
         # The environments, of all ranks together and of this one.
         self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
@@ -350,7 +351,7 @@ class Agent(Algorithm):
             inputs.state = read_state(where, state, len(rows), acting_policy(self.actor, self.device).state_dim)
         actions, after = self._act_on(inputs, deterministic)
         action = write_actions(self.spec, actions, single)
-        if getattr(self.config, "memory", "none") == "none" and state is None:
+        if not self.config.recurrent and state is None:
             return action
         assert after is not None
         return action, (after[0] if single else after)

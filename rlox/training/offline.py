@@ -171,7 +171,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         self._create_networks(None, backend, device)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
-        if getattr(self.config, "memory", "none") != "none":
+        if self.config.recurrent:
             return "PyTorch computes a memory, with a kernel for its steps"
         if self.spec.masked:
             return "the dataset has masks of legal actions, which the kernel does not follow"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rlox.envs import EnvSpec
     from rlox.nn.optimizers import FlatOptimizer
 
-NO_GRAPH = "a memory runs through its sequences step by step"  # why a GPU does not capture its update
-
 
 def on_policy(algorithm) -> dict[str, float]:
     """Collect and update until the horizon is reached or a callback stops the training. Returns the last metrics.
@@ -222,7 +220,7 @@ class OnPolicyAlgorithm(Agent):
         return n_parameters(spec.obs_dim, spec.model_width, self.config.hidden_sizes, spec.continuous), 0
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
-        if policy is not None and (getattr(policy, "state_dim", 0) > 0) != (self.config.memory != "none"):
+        if policy is not None and (getattr(policy, "state_dim", 0) > 0) != self.config.recurrent:
             raise ValueError(
                 f"{type(self).__name__}: policy must have a memory (state_dim > 0) if memory is lstm or gru, and none "
                 f"otherwise, got {type(policy).__name__} and memory={self.config.memory}"
