@@ -20,7 +20,7 @@ import yaml
 from tracker_files import wandb_history
 
 from rlox import tracking
-from rlox.checkpoint import run_files
+from rlox.checkpoint import locks
 from rlox.tracking import (
     Record,
     durable_rows,
@@ -368,12 +368,12 @@ def test_an_empty_record_is_waited_for_while_its_trainer_lives_and_then_an_error
     run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)})
     (run / "mirrors").mkdir()
     (run / FILE).touch()
-    held = run_files.take_lock(run, LOCK)
+    held = locks.take_lock(run, LOCK)
     if not alive:
-        os.close(held)
+        held.release()
     answer, state = Job(run, "mlflow").round(Logger("mlflow")), stores.read_state(run, "mlflow")
     if alive:
-        os.close(held)
+        held.release()
         assert (answer, state.error, state.remote_id) == ("idle", None, None)
     else:
         assert answer == "done"

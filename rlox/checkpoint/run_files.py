@@ -1,4 +1,4 @@
-"""Files of a run folder, opened, written and locked without following links.
+"""Files of a run folder, opened and written without following links.
 
 A run folder may come from somebody else. A link inside it could make rlox read, overwrite or delete any file of the
 user, and a named pipe would block the reader. Therefore all files of a run are opened here: no part of a path below the
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ _KINDS = (
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0)
+_BINARY = getattr(os, "O_BINARY", 0)  # only on Windows, which would write each newline as two bytes
 
 
 def _require(path: Path, mode: int, is_kind: Callable[[int], bool], rule: str) -> None:
@@ -89,7 +89,7 @@ def open_descriptor(folder: str | os.PathLike, name: str, flags: int = os.O_RDON
     path = Path(folder)
     if not _FOLDER:
         is_file(folder, name)
-        return os.open(path / name, flags, 0o644)
+        return os.open(path / name, flags | _BINARY, 0o644)
     *above, last = Path(name).parts
     at = os.open(path, os.O_RDONLY | _FOLDER)
     try:
@@ -157,7 +157,7 @@ def replace_file(folder: str | os.PathLike, name: str) -> Iterator[BinaryIO]:
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     with suppress(FileNotFoundError):
         os.unlink(partial)  # of a killed process with the same number
-    opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o644)
     try:
         with open(opened, "wb") as file:
             yield file
@@ -190,50 +190,3 @@ def resolve(path: str | os.PathLike) -> tuple[Path, str]:
     """As `locate`, to read a file: links to a file outside of a run folder are followed."""
     folder, name = locate(path)
     return (folder, name) if os.sep in name else locate(os.path.realpath(path))
-
-
-def take_lock(folder: str | os.PathLike, name: str, patience: float = 0.25) -> int | None:
-    """Lock a file below `folder`, and return the descriptor that holds the lock; None if another process has it.
-
-    The kernel releases the lock however this process ends. A probe (`is_locked`) holds it for microseconds; waiting for
-    `patience` seconds outlasts it.
-    """
-    descriptor = open_descriptor(folder, name, os.O_RDWR | os.O_CREAT)
-    deadline = time.monotonic() + patience
-    try:
-        while not _lock(descriptor, shared=False):
-            if time.monotonic() >= deadline:
-                os.close(descriptor)
-                return None
-            time.sleep(0.02)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def is_locked(folder: str | os.PathLike, name: str) -> bool:
-    """Return whether a living process holds the lock on a file below `folder`."""
-    try:
-        descriptor = open_descriptor(folder, name)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _lock(descriptor, shared=True)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, shared: bool) -> bool:
-    """Return whether the lock was taken, without waiting for it."""
-    try:
-        import fcntl
-    except ImportError as e:
-        raise ImportError(
-            "rlox.tracking: the platform must have fcntl (Linux, macOS), got one without it; use WSL on Windows"
-        ) from e
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rlox.checkpoint import is_count, one_line, run_files
+from rlox.checkpoint import is_count, locks, one_line, run_files
 from rlox.config import is_below
 
 FILE = run_files.RECORD
@@ -59,7 +59,7 @@ def _is_number(value: Any, below: float = math.inf) -> bool:
 
 def is_alive(folder: str | Path) -> bool:
     """Return whether a trainer is currently writing to this run folder."""
-    return run_files.is_locked(folder, LOCK)
+    return locks.is_locked(folder, LOCK)
 
 
 def _corrupt(path: Path, offset: int, rule: str, line: bytes) -> ValueError:
@@ -255,19 +255,16 @@ class Record(AbstractContextManager["Record", None]):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path = self.folder / FILE
-        descriptor = run_files.take_lock(self.folder, LOCK)
-        if descriptor is None:
-            pid = run_files.read_bytes(self.folder, LOCK, 100).decode("utf-8", "replace").strip()
+        self._lock, self._file = locks.take_lock(self.folder, LOCK), -1
+        if self._lock is None:
             raise RuntimeError(
                 f"Record: folder must have no other living trainer, got {self.folder} held by "
-                f"process {pid}; wait for it, stop it or choose another folder"
+                f"{locks.describe_holder(self.folder, LOCK)}; wait for it, stop it or choose another folder"
             )
-        self._lock, self._file = descriptor, -1
         try:
             if verify is not None:
                 verify()
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            self._lock.write(f"{os.getpid()}\n")
             # Keep existing contents: the repair below must read what a crashed trainer left.
             self._file = run_files.open_descriptor(self.folder, FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             self.run_id, self.segment = self._recover()
@@ -371,10 +368,12 @@ class Record(AbstractContextManager["Record", None]):
 
     def close(self) -> None:
         """Release the run folder. If `end` was not called before, the run counts as killed."""
-        for descriptor in (self._file, self._lock):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._file = self._lock = -1
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,7 +1,7 @@
 """Files shared by trainer and background writer: a store's queue of runs, and a mirror's state.
 
 A *store* is filled by one writer, for example an MLflow tracking URI or a W&B run. Its folder contains
-``lock`` (the writer's flock) and ``pending/``, with one small file per registration that names a run folder.
+``lock`` (the writer's lock) and ``pending/``, with one small file per registration that names a run folder.
 Because each registration has its own file, a writer that has finished a run removes only the
 registrations it has seen, and a trainer that resumes at that moment is not forgotten.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from rlox.checkpoint import run_files
+from rlox.checkpoint import locks, run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
 from rlox.config.run import MOST_LEVELS, require_plain
 from rlox.tracking.record import FILE
@@ -159,7 +159,7 @@ def user_store(key: str) -> Path:
 
 def is_busy(store: Path) -> bool:
     """Return whether a writer is working on this store."""
-    return run_files.is_locked(store, LOCK)
+    return locks.is_locked(store, LOCK)
 
 
 def register(store: Path, run: Path) -> None:

@@ -35,7 +35,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlox.checkpoint import run_files
+from rlox.checkpoint import locks, run_files
 from rlox.tracking import store as stores
 from rlox.tracking.mirrors import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive
@@ -272,13 +272,14 @@ def _note(run: Path, name: str, error: Exception) -> None:
 def main(name: str, folder: str) -> None:
     """Mirror the runs that are registered in the store `folder` to the logger `name`, until there are none."""
     store = Path(folder)
-    os.nice(10)  # training needs the CPU more
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(10)  # training needs the CPU more
     while stores.list_pending_runs(store):
-        descriptor = run_files.take_lock(store, stores.LOCK)
-        if descriptor is None:
+        lock = locks.take_lock(store, stores.LOCK)
+        if lock is None:
             return
         try:
             drain(name, store)
         finally:
-            os.close(descriptor)
+            lock.release()
         # Check again: a run that registered between the last check and the unlock found the lock taken.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox import __version__
-from rlox.checkpoint import decode_value, encode_value, load_checkpoint, run_files, trained_for
+from rlox.checkpoint import decode_value, encode_value, load_checkpoint, locks, run_files, trained_for
 from rlox.config import is_below
 from rlox.tracking.record import FILE as RECORD
 from rlox.tracking.record import is_alive, read_rows
@@ -145,7 +145,7 @@ class Sweep:
         self.jobs: dict[str, SweepJob] = {}
         self.progress: dict[str, Progress] = {}
         self._folders: set[str] = set()
-        self._lock: int | None = None
+        self._lock: locks.Lock | None = None
 
     @classmethod
     def create(cls, folder: Path, head: Head, jobs: Iterable[SweepJob]) -> Sweep:
@@ -291,7 +291,7 @@ class Sweep:
         UsageError
             If another process runs it.
         """
-        self._lock = run_files.take_lock(self.folder, _LOCK)
+        self._lock = locks.take_lock(self.folder, _LOCK)
         if self._lock is None:
             raise UsageError(f"{shown(self.folder)} is being run by another process; stop it first, or wait")
         _held.add(self._lock)
@@ -299,13 +299,13 @@ class Sweep:
     def release(self) -> None:
         if self._lock is not None:
             _held.discard(self._lock)
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     @property
     def is_held(self) -> bool:
         """Whether some process runs the sweep now."""
-        return run_files.is_locked(self.folder, _LOCK)
+        return locks.is_locked(self.folder, _LOCK)
 
 
 def ask_to_stop(flag: Path, text: str = "") -> None:
@@ -353,13 +353,13 @@ def _explain_damage(path: Path, number: int, rule: str) -> UsageError:
     return UsageError(f"{shown(path)} is damaged: line {number} must {rule}; {remedy}")
 
 
-_held: set[int] = set()
+_held: set[locks.Lock] = set()
 
 
 def _in_child() -> None:
     # A forked worker that outlives its killed parent must not keep the sweep looking alive.
-    for descriptor in _held:
-        os.close(descriptor)
+    for lock in _held:
+        lock.release()
     _held.clear()
 
 

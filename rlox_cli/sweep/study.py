@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from rlox.callbacks import Callback
-from rlox.checkpoint import run_files
+from rlox.checkpoint import locks, run_files
 from rlox.config.sqlite import sqlalchemy_uri, sqlite_file
 from rlox_cli.config.ranges import OptunaConfig, Search
 from rlox_cli.records.ledger import SweepJob
@@ -82,13 +82,13 @@ def storage_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def lock_study(path: Path) -> Iterator[None]:
     """Lock a study: another sweep that adds to it must neither exceed its number of trials nor take our trials."""
-    descriptor = run_files.take_lock(path.parent, f"{path.name}.lock", _BUSY_S)
-    if descriptor is None:
+    lock = locks.take_lock(path.parent, f"{path.name}.lock", _BUSY_S)
+    if lock is None:
         raise OSError(f"{shown(path)} is locked by another process; stop that process, and resume")
     try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def make_pruner(settings: OptunaConfig, n_points: int) -> optuna.pruners.BasePruner:
