@@ -228,7 +228,22 @@ def kernel_extensions() -> list[Extension]:
     return built
 
 
+def project_urls() -> dict[str, str]:
+    """Return the addresses of the repository whose workflow builds the package; none for a build elsewhere."""
+    repository = os.environ.get("GITHUB_REPOSITORY")
+    if not repository:
+        return {}
+    address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+    return {
+        "Source": address,
+        "Documentation": f"{address}/tree/main/docs",
+        "Changelog": f"{address}/blob/main/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+
+
 setup(
+    project_urls=project_urls(),
     packages=[
         *find_packages(include=["rlox", "rlox.*", "rlox_cli", "rlox_cli.*"]),
         "rlox.kernels",

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from rlox_cli.terminal.signals import end_on_signals
 
+# What the library alone does not need; the extra of the command line in pyproject.toml.
+PACKAGES = ("hydra", "omegaconf", "rich", "scipy", "typer", "yaml")
+REMEDY = 'try: pip install "rlox-cli[cli]"'
+
 
 def main() -> None:
     end_on_signals()
-    from rlox_cli.main import main
+    try:
+        from rlox_cli.main import main
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] not in PACKAGES:
+            raise
+        raise SystemExit(f"rlox: the command line needs {e.name}, which is not installed; {REMEDY}") from None
 
     main()
 

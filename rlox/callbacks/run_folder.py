@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlox import tracking
 from rlox.callbacks.checkpoint import CheckpointCallback
 from rlox.callbacks.evaluation import EvalCallback
@@ -34,10 +32,13 @@ from rlox.config import (
     WandbConfig,
     shown,
 )
+from rlox.config.packages import import_package
 from rlox.config.run import differences, to_plain
 from rlox.envs import env_name
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import read_config
+
+yaml = import_package("yaml", "cli", "logger")
 
 TRACKERS = {"mlflow": MlflowConfig, "wandb": WandbConfig, "tensorboard": TensorboardConfig, "csv": CsvConfig}
 _ONE_RUN = ("algo.name", "env.id", "seed")  # settings that a continued run cannot change

@@ -21,6 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rlox.config.packages import import_package
+
 SCHEDULES = ("constant", "linear")
 PRECISIONS = ("auto", "float32", "bfloat16")
 POLICY_SCHEDULES = ("constant", "cosine")
@@ -319,8 +321,7 @@ class Config:
 
     def to_yaml(self, path: str | os.PathLike) -> None:
         """Write the fields to a YAML file, from which `from_yaml` builds an equal configuration."""
-        import yaml
-
+        yaml = import_package("yaml", "cli", f"{type(self).__name__}.to_yaml")
         # The detour through JSON turns tuples and NumPy floats into types that YAML knows.
         Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False))
 
@@ -335,9 +336,10 @@ class Config:
         TypeError, ValueError
             Same as `from_dict`; and if the file is not YAML.
         """
-        import yaml
+        yaml: Any = import_package("yaml", "cli", f"{cls.__name__}.from_yaml")
+        safe: Any = yaml.SafeLoader
 
-        class Loader(yaml.SafeLoader):
+        class Loader(safe):
             """Loader that reads 3e-4 as a number; YAML 1.1 reads it as a string, because it has no dot."""
 
         Loader.add_implicit_resolver(

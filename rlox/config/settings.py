@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlox.config.packages import import_package
+
 
 def tuned(algo: str, env: str) -> dict[str, Any]:
     """Return the tuned settings that ship with rlox for an algorithm and an environment.
@@ -26,8 +28,7 @@ def tuned(algo: str, env: str) -> dict[str, Any]:
     """
     from importlib.resources import files
 
-    import yaml
-
+    yaml = import_package("yaml", "cli", "tuned")
     root = files("rlox_cli.conf") / "tuned"
     path = root.joinpath(algo, *f"{env}.yaml".split("/"))
     if ".." in env.split("/") or not path.is_file():

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 
 from rlox.checkpoint import run_files
+from rlox.config.packages import import_package
 from rlox.evaluation.predictions import Predictions
 from rlox.evaluation.video import KINDS, VideoWriter
 
@@ -53,20 +54,18 @@ def save_in(predictions: Predictions, folder: Path) -> str:
 
 
 def _save_gif(predictions: Predictions, file: BinaryIO) -> None:
-    from PIL import Image
-
+    Image = import_package("PIL.Image", "plot", "predictions")
     first, *others = (Image.fromarray(frame) for frame in predictions.frames())
     first.save(file, format="GIF", save_all=True, append_images=others, duration=1000 // _FPS, loop=0)
 
 
 def _draw(predictions: Predictions):
     """Plot the error over the horizon, and below it the most variable numbers of an observation in one stretch."""
-    from matplotlib.figure import Figure
-
+    figures = import_package("matplotlib.figure", "plot", "predictions")
     truth, context = predictions.truth, predictions.context
     variances = truth.astype(np.float64).var((0, 1))
     plotted = np.sort(np.argsort(-variances, kind="stable")[:_MOST_PLOTTED])
-    figure = Figure(figsize=(7, 2.2 * (1 + len(plotted))), layout="constrained")
+    figure = figures.Figure(figsize=(7, 2.2 * (1 + len(plotted))), layout="constrained")
     top, *axes = figure.subplots(1 + len(plotted), 1)
     steps = np.arange(1, predictions.horizon + 1)
     top.plot(steps, predictions.errors(), color=_PREDICTED, marker="o", markersize=3, label="mean squared error")

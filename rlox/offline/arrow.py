@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint import decode_value, encode_value, is_count, one_line, parse_json
+from rlox.config.packages import import_package
 from rlox.offline.rows import AGENT, COLUMNS, MASKS, Block, names_of
 
 FORMAT = 1
@@ -30,14 +31,6 @@ METADATA = "rlox.dataset"  # name of the JSON in formats that have attributes
 _BLOCK_BYTES = 4 << 20
 # Arrow's names of types that differ from NumPy's.
 NUMPY_NAMES = {"halffloat": "f2", "float": "f4", "double": "f8"}
-
-
-def import_package(name: str, extra: str, where: str) -> Any:
-    """Return a package, or raise an ImportError with the remedy, an extra of rlox."""
-    try:
-        return import_module(name)
-    except ImportError as e:
-        raise ImportError(f'{where}: {name} is required; pip install "rlox-cli[{extra}]"') from e
 
 
 def import_arrow(where: str) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from rlox.config.packages import import_package
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
-from rlox.offline.arrow import METADATA, block_rows, import_arrow, import_package, metadata_text
+from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_text
 from rlox.offline.returns import episode_starts
 from rlox.offline.rows import AGENT, COLUMNS, MASKS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA

@@ -16,13 +16,13 @@ import numpy as np
 
 from rlox.checkpoint import one_line
 from rlox.config import nearest
+from rlox.config.packages import import_package
 from rlox.config.servers import unreachable_hub
 from rlox.envs.spec import SpaceAdapter
 from rlox.offline.arrow import (
     METADATA,
     block_rows,
     import_arrow,
-    import_package,
     metadata_of,
     read_metadata,
     report_damage,

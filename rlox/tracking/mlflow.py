@@ -73,7 +73,8 @@ def _client(uri: str, database: Path | None) -> tuple[Any, type, type]:
         from mlflow.entities import Metric, Param
     except ImportError as e:
         raise ImportError(
-            "rlox.tracking: logger=mlflow needs the package mlflow, got none; pip install mlflow, then rlox sync"
+            "rlox.tracking: logger=mlflow needs the package mlflow, got none; "
+            'pip install "rlox-cli[mlflow]", then rlox sync'
         ) from e
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

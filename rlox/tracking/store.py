@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlox.checkpoint import locks, run_files
 from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
+from rlox.config.packages import import_package
 from rlox.config.run import MOST_LEVELS, require_plain
 from rlox.tracking.record import FILE
+
+yaml = import_package("yaml", "cli", "logger")
 
 MIRRORS = "mirrors"
 LOCK = "lock"  # in a store's folder

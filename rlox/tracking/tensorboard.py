@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from rlox.config.packages import import_package
 from rlox.tracking.store import MIRRORS, inside
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
+
+yaml = import_package("yaml", "cli", "logger")
 
 _SUFFIX = "rlox"  # marks rlox's event files; other files in the folder are not touched
 

@@ -71,7 +71,8 @@ class WandbMirror:
             import wandb
         except ImportError as e:
             raise ImportError(
-                "rlox.tracking: logger=wandb needs the package wandb, got none; pip install wandb, then rlox sync"
+                "rlox.tracking: logger=wandb needs the package wandb, got none; "
+                'pip install "rlox-cli[wandb]", then rlox sync'
             ) from e
         self.wandb = wandb
 
