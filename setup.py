@@ -49,6 +49,7 @@ if DEBUG:
 if SANITIZE:
     LINK_FLAGS = [f"-fsanitize={SANITIZE}"]
     FLAGS += [*LINK_FLAGS, "-fno-omit-frame-pointer"]
+WINDOWS = sysconfig.get_platform().startswith("win")
 # What distinguishes the levels x86-64-v2, -v3 and -v4, as named in /proc/cpuinfo and by the compiler's options -m...;
 # kernels/_cpu.pyx tests the same features at import. Compilers from before 2021 do not know -march=x86-64-vN.
 FEATURES = {
@@ -93,6 +94,30 @@ if sysconfig.get_platform() == "linux-x86_64":
     if wanted == "machine" and machine is not None:
         supported = [level for level in LEVELS if not level or machine.issuperset(FEATURES[level])]
         LEVELS = {supported[-1]: LEVELS[supported[-1]]}
+
+
+elif sysconfig.get_platform() == "win-amd64":
+    LEVELS[""] = [f"-m{feature}" for feature in FEATURES[""]]
+
+
+def options_for_platform(options: list[str]) -> list[str]:
+    """Return the compiler's options as this platform spells them: clang-cl has those of Clang behind a prefix."""
+    return [f"/clang:{option}" for option in options if option != "-g0"] if WINDOWS else options
+
+
+def clang_cl() -> str:
+    """Return the path of clang-cl, which compiles the kernels on Windows.
+
+    They use the vector types of GCC and Clang, which cl.exe does not know. clang-cl is an option of Visual Studio's
+    installer and part of LLVM, and links with what setuptools has set up for cl.exe.
+    """
+    path = shutil.which("clang-cl", path=os.pathsep.join([os.environ.get("PATH", ""), r"C:\Program Files\LLVM\bin"]))
+    if path is None:
+        raise SystemExit(
+            "setup.py: building rlox on Windows needs clang-cl, which is not on the path; install LLVM, or the "
+            "component 'C++ Clang tools' of Visual Studio"
+        )
+    return path
 
 
 class BuildKernels(build_ext):
@@ -142,6 +167,14 @@ class BuildKernels(build_ext):
                 old.unlink()
         self.extensions = extensions
 
+    def build_extensions(self) -> None:
+        if WINDOWS and self.extensions:
+            self.compiler.initialize()
+            self.compiler.cc = clang_cl()
+            # Objects of cl.exe's link-time optimisation, which clang-cl does not write.
+            self.compiler.compile_options = [option for option in self.compiler.compile_options if option != "/GL"]
+        super().build_extensions()
+
     def target(self, extension: Extension) -> Path:
         """Return the path where Python finds a kernel."""
         return Path(self.get_ext_fullpath(extension.name))
@@ -164,7 +197,7 @@ def fingerprint(extension: Extension) -> str:
     of.update(repr((extension.define_macros, sys.version, numpy.__version__, sysconfig.get_platform())).encode())
     of.update(repr([os.environ.get(name) for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS")]).encode())
     for path in [*extension.sources, *(path for path in extension.depends if path.endswith(".h"))]:
-        text = Path(path).read_text()
+        text = Path(path).read_text("utf-8")
         # Cython records where it found NumPy and its own files. In pip's builds, these are temporary folders.
         text = re.sub(r"/\* BEGIN: Cython Metadata.*?END: Cython Metadata \*/", "", text, count=1, flags=re.DOTALL)
         of.update(re.sub(r'"[^"\n]*/site-packages/(Cython/Includes/)?', '"', text).encode())
@@ -187,7 +220,7 @@ def kernel_extensions() -> list[Extension]:
             [source],
             include_dirs=[numpy.get_include(), *(f"kernels/{folder}" for folder in HEADERS)],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-            extra_compile_args=FLAGS + options + contract,
+            extra_compile_args=options_for_platform(FLAGS + options + contract),
             extra_link_args=LINK_FLAGS,
             depends=headers,
         )
@@ -197,7 +230,10 @@ def kernel_extensions() -> list[Extension]:
     # `from rlox.kernels.types cimport f64` reads build/names/rlox/kernels/types.pxd.
     link = Path("build/names/rlox/kernels")
     link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.is_symlink():
+    if WINDOWS:  # where links are for administrators
+        shutil.rmtree(link, ignore_errors=True)
+        shutil.copytree("kernels", link, ignore=shutil.ignore_patterns("*.pyd"))
+    elif not link.is_symlink():
         link.symlink_to("../../../kernels")
     build_dir = Path("build/cython-debug" if DEBUG else "build/cython")
     changed = Path(__file__).stat().st_mtime

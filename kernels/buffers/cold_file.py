@@ -21,7 +21,6 @@ the process ends. A file whose lock can be taken therefore belongs to no living 
 returns an error.
 """
 
-import fcntl
 import json
 import mmap
 import os
@@ -34,6 +33,11 @@ import zlib
 from collections.abc import Iterable
 
 import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 MAGIC = b"RLOXCOLD"
 VERSION = 1
@@ -82,6 +86,11 @@ def _write_header(fd: int, header: dict) -> None:
     os.pwrite(fd, page.ljust(PAGE, b"\0"), 0)
 
 
+def _require_posix() -> None:
+    if fcntl is None:
+        raise OSError(f"{_WHERE}: the system must be Linux or macOS, got Windows; use a ReplayBuffer, or WSL")
+
+
 def _lock(fd: int, path: str) -> bool:
     """Take the lock. Returns False if another process, or another buffer of this process, holds it."""
     try:
@@ -105,6 +114,8 @@ def _is_at(fd: int, path: str) -> bool:
 
 def _remove(path: str, may_remove) -> bool:
     """Remove a cold file if no process holds it and `may_remove` accepts its header. Returns whether it was removed."""
+    if fcntl is None:
+        return False
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):  # do not even open anything else: a FIFO would block
             return False
@@ -221,6 +232,7 @@ class ColdFile:
         The disk space of `preallocate` blocks is taken at once. An existing file is replaced only if it is a cold file
         whose process is dead and that no state has ever referred to.
         """
+        _require_posix()
         try:
             path = os.path.abspath(os.fsdecode(cold_path))
         except TypeError as e:
@@ -256,7 +268,7 @@ class ColdFile:
             _lock(fd, path)
             _write_header(fd, header)
             os.ftruncate(fd, PAGE + n_blocks * block_rows * stride)
-            if preallocate:
+            if preallocate and hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(fd, 0, PAGE + preallocate * block_rows * stride)
             return cls(fd, path, header)
         except BaseException as e:
@@ -277,6 +289,7 @@ class ColdFile:
         ValueError
             If the file is gone, damaged, cut short or in use, or no longer contains what the state relies on.
         """
+        _require_posix()
         damage = None
         for path in paths:
             try:

@@ -35,7 +35,8 @@ def _disown_all() -> None:
         buffer._disown()
 
 
-os.register_at_fork(after_in_child=_disown_all)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_disown_all)
 
 
 cdef class Store:
