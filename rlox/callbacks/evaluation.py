@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 import warnings
@@ -259,6 +260,8 @@ class EvalCallback(Callback):
             return "a language model is scored by the process that trains it"
         if "evaluate" in vars(algorithm) or not kind.evaluate.__module__.startswith("rlox."):
             return f"{kind.__name__} has an evaluate of its own"
+        if os.name == "nt":
+            return "other processes need Linux or macOS"
         if self.stop_at is not None or self.patience is not None:
             return "training must wait for each evaluation if stop_at or patience is set"
         if acting := algorithm.callbacks.acting_on_evaluations():

@@ -198,8 +198,10 @@ def _read(
         )
     opened.seek(0)
     try:
-        # The open file itself: a training may replace the file of this name meanwhile.
-        with safe_open(f"/dev/fd/{opened.fileno()}", framework="numpy") as file:
+        # The open file itself: a training may replace the file of this name meanwhile. Not on Windows, where an open
+        # file cannot be replaced.
+        opened_path = path if os.name == "nt" else f"/dev/fd/{opened.fileno()}"
+        with safe_open(opened_path, framework="numpy") as file:
             index = _index(opened) if mapped else {}
             info = (index.get("__metadata__") if mapped else file.metadata()) or {}
             if "rlox" not in info:

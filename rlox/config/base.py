@@ -323,7 +323,7 @@ class Config:
         """Write the fields to a YAML file, from which `from_yaml` builds an equal configuration."""
         yaml = import_package("yaml", "cli", f"{type(self).__name__}.to_yaml")
         # The detour through JSON turns tuples and NumPy floats into types that YAML knows.
-        Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False))
+        Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False), "utf-8")
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike) -> Config:
@@ -346,7 +346,7 @@ class Config:
             "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
         )
         try:
-            return cls.from_dict(yaml.load(Path(path).read_text(), Loader) or {})
+            return cls.from_dict(yaml.load(Path(path).read_text("utf-8"), Loader) or {})
         except yaml.YAMLError as e:
             raise ValueError(f"{cls.__name__}.from_yaml: {path} must be a YAML file: {' '.join(str(e).split())}") from e
 

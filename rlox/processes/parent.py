@@ -51,6 +51,8 @@ class Child:
         ignored: Sequence[int] = (signal.SIGINT,),  # from its first moment on
         one_thread: bool = True,  # of numeric libraries in the child
     ):
+        if os.name == "nt":
+            raise OSError("rlox: other processes need Linux or macOS, got Windows; use env.workers=0, threads, or WSL")
         ours, theirs = socket.socketpair()
         ours.settimeout(_ALIVE_EVERY)
         command = python_command(

@@ -117,6 +117,7 @@ def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
             stdout=subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
         )
     _children.append(child)
     return child

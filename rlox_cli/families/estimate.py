@@ -288,7 +288,9 @@ def _peak() -> int:
         with open("/proc/self/status") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     except OSError:
-        import resource
-
+        try:
+            import resource
+        except ImportError:  # Windows
+            return 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else 1024 * peak

@@ -31,7 +31,7 @@ def memory(cgroups: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     except (OSError, LookupError, ValueError):
         try:
             free = total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, ValueError):
+        except (AttributeError, OSError, ValueError):  # Windows has no sysconf
             return math.inf, math.inf
     for names in _CGROUPS:
         try:

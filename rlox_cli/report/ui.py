@@ -22,7 +22,7 @@ from rlox.tracking.mlflow import MODEL_TRAINING
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import Stopped, UsageError
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _POLL_S = 0.2
 _GRACE_S = 5.0  # for the server's processes to end by themselves
 
@@ -132,6 +132,10 @@ def _page(url: str) -> str:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     """End the server's whole process group: with SIGTERM, and after a while with SIGKILL."""
+    if os.name == "nt":  # where a process can only be ended at once
+        server.terminate()
+        server.wait()
+        return
     deadline = time.monotonic() + _GRACE_S
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

@@ -156,7 +156,7 @@ def _translate_error(tls: bool) -> Iterator[None]:
 
     stderr goes through a pipe; everything else that this process writes to it passes unchanged.
     """
-    if not tls:
+    if not tls or os.name == "nt":  # where `select` takes no pipes
         yield
         return
     verbosity = os.environ.get("GRPC_VERBOSITY")

@@ -99,6 +99,9 @@ def open_streams() -> None:
         before = getattr(sys, name)
         if before is not None:
             before.flush()
+            if os.name == "nt":  # a console takes text, not bytes
+                before.reconfigure(errors="rlox.plain")
+                continue
         # If LC_ALL is C or POSIX, Python writes UTF-8 nevertheless.
         asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
         plain = not asked and os.environ.get("LC_ALL") in ("C", "POSIX")

@@ -6,10 +6,12 @@ from the start of the command until the interpreter has ended, one of the first 
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -93,9 +95,10 @@ class Signals:
                 undecided = handler is signal.SIG_DFL or getattr(handler, "__func__", None) is Signals._on_signal
                 if number in _SIGNALS or undecided:
                     self._before[number] = signal.signal(number, self._on_signal)
-            self._read, self._write = os.pipe()
-            os.set_blocking(self._write, False)
-            self._outer = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            # Sockets, since Windows can wait for nothing else.
+            self._read, self._write = socket.socketpair()
+            self._write.setblocking(False)
+            self._outer = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
             self._thread = threading.Thread(target=self._follow, name="rlox-signals", daemon=True)
             self._thread.start()
         return self
@@ -104,10 +107,10 @@ class Signals:
         if self._installed:
             self._raised = True  # an exception here would leave the handlers in place
             signal.set_wakeup_fd(self._outer)
-            os.write(self._write, _END)
+            self._write.send(_END)
             self._thread.join()
-            os.close(self._read)
-            os.close(self._write)
+            self._read.close()
+            self._write.close()
             for number, handler in self._before.items():
                 if signal.getsignal(number) == self._on_signal:  # else it was replaced on purpose
                     signal.signal(number, handler)
@@ -129,9 +132,9 @@ class Signals:
                 wait = min(wait, _LOOK_S)
             numbers = b""
             if select.select([self._read], [], [], None if wait == math.inf else max(0.0, wait))[0]:
-                numbers = os.read(self._read, 64)
+                numbers = self._read.recv(64)
                 if self._flag is not None and self._outer >= 0:
-                    os.write(self._outer, numbers.replace(_END, b""))  # to a sweep that runs the job itself
+                    _send(self._outer, numbers.replace(_END, b""))  # to a sweep that runs the job itself
             for number in numbers:
                 if number not in _HANDLED or (first is not None and number in SAVE_AND_END):
                     continue
@@ -151,7 +154,7 @@ class Signals:
             elif now >= raise_at or (exit_at == math.inf and self._asked_at_once()):
                 first, raise_at = first or signal.SIGTERM, math.inf
                 self.number = self.number or signal.SIGTERM
-                os.kill(os.getpid(), signal.SIGTERM)
+                _terminate()
             if now >= exit_at:
                 print("rlox: stopped at once; what was saved before is kept", file=sys.stderr, flush=True)
                 os._exit(128 + (first or signal.SIGTERM))
@@ -166,10 +169,28 @@ class Signals:
             return False
 
 
+def _send(descriptor: int, data: bytes) -> None:
+    if os.name == "nt":  # where the number of a socket is no file descriptor
+        outer = socket.socket(fileno=descriptor)
+        outer.send(data)
+        outer.detach()
+    else:
+        os.write(descriptor, data)
+
+
+def _terminate() -> None:
+    """Send SIGTERM to this process, so that its handler runs in the main thread."""
+    if os.name == "nt":  # where os.kill would end the process at once
+        _thread.interrupt_main(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _in_child() -> None:
-    # A signal to a forked child must not reach its parent, whose pipe it shares.
+    # A signal to a forked child must not reach its parent, whose socket it shares.
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_in_child)
