@@ -21,6 +21,7 @@ from rlox_cli.commands.enjoy import enjoy
 from rlox_cli.commands.env import env
 from rlox_cli.commands.eval import eval_
 from rlox_cli.commands.generate import generate
+from rlox_cli.commands.hub import card, pull, push
 from rlox_cli.commands.ls import cp, ls
 from rlox_cli.commands.plot import plot
 from rlox_cli.commands.show import show
@@ -54,6 +55,9 @@ app.command()(sync)
 app.command(context_settings=PASS_ON)(ui)
 app.command()(plot)
 app.command()(compare)
+app.command()(card)
+app.command()(push)
+app.command()(pull)
 app.command()(worker)
 app.command()(doctor)
 app.command()(env)

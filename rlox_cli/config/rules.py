@@ -16,6 +16,7 @@ from rlox.config import MmapBufferConfig, RayConfig, RemoteConfig, RunConfig, ne
 from rlox.config.sqlite import is_sqlite, sqlite_file
 from rlox_cli.config.schema import SearchPath
 from rlox_cli.families.family import Family, family_of
+from rlox_cli.records.pulled import hint
 from rlox_cli.terminal.paths import output_path
 
 
@@ -154,4 +155,4 @@ def _check_init_from(name: str) -> None:
     try:
         load_checkpoint(path)
     except (OSError, ValueError) as e:
-        raise ValueError(f"init_from={path} must be a checkpoint that loads: {e}") from e
+        raise ValueError(f"init_from={path} must be a checkpoint that loads: {e}{hint(name)}") from e

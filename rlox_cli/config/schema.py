@@ -36,6 +36,8 @@ from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import read_shipped
 from rlox_cli.families.family import family_of
 from rlox_cli.families.imports import is_function
+from rlox_cli.records.checkpoints import best_of
+from rlox_cli.records.pulled import find_pulled
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import with_home
 
@@ -333,7 +335,10 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
         value = OmegaConf.select(plain, key)
         if isinstance(value, str):
             prefix = PREFIX if value.startswith(PREFIX) else ""
-            OmegaConf.update(plain, key, prefix + with_home(key, value.removeprefix(prefix)))
+            path = with_home(key, value.removeprefix(prefix))
+            if key in ("init_from", "model") and (pulled := find_pulled(path)) is not None:
+                path = str(best_of(pulled))
+            OmegaConf.update(plain, key, prefix + path)
         elif isinstance(value, ListConfig):
             paths = [with_home(key, path) if isinstance(path, str) else path for path in value]
             OmegaConf.update(plain, key, paths)

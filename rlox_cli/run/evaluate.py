@@ -19,6 +19,7 @@ from rlox_cli.config.saved import configuration
 from rlox_cli.families.family import NO_SAMPLER, Evaluation, family_of_checkpoint
 from rlox_cli.families.imports import import_modules, require_typed
 from rlox_cli.records.checkpoints import best_of, read_known_header
+from rlox_cli.records.pulled import find_checkpoint
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path
@@ -43,6 +44,7 @@ def main(path: Path, typed: Evaluation) -> None:
         raise ValueError(
             "--render must have a display, but DISPLAY is not set; --video FILE records an episode instead"
         )
+    path = find_checkpoint(path)
     if path.is_dir():
         path = best_of(path)
         print_text(f"evaluating {path}", stderr=True)
@@ -89,6 +91,7 @@ def generate(
 ) -> None:
     """Complete `prompts`, or the lines of standard input, and print the completions. With `chat`, prompts are JSON."""
     import_modules(imports)
+    path = find_checkpoint(path)
     path = best_of(path) if path.is_dir() else path
     header = read_known_header(path)
     family: Any = family_of_checkpoint(header)

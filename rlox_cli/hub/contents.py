@@ -1,0 +1,310 @@
+"""The folder that is shared of a run: checkpoint, settings, record, curve, film, card, and a list with their hashes.
+
+Everything in it is data: safetensors, YAML, JSON and pictures. Nothing in it can run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlox import __version__
+from rlox.checkpoint import load_checkpoint, run_files, trained_for
+from rlox.evaluation.video import VideoWriter, render_fps
+from rlox.tracking.record import FILE
+from rlox.tracking.store import read_config, read_plain
+from rlox_cli.families.evaluation import restore_to_act
+from rlox_cli.families.family import family_of_checkpoint
+from rlox_cli.families.imports import import_modules, list_needed_modules
+from rlox_cli.hub.card import Facts, Score, interval_of_mean, write_card
+from rlox_cli.records.checkpoints import best_of, read_known_header
+from rlox_cli.records.pulled import MANIFEST, find_pulled, hint
+from rlox_cli.records.runs import EVALUATION, choose_metric, group_runs, read_run, read_runs
+from rlox_cli.terminal.account import paragraph
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+CARD, CONFIG, CURVE, FILM = "README.md", "config.yaml", "curve.png", "replay.mp4"
+FORMAT = 1
+_OVERRIDES = ".hydra/overrides.yaml"
+# Settings of where and how a run was trained, not of what was trained.
+_NOT_REPEATED = ("output_dir=", "hydra.", "hydra/", "logger=", "logger.", "resume=", "~logger")
+_CREDENTIALS = re.compile(r"\w+://[^/\s:@]+:[^/\s@]+@")
+_FRESH_SEEDS = 1_000_000  # between the seeds of evaluations in training and those of one afterwards
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed about the contents."""
+
+    episodes: int | None = None  # of a new evaluation; None: the score that the checkpoint records
+    film: bool = True
+    licence: str | None = None
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run, or a checkpoint alone, that is shared."""
+
+    checkpoint: Path
+    run: Path | None  # its folder; None for a checkpoint that is in no run folder
+    header: dict[str, Any]
+
+
+def find_source(path: Path) -> Source:
+    """Return what `path`, a run folder, a checkpoint or the name of a pulled run, stands for.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If it is neither, or the checkpoint cannot be read.
+    UsageError
+        If a setting contains a password.
+    """
+    path = find_pulled(str(path)) or path
+    run: Path | None = path
+    if path.is_dir():
+        checkpoint = best_of(path)
+    elif path.exists():
+        folder, _ = run_files.locate(path)
+        checkpoint, run = path, folder if run_files.is_file(folder, FILE) else None
+    else:
+        raise FileNotFoundError(f"{path} must be a run folder or a checkpoint, got nothing there{hint(path)}")
+    source = Source(checkpoint, run, read_known_header(checkpoint))
+    settings = [source.header.get("run")] if run is None else [source.header.get("run"), read_config(run)]
+    for key, value in _strings(settings):
+        if _CREDENTIALS.search(value):
+            raise UsageError(f"{key} of {shown(run or checkpoint)} contains a password, which would be shared")
+    return source
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _strings(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner, key)
+
+
+def collect(source: Source, folder: Path, name: str, options: Options) -> tuple[Facts, list[str]]:
+    """Write everything that is shared into the empty `folder`.
+
+    Returns
+    -------
+    Facts
+        What the card says.
+    list of str
+        A note on each part that is missing, and why.
+    """
+    import_modules(options.imports)
+    facts, notes = describe(source, options)
+    (folder / run_files.CHECKPOINTS).mkdir()
+    shutil.copyfile(source.checkpoint, folder / facts.checkpoint)
+    if source.run is not None:
+        for file in (CONFIG, FILE):
+            with run_files.open_file(source.run, file) as read, open(folder / file, "wb") as write:
+                shutil.copyfileobj(read, write)
+        try:
+            _draw_curve(source.run, folder / CURVE)
+            facts = replace(facts, curve=CURVE)
+        except (ImportError, UsageError) as e:
+            notes.append(f"no curve: {paragraph(e)}")
+    if options.film and not facts.language:
+        try:
+            _film(source, folder / FILM, options.imports)
+            facts = replace(facts, film=FILM)
+        except Exception as e:  # of the environment, which may have no renderer
+            notes.append(f"no film: {paragraph(e)}")
+    (folder / CARD).write_text(write_card(facts, name), encoding="utf-8")
+    write_manifest(folder, facts)
+    return facts, notes
+
+
+def describe(source: Source, options: Options) -> tuple[Facts, list[str]]:
+    """Return what the card says about the agent, without pictures, and notes on what is missing."""
+    header, notes = source.header, []
+    family = family_of_checkpoint(header)
+    step, unit = trained_for(header)
+    recorded = header.get("run")
+    run: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
+    command = None if source.run is None else _command(source.run)
+    if command is None:
+        notes.append("no command to repeat the training: the run was not started by `rlox train`")
+    score = None
+    if options.episodes is not None and family.completes_prompts:
+        raise UsageError("--episodes must be left out for a language model; its card has the score of the training")
+    if options.episodes is not None:
+        score = _evaluate(source, options)
+    elif (score := _recorded_score(source)) is None:
+        notes.append("no score: the checkpoint records none; --episodes N measures one")
+    reference = run.get("reference")
+    facts = Facts(
+        algorithm=header["algorithm"],
+        task=str(family.recorded_task(header) or "an environment of its own"),
+        step=step,
+        n_steps=run.get("total_timesteps") or step,
+        unit=unit,
+        seed=header["seed"],
+        checkpoint=f"{run_files.CHECKPOINTS}/{source.checkpoint.name}",
+        command=command,
+        versions={str(key): str(value) for key, value in header["versions"].items()},
+        score=score,
+        score_name="score" if family.completes_prompts else "return",
+        reference=reference.get("mean_return") if isinstance(reference, dict) else None,
+        language=family.completes_prompts,
+        licence=options.licence,
+        imports=sorted(set(list_needed_modules(header["env"], run))) if not family.completes_prompts else [],
+    )
+    return facts, notes
+
+
+def _recorded_score(source: Source) -> Score | None:
+    """Return the score with which the checkpoint was saved; None if there was no evaluation."""
+    recorded = source.header.get("evaluation")
+    if not isinstance(recorded, dict) or not isinstance(recorded.get("mean_return"), (int, float)):
+        return None
+    mean, std, n = float(recorded["mean_return"]), float(recorded.get("std_return", 0.0)), recorded["n_episodes"]
+    n_choices = 1
+    if source.checkpoint.stem == "best" and source.run is not None:
+        evaluations = read_run(source.run, {EVALUATION}).series.get(EVALUATION)
+        n_choices = 1 if evaluations is None else len(evaluations.values)
+    deterministic = bool(recorded.get("deterministic", True))
+    return Score(mean, std, *interval_of_mean(mean, std, n), n, recorded.get("seed"), deterministic, n_choices)
+
+
+def _evaluate(source: Source, options: Options) -> Score:
+    """Return the score in new episodes, with a seed that the training did not use."""
+    assert options.episodes is not None
+    agent = restore_to_act(source.checkpoint, source.header, list(options.imports))
+    evaluation = agent.evaluate(options.episodes, 10_000 + _FRESH_SEEDS + source.header["seed"])
+    summary = evaluation.summary()
+    mean, std = summary["mean_return"], summary["std_return"]
+    bounds = interval_of_mean(mean, std, options.episodes)
+    return Score(mean, std, *bounds, options.episodes, evaluation.seed, True, None)
+
+
+def _command(run: Path) -> str | None:
+    """Return the command that repeats a training; None if it was not started on the command line."""
+    try:
+        typed = read_plain(run, _OVERRIDES)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(typed, list) or not all(isinstance(word, str) and word.isprintable() for word in typed):
+        return None
+    seed = [] if any(word.startswith("seed=") for word in typed) else [f"seed={read_config(run)['seed']}"]
+    words = [word for word in typed if not word.lstrip("+").startswith(_NOT_REPEATED)]
+    return shlex.join(["rlox", "train", *words, *seed]).replace("`", "")
+
+
+def _draw_curve(run: Path, file: Path) -> None:
+    """Draw the learning curve of a run."""
+    from rlox_cli.report.picture import Picture
+
+    metric = choose_metric(None, [run])
+    runs, _ = read_runs([run], metric)
+    Picture(group_runs(runs), metric, False).save([file])
+
+
+def _film(source: Source, file: Path, imports: tuple[str, ...]) -> None:
+    """Film one episode."""
+    agent = restore_to_act(source.checkpoint, source.header, list(imports))
+    writer = VideoWriter(file, render_fps(source.header["env"]["id"]))
+    with writer as film:
+        agent.evaluate(1, frames=film.add)
+
+
+def write_manifest(folder: Path, facts: Facts) -> None:
+    """List the files of `folder` with sizes and hashes, except for the card, which is text that may be edited."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: file_entry(folder / name) for name in names if name not in (CARD, MANIFEST)}
+    manifest = {
+        "format": FORMAT,
+        "rlox": __version__,
+        "algorithm": facts.algorithm,
+        "task": facts.task,
+        "step": facts.step,
+        "checkpoint": facts.checkpoint,
+        "score": None if facts.score is None else facts.score.text,
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """Return the size and the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+# What a shared folder may contain, besides the card and the manifest.
+ALLOWED = re.compile(
+    rf"{re.escape(CONFIG)}|{re.escape(FILE)}|curve\.png|replay\.(mp4|gif)|{run_files.CHECKPOINTS}/[\w-]+\.safetensors",
+    re.ASCII,
+)
+_MOST_FILES, _MOST_BYTES = 16, 1 << 20
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder.
+
+    Raises
+    ------
+    ValueError
+        If it is not one, or lists a file that rlox does not write.
+    """
+    where = f"{MANIFEST} of {folder.name}"
+    try:
+        manifest = json.loads(run_files.read_bytes(folder, MANIFEST, _MOST_BYTES))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{where} must be JSON that rlox wrote, got {paragraph(e)}") from e
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or type(manifest.get("format")) is not int:
+        raise ValueError(f"{where} must list files, as `rlox push` writes it; the repository holds something else")
+    if manifest["format"] > FORMAT:
+        raise ValueError(f"{where} must be of format {FORMAT}, got {manifest['format']}; update rlox-cli")
+    for name, entry in files.items():
+        if ALLOWED.fullmatch(name) is None or len(files) > _MOST_FILES:
+            raise ValueError(f"{where} must list files that rlox writes, got {name[:100]!r}; nothing was pulled")
+        sound = isinstance(entry, dict) and type(entry.get("size")) is int and entry["size"] >= 0
+        if not sound or not isinstance(entry.get("sha256"), str):
+            raise ValueError(f"{where} must have the size and the SHA-256 of {name}")
+    if not isinstance(manifest.get("checkpoint"), str) or manifest["checkpoint"] not in files:
+        raise ValueError(f"{where} must name its checkpoint among its files")
+    return manifest
+
+
+def verify(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compare the files of `folder` with the manifest, and read them as strictly as any file of somebody else.
+
+    Raises
+    ------
+    ValueError
+        If a file differs, or is not what its name says.
+    """
+    for name, entry in manifest["files"].items():
+        if not run_files.is_file(folder, name):
+            raise ValueError(f"{name} is in {MANIFEST}, but not in the repository")
+        if (got := file_entry(folder / name)) != {"size": entry["size"], "sha256": entry["sha256"]}:
+            raise ValueError(
+                f"{name} must have the SHA-256 {entry['sha256'][:16]}… of {MANIFEST}, got {got['sha256'][:16]}…: it "
+                "was changed or cut short"
+            )
+    load_checkpoint(folder / manifest["checkpoint"])
+    if CONFIG in manifest["files"]:
+        with suppress(FileNotFoundError):
+            read_config(folder)
