@@ -8,7 +8,7 @@ from pathlib import Path
 from rlox_cli.families.imports import import_modules
 from rlox_cli.hub.card import NO_NAME, Facts, write_card
 from rlox_cli.hub.contents import Options, collect, describe, find_source
-from rlox_cli.hub.remote import download, require_name, upload
+from rlox_cli.hub.remote import download, require_login, require_name, upload
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, shown
@@ -47,6 +47,7 @@ def push(path: Path, name: str, private: bool | None, dry_run: bool, out: Path |
         _print_contents(folder, facts)
         print_text(f"  folder  {shown(folder)} (dry run: nothing was uploaded)")
         return
+    require_login()
     with tempfile.TemporaryDirectory(prefix="rlox-push-") as temporary:
         folder = Path(temporary)
         facts, notes = collect(source, folder, name, options)

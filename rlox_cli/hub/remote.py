@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def require_name(name: str, owner: bool) -> None:
         raise UsageError(f"NAME must be {form} of letters, digits, '-', '_' and '.', got {one_line(name, 100)!r}")
 
 
+def require_login() -> None:
+    """Raise unless the client is installed, somebody is logged in and the hub answers: see `upload`."""
+    if _client("rlox push").get_token() is None:
+        raise UsageError("rlox push needs a token that may write: type `hf auth login`, or set HF_TOKEN")
+    _require_reachable("rlox push")
+
+
 def upload(folder: Path, name: str, private: bool | None) -> tuple[str, str]:
     """Upload `folder` as one commit to the repository `name`, which is created. Return its full name and its address.
 
@@ -38,9 +46,6 @@ def upload(folder: Path, name: str, private: bool | None) -> tuple[str, str]:
         If the client is not installed, nobody is logged in, or the hub refuses or cannot be reached.
     """
     hub = _client("rlox push")
-    if hub.get_token() is None:
-        raise UsageError("rlox push needs a token that may write: type `hf auth login`, or set HF_TOKEN")
-    _require_reachable("rlox push")
     api = hub.HfApi()
     with _explained(hub, name, "write to"):
         made = api.create_repo(name, private=private, exist_ok=True)
@@ -89,7 +94,7 @@ def download(name: str, revision: str | None) -> tuple[Path, dict[str, Any], boo
         _fetch(hub, name, commit, MANIFEST, partial)
         manifest = read_manifest(partial)
         for file in (*manifest["files"], CARD):
-            _fetch(hub, name, commit, file, partial, optional=file == CARD)
+            _fetch(hub, name, commit, file, partial)
         verify(partial, manifest)
         shutil.rmtree(partial / ".cache", ignore_errors=True)  # the client's notes
         origin = {"name": name, "commit": commit, "endpoint": hub.constants.ENDPOINT}
@@ -100,16 +105,15 @@ def download(name: str, revision: str | None) -> tuple[Path, dict[str, Any], boo
     return folder, manifest, True
 
 
-def _fetch(hub: Any, name: str, commit: str, file: str, folder: Path, optional: bool = False) -> None:
-    try:
-        with _explained(hub, name, "read"):
+def _fetch(hub: Any, name: str, commit: str, file: str, folder: Path) -> None:
+    with _explained(hub, name, "read"):
+        try:
             hub.hf_hub_download(name, file, revision=commit, local_dir=folder)
-    except UsageError as e:
-        if not isinstance(e.__cause__, hub.errors.EntryNotFoundError):
-            raise
-        if not optional:
+        except hub.errors.EntryNotFoundError:
+            if file == CARD:
+                return
             what = "no run of rlox: it has no rlox.json" if file == MANIFEST else f"incomplete: it has no {file}"
-            raise UsageError(f"{name} is {what}; rlox pull reads what rlox push has written") from e
+            raise UsageError(f"{name} is {what}; rlox pull reads what rlox push has written") from None
 
 
 def _replace(folder: Path, new: Path) -> None:
@@ -131,7 +135,10 @@ def _origin(folder: Path) -> dict[str, Any]:
 
 
 def _client(where: str) -> Any:
+    """Return the hub's client, with its modules `constants`, `errors` and `utils`."""
     hub = import_package("huggingface_hub", "hub", where)
+    for name in ("constants", "errors", "utils"):
+        import_module(f"huggingface_hub.{name}")
     if not sys.stderr.isatty():
         hub.utils.disable_progress_bars()
     return hub
@@ -148,33 +155,33 @@ def _explained(hub: Any, name: str, action: str) -> Iterator[None]:
     errors = hub.errors
     try:
         yield
-    except errors.GatedRepoError as e:
-        raise UsageError(f"{name} is gated: ask for access on its page, and log in with `hf auth login`") from e
-    except errors.RepositoryNotFoundError as e:
+    except UsageError:
+        raise
+    except errors.GatedRepoError:
+        raise UsageError(f"{name} is gated: ask for access on its page, and log in with `hf auth login`") from None
+    except errors.RepositoryNotFoundError:
         raise UsageError(
             f"{name} was not found on {hub.constants.ENDPOINT}, or is private; check the name, or log in with "
             "`hf auth login`"
-        ) from e
-    except errors.RevisionNotFoundError as e:
-        raise UsageError(f"{name} has no such revision; leave --revision out for the newest") from e
-    except errors.EntryNotFoundError as e:
-        raise UsageError(f"{name} lacks a file: {one_line(e, 200)}") from e
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise UsageError(f"{name} has no such revision; leave --revision out for the newest") from None
     except errors.HFValidationError as e:
-        raise UsageError(f"{name} must be a name of the hub: {one_line(e, 200)}") from e
+        raise UsageError(f"{name} must be a name of the hub: {one_line(e, 200)}") from None
     except errors.HfHubHTTPError as e:
         code = getattr(getattr(e, "response", None), "status_code", None)
         if code in (401, 403):
             raise UsageError(
                 f"the hub does not let you {action} {name} (HTTP {code}); use a token that may, with `hf auth login` "
                 "or HF_TOKEN"
-            ) from e
-        raise OSError(f"the hub answered with an error for {name}: {one_line(e, 300)}") from e
+            ) from None
+        raise OSError(f"the hub answered with an error for {name}: {one_line(e, 300)}") from None
     except ValueError as e:  # of the card's metadata, such as an unknown licence
-        raise UsageError(f"the hub refuses the contents for {name}: {one_line(e, 300)}") from e
+        raise UsageError(f"the hub refuses the contents for {name}: {one_line(e, 300)}") from None
     except Exception as e:
         if not _is_of_network(e):
             raise
-        raise OSError(f"the connection to the hub failed: {type(e).__name__}: {one_line(e, 200)}; try again") from e
+        raise OSError(f"the connection to the hub failed: {type(e).__name__}: {one_line(e, 200)}; try again") from None
 
 
 def _is_of_network(e: BaseException) -> bool:
