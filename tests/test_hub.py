@@ -1,4 +1,4 @@
-"""Sharing runs: `rlox push`, `rlox pull`, `rlox card`, with the real client of the hub and a strict hub on this machine."""
+"""Sharing runs: `rlox push`, `rlox pull` and `rlox card`, with the real client of the hub and a strict hub here."""
 
 from __future__ import annotations
 
