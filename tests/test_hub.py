@@ -58,6 +58,7 @@ def rlox_with(hub, trained, tmp_path):
             "HF_ENDPOINT": hub.endpoint,
             "HF_HOME": str(tmp_path / "hf"),
             "HF_HUB_DISABLE_XET": "1",  # the transfer of hubs without that storage
+            "HF_HUB_OFFLINE": "",
             "HF_TOKEN": "secret-of-me",
             "RLOX_PULLED": str(tmp_path / "pulled"),
             **changes,
@@ -166,6 +167,7 @@ def test_the_python_of_the_card_works(rlox_with, hub, trained, tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", hub.files("me/cartpole")["README.md"].decode(), re.DOTALL)
     program = code.replace("obs)", "[0.0, 0.0, 0.02, 0.0])") + "print(action)"
     env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    env["HF_HUB_OFFLINE"] = ""
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.stdout in ("0\n", "1\n"), done.stderr
 
@@ -216,7 +218,7 @@ def test_what_is_not_what_was_pushed_is_refused_and_not_kept(rlox_with, hub, tmp
         (["pull", "me/none"], {}, "me/none was not found on "),
         (["pull", "cartpole"], {}, "NAME must be OWNER/NAME of letters"),
         (["push", "run", "you/cartpole"], {}, "the hub does not let you write to you/cartpole (HTTP 403)"),
-        (["push", "run", "cartpole"], {"HF_TOKEN": None}, "rlox push needs a token that may write"),
+        (["push", "run", "cartpole"], {"HF_TOKEN": None}, "a token that may write is needed: type `hf auth login`"),
         (["push", "run", "a b"], {}, "NAME must be OWNER/NAME, or NAME in your own account,"),
         (["push", "run", "cartpole", "--licence", "mine"], {}, "the hub refuses the contents for me/cartpole"),
         (["push", "none", "cartpole"], {}, "none must be a run folder or a checkpoint, got nothing there"),

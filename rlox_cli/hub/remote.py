@@ -33,8 +33,8 @@ def require_name(name: str, owner: bool) -> None:
 def require_login() -> None:
     """Raise unless the client is installed, somebody is logged in and the hub answers: see `upload`."""
     if _client("rlox push").get_token() is None:
-        raise UsageError("rlox push needs a token that may write: type `hf auth login`, or set HF_TOKEN")
-    _require_reachable("rlox push")
+        raise UsageError("a token that may write is needed: type `hf auth login`, or set HF_TOKEN")
+    _require_reachable()
 
 
 def upload(folder: Path, name: str, private: bool | None) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def download(name: str, revision: str | None) -> tuple[Path, dict[str, Any], boo
         `rlox push` writes.
     """
     hub = _client("rlox pull")
-    _require_reachable("rlox pull")
+    _require_reachable()
     folder = folder_of(name)
     with _explained(hub, name, "read"):
         commit = hub.HfApi().model_info(name, revision=revision).sha
@@ -144,9 +144,9 @@ def _client(where: str) -> Any:
     return hub
 
 
-def _require_reachable(where: str) -> None:
+def _require_reachable() -> None:
     if (why := unreachable_hub()) is not None:
-        raise OSError(f"{where}: the Hugging Face Hub must be reachable, but {why}; nothing was changed")
+        raise OSError(f"the Hugging Face Hub must be reachable, but {why}; nothing was changed")
 
 
 @contextmanager
