@@ -66,6 +66,7 @@ _EXPORTS = {
     "EarlyStoppingCallback": "rlox.callbacks",
     "EvalCallback": "rlox.callbacks",
     "evaluate": "rlox.evaluation.episodes",
+    "export": "rlox.exporting.write",
     "ExperienceTable": "rlox.kernels.buffers.table",
     "get_include": "rlox.envs.registry",
     "GridWorld": "rlox.kernels.envs.env",

@@ -20,6 +20,7 @@ from rlox_cli.commands.compare import compare
 from rlox_cli.commands.enjoy import enjoy
 from rlox_cli.commands.env import env
 from rlox_cli.commands.eval import eval_
+from rlox_cli.commands.export import export
 from rlox_cli.commands.generate import generate
 from rlox_cli.commands.hub import card, pull, push
 from rlox_cli.commands.ls import cp, ls
@@ -46,6 +47,7 @@ app.command(context_settings=PASS_ON)(train)
 app.command(context_settings=FLAGS)(tune)
 app.command("eval")(eval_)
 app.command()(enjoy)
+app.command()(export)
 app.command()(generate)
 app.command()(collect)
 app.command()(ls)

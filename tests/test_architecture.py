@@ -34,6 +34,7 @@ ROWS = (
     ("rlox.distributed", "rlox.llm", "rlox.multi_agent", "rlox.tracking", "rlox.world_models"),
     ("rlox.evaluation",),
     ("rlox.offline",),
+    ("rlox.exporting",),
     ("rlox.callbacks",),
     ("rlox.gpu",),
     ("rlox.algorithms.table",),
