@@ -14,24 +14,26 @@ from rlox import config as configs
 from rlox import tuned
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import BUFFERS
-from rlox.config import Config, RunConfig, tuned_pairs
+from rlox.config import BufferConfig, Config, RunConfig, tuned_pairs
 from rlox_cli.config.compose import compose_jobs, run_composed, run_hydra
+from rlox_cli.config.presets import choice_names, config_of, preset_settings, read_presets
 from rlox_cli.report.keys import comments
 
 CONF = Path(str(files("rlox_cli.conf")))
 
 
 def test_yaml_files_match_the_registry():
-    assert {path.stem for path in (CONF / "algo").glob("*.yaml")} == set(ALGORITHMS)
+    assert {path.stem for path in (CONF / "algo").glob("*.yaml")} == {*ALGORITHMS, *read_presets()}
     for name, entry in ALGORITHMS.items():
         assert resolve(entry.cls).name == name
         assert resolve(entry.cls).Config is resolve(entry.config)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", choice_names())
 def test_algo_yaml_restates_no_default(name):
     plain = yaml.safe_load((CONF / "algo" / f"{name}.yaml").read_text())
-    run = {**RunConfig().to_dict(), **resolve(ALGORITHMS[name].config)().to_dict()}
+    config = config_of(name)().to_dict()
+    run = {**RunConfig().to_dict(), **config, "algo": config, "buffer": BufferConfig().to_dict()}
     for key, value in plain.items():
         if isinstance(value, dict):  # a nested section, as in `env: {n_envs: 1}`
             assert all(run[key][inner] != choice for inner, choice in value.items()), key
@@ -49,7 +51,7 @@ def test_buffers_have_a_yaml_each():
 @pytest.mark.parametrize(("algo", "env"), tuned_pairs())
 def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_path):
     settings = tuned(algo, env)
-    offline = resolve(ALGORITHMS[algo].config).uses_dataset == "must"
+    offline = config_of(algo).uses_dataset == "must"
     # Offline settings have no reference score, since scores depend on the dataset.
     assert isinstance(settings["reference"]["mean_return"], type(None) if offline else float)
     assert settings["reference"]["source"]
@@ -69,7 +71,7 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_p
         return  # the rest depends only on the algorithm, so one environment is enough
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off", *data])
     assert off.tuned is None
-    assert off.config.algo == resolve(ALGORITHMS[algo].config)()
+    assert off.config.algo == config_of(algo)(**(preset_settings(algo)["algo"] if algo in read_presets() else {}))
     (typed,) = compose_jobs(
         [], [f"algo={algo}", f"env={env}", "algo.learning_rate=0.5", "total_timesteps=12_000", *data]
     )
@@ -167,7 +169,7 @@ def test_any_gymnasium_id_needs_no_yaml():
         ("MountainCarContinuous-v0", 1),
     ]
     pairs = tuned_pairs()
-    assert all((job.tuned is None) is ((job.algo, job.config.env.id) not in pairs) for job in jobs)
+    assert all((job.tuned is None) is ((job.choice, job.config.env.id) not in pairs) for job in jobs)
 
 
 def test_tuned_of_the_library():

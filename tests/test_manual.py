@@ -24,6 +24,7 @@ from pseudo_terminal import on_a_terminal, too_wide
 import rlox
 from rlox.algorithms import ALGORITHMS
 from rlox.buffers import BUFFERS
+from rlox_cli.config.presets import choice_names, read_presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,7 +81,8 @@ def words_of(command: str) -> list[str]:
         return words
     typed = dict(word.split("=", 1) for word in words if "=" in word)
     families = {**dict.fromkeys(("dqn", "sac", "td3"), "off-policy"), "dreamer": "world model"}
-    family = families.get(typed.get("algo"), "offline" if "dataset" in typed else "")
+    algo = typed.get("algo", "")
+    family = families.get(read_presets().get(algo, algo), "offline" if "dataset" in typed else "")
     small = SMALL | SMALLER.get(family, {})
     if "total_timesteps" in typed:
         most = int(small["total_timesteps"]) if family else MOST_STEPS
@@ -169,7 +171,11 @@ def test_pages_with_hand_written_loops_set_one_thread():
 
 
 def test_every_algorithm_has_a_page():
-    assert {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")} == {"index", "best_of_n", *ALGORITHMS}
+    assert {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")} == {
+        "index",
+        "best_of_n",
+        *choice_names(),
+    }
 
 
 def test_every_public_name_is_in_the_reference():

@@ -175,11 +175,13 @@ cdef class NativeQ(FlatLearner):
         ``relu`` or ``tanh``.
     dueling
         Q = V + A - mean(A).
+    adam_eps
+        Added to the denominator of Adam's steps.
 
     Attributes
     ----------
     gradient, moments, step
-        See `FlatLearner`. The gradient is that of the last batch; Adam has betas 0.9 and 0.999, eps 1e-8.
+        See `FlatLearner`. The gradient is that of the last batch; Adam has betas 0.9 and 0.999.
 
     Raises
     ------
@@ -201,11 +203,11 @@ cdef class NativeQ(FlatLearner):
     cdef f32* from_value    # (CHUNK, out_pad of the trunk)
 
     def __cinit__(self, parameters, target, obs_dim, n_actions, hidden_sizes, activation: str = "relu",
-                  dueling: bool = False):
+                  dueling: bool = False, adam_eps: float = 1e-8):
         cdef str where = "NativeQ"
         self.n_outputs = self.begin(where, obs_dim, n_actions, "n_actions", hidden_sizes, activation)
         size = n_parameters(self.obs_dim, self.n_outputs, self.hidden, dueling)
-        self.hold(parameters, size, where, 1e-8)
+        self.hold(parameters, size, where, number(adam_eps, 0.0, where, "adam_eps"))
         check_out(target, cnp.NPY_FLOAT32, "float32", (size,), where, "target")
         if share_memory(parameters, target):
             raise ValueError(f"{where}: parameters and target must share no memory")

@@ -1,5 +1,6 @@
 """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236) with the parts of Rainbow (Hessel et al. 2018,
-arXiv:1710.02298) that work independently of each other: double DQN, dueling, n-step returns and prioritised replay.
+arXiv:1710.02298) that work independently of each other: double DQN, dueling, n-step returns, prioritised replay,
+distributions of returns (quantiles or categories) and noisy layers.
 
 With a memory it is R2D2 (Kapturowski et al. 2019) without its distributed actors: a recurrent network that learns from
 sequences of steps, each from the state of the memory that was stored with its first step and that `burn_in` steps bring
@@ -61,20 +62,28 @@ class DQN(OffPolicyAlgorithm):
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         c, spec = self.config, self.spec
         if self.backend == "native":
-            self.native = NativeQPolicy.make(spec, c, rng) if policy is None else NativeQPolicy.adopt(policy, spec)
+            self.native = (
+                NativeQPolicy.make(spec, c, rng) if policy is None else NativeQPolicy.adopt(policy, spec, c.adam_eps)
+            )
             return
         from torch import nn
 
         from rlox.nn.actors import DiscreteQNetwork, QPolicy, RecurrentQNetwork
         from rlox.nn.policies import memory_of
+        from rlox.nn.value_networks import create_value_policy
 
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
             sizes = (obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
             memory = memory_of(c)
-            policy = RecurrentQNetwork(*sizes, memory, rng) if memory else DiscreteQNetwork(*sizes, rng)
+            if c.value_option is not None:
+                policy = create_value_policy(*sizes, c, rng)
+            else:
+                policy = RecurrentQNetwork(*sizes, memory, rng) if memory else DiscreteQNetwork(*sizes, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
+        elif c.value_option is not None:
+            raise ValueError(f"DQN: policy must be left out with {c.value_option}, got a {type(policy).__name__}")
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
         if bool(self.policy.state_dim) is not self.config.recurrent:
             rule = "lstm or gru for a policy with one" if self.policy.state_dim else "none for a policy without one"
@@ -138,7 +147,7 @@ class DQN(OffPolicyAlgorithm):
 
             # Copy it before the optimiser moves the online network's parameters into one block.
             self._target = copy.deepcopy(self.policy).requires_grad_(False).eval()
-            self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=1e-8)
+            self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=c.adam_eps)
         self._target_period = 0  # environment steps // target_update_freq when the target was last updated
         self._explore()
 
@@ -180,6 +189,7 @@ class DQN(OffPolicyAlgorithm):
     def update(self, batch: TransitionBatch | SequenceBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step. Returns metrics as scalar tensors."""
         from rlox.nn.sequence_losses import sequence_q_loss
+        from rlox.nn.value_distributions import distributional_q_loss
         from rlox.nn.value_losses import q_loss
 
         c = self.config
@@ -191,22 +201,19 @@ class DQN(OffPolicyAlgorithm):
                 self.policy, self.target, batch, c.gamma, n_step, c.burn_in, c.double_dqn, c.loss
             )
             return {**metrics, "grad_norm": self.optimizer.step(loss, c.max_grad_norm)}
-        loss, metrics = self.backend.compiled(q_loss)(
-            self.policy,
-            self.target,
-            batch.obs,
-            batch.actions,
-            batch.rewards,
-            batch.next_obs,
-            batch.discounts,
-            batch.weights,
-            c.double_dqn,
-            c.loss,
-            batch.next_masks,
-        )
+        columns = (batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.discounts, batch.weights)
+        if c.value_option is None:
+            loss, metrics = self.backend.compiled(q_loss)(
+                self.policy, self.target, *columns, c.double_dqn, c.loss, batch.next_masks
+            )
+        else:
+            noise = self._draw_noise(self._n_rows) if c.noisy else None
+            loss, metrics = self.backend.compiled(distributional_q_loss)(
+                self.policy.q, self.target.q, *columns, noise, c.double_dqn, c.loss, c.huber_kappa, batch.next_masks
+            )
         grad_norm = self.optimizer.step(loss, c.max_grad_norm)
         td_errors = metrics.pop("td_errors")
-        batch.update_priorities(self.buffer, td_errors)
+        batch.update_priorities(self.buffer, metrics.pop("priorities", td_errors))
         return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
@@ -224,6 +231,9 @@ class DQN(OffPolicyAlgorithm):
         )
         batch.update_priorities(self.buffer, td_errors)
         return metrics
+
+    def _noise_shape(self, n: int) -> tuple[int, ...]:
+        return (3 if self.config.double_dqn else 2, self.policy.n_noise) if self.config.noisy else ()
 
     def _make_follower(self, block: np.ndarray) -> NativeActor:
         spec, c = self.spec, self.config

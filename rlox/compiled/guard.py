@@ -348,6 +348,8 @@ def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> st
     """
     if config.recurrent:
         return "PyTorch computes a memory, with a kernel for its steps"
+    if (option := config.value_option) is not None:
+        return f"PyTorch computes {option}"
     if len(spec.obs_shape) != 1:
         return "images go through a convolutional network"
     if policy is None:

@@ -239,6 +239,8 @@ class NativeQPolicy(NativeActor):
         As in `rlox.nn.actors.DiscreteQNetwork`.
     block : array, optional
         The parameters (P,) f32, which are used without a copy; zeros by default.
+    adam_eps : float
+        Added to the denominator of Adam's steps.
 
     Attributes
     ----------
@@ -256,12 +258,14 @@ class NativeQPolicy(NativeActor):
         activation: str,
         dueling: bool,
         block: np.ndarray | None = None,
+        adam_eps: float = 1e-8,
     ):
         self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
         shapes = layout(q_network(obs_dim, n_actions, hidden, dueling))
         block = np.zeros(sum(math.prod(shape) for _, shape in shapes), np.float32) if block is None else block
         super().__init__(
-            NativeQ(block, np.zeros_like(block), obs_dim, n_actions, list(hidden), activation, dueling), shapes
+            NativeQ(block, np.zeros_like(block), obs_dim, n_actions, list(hidden), activation, dueling, adam_eps),
+            shapes,
         )
         self.target_parameters = _views(self.net.target, shapes)
         self._target: QPolicy | None = None
@@ -274,21 +278,22 @@ class NativeQPolicy(NativeActor):
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
         """Create a policy whose two networks have the same initial weights as `rlox.nn.actors.DiscreteQNetwork`."""
         c = config
-        policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
+        sizes = (spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
+        policy = cls(*sizes, adam_eps=c.adam_eps)
         for net in q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
             policy._set_initial(net, 1.0, False, rng)
         policy.net.move_target(1.0)
         return policy
 
     @classmethod
-    def adopt(cls, module: nn.Module, spec: EnvSpec) -> NativeQPolicy:
+    def adopt(cls, module: nn.Module, spec: EnvSpec, adam_eps: float = 1e-8) -> NativeQPolicy:
         """Create a policy from a module without `q_obstacle`, whose parameters become views of the block."""
         from rlox.nn.actors import QPolicy
 
         module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
         q = module.q
         hidden, activation = read_perceptron(q.trunk, q.head)
-        policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling)
+        policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling, adam_eps=adam_eps)
         policy._take_over(module)
         policy.net.move_target(1.0)
         return policy

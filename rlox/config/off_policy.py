@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from rlox.config.base import (
     ACTIVATIONS,
     DISCOUNTS,
+    DISTRIBUTIONS,
     LARGEST_COUNT,
     LEARNING_RATES,
     MOST_AT_ONCE,
+    MOST_ATOMS,
     MOST_NOISE,
     Q_LOSSES,
     SCHEDULES,
@@ -98,6 +100,15 @@ class DQNConfig(OffPolicyConfig):
     )  # part of total_timesteps over which epsilon falls linearly
     exploration_initial_eps: float = 1.0  # probability of a random action at the start
     exploration_final_eps: float = searched(0.05, "interval(0.0, 0.2)")  # probability of a random action after that
+    distribution: str = "none"  # of each return, beyond its mean: none, quantile (QR-DQN) or categorical (C51)
+    n_atoms: int = 51  # with a distribution, the numbers that describe that of one action
+    v_min: float = -10.0  # with distribution=categorical, the lowest return; lower ones count as this
+    v_max: float = 10.0  # with distribution=categorical, the highest return; higher ones count as this
+    huber_kappa: float = 1.0  # with distribution=quantile, the error up to which the loss is quadratic, then linear
+    noisy: bool = False  # explore by learned noise on all weights, new in every step; epsilon comes on top of it
+    noisy_sigma: float = 0.5  # with noisy, the initial deviation of that noise, times 1/sqrt(inputs of the layer)
+    layer_norm: bool = False  # normalise the outputs of each hidden layer before the activation
+    adam_eps: float = 1e-8  # added to the denominator of Adam's steps; the distributional papers take 0.01/batch_size
     memory: str = "none"  # none, lstm or gru: after the perceptron, learned from sequences as by R2D2
     memory_size: int = 64  # units of each layer of the memory
     memory_layers: int = 1  # layers of the memory
@@ -114,11 +125,32 @@ class DQNConfig(OffPolicyConfig):
         yield "burn_in", self.burn_in < length or not self.recurrent, f"be below sequence_length ({length})"
         yield "batch_size", self.batch_size >= length or not self.recurrent, f"be >= sequence_length ({length})"
         yield "loss", self.loss in Q_LOSSES, f"be one of {', '.join(Q_LOSSES)}"
+        yield from self._network_rules()
         yield "target_update_freq", self.target_update_freq >= 1, "be >= 1"
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
         yield "exploration_fraction", 0 <= self.exploration_fraction <= 1, "be in [0, 1]"
         yield "exploration_initial_eps", 0 <= self.exploration_initial_eps <= 1, "be in [0, 1]"
         yield "exploration_final_eps", 0 <= self.exploration_final_eps <= 1, "be in [0, 1]"
+
+    @property
+    def value_option(self) -> str | None:
+        """The first option that needs a `rlox.nn.value_networks.ValueNetwork`; None: values of a plain perceptron."""
+        options = (self.distribution != "none", f"distribution={self.distribution}"), (self.noisy, "noisy layers")
+        return next((name for given, name in (*options, (self.layer_norm, "layer_norm")) if given), None)
+
+    def _network_rules(self):
+        learns_mean, plain = self.distribution == "none", self.memory == "none"
+        yield "distribution", self.distribution in DISTRIBUTIONS, f"be one of {', '.join(DISTRIBUTIONS)}"
+        yield "distribution", learns_mean or plain, f"be none with memory={self.memory}"
+        yield "loss", self.loss == "huber" or learns_mean, f"be huber with distribution={self.distribution}"
+        yield "n_atoms", 2 <= self.n_atoms <= MOST_ATOMS, f"be in [2, {MOST_ATOMS:,}]"
+        yield "v_min", math.isfinite(self.v_min), "be finite"
+        yield "v_max", self.v_min < self.v_max < math.inf, f"be above v_min ({self.v_min:g}) and finite"
+        yield "huber_kappa", 0 < self.huber_kappa < math.inf, "be > 0 and finite"
+        yield "noisy", not self.noisy or plain, f"be false with memory={self.memory}"
+        yield "noisy_sigma", 0 <= self.noisy_sigma <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
+        yield "layer_norm", not self.layer_norm or plain, f"be false with memory={self.memory}"
+        yield "adam_eps", 0 < self.adam_eps < math.inf, "be > 0 and finite"
 
 
 @dataclass

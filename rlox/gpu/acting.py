@@ -51,13 +51,13 @@ class FollowingPolicy:
 
 def choose_actor(algorithm: Any) -> tuple[FollowingPolicy | None, GraphedPolicy | None]:
     """Return what acts for an off-policy algorithm on a GPU: a kernel on the CPU for a small policy, or a graph on the
-    GPU; neither for a custom policy or one with a memory. The backend's reason says which."""
+    GPU; neither for a custom policy, or one with a memory or noisy layers. The backend's reason says which."""
     why = _find_obstacle(algorithm)
     if why is None:
         algorithm.backend.reason += "; a kernel on the CPU acts"
         return FollowingPolicy(algorithm.optimizer.flat, algorithm._make_follower), None
     algorithm.backend.reason += f"; the GPU acts: {why}"
-    if algorithm._own_policy or getattr(algorithm.policy, "state_dim", 0):
+    if algorithm._own_policy or any(getattr(algorithm.policy, name, 0) for name in ("state_dim", "n_noise")):
         return None, None
     from rlox.nn.graphed_acting import GraphedPolicy
 

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
 # PyTorch's layers that compute the same in both modes, of which rlox's own networks are made.
 _SAME_IN_BOTH = frozenset(
-    {"Conv2d", "Flatten", "Identity", "Linear", "ModuleList", "ParameterList", "ReLU", "Sequential", "Tanh"}
+    {
+        "Conv2d",
+        "Flatten",
+        "Identity",
+        "LayerNorm",
+        "Linear",
+        "ModuleList",
+        "ParameterList",
+        "ReLU",
+        "Sequential",
+        "Tanh",
+    }
 )
 
 

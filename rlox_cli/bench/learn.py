@@ -168,7 +168,7 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
         if job.config.eval.n_points < 1:
             raise UsageError(f"eval.n_points must be at least 1, got {job.config.eval.n_points}")
         own = [o for o in job.overrides if o not in shared and not o.startswith(("algo=", "env="))]
-        cells[" ".join([f"{job.algo}-{job.config.env.id}", *own])] = job
+        cells[" ".join([f"{job.choice}-{job.config.env.id}", *own])] = job
     return cells
 
 

@@ -34,6 +34,7 @@ from rlox.config import RunConfig
 from rlox.config.run import to_plain
 from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, explain_unparsed, flag_value, refuse_blanks, refuse_forms
+from rlox_cli.config.presets import algorithm_of
 from rlox_cli.config.ranges import count_values, read_search
 from rlox_cli.config.rules import apply_settings, check_run
 from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, SearchPath, ray_settings, register, to_run_config
@@ -60,6 +61,7 @@ class Job:
     algo: str
     tuned: str | None  # "ppo/CartPole-v1" if tuned settings apply
     cfg: DictConfig  # as composed, including Hydra's section; for the jobs of a sweep, that of the sweep
+    choice: str  # that of algo=: the algorithm, or a preset of it
     subdir: str = ""  # its folder, relative to the sweep's
 
 
@@ -309,10 +311,11 @@ def _subdir(cfg: DictConfig, number: int) -> str:
 def _compose_one(cfg: DictConfig, overrides: list[str], where: str) -> Job:
     try:
         choices, run = cfg.hydra.runtime.choices, to_run_config(cfg)
-        check_run(run, choices.algo, choices.get("buffer"))
-        to_plain(run, choices.algo)  # before anything runs, since the run could not be read again
+        algo = algorithm_of(choices.algo, run.algo)
+        check_run(run, algo, choices.get("buffer"))
+        to_plain(run, algo)  # before anything runs, since the run could not be read again
         tuned = apply_settings(run, choices.algo, choices.get("tuned"), overrides)
-        return Job(overrides, run, choices.algo, tuned, cfg)
+        return Job(overrides, run, algo, tuned, cfg, choices.algo)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as e:
         raise UsageError(where + explain(e)) from e
 

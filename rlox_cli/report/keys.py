@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 
 from rlox import config as configs
-from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class
 from rlox.config import nearest, tuned
 from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
+from rlox_cli.config.presets import choice_names, config_of, describe_preset, preset_settings, read_presets
 from rlox_cli.report.dataset import print_dataset
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table
 
@@ -61,13 +61,15 @@ def _plain(value: Any) -> str:
     return "required" if value is MISSING else json.dumps(value) if not isinstance(value, str) else value
 
 
-def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> PlainTable:
+def _table(cls: Any, prefix: str, more: dict[str, dict[str, Any]] | None = None) -> PlainTable:
+    """Return the table of the fields of `cls`; `more` are further columns of values."""
+    more = more or {}
     searched = any("search" in item.metadata for item in fields(cls))
     columns = [
         "key",
         "type",
         "default",
-        *(["tuned"] if tuned_values is not None else []),
+        *more,
         *(["search"] if searched else []),
         "meaning",
     ]
@@ -85,8 +87,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
         row = [prefix + item.name, kind_name.replace("typing.", "").replace("None", "null"), _plain(default)]
-        if tuned_values is not None:
-            row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
+        row += [_plain(values[item.name]) if item.name in values else "" for values in more.values()]
         if searched:
             row.append(item.metadata.get("search", ""))
         table.add_row(*row, meaning.get(item.name, ""))
@@ -101,8 +102,8 @@ def show_keys(topics: list[str]) -> None:
     for topic in topics:
         if topic.startswith("algo="):
             algo = topic[5:]
-            if entry_of(algo) is None:
-                raise ValueError(f"algo={algo} does not exist; {nearest(algo, algorithm_names())}")
+            if config_of(algo) is None:
+                raise ValueError(f"algo={algo} does not exist; {nearest(algo, choice_names())}")
         elif topic.startswith("env="):
             env = topic[4:]
         elif topic.startswith("buffer="):
@@ -141,15 +142,19 @@ def show_keys(topics: list[str]) -> None:
     if env is not None and algo is None:
         algo = "ppo"
     if algo is not None:
-        values = None
-        if env is not None:
-            settings = tuned(algo, env)
-            values = settings.get("algo", {})
-            rest = {key: value for key, value in settings.items() if key != "algo"}
-        cls = resolve(entry_of(algo).config)
-        console.print(f"{algo}: {inspect.getdoc(cls)}")
-        print_table(console, _table(cls, "algo.", values))
-        if values is not None:
-            console.print(
-                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()}"
-            )
+        _show_algorithm(algo, env, console)
+
+
+def _show_algorithm(algo: str, env: str | None, console: TextConsole) -> None:
+    """Print the table of an algorithm or a preset, with the preset's settings and those tuned for `env`."""
+    cls, preset = config_of(algo), preset_settings(algo) if algo in read_presets() else None
+    columns = {} if preset is None else {"preset": preset}
+    if env is not None:
+        columns["tuned"] = tuned(algo, env)
+    console.print(f"{algo}: {inspect.getdoc(cls) if preset is None else describe_preset(algo)}")
+    print_table(console, _table(cls, "algo.", {name: settings.get("algo", {}) for name, settings in columns.items()}))
+    for name, settings in columns.items():
+        rest = {key: value for key, value in settings.items() if key != "algo"}
+        text = yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()
+        also = {"preset": "also of the preset", "tuned": "also tuned"}[name]
+        console.print(f"\n{also}: {text}")

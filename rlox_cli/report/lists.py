@@ -9,9 +9,10 @@ from typing import cast
 from rich.console import Console
 
 from rlox import config as configs
-from rlox.algorithms import algorithm_names, entry_of, resolve
+from rlox.algorithms import algorithm_names
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
+from rlox_cli.config.presets import config_of, describe_preset, read_presets
 from rlox_cli.config.shipped import read_shipped
 from rlox_cli.report.environments import list_envs
 from rlox_cli.terminal.account import paragraph
@@ -25,8 +26,10 @@ def list_things(what: str, folder: Path) -> None:
     console = TextConsole()
     if what == "algos":
         table = make_table("algo", "what")
-        for name in algorithm_names():
-            table.add_row(name, cast(str, inspect.getdoc(resolve(entry_of(name).config))).splitlines()[0])
+        rows = {name: cast(str, inspect.getdoc(config_of(name))).splitlines()[0] for name in algorithm_names()}
+        rows |= {name: f"{describe_preset(name)} (a preset of {algo})" for name, algo in read_presets().items()}
+        for name in sorted(rows):
+            table.add_row(name, rows[name])
         print_table(console, table)
     elif what == "buffers":
         table = make_table("buffer", "what")

@@ -31,6 +31,7 @@ from rlox_cli.config.compose import (
     searches,
 )
 from rlox_cli.config.overrides import HELP_FLAGS, run_folder, split_args, take_imports
+from rlox_cli.config.presets import algorithm_of
 from rlox_cli.config.rules import read_tuned_steps
 from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
@@ -122,7 +123,9 @@ def _train(cfg: DictConfig) -> Outcome:
     hydra = HydraConfig.get()
     if cfg.imports:
         import_modules(cfg.imports)  # a launcher's process has imported nothing yet
-    return run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), TextConsole())
+    config = to_run_config(cfg)
+    algo = algorithm_of(hydra.runtime.choices.algo, config.algo)
+    return run(config, algo, Path(hydra.runtime.output_dir), TextConsole())
 
 
 class _Jobs:

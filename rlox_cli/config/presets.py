@@ -1,0 +1,59 @@
+"""Presets: choices of ``algo=`` that are an algorithm with other settings, such as ``algo=qr_dqn`` for DQN.
+
+A preset is a YAML file of the group ``algo``, in `conf/` or the folder of ``-cd``, whose first default is the schema of
+its algorithm. Runs, checkpoints and comparisons name the algorithm; folders of runs and tuned settings, the preset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from rlox.algorithms import ALGORITHMS, algorithm_names, entry_of, resolve
+from rlox.config import Config
+from rlox_cli.config.shipped import read_shipped
+
+
+def algorithm_of(choice: str, config: Any) -> str:
+    """Return the name of the algorithm that ``algo=choice`` is, given its `config`: `choice` itself, or of a preset the
+    algorithm with such a configuration."""
+    if entry_of(choice) is not None:
+        return choice
+    names = (name for name, entry in ALGORITHMS.items() if resolve(entry.config) is type(config))
+    return next(names, choice)
+
+
+def read_presets() -> dict[str, str]:
+    """Return the algorithms of the shipped presets, by the presets' names."""
+    texts = {name: text for name, text in read_shipped("algo").items() if name not in ALGORITHMS}
+    return {name: _read(text)["defaults"][0].partition("_schema@")[0] for name, text in texts.items()}
+
+
+def describe_preset(name: str) -> str:
+    """Return what a shipped preset is, from the first comment of its file."""
+    return read_shipped("algo")[name].splitlines()[1].lstrip("# ")
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Return the settings of a shipped preset by section, those of its algorithm as ``algo``."""
+    settings = _read(read_shipped("algo")[name])
+    choices = {key: value for one in settings.pop("defaults") if isinstance(one, dict) for key, value in one.items()}
+    if (memory := choices.get("override /buffer", "uniform")) != "uniform":
+        settings["buffer"] = {"name": memory, **settings.get("buffer", {})}
+    return settings
+
+
+def config_of(name: str) -> type[Config] | None:
+    """Return the class of the configuration of an algorithm, or of the shipped preset `name`; None if it is neither."""
+    entry = entry_of(name) or entry_of(read_presets().get(name, ""))
+    return None if entry is None else resolve(entry.config)
+
+
+def choice_names() -> list[str]:
+    """Return the names of all algorithms and shipped presets."""
+    return sorted({*algorithm_names(), *read_presets()})
+
+
+def _read(text: str) -> dict[str, Any]:
+    return yaml.safe_load(text)

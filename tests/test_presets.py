@@ -1,0 +1,88 @@
+"""Presets: other choices of ``algo=`` than the algorithms, which are one of them with other settings."""
+
+import pytest
+import yaml
+
+import rlox
+from rlox_cli.bench.learn import compose_cells
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.config.presets import algorithm_of, choice_names, config_of, preset_settings, read_presets
+
+PRESET = """# @package _global_
+# DQN that updates sooner.
+defaults:
+  - dqn_schema@algo
+  - override /buffer: prioritized
+  - _self_
+env: {n_envs: 1}
+buffer: {n_step: 3}
+algo: {learning_starts: 20, batch_size: 8, hidden_sizes: [8]}
+"""
+SHORT = ["total_timesteps=60", "eval.n_points=1", "eval.n_episodes=1", "logger=none"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder for ``-cd`` with a preset ``eager``."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "eager.yaml").write_text(PRESET)
+    return tmp_path / "conf"
+
+
+def test_a_preset_of_the_users_own_is_its_algorithm_with_its_settings(folder):
+    (job,) = compose_jobs(["-cd", str(folder)], ["algo=eager", "algo.batch_size=16"])
+    assert (job.algo, job.choice, job.tuned) == ("dqn", "eager", None)
+    assert (job.config.algo.learning_starts, job.config.algo.batch_size) == (20, 16)
+    assert (job.config.buffer.name, job.config.buffer.n_step) == ("prioritized", 3)
+    with pytest.raises(ValueError, match="algo=eager"):
+        compose_jobs([], ["algo=eager"])
+
+
+def test_tuned_settings_are_those_of_the_preset(folder):
+    tuned = folder / "tuned" / "eager" / "CartPole-v1.yaml"
+    tuned.parent.mkdir(parents=True)
+    tuned.write_text("# @package _global_\nalgo: {gamma: 0.9}\n")
+    (job,) = compose_jobs(["-cd", str(folder)], ["algo=eager"])
+    assert (job.tuned, job.config.algo.gamma) == ("eager/CartPole-v1", 0.9)
+
+
+def test_cells_of_a_benchmark_are_named_by_the_preset(folder):
+    cells = compose_cells(["-cd", str(folder), "algo=dqn,eager", "env=CartPole-v1"])
+    assert {name: job.algo for name, job in cells.items()} == {"dqn-CartPole-v1": "dqn", "eager-CartPole-v1": "dqn"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[], ["-m", "hydra/sweeper=basic"]])
+def test_a_run_names_the_algorithm_and_its_folder_the_preset(folder, command, tmp_path, launcher):
+    code, _, error = command("train", "-cd", str(folder), "algo=eager", *SHORT, *launcher)
+    assert not code, error
+    (path,) = (tmp_path / "outputs").rglob("metrics.jsonl")
+    run = path.parent
+    assert "eager-CartPole-v1-s0" in str(run)
+    assert yaml.safe_load((run / "config.yaml").read_text())["algo"]["name"] == "dqn"
+    assert rlox.load_checkpoint(run / "checkpoints" / "last.safetensors").header["algorithm"] == "dqn"
+    code, out, error = command("train", f"resume={run}", "total_timesteps=80")
+    assert not code, error
+    assert "80 steps" in out
+
+
+def test_the_algorithm_of_a_choice():
+    assert algorithm_of("sac", rlox.DQNConfig()) == "sac"
+    assert algorithm_of("eager", rlox.DQNConfig()) == "dqn"
+    assert algorithm_of("eager", None) == "eager"
+    assert config_of("eager") is None
+    assert config_of("dqn") is rlox.DQNConfig
+
+
+@pytest.mark.parametrize("name", read_presets())
+def test_shipped_presets_compose_and_are_listed(name, command):
+    algo, settings = read_presets()[name], preset_settings(name)
+    (job,) = compose_jobs([], [f"algo={name}", "env=CartPole-v1" if algo == "dqn" else "env=Pendulum-v1", "tuned=off"])
+    assert job.algo == algo
+    assert all(getattr(job.config.algo, key) == value for key, value in settings["algo"].items())
+    assert name in choice_names()
+    listed = command("ls", "algos")[1]
+    assert f"(a preset of {algo})" in next(line for line in listed.splitlines() if line.startswith(name + " "))
+    table = command("show", f"algo={name}")[1]
+    assert all(f"algo.{key} " in table for key in settings["algo"])
+    assert "preset" in table
