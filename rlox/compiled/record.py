@@ -8,7 +8,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.appo": "f666619af2ac6ba7 e5ac2e2abb4c2462",
     "rlox.algorithms.bc": "03df1a06f4acfc4c 4bb57babccb076f7",
     "rlox.algorithms.cql": "67ecb3fcc03570b5 887784c4d7873ca0",
-    "rlox.algorithms.dqn": "8f974df98caceacd f05019151576ee92",
+    "rlox.algorithms.dqn": "b473e947851b2723 4493bd31855022f1",
     "rlox.algorithms.impala": "295d5a3c5ff62ec1 9761dff5ef0ff6fd",
     "rlox.algorithms.iql": "cba2a3f6a7151438 df94f77af4c4e94f",
     "rlox.algorithms.mappo": "6ba96e5b05636833 935d90d901616517",
