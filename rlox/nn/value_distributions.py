@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from rlox.kernels.nn import quantiles as kernel
 from rlox.nn.value_networks import ValueNetwork
 
 
@@ -82,6 +83,32 @@ def _take(outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
 
 
 def quantile_losses(quantiles: torch.Tensor, targets: torch.Tensor, kappa: float) -> torch.Tensor:
+    """Return the same as `pairwise_quantile_losses`, on the CPU in float32 by a kernel.
+
+    CPU milliseconds of the loss and its gradient for B x N x N, on one thread of an Intel Xeon with AVX-512: 0.3 and 11
+    in PyTorch for 32 x 200 x 200, 1.0 and 35 for 128 x 170 x 170.
+    """
+    on_cpu = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in (quantiles, targets))
+    if torch.compiler.is_compiling() or not on_cpu:
+        return pairwise_quantile_losses(quantiles, targets, kappa)
+    return _QuantileLosses.apply(quantiles, targets, kappa)
+
+
+class _QuantileLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, quantiles, targets, kappa):
+        arrays = quantiles.detach().contiguous().numpy(), targets.detach().contiguous().numpy()
+        losses, gradients = kernel.quantile_losses(*arrays, kappa)
+        ctx.save_for_backward(torch.from_numpy(gradients))
+        return torch.from_numpy(losses)
+
+    @staticmethod
+    def backward(ctx, d_losses):
+        (gradients,) = ctx.saved_tensors
+        return d_losses.unsqueeze(-1) * gradients, None, None
+
+
+def pairwise_quantile_losses(quantiles: torch.Tensor, targets: torch.Tensor, kappa: float) -> torch.Tensor:
     """Return the Huber quantile losses (B,) of quantiles (B, N) against samples (B, M) of a distribution.
 
     Of quantile i at the fraction ``tau_i = (i + 1/2) / N`` and a sample, with u = sample - quantile, it is
