@@ -135,7 +135,19 @@ def project_atoms(
     low, high, n = atoms[0], atoms[-1], len(atoms)
     values = torch.addcmul(rewards.unsqueeze(-1), discounts.unsqueeze(-1), atoms).clamp(low, high)
     places = (values - low) * ((n - 1) / (high - low))
-    # A sum over all pairs instead of a scatter, which a GPU would add up in any order.
-    grid = torch.arange(n, dtype=atoms.dtype, device=atoms.device)
+    return (share_by_scatter if places.device.type == "cpu" else share_by_pairs)(places, probabilities)
+
+
+def share_by_scatter(places: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the sums (B, N) of `probabilities` (B, N) divided between the two atoms next to their `places` (B, N)."""
+    lower = places.floor().clamp(max=places.shape[-1] - 2)
+    upper_parts, index = probabilities * (places - lower), lower.long().clamp(min=0)  # NaN has no index
+    out = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities - upper_parts)
+    return out.scatter_add_(1, index + 1, upper_parts)
+
+
+def share_by_pairs(places: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the same as `share_by_scatter` by a sum over all pairs: a GPU adds up in any order what it scatters."""
+    grid = torch.arange(places.shape[-1], dtype=places.dtype, device=places.device)
     shares = (1.0 - (places.unsqueeze(1) - grid.unsqueeze(-1)).abs()).clamp(min=0.0)  # (B, to, from)
     return (shares @ probabilities.unsqueeze(-1)).squeeze(-1)

@@ -14,6 +14,8 @@ from rlox.nn.value_distributions import (
     pairwise_quantile_losses,
     project_atoms,
     quantile_losses,
+    share_by_pairs,
+    share_by_scatter,
 )
 from rlox.nn.value_losses import q_loss
 from rlox.nn.value_networks import VALUE, Head, NoisyLinear, ValueNetwork
@@ -116,6 +118,17 @@ def test_projections_equal_a_float64_computation():
     assert np.allclose(found, projected(probabilities, rewards, discounts, atoms), atol=2e-6)
     assert np.allclose(found.sum(1), 1.0, atol=1e-5)
     assert np.allclose(found[:3], np.eye(7)[[0, 6, 3]], atol=1e-6)
+
+
+def test_shares_by_pairs_are_those_by_scatter():
+    """The first is for GPUs."""
+    generator = torch.Generator().manual_seed(0)
+    places, probabilities = 6 * torch.rand(9, 7, generator=generator), torch.rand(9, 7, generator=generator)
+    places[0] = torch.arange(7.0)
+    assert torch.allclose(share_by_pairs(places, probabilities), share_by_scatter(places, probabilities), atol=1e-6)
+    assert torch.allclose(share_by_scatter(places, probabilities)[0], probabilities[0])
+    places[1, 3] = torch.nan
+    assert share_by_scatter(places, probabilities).isfinite().all(1).tolist() == [True, False] + [True] * 7
 
 
 def batch_of(n=32, n_actions=3, seed=0):
@@ -289,6 +302,20 @@ def test_an_update_draws_new_noise_from_the_runs_own_generator():
 
 
 # ---- whole agents
+
+
+@pytest.mark.parametrize("name", ["quantile", "categorical"])
+def test_priorities_are_the_losses(name):
+    agent = DQN("CartPole-v1", seed=3, prioritized=True, n_step=2, **{**SMALL, **VARIANTS[name]})
+    agent.train(39)  # no update yet
+    batch, given = agent.sample(), []
+    columns = (batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.discounts, batch.weights)
+    _, expected = loss_of(agent.policy.q, agent.target.q, columns)
+    batch.update_priorities = lambda buffer, priorities: given.append(priorities)
+    metrics = agent.update(batch)
+    assert torch.equal(given[0], expected["priorities"])
+    assert not torch.allclose(expected["priorities"], expected["td_errors"])
+    assert metrics["td_error"].item() == pytest.approx(expected["td_errors"].mean().item())
 
 
 def weights(agent):

@@ -1,0 +1,162 @@
+"""QR-DQN and discrete SAC beside sb3-contrib's QR-DQN and Stable-Baselines3's DQN, with the same protocol.
+
+usage: discrete_actions.py peer CELL SEED FOLDER     one training with the peer (needs nothing of rlox)
+       discrete_actions.py rlox CELL [OPTION...]     `rlox bench learn` of the same cell, against those trainings
+       discrete_actions.py list                      the cells, and rlox's settings for each
+       discrete_actions.py speed PYTHON ROUNDS [CELL...]  CPU seconds of short trainings, alternately with rlox and with
+                                                     the peer, which PYTHON has
+
+A cell is an algorithm and an environment; the folder discrete_actions contains the trainings with the peers. Evaluation
+is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at ten points
+and at the end; ``cpu_s`` are CPU seconds of training alone, on one thread.
+
+QR-DQN has rl-zoo3's tuned settings on both sides. Nobody has published settings of discrete SAC for these tasks, and
+neither Stable-Baselines3 nor sb3-contrib has the algorithm: it stands beside Stable-Baselines3's DQN with the tuned
+settings of rl-zoo3, for the same number of steps.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+# rl-zoo3's settings by the peers' names, LunarLander's for version 2; `kw` are those of the algorithm.
+CARTPOLE = {
+    "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
+    "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
+    "exploration_final_eps": 0.04,
+}  # fmt: skip
+ACROBOT = {
+    "learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 0, "gamma": 0.99,
+    "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1, "exploration_fraction": 0.12,
+    "exploration_final_eps": 0.1,
+}  # fmt: skip
+LANDER = {
+    "learning_rate": {"falls_from": 1.5e-3}, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 10_000,
+    "gamma": 0.995, "target_update_interval": 1, "train_freq": 256, "gradient_steps": -1, "exploration_fraction": 0.24,
+    "exploration_final_eps": 0.18,
+}  # fmt: skip
+CELLS = {
+    "qr_dqn-CartPole-v1": {"peer": "QRDQN", "steps": 50_000, "kw": CARTPOLE, "n_quantiles": 10},
+    "qr_dqn-Acrobot-v1": {"peer": "QRDQN", "steps": 100_000, "kw": ACROBOT, "n_quantiles": 25},
+    "qr_dqn-LunarLander-v3": {"peer": "QRDQN", "steps": 100_000, "kw": LANDER, "n_quantiles": 170},
+    "sac-CartPole-v1": {"peer": "DQN", "steps": 50_000, "kw": CARTPOLE},
+    "sac-LunarLander-v3": {"peer": "DQN", "steps": 100_000, "kw": ACROBOT},
+}
+SHORT = 12_000  # steps of a training whose speed is measured
+
+
+def their_settings(cell):
+    """Return a cell's settings as benchmarks/peers/trainings.py takes them."""
+    c = CELLS[cell]
+    policy = {"activation_fn": "relu", "net_arch": [256, 256]}
+    if "n_quantiles" in c:
+        policy["n_quantiles"] = c["n_quantiles"]
+    return {
+        "algo": c["peer"],
+        "env": cell.split("-", 1)[1],
+        "env_kwargs": {},
+        "n_envs": 1,
+        "steps": c["steps"],
+        "normalize": None,
+        "kw": {**c["kw"], "policy_kwargs": policy},
+        "n_points": 10,
+        "n_episodes": 20,
+    }
+
+
+def our_words(cell):
+    """Return a cell's settings as words of rlox's command line, which adds the tuned ones."""
+    algo, env_id = cell.split("-", 1)
+    return [f"algo={algo}", f"env={env_id}", f"total_timesteps={CELLS[cell]['steps']}"]
+
+
+def train_peer(cell, seed, folder):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from trainings import SB3
+
+    path = Path(folder) / f"{cell}-s{seed}.json"
+    if path.is_file():
+        return
+    settings = their_settings(cell)
+    answer = SB3().curve(settings, seed, 10_000 + seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cell": cell, "seed": seed, "settings": settings, **answer}) + "\n")
+    print(cell, seed, answer["evaluations"][-1], flush=True)
+
+
+def time_rlox(cell):
+    """Return the CPU seconds of a short training."""
+    import torch
+
+    from rlox.algorithms import class_of
+    from rlox.config import BufferConfig
+    from rlox_cli.config.compose import compose_jobs
+
+    torch.set_num_threads(1)
+    (job,) = compose_jobs([], our_words(cell))
+    run = job.config
+    memory = BufferConfig(size=run.buffer.size)
+    agent = class_of(job.algo, "speed")(run.env.id, n_envs=1, seed=0, config=run.algo, buffer=memory)
+    began = time.process_time()
+    agent.train(SHORT, schedule_timesteps=run.total_timesteps)
+    return time.process_time() - began
+
+
+def time_peer(cell):
+    """Return the CPU seconds of a short training."""
+    from trainings import SB3
+
+    settings = {**their_settings(cell), "steps": SHORT, "n_points": 1, "n_episodes": 1}
+    return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
+
+
+def compare_speed(peer, rounds, chosen):
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    cells = {}
+    for cell in chosen:
+        seconds = {"rlox": [], "peer": []}
+        for _ in range(rounds):
+            for side, python in (("rlox", sys.executable), ("peer", peer)):
+                words = [python, __file__, "one", side, cell]
+                done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet)
+                seconds[side].append(float(done.stdout.splitlines()[-1]))
+        ours, theirs = (statistics.median(seconds[side]) for side in ("rlox", "peer"))
+        cells[cell] = {"steps": SHORT, **seconds, "ratio": ours / theirs}
+        print(f"{cell}: rlox {ours:.2f} s CPU, {CELLS[cell]['peer']} {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
+    return cells
+
+
+def main(command, *words):
+    sys.path.insert(0, str(HERE / "peers"))
+    if command == "peer":
+        cell, seed, folder = words
+        train_peer(cell, int(seed), folder)
+    elif command == "rlox":
+        cell, *options = words
+        against = ["--against", "sb3", "--reference", str(HERE / "discrete_actions"), "--score-only"]
+        learn = [sys.executable, "-m", "rlox", "bench", "learn", *our_words(cell)]
+        raise SystemExit(subprocess.run([*learn, *against, *options], cwd=HERE.parent).returncode)
+    elif command == "one":
+        side, cell = words
+        print((time_rlox if side == "rlox" else time_peer)(cell))
+    elif command == "speed":
+        peer, rounds, *chosen = words
+        print(json.dumps(compare_speed(peer, int(rounds), chosen or CELLS)))
+    elif command == "list":
+        for cell in CELLS:
+            print("rlox train", *our_words(cell))
+    elif command == "--help":
+        print(__doc__[__doc__.index("usage:") :])
+        raise SystemExit
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or [""]))
