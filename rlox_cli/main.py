@@ -24,7 +24,9 @@ from rlox_cli.commands.export import export
 from rlox_cli.commands.generate import generate
 from rlox_cli.commands.hub import card, pull, push
 from rlox_cli.commands.ls import cp, ls
+from rlox_cli.commands.new import new
 from rlox_cli.commands.plot import plot
+from rlox_cli.commands.schema import schema
 from rlox_cli.commands.show import show
 from rlox_cli.commands.sweep import sweep
 from rlox_cli.commands.trackers import sync, ui
@@ -53,6 +55,7 @@ app.command()(collect)
 app.command()(ls)
 app.command()(show)
 app.command()(cp)
+app.command()(schema)
 app.command()(sync)
 app.command(context_settings=PASS_ON)(ui)
 app.command()(plot)
@@ -63,6 +66,7 @@ app.command()(pull)
 app.command()(worker)
 app.command()(doctor)
 app.command()(env)
+app.add_typer(new, name="new")
 app.add_typer(sweep, name="sweep")
 app.add_typer(bench, name="bench")
 

@@ -1,8 +1,9 @@
-"""``rlox cp``: copy shipped YAML into a folder, to edit and use with ``-cd``."""
+"""``rlox cp``: copy shipped YAML and its JSON Schemas into a folder, to edit and use with ``-cd``."""
 
 from __future__ import annotations
 
 import os
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, shown
 
+SCHEMA_FOLDER = "schema"  # within conf/ and every copy of it
 _ALL = "conf"  # the name for everything
+_SCHEMA = re.compile(r"^# yaml-language-server: \$schema=\S*?(schema/[\w-]+\.json)$", re.MULTILINE)
 
 
 def read_shipped(below: str = "") -> dict[str, str]:
@@ -29,8 +32,15 @@ def read_shipped(below: str = "") -> dict[str, str]:
     return dict(sorted(texts.items()))
 
 
+def read_schema(name: str) -> str:
+    """Return the text of a shipped JSON Schema, such as ``schema/run.json``."""
+    return files("rlox_cli.conf").joinpath(name).read_text(encoding="utf-8")
+
+
 def copy(name: str, dest: Path, force: bool) -> None:
     """Copy the file `name` (``algo/ppo``) to ``<dest>/algo/ppo.yaml``, or all files with the name ``conf``.
+
+    The JSON Schemas that they name are copied to ``<dest>/schema``.
 
     Raises
     ------
@@ -47,12 +57,16 @@ def copy(name: str, dest: Path, force: bool) -> None:
     dest = output_path("DEST", dest, folder=True)
     targets = {dest / f"{item}.yaml": text for item, text in chosen.items()}
     there = [path for path in targets if os.path.lexists(path)]
+    schemas = {name: read_schema(name) for text in chosen.values() for name in _SCHEMA.findall(text)}
+    if schemas:  # all refer to this one
+        schemas[f"{SCHEMA_FOLDER}/run.json"] = read_schema(f"{SCHEMA_FOLDER}/run.json")
     if there and not force:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise UsageError(
             f"{shown(there[0])}{more} must not exist yet; add --force to overwrite, or name another folder"
         )
-    for path, text in targets.items():
+    # Schemas belong to the version of rlox, so those of another one are replaced.
+    for path, text in {**targets, **{dest / name: text for name, text in schemas.items()}}.items():
         with run_files.replace_file(dest, str(path.relative_to(dest))) as file:
             file.write(text.encode())
     console = TextConsole()
