@@ -21,28 +21,22 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import one_line, run_files, versions
 from rlox.collectors import reward_name
 from rlox.config import (
-    CsvConfig,
     DatasetConfig,
     EnvConfig,
     EvalConfig,
-    LoggerConfig,
-    MlflowConfig,
     RunConfig,
-    TensorboardConfig,
-    WandbConfig,
     shown,
 )
 from rlox.config.packages import import_package
 from rlox.config.run import differences, to_plain
 from rlox.envs import env_name
+from rlox.tracking.loggers import logger_config, logger_names, logger_settings
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import read_config
 
 yaml = import_package("yaml", "cli", "logger")
 
-TRACKERS = {"mlflow": MlflowConfig, "wandb": WandbConfig, "tensorboard": TensorboardConfig, "csv": CsvConfig}
 _ONE_RUN = ("algo.name", "env.id", "seed")  # settings that a continued run cannot change
-_FORM = f"a LoggerCallback or another Callback, a folder, or one of {', '.join(TRACKERS)}, or a list of these"
 
 
 class RunFolder:
@@ -56,7 +50,7 @@ class RunFolder:
         A new folder, or that of the run whose checkpoint was restored. By default a new one below ``outputs``, as on
         the command line, whose name is chosen when the training starts.
     trackers : list of str
-        Names in `TRACKERS`, which mirror the record with their default settings.
+        Names of loggers, which mirror the record with their default settings.
     """
 
     def __init__(self, where: str, folder: str | os.PathLike | None, trackers: list[str]):
@@ -150,20 +144,22 @@ def run_folder(where: str, logger: Any) -> RunFolder | None:
     ValueError
         For a misspelt tracker, several folders, or a path that is not a folder.
     """
+    trackers = logger_names()
+    form = f"a LoggerCallback or another Callback, a folder, or one of {', '.join(trackers)}, or a list of these"
     items = list(logger) if isinstance(logger, (list, tuple)) else [logger]
     if not items or not all(isinstance(item, (str, os.PathLike)) and str(item) for item in items):
-        raise TypeError(f"{where}: logger must be {_FORM}, got {shown(logger)}")
-    folders = [item for item in items if item not in TRACKERS]
+        raise TypeError(f"{where}: logger must be {form}, got {shown(logger)}")
+    folders = [item for item in items if item not in trackers]
     for item in folders:
-        close = difflib.get_close_matches(str(item).lower(), TRACKERS, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(str(item).lower(), trackers, n=1, cutoff=0.7)
         if isinstance(item, str) and close and os.path.basename(item) == item:
             raise ValueError(
-                f"{where}: logger must be {_FORM}, got {shown(item)}; did you mean {close[0]!r}? Write './{item}' for "
+                f"{where}: logger must be {form}, got {shown(item)}; did you mean {close[0]!r}? Write './{item}' for "
                 "a folder of that name"
             )
     if len(folders) > 1:
         raise ValueError(f"{where}: logger must contain at most one folder, got {shown(logger)}")
-    return RunFolder(where, folders[0] if folders else None, [item for item in items if item in TRACKERS])
+    return RunFolder(where, folders[0] if folders else None, [item for item in items if item in trackers])
 
 
 def _new_folder(algo: str, env: str, seed: int) -> Path:
@@ -191,7 +187,7 @@ def _run_config(algorithm: Any, trackers: list[str]) -> RunConfig:
         buffer=None if memory is None else memory.config,
         dataset=None if dataset is None else _dataset(dataset),
         eval=_evaluation(algorithm),
-        logger=LoggerConfig(**{name: TRACKERS[name]() for name in trackers}),
+        logger=logger_config()(**{name: logger_settings(name)() for name in trackers}),
     )
 
 

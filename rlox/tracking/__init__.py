@@ -8,9 +8,9 @@ CSV table. `sync` runs the same writer later, for runs that a dead server or a k
 from rlox import lazy
 
 _EXPORTS = {
-    "LOGGERS": "rlox.tracking.mirrors",
+    "LOGGERS": "rlox.tracking.loggers",
     "Report": "rlox.tracking.mirrors",
-    "logger_class": "rlox.tracking.mirrors",
+    "logger_class": "rlox.tracking.loggers",
     "start_mirrors": "rlox.tracking.mirrors",
     "status": "rlox.tracking.mirrors",
     "sync": "rlox.tracking.mirrors",

@@ -6,37 +6,26 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rlox.checkpoint import run_files
 from rlox.processes.interpreter import python_command
 from rlox.tracking import store as stores
+from rlox.tracking.loggers import logger_class
 from rlox.tracking.record import FILE, Ledger, Record, durable_rows, is_alive, read_rows
 
 __all__ = [
-    "LOGGERS",
     "Record",
     "Report",
     "durable_rows",
     "is_alive",
-    "logger_class",
     "read_rows",
     "start_mirrors",
     "status",
     "sync",
     "wait",
 ]
-
-# name in the config's `logger:` -> class, imported when used. Other packages add theirs as an entry
-# point of the group "rlox.loggers"; rlox/tracking/writer.py documents the interface of the class.
-LOGGERS = {
-    "mlflow": "rlox.tracking.mlflow:MlflowMirror",
-    "wandb": "rlox.tracking.wandb:WandbMirror",
-    "tensorboard": "rlox.tracking.tensorboard:TensorboardMirror",
-    "csv": "rlox.tracking.csv:CsvMirror",
-}
 
 RESPAWNS = 3  # how often `sync` and `wait` replace a writer that was killed
 
@@ -63,23 +52,6 @@ class Report:
 
 
 Progress = Callable[[Report], None]
-
-
-def logger_class(name: str) -> Any:
-    """Return the class for a name of the config's ``logger:``."""
-    if name in LOGGERS:
-        module, attribute = LOGGERS[name].split(":")
-        return getattr(import_module(module), attribute)
-    from importlib.metadata import entry_points  # slow to import, and rarely needed
-
-    outside = entry_points(group="rlox.loggers")
-    for entry in outside:
-        if entry.name == name:
-            return entry.load()
-    known = sorted({*LOGGERS, *(entry.name for entry in outside)})
-    raise ValueError(
-        f"rlox.tracking: logger must be one of {', '.join(known)}, got {name!r}; install the package that provides it"
-    )
 
 
 def _loggers(run: Path) -> Mapping[str, Mapping[str, Any]]:

@@ -6,6 +6,8 @@ is in each run's ``mirrors/NAME.json``, and sending a row twice is harmless.
 
 A logger is a class with
 
+``Config``
+    optional: a dataclass of its settings, which derives from `rlox.config.Config` and has a default for each field.
 ``store(settings, run) -> Path``
     static; returns the folder of the store's lock and queue. Called in the trainer: import no tracker here.
 ``__init__(settings)``
@@ -37,7 +39,7 @@ from typing import Any
 
 from rlox.checkpoint import locks, run_files
 from rlox.tracking import store as stores
-from rlox.tracking.mirrors import logger_class
+from rlox.tracking.loggers import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive
 
 POLL = 0.5  # s between checks of the queue

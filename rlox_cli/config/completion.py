@@ -33,6 +33,7 @@ def complete(incomplete: str) -> list[str]:
     from hydra.plugins.completion_plugin import CompletionPlugin
 
     from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register
+    from rlox_cli.config.shipped import SCHEMA_FOLDER
 
     register()
     GlobalHydra.instance().clear()
@@ -40,6 +41,7 @@ def complete(incomplete: str) -> list[str]:
         loader = GlobalHydra.instance().config_loader()
         plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
         found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
+    found = [word for word in found if word != SCHEMA_FOLDER]  # a folder without choices
     found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
     if not found:
         from rlox.config.migration import completions

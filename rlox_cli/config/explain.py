@@ -12,6 +12,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from rlox.algorithms.table import ALGORITHMS, resolve
 from rlox.config import BufferConfig, nearest
 from rlox.config.migration import answers
+from rlox.tracking.loggers import logger_settings, outside_loggers
 from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
 from rlox_cli.families.family import OFF_POLICY_ONLY
 
@@ -23,7 +24,8 @@ def _section(name: str) -> str:
     kinds = [BufferConfig]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return "buffer." if name in {kind.__name__ for kind in kinds} else SECTION_OF.get(name, "algo.")
+    loggers = {logger_settings(logger).__name__: f"logger.{logger}." for logger in outside_loggers()}
+    return "buffer." if name in {kind.__name__ for kind in kinds} else {**loggers, **SECTION_OF}.get(name, "algo.")
 
 
 def explain(e: BaseException) -> str:

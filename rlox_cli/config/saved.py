@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rlox.buffers import buffer_config_class
 from rlox.config import DatasetConfig, RunConfig
 from rlox_cli.config.explain import explain
 from rlox_cli.config.rules import check_run
-from rlox_cli.config.schema import schema_of
+from rlox_cli.config.schema import run_schema
 from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
@@ -77,7 +76,7 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
 
 def add_types(saved: dict[str, Any], algo: str) -> DictConfig:
     """Return `saved` with the types of its sections, strict about keys."""
-    cfg = copy.deepcopy(schema_of(RunConfig))
+    cfg = run_schema()
     cfg.algo = OmegaConf.structured(resolve(entry_of(algo).config))
     memory = saved.get("buffer")
     if memory is not None:

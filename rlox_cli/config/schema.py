@@ -1,6 +1,7 @@
 """What Hydra needs to know: the typed configuration of a run, rlox's sweeper, and where to look for YAML.
 
-The config sources serve choices of ``algo``, ``env``, ``buffer``, ``dataset`` and ``rows`` that have no YAML file.
+The config sources serve choices of ``algo``, ``env``, ``buffer``, ``dataset``, ``rows`` and ``logger`` that have no
+YAML file.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import BUFFERS, buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
-from rlox.config import DatasetConfig, OnPolicyConfig, RayResources, RunConfig, usual_settings
+from rlox.config import DatasetConfig, LoggerConfig, OnPolicyConfig, RayResources, RunConfig, usual_settings
 from rlox.config.sqlite import PREFIX
 from rlox.envs.registry import ENV_GROUP, ZOO, find_unimported_module, offers
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
+from rlox.tracking.loggers import logger_config, logger_settings, outside_loggers
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import read_shipped
 from rlox_cli.families.family import family_of
@@ -241,6 +243,21 @@ class RowsSource(_Choices):
         return OmegaConf.create({"env": env}), "_global_"
 
 
+class LoggerSource(_Choices):
+    """``logger=NAME`` for a logger of an installed package, with the defaults of its settings."""
+
+    group, name_of_scheme = "logger", "loggers"
+
+    def serves(self, name: str) -> bool:
+        return name in outside_loggers()
+
+    def names(self) -> list[str]:
+        return outside_loggers()
+
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        return OmegaConf.create({name: vars(logger_settings(name)())}), None
+
+
 class SchemaSource(_Choices):
     """The typed configurations that files refer to: ``run_schema``, ``algo/NAME_schema``, ``buffer/NAME_schema`` ….
 
@@ -256,11 +273,21 @@ class SchemaSource(_Choices):
         kind = _kind_of(config_path)
         if kind is None:
             raise ConfigLoadError(f"no schema: {config_path}")
-        return ConfigResult(self.provider, "schemas://", copy.deepcopy(schema_of(kind)), {"package": None})
+        schema = run_schema() if kind is RunConfig else copy.deepcopy(schema_of(kind))
+        return ConfigResult(self.provider, "schemas://", schema, {"package": None})
 
 
 # Returns a dataclass as Hydra merges it: typed, and strict about keys. Callers copy it before they change it.
 schema_of: Callable[[type], DictConfig] = cache(OmegaConf.structured)
+
+
+def run_schema() -> DictConfig:
+    """Return a new copy of the schema of a run, with the settings of all loggers that are installed."""
+    schema = copy.deepcopy(schema_of(RunConfig))
+    if (kind := logger_config()) is not LoggerConfig:
+        schema.logger = OmegaConf.structured(kind)
+    return schema
+
 
 _SINGLE = {
     "run_schema": RunConfig,
@@ -286,7 +313,10 @@ def _kind_of(config_path: str) -> type | None:
 def register() -> None:
     """Register the sweeper, the config sources and the resolvers with Hydra; idempotent."""
     ConfigStore.instance().store("rlox", schema_of(SweeperConfig), "hydra/sweeper")
-    plugins = (SearchPath, SchemaSource, GymEnvSource, AlgorithmSource, BufferSource, DatasetSource, RowsSource)
+    plugins = (
+        *(SearchPath, SchemaSource, GymEnvSource, AlgorithmSource, BufferSource, DatasetSource, RowsSource),
+        LoggerSource,
+    )
     for plugin in plugins:
         Plugins.instance().register(plugin)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
@@ -342,7 +372,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
         elif isinstance(value, ListConfig):
             paths = [with_home(key, path) if isinstance(path, str) else path for path in value]
             OmegaConf.update(plain, key, paths)
-    return OmegaConf.to_object(OmegaConf.merge(schema_of(RunConfig), plain))
+    return OmegaConf.to_object(OmegaConf.merge(run_schema(), plain))
 
 
 def dataset_files(typed: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from rlox.buffers import buffer_config_class
 from rlox.config import nearest, tuned
 from rlox.config.base import types_of
 from rlox.offline.dataset import open_dataset
+from rlox.tracking.loggers import logger_config, logger_settings, outside_loggers
 from rlox_cli.config.presets import choice_names, config_of, describe_preset, preset_settings, read_presets
 from rlox_cli.report.dataset import print_dataset
 from rlox_cli.terminal.console import PlainTable, TextConsole, make_table, print_table
@@ -46,7 +47,7 @@ def comments(cls: type) -> dict[str, str]:
     """Return the trailing comment of every field, from the source code of `cls` and its bases."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not is_dataclass(base):
+        if not is_dataclass(base) or base.__module__ == logger_config.__module__:  # that one has no source code
             continue
         name = None
         for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(base)).readline):
@@ -99,6 +100,7 @@ def show_keys(topics: list[str]) -> None:
     console = TextConsole()
     algo = env = None
     sections = []
+    known = {**_SECTIONS, **{f"logger.{name}": logger_settings(name) for name in outside_loggers()}}
     for topic in topics:
         if topic.startswith("algo="):
             algo = topic[5:]
@@ -123,22 +125,22 @@ def show_keys(topics: list[str]) -> None:
         elif topic.startswith("dataset="):
             console.print(topic)
             print_dataset(open_dataset(topic[8:]), console)
-        elif topic in _SECTIONS:
+        elif topic in known:
             sections.append(topic)
         else:
             raise ValueError(
                 "topic must be algo=NAME, env=ID, buffer=NAME, dataset=SOURCE or a section, got "
-                f"{topic!r}; {nearest(topic, _SECTIONS)}"
+                f"{topic!r}; {nearest(topic, known)}"
             )
     if not topics:
         table = _table(configs.RunConfig, "")
         for key, meaning in _COMMAND_KEYS.items():
             table.add_row(key, "str", "", meaning)
         print_table(console, table)
-        sections = list(_SECTIONS)
+        sections = list(known)
     for section in sections:
-        console.print(f"\n{section}: {inspect.getdoc(_SECTIONS[section])}")
-        print_table(console, _table(_SECTIONS[section], f"{section}."))
+        console.print(f"\n{section}: {inspect.getdoc(known[section])}")
+        print_table(console, _table(known[section], f"{section}."))
     if env is not None and algo is None:
         algo = "ppo"
     if algo is not None:

@@ -20,6 +20,7 @@ from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import run_files
 from rlox.config import Config, DatasetConfig, EnvConfig, LoggerConfig, RunConfig, nearest
 from rlox.config.base import types_of
+from rlox.tracking.loggers import logger_config
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import RayLauncherConfig
 from rlox_cli.config.shipped import SCHEMA_FOLDER
@@ -162,25 +163,30 @@ def _finite(value: Any) -> Any:
 def _chosen(group: str, name: str) -> dict[str, Any]:
     """Return a condition: the defaults list chooses `name` from `group`."""
     keys = (group, f"override /{group}", f"override {group}", f"/{group}")
-    one = {"anyOf": [{"properties": {key: {"const": name}}, "required": [key]} for key in keys]}
+    one = {"type": "object", "anyOf": [{"properties": {key: {"const": name}}, "required": [key]} for key in keys]}
     return {"properties": {"defaults": {"contains": one}}, "required": ["defaults"]}
 
 
 def schemas(algorithms: Iterable[str] | None = None, buffers: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return all schemas by name, for the given algorithms and replay memories; by default, for all that are installed.
+    """Return all schemas by name, for the given algorithms and replay memories and rlox's own loggers; by default, for all that
+    are installed.
 
     The names are ``run`` (a preset, or a file of ``-cn``), ``run-ALGO`` (settings of a run of one algorithm),
     ``algo-ALGO``, ``buffer-NAME``, ``env``, ``logger``, ``sweeper-optuna`` and ``launcher-ray``. All but ``run``, which
     has the definitions, refer to the file ``run.json``.
     """
     definitions: dict[str, Any] = {}
-    algorithms = list(algorithm_names() if algorithms is None else algorithms)
-    buffers = list(buffer_names() if buffers is None else buffers)
+    outside = algorithms is None
+    algorithms = sorted(algorithm_names() if algorithms is None else algorithms)
+    buffers = sorted(buffer_names() if buffers is None else buffers)
     algos = {name: _define(resolve(entry_of(name).config), definitions) for name in algorithms}
     memories = {name: _define(buffer_config_class(name), definitions) for name in buffers}
     _define(RunConfig, definitions)
     dataset, optuna, ray = (_define(cls, definitions) for cls in (DatasetConfig, OptunaConfig, RayLauncherConfig))
     run = definitions.pop("RunConfig")
+    if outside:
+        logger = definitions[LoggerConfig.__name__]
+        logger["properties"] = dict(_properties(logger_config(), definitions))
     defaults = {
         "description": "choices from groups, such as `override /algo: dqn`, in the order in which they are merged",
         "type": "array",

@@ -22,6 +22,7 @@ from rich.console import Console
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.config.servers import is_reachable
 from rlox.config.sqlite import is_sqlite, sqlite_file
+from rlox.tracking.loggers import LOGGERS
 from rlox_cli.config.compose import Job, find_new_folder, is_named_by_time
 from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
@@ -204,7 +205,7 @@ def _time(config: RunConfig, estimate: Estimate, limit: int | None) -> str:
 
 def _tracker_warnings(config: RunConfig) -> Iterator[str]:
     """Yield warnings about trackers that are not available now; no training waits for them."""
-    for name in loggers(config):
+    for name in filter(LOGGERS.__contains__, loggers(config)):  # those of other packages are installed
         package = {"csv": None}.get(name, name)
         if package and importlib.util.find_spec(package) is None:
             yield f'logger={name} needs a package that is not installed; pip install "rlox-cli[{name}]"'
