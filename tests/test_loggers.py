@@ -162,7 +162,7 @@ def test_a_logger_with_unsuitable_settings_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(env["PYTHONPATH"])
     registry.offers.cache_clear()
     try:
-        with pytest.raises(TypeError, match="the Config of wrong must derive from rlox.config.Config"):
+        with pytest.raises(TypeError, match=r"the Config of wrong must derive from rlox.config.Config"):
             logger_settings("wrong")
         with pytest.raises(ValueError, match=r"logger must be one of mlflow, .*, wrong, got 'wrng'; did you mean"):
             logger_class("wrng")

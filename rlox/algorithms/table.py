@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from rlox.config import nearest, shown
-from rlox.envs.registry import load as load_offer
-from rlox.envs.registry import offers
+from rlox.config.offers import load as load_offer
+from rlox.config.offers import offers
 
 ALGORITHM_GROUP = "rlox.algorithms"
 

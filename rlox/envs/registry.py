@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlox.config.offers import load, offers
 from rlox.envs.spec import native_spec
 from rlox.envs.tensor import table as tensor_table
 from rlox.kernels.envs import NATIVE_ENVS, vec_env
@@ -20,30 +20,6 @@ ENV_GROUP = "rlox.envs"
 REWARD_GROUP = "rlox.rewards"
 
 worker_imports: list[str] = []  # modules of ``--import``, which processes of `env_workers` import first
-
-
-@functools.cache
-def offers(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, sorted. If two packages offer a name, the first one found counts."""
-    entries: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
-        entries.setdefault(entry.name, entry)
-    return dict(sorted(entries.items()))
-
-
-def load(group: str, name: str) -> Any:
-    """Load the object that an installed package offers under `name`, one of `offers(group)`.
-
-    Raises
-    ------
-    ImportError
-        If the package's code fails; the message contains its error.
-    """
-    entry = offers(group)[name]
-    try:
-        return entry.load()
-    except Exception as e:  # another package's code
-        raise ImportError(f"{group}: {name} ({entry.value}) failed with {type(e).__name__}: {e}") from e
 
 
 def register_offered(env_id: str) -> bool:

@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from rlox.config import Config, CsvConfig, LoggerConfig, MlflowConfig, TensorboardConfig, WandbConfig, nearest
-from rlox.envs.registry import load as load_offer
-from rlox.envs.registry import offers
+from rlox.config.offers import load, offers
 
 LOGGER_GROUP = "rlox.loggers"
 
@@ -61,7 +60,7 @@ def logger_class(name: str) -> Any:
         module, attribute = LOGGERS[name].split(":")
         return getattr(import_module(module), attribute)
     if name in outside_loggers():
-        return load_offer(LOGGER_GROUP, name)
+        return load(LOGGER_GROUP, name)
     raise ValueError(
         f"rlox.tracking: logger must be one of {', '.join(logger_names())}, got {name!r}; "
         f"{nearest(name, logger_names())}, or install the package that provides it"

@@ -29,8 +29,9 @@ from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import BUFFERS, buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
 from rlox.config import DatasetConfig, LoggerConfig, OnPolicyConfig, RayResources, RunConfig, usual_settings
+from rlox.config.offers import offers
 from rlox.config.sqlite import PREFIX
-from rlox.envs.registry import ENV_GROUP, ZOO, find_unimported_module, offers
+from rlox.envs.registry import ENV_GROUP, ZOO, find_unimported_module
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox.tracking.loggers import logger_config, logger_settings, outside_loggers

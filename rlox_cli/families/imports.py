@@ -12,7 +12,8 @@ from typing import Any
 from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
-from rlox.envs.registry import REWARD_GROUP, find_module, load, offers, worker_imports
+from rlox.config.offers import load, offers
+from rlox.envs.registry import REWARD_GROUP, find_module, worker_imports
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox_cli.terminal.errors import UsageError
 

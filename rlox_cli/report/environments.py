@@ -12,9 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
+from rlox.config.offers import offers
 from rlox.envs import native_env_ids, origin
 from rlox.envs.gym_make import register_atari
-from rlox.envs.registry import ENV_GROUP, TASKS, ZOO, offers
+from rlox.envs.registry import ENV_GROUP, TASKS, ZOO
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.native_env import native_multi_agent_ids
 

@@ -168,8 +168,9 @@ def _chosen(group: str, name: str) -> dict[str, Any]:
 
 
 def schemas(algorithms: Iterable[str] | None = None, buffers: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return all schemas by name, for the given algorithms and replay memories and rlox's own loggers; by default, for all that
-    are installed.
+    """Return all schemas by name, for the given algorithms, replay memories and rlox's own loggers.
+
+    By default, they are for everything that is installed.
 
     The names are ``run`` (a preset, or a file of ``-cn``), ``run-ALGO`` (settings of a run of one algorithm),
     ``algo-ALGO``, ``buffer-NAME``, ``env``, ``logger``, ``sweeper-optuna`` and ``launcher-ray``. All but ``run``, which
