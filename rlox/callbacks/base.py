@@ -306,6 +306,20 @@ class History(Mapping[str, np.ndarray]):
             return "History(empty)"
         return f"History({len(self._steps):,} rows, steps {self._steps[0]:,} to {self._steps[-1]:,}: {', '.join(self)})"
 
+    def _repr_html_(self) -> str:
+        """Return the curve of the returns, and the last value of each metric, for notebooks."""
+        from rlox.evaluation.html import Line, draw_curves, write_table
+
+        if not self._steps:
+            return "no metrics yet"
+        shown = {"mean_reward": "training", "eval/mean_return": "evaluation"}
+        lines = [Line(label, self["step"], self[name]) for name, label in shown.items() if name in self._columns]
+        last = [
+            [name, next((v for v in reversed(column) if v == v), math.nan)] for name, column in self._columns.items()
+        ]
+        table = write_table(["metric", "last"], last, f"{len(self._steps):,} rows, to step {self._steps[-1]:,}")
+        return f"{draw_curves(lines, 'steps', 'return')}<details><summary>all metrics</summary>{table}</details>"
+
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add `metrics` to the row of `step`, which is new or, for an evaluation, may be an earlier one."""
         at = bisect_left(self._steps, step)

@@ -9,6 +9,7 @@ import time
 from typing import Any, TextIO
 
 from rlox.callbacks.base import SECTIONS, Callback, CallbackList, _algorithm
+from rlox.callbacks.notebook import NotebookBar, in_notebook
 
 _REDRAW_S = 0.2
 _BAR = 20  # columns
@@ -83,11 +84,14 @@ class ProgressCallback(Callback):
         self._metrics: dict[str, float] | None = None  # None before the first update
         self._evaluation = ""
         self._width = 0  # columns of the line that is on the screen
+        self._bar: NotebookBar | None = None
 
     def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self._shown_at = self._began = time.monotonic()
         if self.live is None:
             self.live = _is_redrawn(self.file or sys.stderr)
+        if self.live and self.file is None and in_notebook():
+            self._bar = NotebookBar()
         c = _algorithm(self, algorithm).counters
         self._end, self._unit = None if c.end >= sys.maxsize else c.end, c.unit
         self._first = self._step = c.steps
@@ -143,15 +147,19 @@ class ProgressCallback(Callback):
 
     def _redraw(self) -> None:
         self._shown_at = now = time.monotonic()
-        text = f"{self._step:,}{self._planned} {self._unit}"
+        text, share = f"{self._step:,}{self._planned} {self._unit}", None
         if self._end is not None:
             share = min(1.0, self._step / max(1, self._end))
-            full = int(share * _BAR)
             done, left = self._step - self._first, self._end - self._step
-            text = f"{share:4.0%} [{'#' * full}{'.' * (_BAR - full)}] {text}"
             if done > 0 and left > 0:
                 text += f", {format_clock((now - self._began) * left / done)} left"
         text = ", ".join(filter(None, [text, self._state(), self._evaluation]))
+        if self._bar is not None:
+            self._bar.show(share, text)
+            return
+        if share is not None:
+            full = int(share * _BAR)
+            text = f"{share:4.0%} [{'#' * full}{'.' * (_BAR - full)}] {text}"
         text = text[: shutil.get_terminal_size().columns - 1]
         # Spaces cover the rest of a longer line before.
         print(f"\r{text:<{self._width}}", end="", file=self.file or sys.stderr, flush=True)
@@ -164,10 +172,7 @@ class ProgressCallback(Callback):
 
 def _is_redrawn(file: TextIO) -> bool:
     """Return whether a carriage return starts the same line again: in a terminal, and in a notebook."""
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":
-        return True
-    return hasattr(file, "isatty") and file.isatty() and os.environ.get("TERM") != "dumb"
+    return in_notebook() or (hasattr(file, "isatty") and file.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def format_clock(seconds: float) -> str:

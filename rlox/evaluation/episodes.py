@@ -60,6 +60,22 @@ class Evaluation:
             "n_episodes": len(self.returns),
         }
 
+    def _repr_html_(self) -> str:
+        """Return a table of the summary and a curve of the sorted returns, for notebooks."""
+        from rlox.evaluation.html import Line, draw_curves, write_table
+
+        kind = "deterministic" if self.deterministic else "sampled"
+        s = self.summary()
+        rows = [
+            ["return", s["mean_return"], s["std_return"], s["min_return"], s["max_return"]],
+            ["length", *(float(of(self.lengths)) for of in (np.mean, np.std, np.min, np.max))],
+        ]
+        caption = f"{len(self.returns)} {kind} episodes, seed {self.seed}"
+        caption += f"; {self.n_cut} cut at the step limit" if self.n_cut else ""
+        table = write_table(["", "mean", "std", "min", "max"], rows, caption)
+        share = (np.arange(len(self.returns)) + 1) / len(self.returns) * 100
+        return table + draw_curves([Line("", share, np.sort(self.returns))], "% of the episodes", "return at most")
+
 
 @dataclass
 class Episodes:

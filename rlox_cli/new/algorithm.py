@@ -66,7 +66,7 @@ def test_it_trains_and_is_restored(tmp_path):
     agent.save(tmp_path / "agent.safetensors")
     obs = {obs}
     restored = {cls}.from_checkpoint(tmp_path / "agent.safetensors"{restored})
-    assert (restored.predict(obs) == agent.predict(obs)).all()
+    assert np.array_equal(restored.predict(obs), agent.predict(obs))
 
 
 def test_without_changes_it_is_{like}():
