@@ -69,8 +69,9 @@ def test_new_code_is_tidy(tmp_path, words):
         assert max(map(len, text.splitlines())) <= 120, name
         assert text.endswith("\n") and not text.endswith("\n\n"), name  # noqa: PT018
     if (ruff := shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))) is not None:
-        check = [ruff, "check", "--isolated", "--line-length", "120", "--select", "B,E,F,I,UP,W", folder]
-        assert (done := subprocess.run(check, capture_output=True, text=True, check=False)).returncode == 0, done.stdout
+        check = [ruff, "check", "--isolated", "--line-length", "120", "--select", "B,E,F,I,UP,W", "."]
+        done = subprocess.run(check, capture_output=True, text=True, cwd=folder, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 def test_one_line_changes_a_loss(tmp_path):

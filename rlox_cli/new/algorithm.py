@@ -89,7 +89,7 @@ _DATASET = '''def make(cls, **more):
     obs, next_obs = rng.normal(size=(2, 400, 3)).astype(np.float32)
     actions, rewards = rng.uniform(-1, 1, (400, 1)).astype(np.float32), rng.normal(size=400).astype(np.float32)
     ends = rng.random(400) < 0.02
-    data = OfflineDataset(obs, next_obs, actions, rewards, ends, np.zeros(400, bool))
+    data = OfflineDatasetBuffer(obs, next_obs, actions, rewards, ends, np.zeros(400, bool))
     return cls(data, seed=0, **SMALL, **more)
 
 '''
@@ -194,7 +194,7 @@ def _test_values(original: Any, name: str, cls: str) -> dict[str, Any]:
     base = original.__name__
     ours = base
     if issubclass(original, OfflineAlgorithm):
-        ours = ", ".join(sorted((base, "OfflineDataset")))
+        ours = ", ".join(sorted((base, "OfflineDatasetBuffer")))
         small: dict[str, Any] = {"hidden_sizes": [16], "batch_size": 32}
         agents, steps, obs = _DATASET, 20, "np.zeros(3, np.float32)"
     else:

@@ -22,7 +22,8 @@ def check_name(name: str) -> None:
         raise UsageError(
             f"NAME must be a name for a Python module: small letters, digits and _, at most {_LONGEST}, got {name!r}"
         )
-    if find_spec(name) is not None:
+    spec = find_spec(name)
+    if spec is not None and spec.origin is not None:  # else it is only a folder
         raise UsageError(f"NAME must be new, but Python can import {name!r} already; choose another")
 
 
