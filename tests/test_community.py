@@ -1,4 +1,4 @@
-"""Files around the code: those that are generated are fresh, and those that name files, commands or versions are right."""
+"""Files around the code: generated ones are fresh, and those that name files, commands or versions are right."""
 
 import importlib.util
 import re
