@@ -48,6 +48,7 @@ def llms() -> str:
         f"> {about}",
         "Install: `pip install .` in a checkout. Train: `rlox train algo=ppo env=CartPole-v1`. Every key of a run has "
         "a type, a default and a meaning: `rlox show algo=ppo env=ID`. Links are relative to the repository's root.",
+        f"## Start\n\n{_link('start')}",
     ]
     for caption, pages in re.findall(r":caption: (.*)\n:hidden:\n\n((?:.+\n)+?)```", _read("docs/index.md")):
         parts.append(f"## {caption}\n\n" + "\n".join(map(_link, pages.split())))

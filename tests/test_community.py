@@ -29,7 +29,7 @@ def test_summaries_for_agents_are_fresh(summaries):
 def test_llms_txt_lists_every_page():
     text = (ROOT / "llms.txt").read_text()
     assert re.match(r"# rlox\n\n> .+\n\n", text)  # the form that llmstxt.org describes
-    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): \w.*$", text, re.MULTILINE)
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): .*\w.*$", text, re.MULTILINE)
     assert all((ROOT / link).exists() for link in links)
     pages = {path.relative_to(ROOT).as_posix() for end in ("md", "rst") for path in (ROOT / "docs").rglob(f"*.{end}")}
     assert pages - {*links} == {"docs/index.md"}
