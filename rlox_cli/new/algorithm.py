@@ -150,7 +150,7 @@ def texts_of(name: str, like: str) -> dict[str, str]:
     original = resolve(ALGORITHMS[like].cls)
     base, cls, title = original.__name__, class_name(name), name.replace("_", " ").capitalize()
     copied = copy_update(original)
-    names = [re.search(r"^(?:def|class) (\w+)", text, re.MULTILINE)[1] for text in copied.losses]
+    names = re.findall(r"^(?:def|class) (\w+)", "\n".join(copied.losses), re.MULTILINE)
     imports = {
         *copied.imports,
         "from dataclasses import dataclass",

@@ -51,7 +51,7 @@ def _collect(source: str, imports: dict[str, str], module: ModuleType, copied: C
             value = getattr(import_module(origin[1]), name, None) if origin and origin[1] in _LOSSES else None
         else:
             value = getattr(module, name, None)
-        defined = getattr(value, "__module__", None)
+        defined: str = getattr(value, "__module__", "")
         mine = defined == module.__name__ and isinstance(value, FunctionType)
         if value is not None and name not in _SHARED and (defined in _LOSSES or mine):
             done.add(name)
@@ -81,8 +81,8 @@ def _imports_of(module: ModuleType) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(module))
     found: dict[str, str] = {}
     for top in tree.body:
-        guarded = isinstance(top, ast.If) and isinstance(top.test, ast.Name) and top.test.id == "TYPE_CHECKING"
-        for node in top.body if guarded else [top]:
+        guarded = top.body if isinstance(top, ast.If) and ast.unparse(top.test) == "TYPE_CHECKING" else [top]
+        for node in guarded:
             found |= _statements(node)
     return found
 
@@ -98,7 +98,8 @@ def _statements(node: ast.AST) -> dict[str, str]:
 def _split_imports(source: str) -> tuple[str, dict[str, str]]:
     """Return a function's source without the imports in its body, and those imports by name."""
     (function,) = ast.parse(source).body
-    lines, local = source.splitlines(), {}
+    lines = source.splitlines()
+    local: dict[str, str] = {}
     for node in reversed([node for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))]):
         local |= _statements(node)
         del lines[node.lineno - 1 : node.end_lineno]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -94,10 +95,10 @@ def make_experiment(name: str, algo: str, env: str, folder: Path | None) -> None
 def texts_of(name: str, algo: str, env: str) -> dict[str, str]:
     """Return the files of the folder. Its settings are the tuned ones, if there are any, as a starting point."""
     title = name.replace("_", " ").capitalize()
-    settings = tuned(algo, env) if (algo, env) in tuned_pairs() else {"total_timesteps": 100_000, "algo": {}}
+    known = (algo, env) in tuned_pairs()
+    settings: dict[str, Any] = tuned(algo, env) if known else {"total_timesteps": 100_000}
     settings.pop("reference", None)
-    settings = {key: value for key, value in settings.items() if value != {}}
-    learning = "algo" in settings and "learning_starts" in settings["algo"]
+    learning = "learning_starts" in settings.get("algo", {})
     small = ', "algo.learning_starts=100"' if learning else ""
     preset = yaml.safe_dump(settings, sort_keys=False, default_flow_style=False)
     values = {
