@@ -46,7 +46,6 @@ ROWS = (
     ("rlox_cli.families",),
     ("rlox_cli.config",),
     ("rlox_cli.run", "rlox_cli.report", "rlox_cli.serve", "rlox_cli.new"),
-    ("rlox_cli.run", "rlox_cli.report", "rlox_cli.serve", "rlox_cli.new"),
     ("rlox_cli.sweep", "rlox_cli.bench", "rlox_cli.hub", "rlox_cli.notebook"),
     ("rlox_cli.commands",),
     ("rlox_cli.main",),
