@@ -66,7 +66,7 @@ class Evaluation:
 
         kind = "deterministic" if self.deterministic else "sampled"
         s = self.summary()
-        rows = [
+        rows: list[list[object]] = [
             ["return", s["mean_return"], s["std_return"], s["min_return"], s["max_return"]],
             ["length", *(float(of(self.lengths)) for of in (np.mean, np.std, np.min, np.max))],
         ]

@@ -188,12 +188,12 @@ def schemas(algorithms: Iterable[str] | None = None, buffers: Iterable[str] | No
     if outside:
         logger = definitions[LoggerConfig.__name__]
         logger["properties"] = dict(_properties(logger_config(), definitions))
-    defaults = {
+    defaults: dict[str, Any] = {
         "description": "choices from groups, such as `override /algo: dqn`, in the order in which they are merged",
         "type": "array",
         "items": {"type": ["string", "object"]},
     }
-    hydra = {"description": "settings of Hydra: sweeper, launcher, folders", "type": "object"}
+    hydra: dict[str, Any] = {"description": "settings of Hydra: sweeper, launcher, folders", "type": "object"}
     run["properties"] |= {
         "defaults": defaults,
         "hydra": hydra,
