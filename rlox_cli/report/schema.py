@@ -15,12 +15,12 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import run_files
 from rlox.config import Config, DatasetConfig, EnvConfig, LoggerConfig, RunConfig, nearest
 from rlox.config.base import types_of
 from rlox.tracking.loggers import logger_config
+from rlox_cli.config.presets import choice_names, config_of
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.schema import RayLauncherConfig
 from rlox_cli.config.shipped import SCHEMA_FOLDER
@@ -168,7 +168,7 @@ def _chosen(group: str, name: str) -> dict[str, Any]:
 
 
 def schemas(algorithms: Iterable[str] | None = None, buffers: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return all schemas by name, for the given algorithms, replay memories and rlox's own loggers.
+    """Return all schemas by name, for the given algorithms and presets, replay memories and rlox's own loggers.
 
     By default, they are for everything that is installed.
 
@@ -178,9 +178,9 @@ def schemas(algorithms: Iterable[str] | None = None, buffers: Iterable[str] | No
     """
     definitions: dict[str, Any] = {}
     outside = algorithms is None
-    algorithms = sorted(algorithm_names() if algorithms is None else algorithms)
+    algorithms = sorted(choice_names() if algorithms is None else algorithms)
     buffers = sorted(buffer_names() if buffers is None else buffers)
-    algos = {name: _define(resolve(entry_of(name).config), definitions) for name in algorithms}
+    algos = {name: _define(config_of(name), definitions) for name in algorithms}
     memories = {name: _define(buffer_config_class(name), definitions) for name in buffers}
     _define(RunConfig, definitions)
     dataset, optuna, ray = (_define(cls, definitions) for cls in (DatasetConfig, OptunaConfig, RayLauncherConfig))
