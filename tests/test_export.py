@@ -2,9 +2,13 @@
 
 import functools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +32,7 @@ from rlox.exporting.observations import record
 from rlox.exporting.policies import export_graphs
 from rlox.exporting.write import SUFFIXES
 
+ROOT = Path(__file__).parents[1]
 FORMATS = list(SUFFIXES)
 LOADERS = {"onnx": runtimes.load_onnx, "torchscript": runtimes.load_torchscript, "c": runtimes.load_c}
 IMAGE = spaces.Box(0, 255, (9, 8, 3), np.uint8)
@@ -300,6 +305,47 @@ def test_a_world_model_as_a_program_draws_its_own_numbers(tmp_path):
     assert code == 0
     assert len(lines) == 3
     assert set(lines) <= {"0", "1"}
+
+
+def test_the_c_program_of_the_manual_compiles_and_runs(tmp_path):
+    agent = stir(on_policy("ppo", hidden_sizes=[8]))
+    rlox.export(agent, tmp_path / "policy.c", observations=0)
+    page = (ROOT / "docs/guides/export.md").read_text()
+    (text,) = re.findall(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "main.c").write_text(text)
+    command = [runtimes.find_compiler(), *runtimes.C_FLAGS, "main.c", "policy.c", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout
+    obs = np.array([0.01, -0.02, 0.03, 0.04], np.float32)
+    assert printed.startswith(f"push {'right' if agent.predict(obs) else 'left'}: ")
+
+
+# ---- the browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WEB = os.environ.get("ONNXRUNTIME_WEB")  # the folder of the package onnxruntime-web
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None or not WEB, reason="needs Chromium, and onnxruntime-web at ONNXRUNTIME_WEB")
+def test_a_browser_balances_the_pole(tmp_path):
+    agent = rlox.PPO("CartPole-v1", n_envs=8, seed=1, **rlox.tuned("ppo", "CartPole-v1")["algo"])
+    agent.train(40_000)
+    assert agent.evaluate(5).returns.mean() > 300
+    rlox.export(agent, tmp_path / "policy.onnx")
+    shutil.copy(ROOT / "examples/browser/index.html", tmp_path)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules/onnxruntime-web").symlink_to(Path(WEB).resolve())
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000", "--dump-dom"]
+        url = f"http://127.0.0.1:{server.server_port}/index.html"
+        page = subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=120).stdout
+        server.shutdown()
+    lengths = re.search(r"episodes before: (\d+)", page)
+    assert lengths, page[-500:]
+    assert int(lengths[1]) > 200
 
 
 # ---- parts

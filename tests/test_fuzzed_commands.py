@@ -61,6 +61,9 @@ VERBS = {
         ("--video", FILES), ("--predictions", FILES), ("--samples", NUMBERS), ("--pass-at", NUMBERS))],
     "enjoy": lambda d: ["enjoy", d.choice(PATHS), *_option(
         d, ("--episodes", ["0", "1", "x"]), ("--seed", NUMBERS), ("--max-steps", ["9", *NUMBERS[:6]]))],
+    "export": lambda d: ["export", d.choice(PATHS), *_option(
+        d, ("--to", ["onnx", "c", "x"]), ("--out", FILES), ("--observations", ["0", "9", "x", *NUMBERS[:6]]),
+        ("--json", None))],
     "generate": lambda d: ["generate", d.choice(PATHS), "a", *_option(
         d, ("-n", NUMBERS), ("--temperature", NUMBERS), ("--top-p", NUMBERS), ("--seed", NUMBERS))],
     "collect": lambda d: ["collect", *d.choice([[], ["run"], ["absent"], ["=run"], ["a=run"]]), *_option(
