@@ -49,7 +49,7 @@ SCREENS = {
     "generate {run} x": ["must hold a language model"],
 }
 HELP = ["", "train", "tune", "sweep", "sweep resume", "bench", "bench learn", "eval", "enjoy", "collect", "ls"]
-HELP += ["worker", "doctor", "env"]
+HELP += ["worker", "doctor", "env", "export"]
 # Screens that are looked at in every run of the tests, at 80 columns; the rest are exhaustive.
 DEFAULT = {"sweep status {sweep}", "sweep resume {sweep}", "sweep status {failing}", "compare {sweep} {failing}"}
 DEFAULT |= {"eval {run}", "show", "ls runs", "ls sweeps --folder {sweep}", "plot {sweep} --out curves.png"}
