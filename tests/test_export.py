@@ -85,6 +85,11 @@ CASES = {
     "dqn-dueling": lambda: make("dqn", off={"dueling": True, "hidden_sizes": [16, 8]}),
     "dqn-image": lambda: make("dqn", env(IMAGE, spaces.Discrete(3)), off={"dueling": True}),
     "dqn-masks": lambda: make("dqn", Legal),
+    "qr-dqn": lambda: make("dqn", off={"distribution": "quantile", "n_atoms": 7, "layer_norm": True}),
+    "rainbow": lambda: make(
+        "dqn", off={"distribution": "categorical", "n_atoms": 5, "noisy": True, "dueling": True, "activation": "tanh"}
+    ),
+    "noisy-image": lambda: make("dqn", env(IMAGE, spaces.Discrete(3)), off={"noisy": True, "dueling": True}),
     "dqn-memory": lambda: rlox.DQN("CartPole-v1", n_envs=2, dueling=True, **MEMORY),
     "sac": lambda: make("sac"),
     "td3": lambda: make("td3", env(VECTOR, spaces.Box(np.float32([0, -3]), np.float32([0.1, 30])))),
@@ -204,7 +209,7 @@ def test_policies_of_others_are_written_by_pytorch_and_not_as_c(tmp_path):
 @pytest.mark.slow
 def test_a_layer_that_rlox_does_not_know_is_written_by_pytorch(tmp_path):
     agent = rlox.PPO("CartPole-v1", n_envs=2, backend="torch", **ON_POLICY)
-    agent.policy.actor.insert(1, torch.nn.LayerNorm(16))
+    agent.policy.actor.insert(1, torch.nn.GELU())
     stir(agent)
     (exported,) = rlox.export(agent, tmp_path / "p.onnx", observations=50)
     assert exported.check.differences.keys() == {"action", "scores"}
@@ -213,7 +218,7 @@ def test_a_layer_that_rlox_does_not_know_is_written_by_pytorch(tmp_path):
     model = onnx.load(tmp_path / "p.onnx")
     assert [value.name for value in model.graph.input] == ["obs"]
     assert json.loads(model.metadata_props[-1].value)["env"] == "CartPole-v1"
-    with pytest.raises(ValueError, match="LayerNorm cannot be written as C, which knows perceptrons"):
+    with pytest.raises(ValueError, match="GELU cannot be written as C, which knows perceptrons"):
         rlox.export(agent, tmp_path / "p.c", observations=0)
 
 

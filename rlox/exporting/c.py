@@ -277,6 +277,14 @@ class _Source:
         eps = _number(op.settings["eps"])
         self._call("rms_norm", self._reuse(op, [x]), x, scale, eps, n, op.output.size // n)
 
+    def _write_layer_norm(self, op: Operation, x: str) -> None:
+        tables = self._table(op, "scale", op.arrays["scale"]), self._table(op, "bias", op.arrays["bias"])
+        self._call("layer_norm", self._reuse(op, [x]), x, *tables, _number(op.settings["eps"]), op.output.size)
+
+    def _write_expectation(self, op: Operation, logits: str) -> None:
+        numbers = op.arrays["numbers"]
+        self._call("expectation", self._new(op), logits, self._table(op, "of", numbers), op.output.size, len(numbers))
+
     def _write_arithmetic(self, op: Operation, inputs: list[str]) -> None:
         values = list(op.inputs)
         if len(inputs) == 1:

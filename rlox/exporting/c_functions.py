@@ -176,6 +176,41 @@ static void rms_norm(float *y, const float *x, const float *scale, float eps, in
 }
 """,
     ),
+    "layer_norm": (
+        (),
+        """\
+static void layer_norm(float *y, const float *x, const float *scale, const float *bias, float eps, int n)
+{
+    float sum = 0.0f, square = 0.0f;
+    int i;
+    for (i = 0; i < n; i++) sum += x[i];
+    sum /= (float)n;
+    for (i = 0; i < n; i++) square += (x[i] - sum) * (x[i] - sum);
+    square = 1.0f / sqrtf(square / (float)n + eps);
+    for (i = 0; i < n; i++) y[i] = (x[i] - sum) * square * scale[i] + bias[i];
+}
+""",
+    ),
+    "expectation": (
+        (),
+        """\
+/* The means of n numbers under the softmax of n logits each. */
+static void expectation(float *y, const float *x, const float *numbers, int k, int n)
+{
+    int i, j;
+    for (i = 0; i < k; i++, x += n) {
+        float top = x[0], sum = 0.0f, mean_of = 0.0f;
+        for (j = 1; j < n; j++) top = x[j] > top ? x[j] : top;
+        for (j = 0; j < n; j++) {
+            const float chance = expf(x[j] - top);
+            sum += chance;
+            mean_of += chance * numbers[j];
+        }
+        y[i] = mean_of / sum;
+    }
+}
+""",
+    ),
     "mean": (
         (),
         """\
@@ -246,7 +281,13 @@ static int all_finite(const float *x, int n)
 """,
     ),
 }
-NEED_MATH = ("apply_symlog", "draw", "rms_norm")  # functions that call the mathematical library
+NEED_MATH = (
+    "apply_symlog",
+    "draw",
+    "expectation",
+    "layer_norm",
+    "rms_norm",
+)  # functions that call the mathematical library
 
 
 def with_needs(names: set[str]) -> list[str]:

@@ -113,6 +113,10 @@ class Graph:
         """Return x / sqrt(mean(x**2) + eps) * scale over the first axis: the numbers, or an image's channels."""
         return self._add("rms_norm", [x], x.shape, arrays={"scale": scale}, eps=eps)
 
+    def layer_norm(self, x: Value, scale: np.ndarray, bias: np.ndarray, eps: float) -> Value:
+        """Return numbers (n,) with mean 0 and variance 1, times `scale`, plus `bias`."""
+        return self._add("layer_norm", [x], x.shape, arrays={"scale": scale, "bias": bias}, eps=eps)
+
     def module(self, module: Any, x: Value, shape: tuple[int, ...], kind: str, title: str) -> Value:
         """Return what a PyTorch module computes that has no operations here; C cannot call it."""
         return self._add("module", [x], shape, kind, module=module, title=title)
@@ -147,6 +151,10 @@ class Graph:
     def mean(self, x: Value) -> Value:
         """Return the mean of the numbers (n,), as (1,)."""
         return self._add("mean", [x], (1,))
+
+    def expectation(self, logits: Value, numbers: np.ndarray) -> Value:
+        """Return the means (A,) of `numbers` (N,) under the softmax of N logits each, of `logits` (A N,)."""
+        return self._add("expectation", [logits], (logits.size // len(numbers),), arrays={"numbers": numbers})
 
     # ---- shapes
 

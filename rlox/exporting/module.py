@@ -78,6 +78,14 @@ class GraphModule(nn.Module):
         return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps) * scale.view(-1, *[1] * (x.dim() - 2))
 
     @staticmethod
+    def _layer_norm(op: Operation, x: Tensor, scale: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return F.layer_norm(x, op.output.shape, scale, bias, eps)
+
+    @staticmethod
+    def _expectation(op: Operation, logits: Tensor, numbers: Tensor) -> Tensor:
+        return logits.reshape(-1, op.output.size, numbers.shape[0]).softmax(-1) @ numbers
+
+    @staticmethod
     def _clip(op: Operation, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(x, low), high)
 

@@ -9,6 +9,7 @@ from torch import nn
 from rlox.exporting.graph import Graph, Value
 from rlox.nn.memory import Memory, MemoryNetwork
 from rlox.nn.modules import copy_module, to_array
+from rlox.nn.value_networks import ValueNetwork
 
 _ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Sigmoid: "sigmoid", nn.SiLU: "silu"}
 _NOTHING = (nn.Identity, nn.Dropout)  # what does nothing to a policy that acts
@@ -37,12 +38,58 @@ def add_network(graph: Graph, network: nn.Module, x: Value) -> Value:
         return x
     if kind is nn.Flatten and (network.start_dim, network.end_dim) == (1, -1):
         return graph.reshape(x, (x.size,))
+    if kind is nn.LayerNorm and network.normalized_shape == x.shape and network.bias is not None:
+        weight, bias = arrays_of(network)
+        assert bias is not None
+        return graph.layer_norm(x, weight, bias, network.eps)
     if kind is nn.Conv2d and _is_plain(network):
         weight, bias = arrays_of(network)
         down, right = network.padding
         bias = np.zeros(len(weight), np.float32) if bias is None else bias
         return graph.conv(x, weight, bias, tuple(network.stride), (down, right, down, right))
     return add_module(graph, network, x)
+
+
+def add_value_network(graph: Graph, network: ValueNetwork, x: Value) -> Value:
+    """Add a network of values or distributions, without noise. Return the values of all actions.
+
+    Means of atoms, and of advantages over actions, are linear: they become part of the last layers.
+    """
+    n_actions, head = network.n_actions, network.head
+    activation = "tanh" if network._activate is torch.tanh else "relu"
+    x = x if network.body is None else add_network(graph, network.body, graph.scale_bytes(x))
+    x = _add_layers(graph, network.trunk, activation, x)
+
+    def ends(layers: nn.Module, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the last layer as (n, N, inputs) and (n, N), or with the mean of its atoms as the only one."""
+        weight, bias = arrays_of(layers.linear[-1])
+        assert bias is not None
+        weight, bias = weight.reshape(n, head.n_atoms, -1), bias.reshape(n, head.n_atoms)
+        if head.kind == "categorical":
+            return weight, bias
+        mean, mean_bias = (part.mean(1, dtype=np.float64, keepdims=True) for part in (weight, bias))
+        return mean.astype(np.float32), mean_bias.astype(np.float32)
+
+    weight, bias = ends(network.advantage, n_actions)
+    hidden = _add_layers(graph, network.advantage, activation, x)
+    if network.value is not None:
+        weight, bias = weight - weight.mean(0), bias - bias.mean(0)
+    outputs = graph.linear(hidden, weight.reshape(-1, weight.shape[-1]), bias.ravel())
+    if network.value is not None:
+        weight, bias = (np.repeat(part, n_actions, 0) for part in ends(network.value, 1))
+        value = graph.linear(_add_layers(graph, network.value, activation, x), weight.reshape(-1, weight.shape[-1]),
+                             bias.ravel())  # fmt: skip
+        outputs = graph.arithmetic("add", value, outputs)
+    return graph.expectation(outputs, to_array(network.atoms)) if head.kind == "categorical" else outputs
+
+
+def _add_layers(graph: Graph, layers: nn.Module, activation: str, x: Value) -> Value:
+    """Add the layers that have an activation."""
+    for i, layer in enumerate(layers.linear[: layers.n_activated]):
+        x = graph.linear(x, *arrays_of(layer))
+        x = add_network(graph, layers.norm[i], x) if len(layers.norm) else x
+        x = graph.elementwise(activation, x)
+    return x
 
 
 def add_module(graph: Graph, module: nn.Module, x: Value, title: str | None = None) -> Value:

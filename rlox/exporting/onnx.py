@@ -152,6 +152,15 @@ class _Writer:
         root = self._node("Sqrt", [self._node("Add", [mean, eps], f"{out}_positive")], f"{out}_root")
         self._node("Mul", [self._node("Div", [x, root], f"{out}_unit"), scale], out)
 
+    def _write_layer_norm(self, op: Operation, out: str, x: str, scale: str, bias: str) -> None:
+        self._node("LayerNormalization", [x, scale, bias], out, axis=-1, epsilon=op.settings["eps"])
+
+    def _write_expectation(self, op: Operation, out: str, logits: str, numbers: str) -> None:
+        n = len(op.arrays["numbers"])
+        shape = self._constant(f"{out}_shape", [0, op.output.size, n], np.int64)
+        chances = self._node("Softmax", [self._node("Reshape", [logits, shape], f"{out}_table")], f"{out}_p", axis=2)
+        self._node("MatMul", [chances, numbers], out)
+
     def _write_silu(self, op: Operation, out: str, x: str) -> None:
         self._node("Mul", [x, self._node("Sigmoid", [x], f"{out}_gate")], out)
 

@@ -14,7 +14,7 @@ import rlox
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.envs import EnvSpec, env_name
 from rlox.exporting.graph import Graph, Value
-from rlox.exporting.networks import add_memory_network, add_module, add_network
+from rlox.exporting.networks import add_memory_network, add_module, add_network, add_value_network
 from rlox.exporting.world_model import add_dreamer
 from rlox.multi_agent.players import Player, only_player
 from rlox.nn.actors import (
@@ -27,6 +27,7 @@ from rlox.nn.actors import (
 )
 from rlox.nn.memory import MemoryNetwork
 from rlox.nn.policies import ActorCritic, ContinuousPolicy, MultiDiscretePolicy
+from rlox.nn.value_networks import ValueNetwork
 
 # What determines the actions of rlox's own policies. Where a subclass replaces one of these, it acts in its own way.
 _DECISIVE = ("mode", "pick_mode", "features", "forward", "unit_mode", "to_env", "follow")
@@ -172,6 +173,8 @@ def _add_outputs(graph: Graph, module: nn.Module, x: Value) -> tuple[Value, Valu
         x = add_network(graph, network.trunk, x)
         advantages = add_network(graph, network.head, x)
         return _add_duel(graph, add_network(graph, network.value, x), advantages), None, 0
+    if type(network) is ValueNetwork:
+        return add_value_network(graph, network, x), None, 0
     return add_network(graph, network, x), None, 0
 
 
