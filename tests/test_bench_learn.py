@@ -354,6 +354,23 @@ def test_the_settings_of_sb3():
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "algo.double_dqn=true"])
     with pytest.raises(UsageError, match=r"no counterpart for algo.double_dqn"):
         settings_of(job.config, job.algo)
+    for word in ("algo.distribution=quantile", "algo.noisy=true", "algo.memory=gru", "algo.adam_eps=0.001"):
+        (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", word])
+        with pytest.raises(UsageError, match=f"no counterpart for {word.lower()}".replace("true", "True")):
+            settings_of(job.config, job.algo)
+    (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1"])
+    assert set(settings_of(job.config, job.algo)["kw"]) == {
+        *("learning_rate", "batch_size", "max_grad_norm", "gamma", "learning_starts", "train_freq", "gradient_steps"),
+        *("target_update_interval", "tau", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"),
+        *("buffer_size", "policy_kwargs"),
+    }
+
+
+def test_options_that_are_off_do_not_change_the_settings():
+    jobs = [compose_jobs([], ["algo=dqn", *words])[0] for words in ([], ["algo.n_atoms=9"], ["algo.noisy=true"])]
+    plain, unused, noisy = (settings(job.config, job.algo) for job in jobs)
+    assert plain == unused
+    assert changes(plain, noisy) == ["algo.noisy None -> True", "algo.noisy_sigma None -> 0.5"]
 
 
 @pytest.mark.parametrize("path", sorted(Path(fingerprint.__file__).parent.glob("nominal/*.json")), ids=lambda p: p.stem)

@@ -119,6 +119,7 @@ KEYWORDS = (
     Keyword("target_network_frequency", (CLEANRL,), "target_update_freq", "environment steps; SAC: every update"),
     Keyword("train_frequency", (CLEANRL,), "train_freq"),
     Keyword("train_freq=(n, unit)", (SB3,), "train_freq", "a number of environment steps, never of episodes"),
+    Keyword("n_quantiles", (CONTRIB,), "n_atoms", "with distribution=quantile, which QRDQN stands for"),
     Keyword("start_e", (CLEANRL,), "exploration_initial_eps"),
     Keyword("end_e", (CLEANRL,), "exploration_final_eps"),
     # Replay memory.

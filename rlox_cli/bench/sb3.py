@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rlox.config import OnPolicyConfig, RunConfig
 from rlox_cli.bench.peers import ask_worker, find_systems
+from rlox_cli.bench.seeds import SWITCHES
 from rlox_cli.config.compose import Job
 from rlox_cli.terminal.errors import UsageError
 
@@ -143,7 +144,8 @@ def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:
     if missing := list(_missing(config, algo)):
         raise UsageError(f"Stable-Baselines3 has no counterpart for {', '.join(missing)}")
     c = config.algo
-    arguments = {_NAMES.get(name, name): value for name, value in asdict(c).items() if name not in _SPECIAL}
+    unused = {name for _, names in SWITCHES.values() for name in names}
+    arguments = {_NAMES.get(name, name): value for name, value in asdict(c).items() if name not in {*_SPECIAL, *unused}}
     for name, key in (("learning_rate", "learning_rate"), ("clip_eps", "clip_range")):
         if getattr(c, f"{name}_schedule", "constant") == "linear":
             arguments[key] = {"falls_from": getattr(c, name)}
@@ -188,6 +190,9 @@ def _missing(config: RunConfig, algo: str) -> Iterator[str]:
         yield "env.wrappers and env.reward_fn"
     if any(x is not None for x in (config.schedule_timesteps, config.init_from, config.max_time, config.dataset)):
         yield "schedule_timesteps, init_from, max_time and dataset"
+    for name, (off, _) in SWITCHES.items():
+        if getattr(c, name, off) != off:
+            yield f"algo.{name}={getattr(c, name)}"
     if algo == "ppo" and c.optimizer != "adam":
         yield f"algo.optimizer={c.optimizer}"
     if algo == "dqn" and (c.double_dqn or c.dueling or c.loss != "huber"):

@@ -35,6 +35,15 @@ from rlox_cli.terminal.signals import Signals, StopAtOnce
 
 # Settings that do not affect a run's numbers, and the seed, which is stored separately.
 _OF_MEMORY = {"memory", "memory_size", "memory_layers", "memory_horizon", "sequence_length", "burn_in"}
+# Options of later versions that do nothing at this value: then they, and settings that matter only with them, decide
+# nothing, and runs of former versions have the same settings.
+SWITCHES = {
+    "memory": ("none", _OF_MEMORY),
+    "distribution": ("none", {"distribution", "n_atoms", "v_min", "v_max", "huber_kappa"}),
+    "noisy": (False, {"noisy", "noisy_sigma"}),
+    "layer_norm": (False, {"layer_norm"}),
+    "adam_eps": (1e-8, {"adam_eps"}),
+}
 _APART = (
     *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
     *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure"),
@@ -76,9 +85,9 @@ def _select_deciding(plain: dict[str, Any]) -> dict[str, Any]:
     for section, key in (("eval", "workers"), ("buffer", "device")):
         if isinstance(part := deciding.get(section), dict):
             deciding[section] = {name: value for name, value in part.items() if name != key}
-    algo = deciding.get("algo")
-    if isinstance(algo, dict) and algo.get("memory", "none") == "none":  # its other settings then decide nothing
-        deciding["algo"] = {name: value for name, value in algo.items() if name not in _OF_MEMORY}
+    if isinstance(algo := deciding.get("algo"), dict):
+        unused = {name for key, (off, names) in SWITCHES.items() if algo.get(key, off) == off for name in names}
+        deciding["algo"] = {name: value for name, value in algo.items() if name not in unused}
     return deciding
 
 
