@@ -208,7 +208,7 @@ def schemas(algorithms: Iterable[str] | None = None, buffers: Iterable[str] | No
         for group, kinds in groups
         for name, kind in kinds.items()
     ]
-    result = {ALL: {"allOf": [_refer("run"), *choices], "definitions": definitions}}
+    result: dict[str, dict[str, Any]] = {ALL: {"allOf": [_refer("run"), *choices], "definitions": definitions}}
     for name, kind in algos.items():
         own = {"allOf": [_refer("run", ALL), {"properties": {"algo": _refer(kind, ALL)}}]}
         result |= {f"run-{name}": own, f"algo-{name}": _with_defaults(kind, definitions, defaults)}
