@@ -132,8 +132,10 @@ class BuildKernels(build_ext):
     MOST = 4  # versions kept of a kernel: at this machine's level, at all levels, with checks, with sanitizers
 
     def finalize_options(self) -> None:
-        # Not at import, so that commands that compile nothing do not need Cython or NumPy.
-        self.distribution.ext_modules = kernel_extensions()
+        # Not at import, so that commands that compile nothing do not need Cython or NumPy. Those of an sdist and of
+        # metadata only ask for the sources, which MANIFEST.in lists.
+        if not {"dist_info", "egg_info", "sdist"}.issuperset(self.distribution.commands):
+            self.distribution.ext_modules = kernel_extensions()
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
