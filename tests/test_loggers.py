@@ -164,7 +164,7 @@ def test_a_logger_with_unsuitable_settings_is_refused(tmp_path, monkeypatch):
     try:
         with pytest.raises(TypeError, match=r"the Config of wrong must derive from rlox.config.Config"):
             logger_settings("wrong")
-        with pytest.raises(ValueError, match=r"logger must be one of mlflow, .*, wrong, got 'wrng'; did you mean"):
+        with pytest.raises(ValueError, match=r"logger must be one of csv, .*, wrong, got 'wrng'; did you mean"):
             logger_class("wrng")
     finally:
         monkeypatch.undo()

@@ -62,7 +62,7 @@ def logger_class(name: str) -> Any:
     if name in outside_loggers():
         return load(LOGGER_GROUP, name)
     raise ValueError(
-        f"rlox.tracking: logger must be one of {', '.join(logger_names())}, got {name!r}; "
+        f"rlox.tracking: logger must be one of {', '.join(sorted(logger_names()))}, got {name!r}; "
         f"{nearest(name, logger_names())}, or install the package that provides it"
     )
 
