@@ -184,7 +184,7 @@ class Agent(Algorithm):
             )
         if spec.images and not self._mixed_images:
             spec.refuse_mixed_images(where)
-        if spec.masked and not self._masks:
+        if spec.masked and not self._masks and "masks" not in getattr(self, "reads", ()):
             classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
             able = [name.upper() for name, cls in classes.items() if getattr(cls, "_masks", False)]
             raise ValueError(
@@ -213,6 +213,8 @@ class Agent(Algorithm):
         """Choose the backend, then create networks and optimisers; the last step of construction."""
         self._own_policy = policy is not None
         where, rng = type(self).__name__, Rng(self.seed, Stream.INIT)
+        if self.spec.masked or self.config.recurrent:
+            self._require_able_update(where)
         if policy is not None:
             device = device_for(device, policy, where)
         self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
@@ -241,6 +243,15 @@ class Agent(Algorithm):
             self.optimizer.actor = self.native
         if self.backend == "native":
             self.backend.watch = Watch(self)
+
+    def _require_able_update(self, where: str) -> None:
+        """Raise ValueError if `update` is from outside rlox and may ignore masks of legal actions, or a memory."""
+        from rlox.training.own_updates import find_undeclared
+
+        if self.spec.masked and (reason := find_undeclared(self, "masks")) is not None:
+            raise ValueError(f"{where}: the environment must not have action masks: {reason}")
+        if self.config.recurrent and (reason := find_undeclared(self, "sequences")) is not None:
+            raise ValueError(f"{where}: memory must be none, got {self.config.memory}: {reason}")
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or

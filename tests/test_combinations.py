@@ -1,0 +1,227 @@
+"""Every algorithm with a memory, with masks of legal actions, and with both, together with every other choice: it
+trains, or is refused before the run with the reason."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import cloudpickle
+import masked_envs
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from masked_envs import Legal
+from small_algorithms import LANGUAGE, OFF_POLICY, ONLINE, SEQUENCES, of_sequences, off_policy
+from torch import nn
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.config import BufferConfig
+from rlox.nn.actors import DiscreteQNetwork, RecurrentQNetwork
+from rlox.nn.policies import DiscretePolicy
+
+for module in (masked_envs, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
+
+# What each algorithm of the table can do. A new one has to be put here.
+REMEMBER = {"a2c", "appo", "bc", "dqn", "impala", "mappo", "ppo"}
+FOLLOW_MASKS = {"a2c", "appo", "bc", "dqn", "impala", "mappo", "ppo"}
+CONTINUOUS = {"cql", "iql", "sac", "td3", "td3_bc"}  # only these actions, which have no masks
+NEITHER = {"dreamer", *LANGUAGE}
+
+
+def test_the_table_is_covered():
+    assert set(ALGORITHMS) == REMEMBER | FOLLOW_MASKS | CONTINUOUS | NEITHER
+
+
+class Strict(Legal):
+    """Illegal actions are errors."""
+
+    def step(self, action):
+        answer = super().step(action)
+        assert not self.n_illegal, f"{action} is illegal"
+        return answer
+
+
+class Pictures(Strict):
+    """The same as an image."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.observation_space = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+
+    def _answer(self):
+        (start, t), info = super()._answer()
+        picture = np.zeros((8, 8, 1), np.uint8)
+        picture[0, 0], picture[1, 1] = start, 40 * t
+        return picture, info
+
+
+class Foreign(nn.Module):
+    """A policy of a user, with neither memory nor masks; also values for DQN."""
+
+    def __init__(self):
+        super().__init__()
+        self.pi, self.v = nn.Linear(2, 4), nn.Linear(2, 1)
+
+    def forward(self, obs):
+        return self.pi(obs)
+
+    def get_action_and_logprob(self, obs):
+        actions = torch.distributions.Categorical(logits=self.pi(obs)).sample()
+        return actions, self.get_logprob_and_entropy(obs, actions)[0]
+
+    def get_value(self, obs):
+        return self.v(obs).squeeze(-1)
+
+    def get_logprob_and_entropy(self, obs, actions):
+        choices = torch.distributions.Categorical(logits=self.pi(obs))
+        return choices.log_prob(actions), choices.entropy()
+
+    def mode(self, obs):
+        return self.pi(obs).argmax(-1)
+
+
+def extend(name, memory):
+    """A policy of rlox's own class, with the memory that is asked for."""
+    shape = (memory, 4, 1, None) if memory else None
+    if name != "dqn":
+        return DiscretePolicy(2, 4, 8, memory=shape)
+    return RecurrentQNetwork(2, 4, [8], "relu", False, shape) if shape else DiscreteQNetwork(2, 4, [8], "relu", False)
+
+
+def with_update(base, *reads):
+    """A class with an update of its own, which declares that it reads these."""
+
+    class Own(base):
+        def update(self, batch):
+            return super().update(batch)
+
+    if reads:
+        Own.reads = reads
+    return Own
+
+
+class Choice(NamedTuple):
+    """Another choice, and for which algorithms it exists."""
+
+    arguments: dict[str, Any]
+    names: tuple[str, ...] = tuple(ONLINE)
+    with_memory: str | None = None  # why it is refused with a memory
+    with_masks: str | None = None  # why it is refused with masks
+    alone: str | None = None  # why it is always refused
+
+
+ON_POLICY = ("a2c", "appo", "impala", "mappo", "ppo")
+ACTORS = ("appo", "impala")
+UNKNOWN = "unknown hyper-parameter 'memory'"
+ON_HOST = "env_backend must be auto.* got 'tensor'"
+
+CHOICES = {
+    "nothing": Choice({}),
+    "torch": Choice({"backend": "torch"}, tuple(sorted({*REMEMBER, *CONTINUOUS} & {*ONLINE}))),
+    "native": Choice({"backend": "native"}, (*ON_POLICY, "dqn"), with_memory="backend must be auto or torch"),
+    "frame stack": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 3}}]}, (*ON_POLICY, "dqn")),
+    "pictures": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 4}}]}, (*ON_POLICY, "dqn")),
+    "normalisation": Choice({"normalize_obs": True, "normalize_rewards": True}, ON_POLICY),
+    "normalised observations": Choice({"normalize_obs": True}, ("dqn",)),
+    "compile": Choice({"compile": True}, (*ON_POLICY, "dqn"), with_memory="compile must be false with memory"),
+    "policy": Choice({"policy": extend}, (*ON_POLICY, "dqn")),
+    "foreign policy": Choice(
+        {"policy": Foreign},
+        (*ON_POLICY, "dqn"),
+        with_memory="policy must have a memory|memory must be none for a policy without one",
+        with_masks="policy must be a subclass of rlox.nn.policies.DiscretePolicy",
+    ),
+    "update": Choice(
+        {"class": with_update},
+        (*ON_POLICY, "dqn"),
+        with_memory="the update of Own does not declare that it reads batch.sequences",
+        with_masks="the update of Own does not declare that it reads batch.masks",
+    ),
+    "update that reads": Choice({"class": lambda base: with_update(base, "masks", "sequences")}, (*ON_POLICY, "dqn")),
+    "tensors": Choice(
+        {"env_backend": "tensor"}, tuple(ONLINE), with_memory=ON_HOST, with_masks="no tensor version",
+    ),
+    "workers": Choice({"env_workers": 2}),
+    "reward_fn": Choice({"reward_fn": lambda obs, actions, rewards: rewards}),
+    "sequence length": Choice({"sequence_length": 8}, ("appo", "mappo", "ppo")),
+    "processes": Choice({"actors": "processes"}, ACTORS),
+    "replay": Choice({"replay_rollouts": 1}, ACTORS),
+    "prioritised replay": Choice({"buffer": "prioritized"}, ("dqn",), with_memory="buffer must be uniform"),
+    "replay on disk": Choice({"buffer": "mmap"}, ("dqn",), with_memory="buffer must be uniform"),
+    "replay on a GPU": Choice({"buffer": BufferConfig(device="cuda")}, ("dqn",), alone="buffer.device"),
+    "n-step returns": Choice({"n_step": 3}, ("dqn",)),
+    "dueling": Choice({"dueling": True}, ("dqn",)),
+}  # fmt: skip
+KINDS = {"lstm": ("lstm", False), "gru": ("gru", False), "masks": (None, True), "both": ("lstm", True)}
+# By default each algorithm and each choice runs with both at once, or with what it supports.
+OFTEN = {("both", "nothing"), ("gru", "nothing"), ("masks", "nothing")}
+CELLS = [
+    pytest.param(name, kind, choice, marks=() if often else pytest.mark.exhaustive)
+    for choice, (_, names, *_) in CHOICES.items()
+    for name in names
+    for kind in KINDS
+    for often in [(kind, choice) in OFTEN or (name in ("ppo", "dqn") and kind == "both")]
+]
+
+
+def find_reasons(name, choice, memory, masked):
+    """The reasons for which the combination is refused; none if it is not."""
+    device = choice.arguments.get("env_backend") == "tensor"
+    if memory and name not in REMEMBER:
+        yield "unknown hyper-parameter 'memory'"
+    if masked and name in CONTINUOUS:
+        yield "the environment's actions must be continuous, got 4 discrete actions"
+    elif masked and name not in FOLLOW_MASKS:
+        yield f"the environment has action masks, which {name} does not use"
+    if device and name not in ("a2c", "ppo"):
+        yield "environments on a device are for PPO and A2C"
+    if memory and choice.with_memory:
+        yield choice.with_memory
+    if masked and choice.with_masks and (choice.arguments.get("policy") is not Foreign or name != "dqn"):
+        yield choice.with_masks
+    if choice.alone:
+        yield choice.alone
+
+
+def build(name, choice, memory, masked):
+    arguments, cls = {"n_envs": 2, "seed": 1, **choice.arguments}, resolve(ALGORITHMS[name].cls)
+    settings = OFF_POLICY if off_policy(name) else {"n_steps": 16, "hidden_sizes": [8]}
+    settings = SEQUENCES if of_sequences(name) else settings
+    if memory:
+        settings = {**settings, "memory": memory, "memory_size": 4}
+        settings |= {"sequence_length": 8, "burn_in": 2} if name == "dqn" else {}
+    if isinstance(arguments.get("policy"), type):
+        arguments["policy"] = arguments["policy"]()
+    elif "policy" in arguments:
+        arguments["policy"] = arguments["policy"](name, memory)
+    cls = arguments.pop("class", lambda base: base)(cls)
+    kind = Pictures if choice is CHOICES["pictures"] else Strict
+    env = "Pendulum-v1" if name in CONTINUOUS and not masked else lambda: kind("info" if masked else "")
+    if arguments.get("env_backend") == "tensor" and not masked:
+        env = "CartPole-v1"
+    return cls(env, **{**settings, **arguments})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind", "choice"), CELLS)
+def test_it_trains_or_is_refused_before_the_run(name, kind, choice, monkeypatch):
+    memory, masked = KINDS[kind]
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # which takes a minute
+    reasons = list(find_reasons(name, CHOICES[choice], memory, masked))
+    if reasons:
+        with pytest.raises((TypeError, ValueError), match="|".join(reasons)):
+            build(name, CHOICES[choice], memory, masked)
+        return
+    algorithm = build(name, CHOICES[choice], memory, masked)
+    try:
+        metrics = algorithm.train(160)
+        assert algorithm.counters.updates > 1
+        assert np.isfinite([value for key, value in metrics.items() if "loss" in key]).all()
+        assert algorithm.spec.masked is masked
+        assert (getattr(algorithm.policy, "state_dim", 0) > 0) is (memory is not None)
+        assert len(algorithm.evaluate(2).returns) == 2
+    finally:
+        algorithm.close()
