@@ -532,3 +532,31 @@ def test_a_minari_dataset_has_the_observations_of_a_training(kind):
     )
     np.testing.assert_array_equal(data.get_state()["actions"].ravel(), 1)
     require_fit(data, adapter.spec, "the dataset")
+
+
+@pytest.mark.slow
+def test_masks_in_the_observations_of_a_minari_dataset_are_split_off():
+    rng, n = np.random.default_rng(0), 7
+    place, actions = rng.normal(size=(n + 1, 2)).astype(np.float32), rng.integers(4, size=n)
+    masks = (rng.random((n + 1, 4)) < 0.5).astype(np.int8)
+    masks[np.arange(n), actions] = 1
+    masks[n, 0] = 1
+    episode = EpisodeBuffer(
+        observations={"action_mask": masks, "place": place},
+        actions=actions,
+        rewards=np.ones(n),
+        terminations=np.arange(n) == n - 1,
+        truncations=np.zeros(n, bool),
+    )
+    space = gym.spaces.Dict(
+        {"action_mask": gym.spaces.MultiBinary(4), "place": gym.spaces.Box(-9, 9, (2,), np.float32)}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the author and other fields of a publisher
+        minari.create_dataset_from_buffers(
+            "lab/masked-v0", [episode], observation_space=space, action_space=gym.spaces.Discrete(4)
+        )
+    state = rlox.open_dataset("minari:lab/masked-v0").get_state()
+    np.testing.assert_array_equal(state["obs"], place[:-1])
+    np.testing.assert_array_equal(state["action_masks"], masks[:-1])
+    np.testing.assert_array_equal(state["next_action_masks"], masks[1:])

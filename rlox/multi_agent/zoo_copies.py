@@ -13,7 +13,7 @@ import numpy as np
 from rlox.config import shown
 from rlox.envs import state as env_state
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, describe_answer, require_separate
-from rlox.envs.masks import MASK
+from rlox.envs.masks import MASK, without_mask
 from rlox.envs.rendering import rgb_frame
 from rlox.envs.spec import SpaceAdapter
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, group_agents
@@ -124,12 +124,8 @@ class ZooCopies(env_state.EnvCopies):
                 )
         observation, action = self.envs[0].observation_space(name), self.envs[0].action_space(name)
         where = f"{self.where}: agent {name!r}"
-        part, masked = observation, isinstance(observation, spaces.Dict) and MASK in observation.spaces
-        if masked:
-            part = spaces.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
-            if not part.spaces:
-                raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observation}")
-        adapter = SpaceAdapter(part, action, where)
+        masked = isinstance(observation, spaces.Dict) and MASK in observation.spaces
+        adapter = SpaceAdapter(without_mask(observation, action, where), action, where)
         adapter.spec.refuse_mixed_images(where, remedy="")
         return _Space(observation, action, adapter, masked)
 

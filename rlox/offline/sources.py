@@ -18,6 +18,7 @@ from rlox.checkpoint import one_line
 from rlox.config import nearest
 from rlox.config.packages import import_package
 from rlox.config.servers import unreachable_hub
+from rlox.envs.masks import MASK, without_mask
 from rlox.envs.spec import SpaceAdapter
 from rlox.offline.arrow import (
     METADATA,
@@ -207,6 +208,7 @@ def minari(dataset: Any, where: str) -> Source:
             metadata["act_low"], metadata["act_high"] = act_space.low.ravel().tolist(), act_space.high.ravel().tolist()
     else:
         raise ValueError(f"{where}: its actions must be a Box or Discrete, got {type(act_space).__name__}")
+    obs_space = without_mask(obs_space, act_space, where)
     adapter = SpaceAdapter(obs_space, act_space, where)
     if dataset.env_spec is not None:
         spec = dataset.env_spec
@@ -248,15 +250,15 @@ def minari(dataset: Any, where: str) -> Source:
 
 
 def _masks(episode: Any, n: int, where: str) -> Block:
-    """Return the masks in the infos of an episode with `n` steps: of all observations, or of all but the last."""
-    infos = episode.infos if isinstance(episode.infos, dict) else {}
-    if "action_mask" not in infos:
+    """Return the masks of an episode with `n` steps, of all observations or of all but the last: those in its infos, or
+    in its observations, as of environments (`rlox.envs.masks`)."""
+    given = [part for part in (episode.infos, episode.observations) if isinstance(part, dict) and MASK in part]
+    if not given:
         return {}
-    masks = np.asarray(infos["action_mask"])
+    masks = np.asarray(given[0][MASK])
     if len(masks) not in (n, n + 1):
         raise ValueError(
-            f"{where}: episode {episode.id} must have an action_mask for each of its {n + 1} observations, got "
-            f"{len(masks)}"
+            f"{where}: episode {episode.id} must have an {MASK} for each of its {n + 1} observations, got {len(masks)}"
         )
     return {"action_masks": masks[:n]} | ({"next_action_masks": masks[1:]} if len(masks) > n else {})
 
@@ -266,6 +268,8 @@ def _observations(adapter: SpaceAdapter, space: Any, recorded: Any, where: str) 
     from gymnasium import spaces
     from gymnasium.vector.utils import batch_space, iterate
 
+    if isinstance(space, spaces.Dict):
+        recorded = {key: recorded[key] for key in space.spaces}  # without masks of legal actions
     if adapter.vectors:
         return np.asarray(recorded)
     first = recorded

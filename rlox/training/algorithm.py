@@ -53,8 +53,8 @@ class Learner(Protocol[Batch]):
 
     A subclass may also override `Agent.make_policy` for another kind of policy, `Algorithm.setup` for further networks
     and optimisers, and `Algorithm.schedule_values` for further schedules. It may define ``update_native``, which runs
-    `update` as a kernel, and ``reads = ("masks", "sequences")``: which of a batch's masks of legal actions and sequences
-    for a memory its `update` uses. An environment with masks, or a memory, is refused without it.
+    `update` as a kernel, and ``reads = ("masks", "sequences")``: which of a batch's masks of legal actions, and its
+    sequences for a memory, `update` uses. Without it, an environment with masks, or a memory, is refused.
     """
 
     name: ClassVar[str]  # its key in `rlox.algorithms.ALGORITHMS`, and the name of its YAML file
