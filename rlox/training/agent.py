@@ -25,6 +25,7 @@ from rlox.compiled import NativeAdam, NativeOptimizer
 from rlox.compiled.guard import find_update_difference
 from rlox.config import MOST_AT_ONCE, Config, RemoteConfig, integer, require, shown, usual_settings
 from rlox.config.arguments import POLICIES, refuse_policy_name
+from rlox.config.own_updates import require_reads
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.envs.gym_make import whole_games
@@ -214,7 +215,7 @@ class Agent(Algorithm):
         self._own_policy = policy is not None
         where, rng = type(self).__name__, Rng(self.seed, Stream.INIT)
         if self.spec.masked or self.config.recurrent:
-            self._require_able_update(where)
+            require_reads(self)
         if policy is not None:
             device = device_for(device, policy, where)
         self.backend = Backend.choose(where, backend, compile, lambda: self._native_obstacle(policy, device, backend))
@@ -243,15 +244,6 @@ class Agent(Algorithm):
             self.optimizer.actor = self.native
         if self.backend == "native":
             self.backend.watch = Watch(self)
-
-    def _require_able_update(self, where: str) -> None:
-        """Raise ValueError if `update` is from outside rlox and may ignore masks of legal actions, or a memory."""
-        from rlox.training.own_updates import find_undeclared
-
-        if self.spec.masked and (reason := find_undeclared(self, "masks")) is not None:
-            raise ValueError(f"{where}: the environment must not have action masks: {reason}")
-        if self.config.recurrent and (reason := find_undeclared(self, "sequences")) is not None:
-            raise ValueError(f"{where}: memory must be none, got {self.config.memory}: {reason}")
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         """Set `policy` to the custom policy after checking it, or to the default one with weights drawn from `rng`; or
