@@ -33,6 +33,7 @@ cdef extern from *:
         int64_t size, wide;
         int64_t n_inputs, in_wide;
         int64_t n_steps, n_rows; /* T, N */
+        int64_t state_ld;        /* distance of the rows of states before the first and after the last step */
         int64_t chunk;           /* steps between two products for all their rows */
         const uint8_t *is_first; /* (T, N) */
         const uint8_t *running;  /* (T, N), or NULL: all run */
@@ -230,26 +231,32 @@ cdef extern from *:
             if (s->is_first[t * s->n_rows + i]) memset(x + i * s->wide, 0, s->wide * sizeof(float));
     }
 
-    /* Room for the weights and biases of `rlox_recurrent_forward`, in floats. */
-    static inline int64_t rlox_forward_room(const rlox_sequences *s) {
+    /* Numbers of the packed weights and biases. */
+    static inline int64_t rlox_packed_size(const rlox_sequences *s) {
         return s->n_gates * s->wide * (s->n_inputs + s->size + 1) + s->wide;
+    }
+
+    /* Packs the weights and biases for `rlox_recurrent_forward`. */
+    static void rlox_recurrent_pack(const rlox_sequences *s, const float *w_ih, const float *w_hh, const float *b_ih,
+                                    const float *b_hh, float *packed) {
+        const int64_t gates_wide = s->n_gates * s->wide;
+        float *packed_h = packed + gates_wide * s->n_inputs, *bias = packed_h + gates_wide * s->size;
+        rlox_pack_gates(s, w_ih, s->n_inputs, packed);
+        rlox_pack_gates(s, w_hh, s->size, packed_h);
+        rlox_order_biases(s, b_ih, b_hh, bias, bias + gates_wide);
     }
 
     /* Runs all steps. x (T, N, D); state and last (N, H or 2 H): the state before the first and after the last step; outputs
      * (T, N, H). */
-    static void rlox_recurrent_forward(const rlox_sequences *s, const float *x, const float *state, const float *w_ih,
-                                       const float *w_hh, const float *b_ih, const float *b_hh, float *room,
+    static void rlox_recurrent_forward(const rlox_sequences *s, const float *x, const float *state, const float *packed,
                                        const rlox_kept *kept, float *outputs, float *last) {
         const int lstm = s->n_gates == 4;
         const int64_t rows = s->n_rows, wide = s->wide, size = s->size, gates_wide = s->n_gates * wide;
-        const int64_t state_size = lstm ? 2 * size : size, panel = s->n_gates * VL;
-        float *packed_x = room, *packed_h = packed_x + gates_wide * s->n_inputs;
-        float *bias = packed_h + gates_wide * size, *inner_bias = bias + gates_wide;
-        rlox_pack_gates(s, w_ih, s->n_inputs, packed_x);
-        rlox_pack_gates(s, w_hh, size, packed_h);
-        rlox_order_biases(s, b_ih, b_hh, bias, inner_bias);
-        rlox_widen_rows(rows, size, state, state_size, kept->h, wide);
-        if (lstm) rlox_widen_rows(rows, size, state + size, state_size, kept->c, wide);
+        const int64_t panel = s->n_gates * VL;
+        const float *packed_h = packed + gates_wide * s->n_inputs;
+        const float *bias = packed_h + gates_wide * size, *inner_bias = bias + gates_wide;
+        rlox_widen_rows(rows, size, state, s->state_ld, kept->h, wide);
+        if (lstm) rlox_widen_rows(rows, size, state + size, s->state_ld, kept->c, wide);
         for (int64_t t = 0; t < s->n_steps; t++) {
             const int64_t at = t * rows;
             float *gates = kept->gates + at * gates_wide, *inner = kept->inner + at * wide;
@@ -258,7 +265,7 @@ cdef extern from *:
                 const int64_t left = s->n_steps - t, steps = left < s->chunk ? left : s->chunk;
                 for (int64_t unit = 0; unit < wide; unit += VL)
                     rlox_gemm(steps * rows, panel, s->n_inputs, x + at * s->n_inputs, s->n_inputs, 1,
-                              packed_x + unit * s->n_gates * s->n_inputs, panel, gates + unit * s->n_gates, gates_wide,
+                              packed + unit * s->n_gates * s->n_inputs, panel, gates + unit * s->n_gates, gates_wide,
                               RLOX_BIAS, bias + unit * s->n_gates, 0, 0);
             }
             rlox_clear_first(s, t, h);
@@ -287,8 +294,8 @@ cdef extern from *:
             }
         }
         const int64_t end = s->n_steps * rows * wide;
-        rlox_narrow_rows(rows, size, kept->h + end, wide, last, state_size);
-        if (lstm) rlox_narrow_rows(rows, size, kept->c + end, wide, last + size, state_size);
+        rlox_narrow_rows(rows, size, kept->h + end, wide, last, s->state_ld);
+        if (lstm) rlox_narrow_rows(rows, size, kept->c + end, wide, last + size, s->state_ld);
     }
 
     /* ---- backward */
@@ -365,7 +372,7 @@ cdef extern from *:
                                         const rlox_gradients *wanted) {
         const int lstm = s->n_gates == 4;
         const int64_t rows = s->n_rows, wide = s->wide, size = s->size, gates_wide = s->n_gates * wide;
-        const int64_t state_size = lstm ? 2 * size : size, in_wide = s->in_wide, most = s->chunk * rows;
+        const int64_t state_ld = s->state_ld, in_wide = s->in_wide, most = s->chunk * rows;
         float *ordered_x = room, *ordered_h = ordered_x + gates_wide * in_wide;
         float *d_x = ordered_h + gates_wide * wide, *d_h = d_x + gates_wide * in_wide; /* gradients of these weights */
         float *d_bias_x = d_h + gates_wide * wide, *d_bias_h = d_bias_x + gates_wide;
@@ -376,8 +383,8 @@ cdef extern from *:
         if (wanted->x) rlox_order_gates(s, (float *)w_ih, s->n_inputs, in_wide, ordered_x, 0);
         memset(d_x, 0, gates_wide * (in_wide + wide + 2) * sizeof(float));
         memset(dh, 0, 2 * rows * wide * sizeof(float));
-        if (last) rlox_widen_rows(rows, size, last, state_size, dh, wide);
-        if (last && lstm) rlox_widen_rows(rows, size, last + size, state_size, dc, wide);
+        if (last) rlox_widen_rows(rows, size, last, state_ld, dh, wide);
+        if (last && lstm) rlox_widen_rows(rows, size, last + size, state_ld, dc, wide);
         for (int64_t t = s->n_steps - 1; t >= 0; t--) {
             const int64_t at = t * rows, place = t % s->chunk * rows; /* rows of this step, in all and in the chunk */
             float *d = by_x + place * gates_wide, *d_from_h = by_h + place * gates_wide;
@@ -428,8 +435,8 @@ cdef extern from *:
             rlox_restore_biases(s, d_bias_x, wanted->b_ih);
             rlox_restore_biases(s, lstm ? d_bias_x : d_bias_h, wanted->b_hh);
         }
-        rlox_narrow_rows(rows, size, dh, wide, wanted->state, state_size);
-        if (lstm) rlox_narrow_rows(rows, size, dc, wide, wanted->state + size, state_size);
+        rlox_narrow_rows(rows, size, dh, wide, wanted->state, state_ld);
+        if (lstm) rlox_narrow_rows(rows, size, dc, wide, wanted->state + size, state_ld);
     }
 
     /* ---- one step without a gradient: the weights are read where they are, since packing them would take longer */
@@ -478,14 +485,14 @@ cdef extern from *:
                                     const float *w_hh, const float *b_ih, const float *b_hh, float *room, float *outputs,
                                     float *last) {
         const int lstm = s->n_gates == 4;
-        const int64_t rows = s->n_rows, wide = s->wide, size = s->size, state_size = lstm ? 2 * size : size;
+        const int64_t rows = s->n_rows, wide = s->wide, size = s->size, state_ld = s->state_ld;
         float *gates = room, *h = gates + rows * 4 * wide; /* (N, 4, wide), (N, H) */
         for (int64_t i = 0; i < rows; i++) {
             float *to = gates + i * 4 * wide;
             if (s->is_first[i])
                 memset(h + i * size, 0, size * sizeof(float));
             else
-                memcpy(h + i * size, state + i * state_size, size * sizeof(float));
+                memcpy(h + i * size, state + i * state_ld, size * sizeof(float));
             for (int64_t g = 0; g < 4; g++, to += wide) {
                 memset(to + size, 0, (wide - size) * sizeof(float));
                 for (int64_t u = 0; u < size; u++)
@@ -501,8 +508,8 @@ cdef extern from *:
             rlox_dots(rows, size, size, h, w_hh + g * size * size, to_h, 4 * wide);
         }
         for (int64_t i = 0; i < rows; i++) {
-            float *from = gates + i * 4 * wide, *output = outputs + i * size, *after = last + i * state_size;
-            const float *before = h + i * size, *cell = state + i * state_size + size;
+            float *from = gates + i * 4 * wide, *output = outputs + i * size, *after = last + i * state_ld;
+            const float *before = h + i * size, *cell = state + i * state_ld + size;
             const int runs = !s->running || s->running[i];
             for (int64_t u = 0; u < size; u += VL) {
                 const int64_t n = (size - u < VL ? size - u : VL) * sizeof(float);
@@ -536,7 +543,7 @@ cdef extern from *:
     #endif
     """
     ctypedef struct Sequences "rlox_sequences":
-        Py_ssize_t n_gates, size, wide, n_inputs, in_wide, n_steps, n_rows, chunk
+        Py_ssize_t n_gates, size, wide, n_inputs, in_wide, n_steps, n_rows, state_ld, chunk
         const u8* is_first
         const u8* running
     ctypedef struct Kept "rlox_kept":
@@ -552,11 +559,16 @@ cdef extern from *:
         f32* b_ih
         f32* b_hh
     Py_ssize_t rlox_multiple(Py_ssize_t) noexcept nogil
-    Py_ssize_t rlox_forward_room(const Sequences*) noexcept nogil
+    void rlox_widen_rows(Py_ssize_t rows, Py_ssize_t n, const f32* source, Py_ssize_t ld, f32* to,
+                         Py_ssize_t wide) noexcept nogil
+    void rlox_narrow_rows(Py_ssize_t rows, Py_ssize_t n, const f32* source, Py_ssize_t wide, f32* to,
+                          Py_ssize_t ld) noexcept nogil
+    Py_ssize_t rlox_packed_size(const Sequences*) noexcept nogil
     Py_ssize_t rlox_backward_room(const Sequences*) noexcept nogil
     Py_ssize_t rlox_step_room(const Sequences*) noexcept nogil
-    void rlox_recurrent_forward(const Sequences*, const f32*, const f32*, const f32*, const f32*, const f32*, const f32*,
-                                f32*, const Kept*, f32*, f32*) noexcept nogil
+    void rlox_recurrent_pack(const Sequences*, const f32*, const f32*, const f32*, const f32*, f32*) noexcept nogil
+    void rlox_recurrent_forward(const Sequences*, const f32*, const f32*, const f32*, const Kept*, f32*,
+                                f32*) noexcept nogil
     void rlox_recurrent_backward(const Sequences*, const f32*, const f32*, const f32*, const Kept*, const f32*,
                                  const f32*, f32*, const Gradients*) noexcept nogil
     void rlox_recurrent_step(const Sequences*, const f32*, const f32*, const f32*, const f32*, const f32*, const f32*,

@@ -6,20 +6,24 @@ Letters: T steps, n sequences (or N environments), D inputs, S numbers of a stat
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
-from rlox.kernels.nn import recurrent
+from rlox.kernels.nn.recurrent import RecurrentNetwork
 from rlox.kernels.rng import Rng
 from rlox.nn.modules import layer_weights
 
 _GATES = {"lstm": 4, "gru": 3}
 _VECTORS = {"lstm": 2, "gru": 1}  # of a layer's state: an LSTM's output and its cell
-_FEW_ROWS = 8  # of a single step, up to which packing the weights for a product takes longer than it saves
+_ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu"}
+_MOST_HIDDEN = 9  # layers of the perceptron that the kernel computes
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Sequences(NamedTuple):
@@ -80,6 +84,7 @@ class Memory(nn.Module):
         if kind not in _GATES:
             raise ValueError(f"Memory: kind must be lstm or gru, got {kind!r}")
         self.kind, self.n_inputs, self.size, self.n_layers = kind, n_inputs, size, n_layers
+        self._kernel: RecurrentNetwork | None = None
         self.state_dim = n_layers * size * _VECTORS[kind]
         rows = _GATES[kind] * size
         for layer in range(n_layers):
@@ -128,9 +133,15 @@ class Memory(nn.Module):
         state : Tensor
             (N, S), after the last step.
         """
+        weights = [self.weights(layer) for layer in range(self.n_layers)]
+        if _kernel_computes(x, state, *weights[0]):
+            self._kernel = kernel = _kernel_of(self._kernel, self.kind, (self.n_inputs,), self.size, self.n_layers)
+            flags = (one if one is None else one.flatten() for one in (is_first, running))
+            outputs, last = _run(kernel, [p for layer in weights for p in layer], x.flatten(0, 1), state, *flags)
+            return outputs.view(*x.shape[:2], self.size), last
         after = []
         for layer, before in enumerate(state.split(self.size * _VECTORS[self.kind], -1)):
-            x, last = run_layer(self.kind, x, before, is_first, running, *self.weights(layer))
+            x, last = loop_over_steps(self.kind, x, before, is_first, running, *weights[layer])
             after.append(last)
         return x, torch.cat(after, -1) if len(after) > 1 else after[0]
 
@@ -139,7 +150,24 @@ class Memory(nn.Module):
 
 
 class MemoryNetwork(nn.Module):
-    """A perceptron before a memory, and a linear head after it.
+    r"""A perceptron before a memory, and a linear head after it.
+
+    On the CPU in float32 one kernel computes what the modules define, forward and backward, if they are those that
+    rlox builds. CPU milliseconds of one update (forward and backward) of the memory alone, on one thread of an AMD
+    EPYC, for T x N steps, 64 inputs and 64 units, or 128 units in the last column:
+
+    ==================== ======= ======= ========= ==============
+    \                    32 x 8  128 x 4 1,024 x 1 128 x 8 (128)
+    ==================== ======= ======= ========= ==============
+    LSTM: the loop       10      41      358       73
+    ``nn.LSTM``          1.5     2.4     6.3       9.2
+    the kernel           0.8     1.6     3.7       7.8
+    GRU: the loop        8       31      364       80
+    ``nn.GRU``           6.0     21      193       40
+    the kernel           0.7     1.3     3.0       6.8
+    ==================== ======= ======= ========= ==============
+
+    PyTorch's modules know no beginnings in the middle of a sequence.
 
     Parameters
     ----------
@@ -155,6 +183,7 @@ class MemoryNetwork(nn.Module):
         super().__init__()
         self.trunk, self.memory, self.head = trunk, memory, head
         self.state_dim = memory.state_dim
+        self._kernel: RecurrentNetwork | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs (B, n_outputs) of rows `x` (B, D), each of which is the first step of an episode."""
@@ -166,12 +195,54 @@ class MemoryNetwork(nn.Module):
 
         The outputs are (B, n_outputs); with ``sequences.running``, only those of the running rows, in their order.
         """
+        plain = self._find_plain()
+        if plain is not None and x.shape[1:] == plain[0][1][:1] and _kernel_computes(x, sequences.state, *plain[1]):
+            self._kernel = kernel = _kernel_of(self._kernel, *plain[0])
+            return _run(kernel, plain[1], x, *sequences)
         n, running = len(sequences.state), sequences.running
         inputs = self.trunk(x).unflatten(0, (-1, n))
         steps = None if running is None else running.view(-1, n)
         outputs, state = self.memory(inputs, sequences.state, sequences.is_first.view(-1, n), steps)
         outputs = outputs.flatten(0, 1)
         return self.head(outputs if running is None else outputs[running]), state
+
+    def pack(self, kernel: RecurrentNetwork | None = None) -> RecurrentNetwork | None:
+        """Return a kernel, maybe the one of an earlier call, whose `step` computes steps with the current weights.
+
+        Later changes of the weights have no effect on it. None if a kernel does not compute this network.
+        """
+        plain = self._find_plain()
+        if plain is None or not _kernel_computes(*plain[1]):
+            return None
+        kernel = _kernel_of(kernel, *plain[0])
+        kernel.pack(map(_array, plain[1]))
+        return kernel
+
+    def _find_plain(self) -> tuple[tuple[Any, ...], list[Tensor]] | None:
+        """Return the shape of the kernel that computes this network, and its parameters; None if it has other parts.
+
+        Other parts are modules that rlox does not build, and hooks, which a kernel does not call.
+        """
+        trunk, memory, head = self.trunk, self.memory, self.head
+        parts = [*trunk] if type(trunk) is nn.Sequential else [] if type(trunk) is nn.Identity else [trunk]
+        last = head[0] if type(head) is nn.Sequential and len(head) == 1 else head
+        linear, activations = parts[::2], {type(part) for part in parts[1::2]}
+        if type(memory) is not Memory or len(activations) > 1 or len(parts) % 2 or len(linear) > _MOST_HIDDEN:
+            return None
+        if not activations <= _ACTIVATIONS.keys() or any(type(one) is not nn.Linear for one in (*linear, last)):
+            return None
+        modules = (trunk, memory, head, last, *parts)
+        if any(vars(part)[name] for part in modules for name in _HOOKS) or _has_any_global_hook():
+            return None
+        rows = [one.weight for one in linear]
+        widths = (*(weight.shape[1] for weight in rows[:1]), *map(len, rows)) or (memory.n_inputs,)
+        parameters = [p for one in linear for p in (one.weight, one.bias)]
+        parameters += [p for layer in range(memory.n_layers) for p in memory.weights(layer)]
+        parameters += [last.weight, last.bias]
+        if any(p is None for p in parameters) or widths[-1] != memory.n_inputs:
+            return None
+        activation = _ACTIVATIONS[activations.pop()] if activations else "tanh"
+        return (memory.kind, widths, memory.size, memory.n_layers, len(last.weight), activation), parameters
 
 
 def _weights(rows: int, cols: int, size: int, orthogonal: bool, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
@@ -183,68 +254,61 @@ def _weights(rows: int, cols: int, size: int, orthogonal: bool, rng: Rng) -> tup
     return weight.astype(np.float32), bias.astype(np.float32)
 
 
-def run_layer(
-    kind: str,
-    x: Tensor,
-    state: Tensor,
-    is_first: Tensor,
-    running: Tensor | None,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor,
-    b_hh: Tensor,
-) -> tuple[Tensor, Tensor]:
-    r"""Run one layer over x (T, N, D) from state (N, 1 or 2 size). Returns outputs (T, N, size) and the last state.
-
-    On the CPU in float32 a kernel computes what `loop_over_steps` defines. CPU milliseconds of one update (forward and
-    backward) on one thread of an AMD EPYC, for T x N steps, 64 inputs and 64 units, or 128 units in the last column:
-
-    ==================== ======= ======= ========= ==============
-    \                    32 x 8  128 x 4 1,024 x 1 128 x 8 (128)
-    ==================== ======= ======= ========= ==============
-    LSTM: the loop       10      41      358       73
-    ``nn.LSTM``          1.5     2.4     6.3       9.2
-    the kernel           0.8     1.6     3.7       7.8
-    GRU: the loop        8       31      364       80
-    ``nn.GRU``           6.0     21      193       40
-    the kernel           0.7     1.3     3.0       6.8
-    ==================== ======= ======= ========= ==============
-
-    PyTorch's modules know no beginnings in the middle of a sequence.
-    """
-    arguments = (x, state, is_first, running, w_ih, w_hh, b_ih, b_hh)
-    if not _kernel_computes(x, state, w_hh):
-        return loop_over_steps(kind, *arguments)
-    if torch.is_grad_enabled():
-        return _Layer.apply(kind, *arguments)
-    few = len(x) == 1 and x.shape[1] <= _FEW_ROWS
-    outputs, last, *_ = (recurrent.step if few else recurrent.run)(kind, *map(_array, arguments))
-    return torch.from_numpy(outputs), torch.from_numpy(last)
-
-
 def _kernel_computes(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling() and all(
         one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors
     )
 
 
-class _Layer(torch.autograd.Function):
+def _kernel_of(kernel: RecurrentNetwork | None, *shape: Any) -> RecurrentNetwork:
+    """Return `kernel` if it has this shape, else a new one."""
+    wanted = (*shape, 0, "tanh") if len(shape) == 4 else shape
+    return kernel if kernel is not None and kernel.shape == wanted else RecurrentNetwork(*wanted)
+
+
+def _run(
+    kernel: RecurrentNetwork,
+    parameters: Sequence[Tensor],
+    x: Tensor,
+    state: Tensor,
+    is_first: Tensor,
+    running: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run a kernel over rows x (B, D) of sequences from state (n, S). Returns its outputs and the last state."""
+    if torch.is_grad_enabled():
+        return _Network.apply(kernel, x, state, is_first, running, *parameters)
+    arrays = map(_array, parameters)
+    if running is None and len(x) == len(state):
+        last = np.empty(state.shape, np.float32)
+        outputs = kernel.step(*map(_array, (x, state, is_first)), last, parameters=arrays)
+    else:
+        outputs, last, _ = kernel.forward(arrays, *map(_array, (x, state, is_first, running)))
+    return torch.from_numpy(outputs), torch.from_numpy(last)
+
+
+class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, kind, x, state, is_first, running, w_ih, w_hh, b_ih, b_hh):
-        arguments = (x, state, is_first, running, w_ih, w_hh, b_ih, b_hh)
-        outputs, last, ctx.kept = recurrent.run(kind, *map(_array, arguments))
-        ctx.kind = kind
-        ctx.save_for_backward(x, is_first, running, w_ih, w_hh)
+    def forward(ctx, kernel, x, state, is_first, running, *parameters):
+        arrays = map(_array, (x, state, is_first, running))
+        outputs, last, ctx.trace = kernel.forward(map(_array, parameters), *arrays)
+        ctx.kernel = kernel
+        ctx.save_for_backward(x, is_first, *parameters)  # PyTorch then notices if they change before the backward pass
         ctx.set_materialize_grads(False)
         return torch.from_numpy(outputs), torch.from_numpy(last)
 
     @staticmethod
     def backward(ctx, d_outputs, d_last):
-        given, by = map(_array, ctx.saved_tensors), (_array(d_outputs), _array(d_last))
-        _, wants_x, *_, wants_weights = ctx.needs_input_grad
-        arrays = recurrent.go_back(ctx.kind, *given, ctx.kept, *by, wants_x, wants_weights)
-        d_x, d_state, *d_weights = (one if one is None else torch.from_numpy(one) for one in arrays)
-        return None, d_x, d_state, None, None, *d_weights
+        _, _, *parameters = ctx.saved_tensors
+        _, wants_x, _, _, _, *wants = ctx.needs_input_grad
+        arrays = ctx.kernel.backward(
+            map(_array, parameters), ctx.trace, _array(d_outputs), _array(d_last), wants_x, any(wants)
+        )
+        d_x, d_state, gradient = (one if one is None else torch.from_numpy(one) for one in arrays)
+        grads = [None] * len(parameters)
+        if gradient is not None:
+            parts = gradient.split([p.numel() for p in parameters])
+            grads = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        return None, d_x, d_state, None, None, *grads
 
 
 def _array(tensor: Tensor | None) -> np.ndarray | None:
@@ -264,7 +328,10 @@ def loop_over_steps(
     b_ih: Tensor,
     b_hh: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer like `run_layer`, on any device and in any data type; this loop defines the results."""
+    """Run one layer over x (T, N, D) from state (N, 1 or 2 size). Returns outputs (T, N, size) and the last state.
+
+    It computes on any device and in any data type, and defines the results of the kernel.
+    """
     inputs, outputs = F.linear(x, w_ih, b_ih), []
     for t in range(len(x)):
         state = state.masked_fill(is_first[t, :, None], 0.0)

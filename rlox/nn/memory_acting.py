@@ -5,7 +5,8 @@ PyTorch is imported where it is used, because native runs do not need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rlox.nn.modules import to_array
 if TYPE_CHECKING:
     import torch
 
+    from rlox.kernels.nn.recurrent import RecurrentNetwork
     from rlox.nn.batch import FrameStacks
     from rlox.nn.memory import Sequences
 
@@ -35,8 +37,11 @@ class Remembering:
     module: Any
     device: str
     place: Any
-    context: Any
+    _inside: bool
     _require_logits: Any
+    # Compute steps of actor and critic in `context`, with the weights from when it was entered; kept for the next one.
+    _kernels: tuple[RecurrentNetwork | None, RecurrentNetwork | None] = (None, None)
+    _packed = False  # whether they do
 
     @property
     def state_dim(self) -> int:
@@ -47,47 +52,98 @@ class Remembering:
         """Return the states (N, S) f32 before an episode: zeros."""
         return np.zeros((n, self.state_dim), np.float32)
 
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        with super().context():  # type: ignore[misc]  # of `ModulePolicy`
+            self._pack()
+            try:
+                yield
+            finally:
+                self._packed = False
+
+    def _pack(self) -> None:
+        """Prepare the kernels, unless PyTorch must compute steps, as for images."""
+        from rlox.nn.policies import ActorCritic
+
+        module, kind = self.module, type(self.module)
+        own = isinstance(module, ActorCritic) and module.body is None and kind.follow is ActorCritic.follow
+        if own and self.device == "cpu":
+            actor, critic = self._kernels
+            self._kernels = module.actor.pack(actor), module.critic.pack(critic)
+            self._packed = None not in self._kernels
+
     def act(self, inputs: Any, noise: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return sampled actions and the next states; `noise` is an array, or a tensor on the device."""
-        with self.context():
-            outputs, state = self._follow(inputs)
-            if hasattr(self.module, "choose"):
-                best = to_array(self.module.pick_mode(outputs))
-                return self.module.choose(noise, lambda: best, inputs.mask), state
-            return to_array(self.module.pick(outputs, self.place(noise))), state
+        if not self._inside:
+            with super().context():  # type: ignore[misc]  # for a single step, packing would not pay
+                return self.act(inputs, noise)
+        outputs, state = self._follow(inputs)
+        if hasattr(self.module, "choose"):
+            best = to_array(self.module.pick_mode(outputs))
+            return self.module.choose(noise, lambda: best, inputs.mask), state
+        return to_array(self.module.pick(outputs, self.place(noise))), state
 
     def mode(self, inputs: Any, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the most likely actions and the next states."""
-        with self.context():
-            outputs, state = self._follow(inputs)
-            return to_array(self.module.pick_mode(outputs)), state
+        if not self._inside:
+            with super().context():  # type: ignore[misc]
+                return self.mode(inputs, noise)
+        outputs, state = self._follow(inputs)
+        return to_array(self.module.pick_mode(outputs)), state
 
     def _follow(self, inputs: Any) -> tuple[torch.Tensor, np.ndarray]:
         """Run a memory through one step. Return the actor's outputs, with masks applied, and the next states (N, S)."""
-        import torch
-
-        from rlox.nn.memory import Sequences
         from rlox.nn.policies import mask_outputs
 
         n = len(inputs.obs)
         state = self.initial(n) if inputs.state is None else inputs.state
         is_first = np.zeros(n, np.bool_) if inputs.is_first is None else inputs.is_first
-        obs, sequences, module = self.place(inputs.obs), Sequences(self.place(state), self.place(is_first)), self.module
-        with torch.no_grad():
-            if inputs.central is not None:
-                outputs, _, after = module.follow(obs, sequences, self.place(inputs.central))
-            elif getattr(module, "central", False):
-                size = module.actor.state_dim
-                own = sequences._replace(state=sequences.state[:, :size])
-                outputs, acted = module.actor.follow(module.features(obs), own)
-                after = torch.cat([acted, sequences.state[:, size:]], 1)
-            else:
-                outputs, *_, after = module.follow(obs, sequences)
+        stepped = self._step_natively(inputs, state, is_first) if self._packed else None
+        outputs, after = stepped or self._step(inputs, self.place(state), self.place(is_first))
         if inputs.mask is not None:
             if not hasattr(self.module, "choose"):
                 self._require_logits()
             outputs = mask_outputs(outputs, self.place(inputs.mask))
         return outputs, to_array(after)
+
+    def _step(self, inputs: Any, state: Any, is_first: Any) -> tuple[torch.Tensor, Any]:
+        """Return the actor's outputs and the next states by PyTorch."""
+        import torch
+
+        from rlox.nn.memory import Sequences
+
+        obs, sequences, module = self.place(inputs.obs), Sequences(state, is_first), self.module
+        with torch.no_grad():
+            if inputs.central is not None:
+                outputs, _, after = module.follow(obs, sequences, self.place(inputs.central))
+            elif getattr(module, "central", False):
+                size = module.actor.state_dim
+                own = sequences._replace(state=state[:, :size])
+                outputs, acted = module.actor.follow(module.features(obs), own)
+                after = torch.cat([acted, state[:, size:]], 1)
+            else:
+                outputs, *_, after = module.follow(obs, sequences)
+        return outputs, after
+
+    def _step_natively(self, inputs: Any, state: np.ndarray, is_first: np.ndarray) -> tuple[torch.Tensor, Any] | None:
+        """Return the same by kernels; None if the arguments do not fit, which PyTorch reports."""
+        import torch
+
+        (actor, critic), obs = self._kernels, inputs.obs
+        judged = inputs.central if self.module.central else obs
+        for net, rows in ((actor, obs), (critic, judged)):
+            if rows is not None and not (rows.shape[1:] == (net.n_inputs,) and rows.dtype == np.float32):
+                return None
+        after = np.empty(state.shape, np.float32)
+        outputs = actor.step(obs, state, is_first, after)
+        if judged is None:
+            after[:, actor.state_dim :] = state[:, actor.state_dim :]
+        else:
+            critic.step(judged, state, is_first, after, actor.state_dim)
+        return torch.from_numpy(outputs), after
 
     def evaluate_sequences(
         self,

@@ -1,14 +1,20 @@
-"""The kernel of LSTM and GRU against the loop in PyTorch in float64."""
+"""The kernel of networks with LSTM and GRU against the modules and the loop in PyTorch in float64."""
+
+import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from rlox.kernels.nn import recurrent
+from rlox.kernels.nn.recurrent import RecurrentNetwork
 from rlox.kernels.rng import Rng
-from rlox.nn.memory import Memory, loop_over_steps, run_layer
+from rlox.nn.acting import Inputs, acting_policy
+from rlox.nn.memory import Memory, MemoryNetwork, Sequences, loop_over_steps
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy, mask_outputs, mlp
 
 KINDS = ("lstm", "gru")
 GATES = {"lstm": 4, "gru": 3}
@@ -23,6 +29,13 @@ def arguments(kind, steps, n, n_inputs, size, seed=0, share_first=0.2, share_run
     running = None if share_running is None else torch.rand(steps, n, generator=draw) < share_running
     shapes = ((gates, n_inputs), (gates, size), (gates,), (gates,))
     return [x, state, is_first, running, *(size**-0.5 * torch.randn(shape, generator=draw) for shape in shapes)]
+
+
+def run_layer(kind, x, state, is_first, running, *weights):
+    """Run one layer by the kernel, with the arguments of `loop_over_steps`."""
+    memory = Memory(kind, x.shape[2], weights[1].shape[1], 1, False, Rng(0))
+    named = dict(zip(memory.state_dict(), weights, strict=True))
+    return torch.func.functional_call(memory, named, (x, state, is_first, running))
 
 
 def gradients(function, kind, given, dtype):
@@ -96,7 +109,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_company(kind):
-    given = arguments(kind, 6, 13, 10, 40)
+    given = arguments(kind, 6, 13, 10, 40, share_running=None)
     every = gradients(run_layer, kind, given, torch.float32)
     for n in (1, 2, 5, 6, 7):
         for steps in (1, 6):
@@ -105,16 +118,11 @@ def test_a_row_has_the_same_bits_in_any_company(kind):
             ]
             with torch.no_grad():
                 outputs, last = run_layer(kind, *part)
-                if steps == 1:  # maybe by another function, since packed weights would not pay
+                if steps == 1 and part[3] is None and n < 9:  # with weights that are not packed
                     torch.testing.assert_close(outputs, every[0][:1, :n], atol=2e-6, rtol=0)
-                    outputs, last = torch.from_numpy(recurrent.run(kind, *(one.numpy() for one in part))[0]), None
+                    continue
             assert torch.equal(outputs, every[0][:steps, :n])
-            assert last is None or torch.equal(last, every[1][:n])
-    first = [one[:1].numpy() if i in (0, 2, 3) else one.numpy() for i, one in enumerate(given)]
-    outputs, _ = recurrent.step(kind, *first)
-    for n in (1, 2, 7):
-        part = [one[:, :n] if i in (0, 2, 3) else one[:n] if i == 1 else one for i, one in enumerate(first)]
-        np.testing.assert_array_equal(recurrent.step(kind, *part)[0], outputs[:, :n])
+            assert torch.equal(last, run_layer(kind, *(given if n == 13 else part))[1][:n])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,43 +161,214 @@ def test_only_what_needs_a_gradient_gets_one_and_twice_if_asked():
     assert all(p.grad is None for p in memory.parameters())
 
 
+def make_network(kind, hidden, activation, n_inputs, size, n_layers, n_outputs):
+    widths, trunk = [n_inputs, *hidden], nn.Sequential()
+    if hidden:
+        trunk = nn.Sequential(
+            *mlp(widths, activation, 1.0, False, Rng(1)), {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]()
+        )
+    memory = Memory(kind, widths[-1], size, n_layers, False, Rng(2))
+    return MemoryNetwork(trunk, memory, mlp([size, n_outputs], "tanh", 1.0, False, Rng(3)))
+
+
+def network_gradients(network, x, state, is_first, running, dtype):
+    x, state = x.to(dtype, copy=True).requires_grad_(), state.to(dtype, copy=True).requires_grad_()
+    outputs, last = network.follow(x, Sequences(state, is_first, running))
+    draw = torch.Generator().manual_seed(99)
+    by = [torch.randn(one.shape, generator=draw).to(dtype) for one in (outputs, last)]
+    return [outputs, last, *torch.autograd.grad((outputs, last), [x, state, *network.parameters()], by)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    hidden=st.lists(st.integers(1, 40), max_size=3), activation=st.sampled_from(["tanh", "relu"]),
+    n_inputs=st.integers(1, 20), size=st.integers(1, 40), n_layers=st.integers(1, 3), n_outputs=st.integers(1, 20),
+    steps=st.integers(1, 8), n=st.integers(1, 80), share_running=st.sampled_from([None, 0.5]),
+)  # fmt: skip
+def test_any_network(kind, hidden, activation, n_inputs, size, n_layers, n_outputs, steps, n, share_running):
+    network = make_network(kind, hidden, activation, n_inputs, size, n_layers, n_outputs)
+    exact, draw = copy.deepcopy(network).double(), torch.Generator().manual_seed(steps)
+    x, state = torch.randn(steps * n, n_inputs, generator=draw), torch.randn(n, network.state_dim, generator=draw)
+    flags = [torch.rand(steps * n, generator=draw) < share for share in (0.2, share_running or 1.0)]
+    if share_running is None:
+        flags[1] = None
+    results = network_gradients(network, x, state, *flags, torch.float32)
+    expected = network_gradients(exact, x, state, *flags, torch.float64)
+    for one, other in zip(results, expected, strict=True):
+        assert one.dtype == torch.float32
+        assert one.shape == other.shape
+        if one.numel():
+            assert (one.double() - other).abs().max() < 1e-5 * (1.0 + other.abs().max())
+    with torch.no_grad():
+        outputs, last = network.follow(x, Sequences(state, *flags))
+    torch.testing.assert_close(outputs.double(), expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last.double(), expected[1], atol=1e-5, rtol=1e-5)
+
+
+def test_what_else_a_network_is_made_of_is_computed_by_its_modules():
+    network = make_network("lstm", [6], "tanh", 3, 8, 1, 2)
+    x, sequences = torch.randn(4, 3), Sequences(torch.zeros(2, 16), torch.zeros(4, dtype=torch.bool))
+    expected, called = network.follow(x, sequences)[0], []
+    handle = network.trunk[0].register_forward_hook(lambda *_: called.append(1))
+    assert network.pack() is None
+    torch.testing.assert_close(network.follow(x, sequences)[0], expected)
+    assert called
+    handle.remove()
+    assert network.pack() is not None
+    network.trunk[1] = nn.Sigmoid()
+    assert (network.follow(x, sequences)[0] - expected).abs().max() > 1e-3
+    for trunk in (nn.Sequential(nn.Linear(3, 6, bias=False), nn.Tanh()), nn.Linear(3, 6)):
+        network.trunk = trunk
+        expected = network.head(
+            network.memory(trunk(x).view(2, 2, 6), sequences.state, sequences.is_first.view(2, 2))[0]
+        )
+        torch.testing.assert_close(network.follow(x, sequences)[0], expected.flatten(0, 1))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        network.follow(torch.randn(4, 5), sequences)
+
+
+def test_a_weight_that_changes_before_the_backward_pass_is_an_error():
+    network = make_network("gru", [4], "relu", 3, 8, 1, 2)
+    outputs, _ = network.follow(torch.randn(2, 3), Sequences(torch.zeros(2, 8), torch.zeros(2, dtype=torch.bool)))
+    with torch.no_grad():
+        network.trunk[0].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs.sum().backward()
+
+
+POLICIES = {
+    "discrete": lambda **more: DiscretePolicy(5, 4, [12], "tanh", rng=Rng(4), **more),
+    "components": lambda **more: MultiDiscretePolicy(5, [3, 2], [12, 20], "relu", rng=Rng(4), **more),
+    "continuous": lambda **more: ContinuousPolicy(5, 3, [], "tanh", -0.5, rng=Rng(4), **more),
+}
+
+
+@pytest.mark.parametrize("n", [1, 11])
+@pytest.mark.parametrize("memory", [("lstm", 16, 2, None), ("gru", 9, 1, None)])
+@pytest.mark.parametrize("kind", POLICIES)
+def test_acting_equals_pytorch_over_episodes(kind, memory, n):
+    policy, rng = POLICIES[kind](memory=memory), np.random.default_rng(7)
+    acting, exact = acting_policy(policy), copy.deepcopy(policy).double()
+    state, own = acting.initial(n), torch.zeros(n, policy.state_dim, dtype=torch.float64)
+    is_first, size = np.ones(n, bool), policy.actor.state_dim
+    with acting.context(), torch.no_grad():
+        for _ in range(30):
+            obs = rng.normal(size=(n, 5)).astype(np.float32)
+            noise = np.empty(acting.noise_shape(n), np.float32)
+            acting.fill_noise(Rng(int(rng.integers(100))), noise)
+            mask = None
+            if kind != "continuous":
+                mask = rng.random(noise.shape) < 0.5
+                mask[:, [0, -1]] = True
+            actions, state = acting.act(Inputs(obs, mask, state, is_first), noise)
+            first, x = torch.from_numpy(is_first), torch.from_numpy(obs).double()
+            outputs, _, own = exact.follow(x, Sequences(own, first))
+            outputs = outputs if mask is None else mask_outputs(outputs, torch.from_numpy(mask))
+            expected = exact.pick(outputs, torch.from_numpy(noise).double()).numpy()
+            np.testing.assert_allclose(actions, expected, atol=1e-5)
+            np.testing.assert_allclose(state, own, atol=1e-5)
+            modes, after = acting.mode(Inputs(obs, mask, state, is_first))
+            with_zeros = np.zeros_like(is_first)
+            is_first = rng.random(n) < 0.2
+        assert modes.shape == actions.shape
+        assert after.shape == state.shape
+        policy.actor.head[0].bias.add_(1.0)  # not seen before the next context
+        before = acting.act(Inputs(obs, None, state, with_zeros), noise)[1]
+    outside = acting.act(Inputs(obs, None, state, with_zeros), noise)[1]
+    np.testing.assert_allclose(outside, before, atol=1e-5)
+    assert not np.array_equal(outside[:, :size], state[:, :size])
+
+
+def test_a_pickle_has_the_shape():
+    kernel = RecurrentNetwork("gru", (3, 4), 5, 2, 1, "relu")
+    for other in (pickle.loads(pickle.dumps(kernel)), copy.deepcopy(kernel)):
+        assert other.shape == kernel.shape == ("gru", (3, 4), 5, 2, 1, "relu")
+        assert (other.n_inputs, other.state_dim) == (3, 10)
+    assert kernel.n_parameters == 4 * 4 + 15 * (4 + 5 + 2) + 15 * (5 + 5 + 2) + 6
+
+
+def kernel_arguments():
+    """Return a kernel, its parameters, and the other arguments of `forward` for two steps of three sequences."""
+    network = make_network("lstm", [6], "tanh", 4, 8, 1, 2)
+    x, state, flags = np.ones((6, 4), np.float32), np.zeros((3, 16), np.float32), np.zeros(6, bool)
+    kernel = RecurrentNetwork("lstm", (4, 6), 8, 1, 2, "tanh")
+    return kernel, [p.detach().numpy() for p in network.parameters()], [x, state, flags, flags]
+
+
 @pytest.mark.parametrize(
     ("at", "wrong", "message"),
     [
-        (0, np.zeros((2, 3), np.float32), r"x must be an array \(T, N, D\) that is not empty, got \(2, 3\)"),
-        (0, np.zeros((0, 3, 4), np.float32), r"x must be an array \(T, N, D\) that is not empty, got \(0, 3, 4\)"),
-        (0, np.zeros((1, 3, 5), np.float32), r"w_ih must have shape \(32, 5\), got \(32, 4\)"),
-        (0, np.zeros((1, 3, 4)), "x must have dtype float32, got float64"),
+        (0, np.zeros(6, np.float32), r"x must be an array of two dimensions that is not empty, got \(6,\)"),
+        (0, np.zeros((0, 4), np.float32), r"x must be an array of two dimensions that is not empty, got \(0, 4\)"),
+        (0, np.zeros((4, 4), np.float32), "x must have as many rows for each of 3 sequences, got 4"),
+        (0, np.zeros((6, 5), np.float32), r"x must have shape \(6, 4\), got \(6, 5\)"),
+        (0, np.zeros((6, 4)), "x must have dtype float32, got float64"),
         (1, np.zeros((3, 8), np.float32), r"state must have shape \(3, 16\), got \(3, 8\)"),
-        (2, np.zeros((1, 3), np.uint8), "is_first must have dtype bool, got uint8"),
-        (3, np.zeros((1, 2), bool), r"running must have shape \(1, 3\), got \(1, 2\)"),
-        (4, [[0.0]], "w_ih must be a NumPy array, got list"),
-        (5, np.zeros((32, 0), np.float32), r"w_hh must have at least one column, got \(32, 0\)"),
-        (5, np.zeros((24, 8), np.float32), r"w_hh must have shape \(32, 8\), got \(24, 8\)"),
-        (6, np.zeros((32, 1), np.float32), r"b_ih must have shape \(32,\), got \(32, 1\)"),
-        (7, np.zeros(24, np.float32), r"b_hh must have shape \(32,\), got \(24,\)"),
+        (2, np.zeros(6, np.uint8), "is_first must have dtype bool, got uint8"),
+        (3, np.zeros(3, bool), r"running must have shape \(6,\), got \(3,\)"),
     ],
 )
 def test_wrong_arguments_are_named(at, wrong, message):
-    given = [one.numpy() for one in arguments("lstm", 1, 3, 4, 8)]
+    kernel, parameters, given = kernel_arguments()
     given[at] = wrong
-    for function in (recurrent.run, recurrent.step):
-        with pytest.raises((TypeError, ValueError), match=f"recurrent.{function.__name__}: {message}"):
-            function("lstm", *given)
+    with pytest.raises((TypeError, ValueError), match=f"RecurrentNetwork.forward: {message}"):
+        kernel.forward(parameters, *given)
 
 
-def test_wrong_kinds_and_gradients_are_named():
-    given = [one.numpy() for one in arguments("gru", 2, 3, 4, 8)]
-    with pytest.raises(ValueError, match=r"recurrent.run: kind must be lstm or gru, got 'rnn'"):
-        recurrent.run("rnn", *given)
-    with pytest.raises(ValueError, match=r"recurrent.step: x must have shape \(1, 3, 4\), got \(2, 3, 4\)"):
-        recurrent.step("gru", *given)
-    outputs, last, kept = recurrent.run("gru", *given)
-    x, _, is_first, running, w_ih, w_hh, *_ = given
-    with pytest.raises(ValueError, match=r"recurrent.go_back: kept must have shape"):
-        recurrent.go_back("gru", x, is_first, running, w_ih, w_hh, kept[1:], outputs, last)
-    with pytest.raises(ValueError, match=r"recurrent.go_back: d_outputs must have shape \(2, 3, 8\), got \(3, 8\)"):
-        recurrent.go_back("gru", x, is_first, running, w_ih, w_hh, kept, last, last)
-    with pytest.raises(ValueError, match=r"recurrent.go_back: d_last must have shape \(3, 8\), got \(2, 3, 8\)"):
-        recurrent.go_back("gru", x, is_first, running, w_ih, w_hh, kept, outputs, outputs)
-    assert recurrent.go_back("gru", x, is_first, running, w_ih, w_hh, kept, None, None, False, False)[0] is None
+def test_wrong_parameters_gradients_and_shapes_are_named():
+    kernel, parameters, given = kernel_arguments()
+    outputs, last, trace = kernel.forward(parameters, *given)
+    assert outputs.shape == (0, 2)
+    for wrong, message in (
+        (parameters[1:], "there must be 8 parameters, got 7"),
+        ([*parameters[:2], parameters[3], *parameters[3:]], r"weight_ih_l0 must have shape \(32, 6\), got \(32, 8\)"),
+        ([[0.0], *parameters[1:]], "trunk.0.weight must be a NumPy array, got list"),
+    ):
+        for call in (lambda w: kernel.forward(w, *given), kernel.pack, lambda w: kernel.backward(w, trace, None, None)):
+            with pytest.raises((TypeError, ValueError), match=message):
+                call(wrong)
+    with pytest.raises(ValueError, match=r"d_outputs must have shape \(0, 2\), got \(3, 16\)"):
+        kernel.backward(parameters, trace, last, None)
+    with pytest.raises(ValueError, match=r"d_last must have shape \(3, 16\), got \(0, 2\)"):
+        kernel.backward(parameters, trace, None, outputs)
+    d_x, d_state, gradient = kernel.backward(parameters, trace, None, last, False, False)
+    assert d_x is None
+    assert gradient is None
+    assert d_state.shape == (3, 16)
+    other = RecurrentNetwork("lstm", (4, 6), 8, 1, 3)
+    with pytest.raises(ValueError, match="trace must be one of a network"):
+        other.backward([*parameters[:6], np.zeros((3, 8), np.float32), np.zeros(3, np.float32)], trace, None, None)
+    for shape, message in (
+        (("rnn", (3,), 4, 1), "kind must be lstm or gru, got 'rnn'"),
+        (("gru", (3,), 4, 1, 0, "elu"), "activation must be tanh or relu, got 'elu'"),
+        (("gru", (3, 0), 4, 1), "sizes must be >= 1"),
+        (("gru", (), 4, 1), "sizes must be >= 1"),
+        (("gru", (3,) * 11, 4, 1), "sizes must be >= 1 and widths at most 10"),
+    ):
+        with pytest.raises(ValueError, match=f"RecurrentNetwork: {message}"):
+            RecurrentNetwork(*shape)
+
+
+def test_wrong_steps_are_named():
+    kernel, parameters, _ = kernel_arguments()
+    x, state, first = np.ones((3, 4), np.float32), np.zeros((3, 20), np.float32), np.zeros(3, bool)
+    after = np.zeros_like(state)
+    with pytest.raises(ValueError, match="step: parameters must be given or packed before"):
+        kernel.step(x, state, first, after)
+    kernel.pack(parameters)
+    expected = kernel.step(x, state, first, after, 4)
+    assert not after[:, :4].any()
+    assert after[:, 4:].all()
+    np.testing.assert_allclose(kernel.step(x, state, first, after, 4, parameters), expected, atol=1e-6)
+    kernel.pack(parameters)
+    for arguments_, message in (
+        ((x, state, first, after, 5), "state must have 16 columns from 5 on, got 20 in all"),
+        ((x, state, first, after, -1), "state must have 16 columns from -1 on, got 20 in all"),
+        ((x, state, first, state), "after must be contiguous, writeable and another array than state"),
+        ((x, state, first, after[:, ::-1]), "after must be contiguous, writeable and another array than state"),
+        ((x, state, first, after[:2]), r"after must have shape \(3, 20\), got \(2, 20\)"),
+        ((x[:2], state, first, after), r"state must have shape \(2, 20\), got \(3, 20\)"),
+    ):
+        with pytest.raises(ValueError, match=f"RecurrentNetwork.step: {message}"):
+            kernel.step(*arguments_)
