@@ -17,7 +17,6 @@ from rlox.nn.modules import to_array
 if TYPE_CHECKING:
     import torch
 
-    from rlox.kernels.nn.recurrent import RecurrentNetwork
     from rlox.nn.batch import FrameStacks
     from rlox.nn.memory import Sequences
 
@@ -40,7 +39,7 @@ class Remembering:
     _inside: bool
     _require_logits: Any
     # Compute steps of actor and critic in `context`, with the weights from when it was entered; kept for the next one.
-    _kernels: tuple[RecurrentNetwork | None, RecurrentNetwork | None] = (None, None)
+    _kernels: tuple[Any, Any] = (None, None)
     _packed = False  # whether they do
 
     @property
@@ -137,7 +136,7 @@ class Remembering:
         for net, rows in ((actor, obs), (critic, judged)):
             if rows is not None and not (rows.shape[1:] == (net.n_inputs,) and rows.dtype == np.float32):
                 return None
-        after = np.empty(state.shape, np.float32)
+        after: Any = np.empty(state.shape, np.float32)
         outputs = actor.step(obs, state, is_first, after)
         if judged is None:
             after[:, actor.state_dim :] = state[:, actor.state_dim :]
