@@ -26,7 +26,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.actors": "353cfe636d9de3bc 6bf558452f219f6e",
     "rlox.nn.batch": "6360800db327a770 81d3a2e3bfaac9c8",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",
-    "rlox.nn.memory": "665f13d3fd902011 9cbf2b1e69b73060",
+    "rlox.nn.memory": "ef755ada92f1443e e5a73dc87a7a7119",
     "rlox.nn.modules": "faeaca5d4c50ea9a 4277f5f2f015993a",
     "rlox.nn.optimizers": "ed98ea0a9bf3affc 086e962c469b19c6",
     "rlox.nn.policies": "426f93787026e6e7 5588f73e0ad07088",

@@ -212,7 +212,7 @@ class MemoryNetwork(nn.Module):
         Later changes of the weights have no effect on it. None if a kernel does not compute this network.
         """
         plain = self._find_plain()
-        if plain is None or not _kernel_computes(*plain[1]):
+        if plain is None or not _kernel_computes(*plain[1]) or type(self).follow is not MemoryNetwork.follow:
             return None
         kernel = _kernel_of(kernel, *plain[0])
         kernel.pack(map(_array, plain[1]))

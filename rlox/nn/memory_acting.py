@@ -68,8 +68,11 @@ class Remembering:
         from rlox.nn.policies import ActorCritic
 
         module, kind = self.module, type(self.module)
-        own = isinstance(module, ActorCritic) and module.body is None and kind.follow is ActorCritic.follow
-        if own and self.device == "cpu":
+        own = isinstance(module, ActorCritic) and (kind.follow, kind.features) == (
+            ActorCritic.follow,
+            ActorCritic.features,
+        )
+        if own and module.body is None and self.device == "cpu":
             actor, critic = self._kernels
             self._kernels = module.actor.pack(actor), module.critic.pack(critic)
             self._packed = None not in self._kernels
