@@ -8,10 +8,10 @@ from board_games import Corridor
 import rlox
 from rlox.buffers.device import DeviceReplayBuffer, PrioritizedDeviceReplayBuffer
 from rlox.gpu import acting
+from rlox.gpu.ahead import NumbersAhead
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
-from rlox.nn.ahead import NumbersAhead
 from rlox.nn.graphed_acting import GraphedPolicy
 from rlox.nn.transfers import Packing, upload
 from rlox.training import off_policy

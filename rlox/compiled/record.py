@@ -33,7 +33,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.sequence_losses": "b95c718cbbc1f735 13f85a99b6c1505c",
     "rlox.nn.value_losses": "18439945d0b95565 9ab6258278b9636b",
     "rlox.training.backend": "8f98a114f8bdbec8 b6d5060fc3caf865",
-    "rlox.training.off_policy": "48c96c27713e9d32 883d0798af9074e0",
+    "rlox.training.off_policy": "fbb9a25d3cf6b0d1 883d0798af9074e0",
     "rlox.training.offline": "450735ac7d29603b 7c668fc3cf478a2b",
     "rlox.training.on_policy": "f2964f7410fae8c3 9e019226008a43d1",
     "rlox.training.replay": "caacf914bf15ef7f a6f0b5a14b07ecd4",

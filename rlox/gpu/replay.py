@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlox.buffers.device import DeviceReplayBuffer, PrioritizedDeviceReplayBuffer
-from rlox.nn.ahead import NumbersAhead
+from rlox.gpu.ahead import NumbersAhead
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.graphs import Graphed
 from rlox.nn.transfers import Packing, stage

@@ -88,7 +88,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     Policy: ClassVar[type[BoundedPolicy] | None] = None  # the class of policy that `make_policy` creates
     _outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages
     _usual_memory = "uniform"
-    _draws_on_device = False  # they are those of the host's generator, see `rlox.nn.ahead`
+    _draws_on_device = False  # they are those of the host's generator, see `rlox.gpu.ahead`
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
         envs = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
