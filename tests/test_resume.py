@@ -133,8 +133,11 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(algo, buffer, backen
     same_when_killed(tmp_path, total, f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}")
 
 
-def same_when_killed(folder, total, *command):
-    """Check that a run of `command` that is killed once or twice gives the same bits as an undisturbed run."""
+def same_when_killed(folder, total, *command, trusted=()):
+    """Check that a run of `command` that is killed once or twice gives the same bits as an undisturbed run.
+
+    `trusted` are the words with which a run in environments of one's own is resumed.
+    """
     command = [*command, f"total_timesteps={total}", f"checkpoint.every_steps={total // 16}", "hydra.run.dir=run"]
     whole, again = folder / "whole", folder / "again"
     train(whole, *command)
@@ -143,8 +146,8 @@ def same_when_killed(folder, total, *command):
         if killed(again, *command, at=first):
             break
         shutil.rmtree(again / "run")
-    killed(again, "resume=run", at=second)
-    train(again, "resume=run")
+    killed(again, "resume=run", *trusted, at=second)
+    train(again, "resume=run", *trusted)
     starts = [row["step"] for row in events(again, "start")]
     assert 0 < starts[1] < total, "it was not stopped in the middle"
     assert outcome(again / "run") == outcome(whole / "run")
@@ -168,6 +171,7 @@ def test_actors_keep_their_memory(algo, kind, tmp_path):
 
 REMEMBERS = ["algo.memory=lstm", "algo.memory_size=8", "algo.hidden_sizes=[8]"]
 PLAYED, NORMALIZED = ["env.n_envs=4", "algo.n_steps=32"], "algo.normalize_obs=true"
+ZOO, MASKED_ZOO = "env=pettingzoo:zoo_probes:Zoo", "env=pettingzoo:zoo_probes:MaskedZoo"
 WITH_MEMORY_OR_MASKS = {
     "ppo-memory": ["algo=ppo", "env=rlox/CartPoleHidden-v1", *PLAYED, *REMEMBERS, "algo.sequence_length=16"],
     "ppo-both": [
@@ -185,13 +189,23 @@ WITH_MEMORY_OR_MASKS = {
     "dqn-masks": ["algo=dqn", "env=rlox/InvalidActions-v0", "env.n_envs=2", "algo.learning_starts=200"],
     "dqn-both": ["algo=dqn", "env=rlox/MaskedTMaze-v0", "env.n_envs=2", "algo.learning_starts=200", *REMEMBERS],
     "impala-both": ["algo=impala", "env=rlox/MaskedTMaze-v0", "env.n_envs=2", *REMEMBERS],
+    # Agents of two groups that die one after the other; some have masks.
+    "agents-memory": ["algo=mappo", ZOO, *PLAYED, *REMEMBERS, "algo.sequence_length=16", "algo.agent_id=true"],
+    "agents-masks": ["algo=mappo", MASKED_ZOO, *PLAYED, "algo.share_parameters=false", "algo.value_norm=true"],
+    "agents-both": ["algo=mappo", MASKED_ZOO, *PLAYED, *REMEMBERS, "algo.critic=local", "env.workers=2"],
 }
 
 
 @pytest.mark.parametrize("case", WITH_MEMORY_OR_MASKS)
 def test_memory_and_masks_are_restored(case, tmp_path):
     total = 2_000 if case.startswith("dqn") else 6_000
-    same_when_killed(tmp_path, total, *WITH_MEMORY_OR_MASKS[case], *COMMON)
+    if case.startswith("agents"):
+        pytest.importorskip("pettingzoo")
+        for folder in ("whole", "again"):  # from which a command may import the environments
+            (tmp_path / folder).mkdir()
+            shutil.copy(pathlib.Path(forked.__file__).with_name("zoo_probes.py"), tmp_path / folder)
+    trusted = ["--import", "zoo_probes"] if case.startswith("agents") else []
+    same_when_killed(tmp_path, total, *WITH_MEMORY_OR_MASKS[case], *COMMON, trusted=trusted)
 
 
 @pytest.mark.parametrize("masked", [False, True])
