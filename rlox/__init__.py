@@ -135,6 +135,7 @@ _EXPORTS = {
     "TimeLimitCallback": "rlox.callbacks",
     "TimingCallback": "rlox.callbacks",
     "Trainer": "rlox.algorithms.trainers",
+    "preset": "rlox.config",
     "tuned": "rlox.config",
     "VarLenStore": "rlox.kernels.buffers.varlen",
     "VecEnv": "rlox.envs.registry",
@@ -147,8 +148,8 @@ _ALIASES = {
     "rlox.batch": ["rlox.nn.batch", "rlox.collectors.rollout"],
     "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
     "rlox.llm.reward_models": ["rlox.llm.rewards.models", "rlox.llm.rewards.http"],
-    "rlox.losses": ["rlox.nn.losses", "rlox.nn.value_losses"],
-    "rlox.networks": ["rlox.nn.policies", "rlox.nn.actors"],
+    "rlox.losses": ["rlox.nn.losses", "rlox.nn.value_losses", "rlox.nn.critics.losses"],
+    "rlox.networks": ["rlox.nn.policies", "rlox.nn.actors", "rlox.nn.critics.ensemble"],
     "rlox.policies": ["rlox.nn.policies", "rlox.nn.actors"],
     "rlox.trainers": ["rlox.algorithms.trainers"],
 }

@@ -308,10 +308,11 @@ def test_the_public_names_equal_the_recorded_ones():
 def test_algorithms_inherit_from_a_family_and_write_out_their_update():
     """An algorithm inherits from its family alone, and calls no helpers of another class inside `update`."""
     from rlox import algorithms, training
+    from rlox.algorithms.actor_critic import ActorCriticAlgorithm
     from rlox.training import Learner
 
     names = ("OnPolicy", "OffPolicy", "Sequence", "Offline", "LLM")
-    families = [getattr(training, f"{name}Algorithm") for name in names]
+    families = [ActorCriticAlgorithm, *(getattr(training, f"{name}Algorithm") for name in names)]
     # Objects and functions of the algorithm, not steps of its mathematics, such as passes over a language model.
     allowed = {"_draw_noise", "cast", "compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
     for name, entry in algorithms.ALGORITHMS.items():

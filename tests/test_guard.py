@@ -170,7 +170,7 @@ PATCHES = {
     "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
     "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
     "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
-    "critics": ("rlox.nn.actors.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
+    "critics": ("rlox.nn.critics.CriticEnsemble.forward", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.collectors.rollout.Rollout.sample_minibatches", other, (PPO,)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
@@ -532,7 +532,10 @@ EDITS = {
     "nn.actors:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
     "algorithms.sac:SAC.update": ("losses import soft_policy_loss", "losses import cloning_loss as soft_policy_loss"),
     "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
-    "nn.actors:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
+    "nn.critics.ensemble:CriticEnsemble.__call__": (
+        "    def first(",
+        "    def __call__(self):\n        pass\n\n    def first(",
+    ),
     "nn.actors:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
     "training.backend:SeparateNetworks.adam": ("eps=1e-8", "eps=1e-7"),
 }

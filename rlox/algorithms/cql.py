@@ -24,8 +24,9 @@ from rlox.checkpoint.counters import follow_schedule
 from rlox.config import CQLConfig
 from rlox.kernels.nn.cql import NativeCQL
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import SquashedGaussianPolicy, TwinQNetwork
+from rlox.nn.actors import SquashedGaussianPolicy
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.critics.ensemble import TwinQNetwork
 from rlox.nn.value_losses import conservative_q_loss, soft_policy_loss
 from rlox.training.offline import OfflineAlgorithm
 

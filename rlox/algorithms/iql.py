@@ -17,8 +17,9 @@ from rlox.checkpoint.counters import follow_schedule
 from rlox.config import IQLConfig
 from rlox.kernels.nn.iql import NativeIQL
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import TanhMeanPolicy, TwinQNetwork
+from rlox.nn.actors import TanhMeanPolicy
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.critics.ensemble import TwinQNetwork
 from rlox.nn.policies import mlp
 from rlox.nn.value_losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.training.offline import OfflineAlgorithm

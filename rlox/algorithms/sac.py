@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlox.algorithms.actor_critic import ActorCriticAlgorithm
 from rlox.checkpoint.counters import follow_schedule
 from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.config import SACConfig
@@ -21,12 +22,14 @@ from rlox.kernels.nn.sac import NativeSAC
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import SquashedGaussianPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.value_losses import soft_policy_loss, twin_q_loss
-from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.nn.critics.ensemble import draw_critics, follow_critics_
+from rlox.nn.critics.losses import critic_loss
+from rlox.nn.critics.norms import batch_statistics, scale_units_
+from rlox.nn.value_losses import soft_policy_loss
 from rlox.training.replay import Rounds
 
 
-class SAC(OffPolicyAlgorithm):
+class SAC(ActorCriticAlgorithm):
     """SAC for bounded continuous actions; see `rlox.config.SACConfig`, and `OffPolicyAlgorithm` for ``buffer``,
     ``dataset`` and related arguments.
 
@@ -35,11 +38,10 @@ class SAC(OffPolicyAlgorithm):
 
     Attributes
     ----------
-    critics, target : TwinQNetwork
-        Online and target network. The target's parameters are views of one flat tensor, as the online parameters are
-        views of their optimiser's.
+    critics, target : CriticEnsemble
+        See `rlox.algorithms.actor_critic.ActorCriticAlgorithm`.
     optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
-        Adam for the policy, and one Adam for both critics together.
+        Adam for the policy, and one Adam for all critics together.
     log_alpha : nn.Parameter
         Logarithm of the temperature, ().
     """
@@ -58,7 +60,8 @@ class SAC(OffPolicyAlgorithm):
         self._make_critics(rng)
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
-        self._target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy
+        usual = c.entropy_per_action * spec.act_dim
+        self._target_entropy = usual if c.target_entropy is None else c.target_entropy
         # The entropy to which the kernel tunes the temperature; None leaves the temperature unchanged.
         self._tuned_to = self._target_entropy if c.auto_entropy else None
         start = math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf
@@ -78,7 +81,8 @@ class SAC(OffPolicyAlgorithm):
         return 2, n, self.spec.act_dim
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """Take one step of critics, policy and temperature. Returns metrics as scalar tensors."""
+        """Take one step of the critics and, in every `policy_delay`-th update, of policy and temperature. Returns
+        metrics as scalar tensors."""
         c = self.config
         follow_schedule(self.optimizers, c, self.counters.progress)
         noise, next_noise = self._draw_noise(len(batch))
@@ -86,23 +90,32 @@ class SAC(OffPolicyAlgorithm):
 
         with torch.no_grad():
             next_actions, next_log_probs = self.policy.unit_sample(batch.next_obs, next_noise)
-            ahead = self.target(batch.next_obs, next_actions).amin(0) - alpha * next_log_probs
-            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
-        loss, metrics = self.backend.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
+        loss, metrics = self.backend.compiled(critic_loss)(
+            self.critics, self.target, batch.obs, actions, batch.rewards, batch.next_obs, next_actions, batch.discounts,
+            batch.weights, alpha * next_log_probs, draw_critics(c, self.rng, self.device), self._renormalizes,
+        )  # fmt: skip
         metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
+        if c.unit_norm:
+            self.critics.scale_units_()
         td_errors = metrics.pop("td_errors")
         batch.update_priorities(self.buffer, td_errors)
         metrics["td_error"] = td_errors.mean()
+        if not self._moves_policy:
+            follow_critics_(self.target, self._target_block, self.critics, self.critic_optimizer.flat, c.tau)
+            return {**metrics, "alpha": alpha}
 
-        loss, policy_metrics = self.backend.compiled(soft_policy_loss)(
-            self.policy, self.critics, batch.obs, noise, alpha
-        )
+        with batch_statistics(self.policy, self._renormalizes):
+            loss, policy_metrics = self.backend.compiled(soft_policy_loss)(
+                self.policy, self.critics, batch.obs, noise, alpha, c.policy_value == "mean"
+            )
         # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        if c.unit_norm:
+            scale_units_(self.policy)
         if c.auto_entropy:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
             self._alpha_optimizer.descend([policy_metrics["entropy"] - self._target_entropy])
-        self._target_block.lerp_(self.critic_optimizer.flat, c.tau)
+        follow_critics_(self.target, self._target_block, self.critics, self.critic_optimizer.flat, c.tau)
         return {**metrics, **policy_metrics, "alpha": alpha}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:

@@ -11,6 +11,7 @@ import copy
 import numpy as np
 import torch
 
+from rlox.algorithms.actor_critic import ActorCriticAlgorithm
 from rlox.checkpoint.counters import follow_schedule
 from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.config import TD3Config
@@ -19,13 +20,15 @@ from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.nn.actors import DeterministicPolicy, polyak_update
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.critics.ensemble import draw_critics, follow_critics_
+from rlox.nn.critics.losses import critic_loss
+from rlox.nn.critics.norms import batch_statistics, scale_units_
 from rlox.nn.modules import flatten_
-from rlox.nn.value_losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
-from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.nn.value_losses import deterministic_policy_loss, smoothed_actions
 from rlox.training.replay import Rounds
 
 
-class TD3(OffPolicyAlgorithm):
+class TD3(ActorCriticAlgorithm):
     """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, and `OffPolicyAlgorithm` for ``buffer``,
     ``dataset`` and related arguments.
 
@@ -34,13 +37,12 @@ class TD3(OffPolicyAlgorithm):
 
     Attributes
     ----------
-    critics, target : TwinQNetwork
-        Online and target network. The target's parameters are views of one flat tensor, as the online parameters are
-        views of their optimiser's.
+    critics, target : CriticEnsemble
+        See `rlox.algorithms.actor_critic.ActorCriticAlgorithm`.
     target_policy : DeterministicPolicy
-        Follows `policy` as `target` follows `critics`.
+        Follows `policy` as `target` follows `critics`; without a target network it is `policy`.
     optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
-        Adam for the policy, and one Adam for both critics together.
+        Adam for the policy, and one Adam for all critics together.
     """
 
     name = "td3"
@@ -56,7 +58,9 @@ class TD3(OffPolicyAlgorithm):
     def setup(self, rng: Rng) -> None:
         c = self.config
         self._make_critics(rng)
-        self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False).eval())
+        self.target_policy = self.policy
+        if c.target_network:
+            self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False).eval())
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if c.noise_correlation > 0:
@@ -71,9 +75,6 @@ class TD3(OffPolicyAlgorithm):
     def _noise_shape(self, n: int) -> tuple[int, ...]:
         return n, self.spec.act_dim
 
-    def _branch(self) -> tuple[bool, ...]:
-        return ((self.counters.updates + 1) % self.config.policy_delay == 0,)
-
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of the critics and, in every `policy_delay`-th update, of the policy and all targets. Returns
         metrics as scalar tensors."""
@@ -81,20 +82,31 @@ class TD3(OffPolicyAlgorithm):
         follow_schedule(self.optimizers, c, self.counters.progress)
         noise = self._draw_noise(len(batch))
 
-        targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
-        loss, metrics = self.backend.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
+        next_actions = smoothed_actions(self.target_policy, batch.next_obs, noise, c.target_noise, c.noise_clip)
+        loss, metrics = self.backend.compiled(critic_loss)(
+            self.critics, self.target, batch.obs, actions, batch.rewards, batch.next_obs, next_actions, batch.discounts,
+            batch.weights, None, draw_critics(c, self.rng, self.device), self._renormalizes,
+        )  # fmt: skip
         metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
+        if c.unit_norm:
+            self.critics.scale_units_()
         td_errors = metrics.pop("td_errors")
         batch.update_priorities(self.buffer, td_errors)
         metrics["td_error"] = td_errors.mean()
-        if (self.counters.updates + 1) % c.policy_delay:
+        if not self._moves_policy:
             return metrics
 
-        loss, policy_metrics = self.backend.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
+        with batch_statistics(self.policy, self._renormalizes):
+            loss, policy_metrics = self.backend.compiled(deterministic_policy_loss)(
+                self.policy, self.critics, batch.obs, c.policy_value == "mean"
+            )
         # The optimiser differentiates by the policy's parameters only; the critics' parameters get no gradient here.
         policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
-        self._target_block.lerp_(self.critic_optimizer.flat, c.tau)
-        polyak_update(self.policy, self.target_policy, c.tau)
+        if c.unit_norm:
+            scale_units_(self.policy)
+        follow_critics_(self.target, self._target_block, self.critics, self.critic_optimizer.flat, c.tau)
+        if c.target_network:
+            polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **policy_metrics}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
@@ -126,4 +138,5 @@ class TD3(OffPolicyAlgorithm):
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)
-        polyak_update(self.policy, self.target_policy, 1.0)
+        if self.config.target_network:
+            polyak_update(self.policy, self.target_policy, 1.0)

@@ -14,8 +14,9 @@ from rlox.checkpoint.counters import follow_schedule
 from rlox.config import TD3BCConfig
 from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import DeterministicPolicy, TwinQNetwork, polyak_update
+from rlox.nn.actors import DeterministicPolicy, polyak_update
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.critics.ensemble import TwinQNetwork
 from rlox.nn.modules import flatten_
 from rlox.nn.value_losses import regularised_policy_loss, smoothed_targets, twin_q_loss
 from rlox.training.offline import OfflineAlgorithm

@@ -177,9 +177,16 @@ class Counters:
         return {n: value for n, value in asdict(self).items() if isinstance(value, int) and n != "in_round"}
 
 
-def scheduled(value: float, schedule: str, progress: Any) -> Any:
-    """Return `value` at `progress` in [0, 1]: constant, or decaying linearly to 0; a tensor if `progress` is one."""
-    return value * (1.0 - progress) if schedule == "linear" else value
+def scheduled(value: float, schedule: str, progress: Any, end: float = 0.0) -> Any:
+    """Return `value` at `progress` in [0, 1]: constant, or falling to the part `end` of it, linearly or along half a
+    cosine; a tensor if `progress` is one."""
+    if schedule == "linear":
+        return value * (1.0 - (1.0 - end) * progress)
+    if schedule == "cosine":
+        angle = math.pi * progress
+        cosine = math.cos(angle) if isinstance(angle, float) else angle.cos()
+        return value * (end + (1.0 - end) * 0.5 * (1.0 + cosine))
+    return value
 
 
 def interpolate(start: float, end: float, progress: float, fraction: float) -> float:
@@ -189,6 +196,6 @@ def interpolate(start: float, end: float, progress: float, fraction: float) -> f
 
 def follow_schedule(optimizers: Iterable[Any], config: Config, progress: float) -> None:
     """Set the learning rate of all `optimizers` to the scheduled value at `progress`."""
-    learning_rate = scheduled(config.learning_rate, config.learning_rate_schedule, progress)
+    schedule, end = config.learning_rate_schedule, getattr(config, "learning_rate_end", 0.0)
     for optimizer in optimizers:
-        optimizer.learning_rate = learning_rate
+        optimizer.learning_rate = scheduled(optimizer.initial_rate, schedule, progress, end)

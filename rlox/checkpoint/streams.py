@@ -20,3 +20,4 @@ class Stream(IntEnum):
     ACTORS = 9  # seeds of the actors of a distributed training
     OPPONENTS = 10  # which earlier policies each self-play rollout plays against
     PREDICTIONS = 11  # futures sampled from a world model
+    DROPOUT = 12  # which outputs of hidden layers dropout sets to 0

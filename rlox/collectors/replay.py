@@ -109,6 +109,7 @@ class ReplayCollector(Collector):
         returns, lengths = self._end_episodes(ended)
         if self.normalizer is not None:
             self.normalizer.update(self._raw)
+            self.normalizer.normalize_rewards(rewards, ended)
         if self.action_noise is not None:
             self.action_noise.end(ended)
         return returns, lengths

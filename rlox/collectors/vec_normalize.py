@@ -138,6 +138,12 @@ class VecNormalize:
         scaled = rewards / np.sqrt(self.return_moments.var + self.EPSILON)
         return np.clip(scaled, -self.clip_rewards, self.clip_rewards)
 
+    def scale_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Divide rewards (B,) of any steps, in the environment's units, as f32, without updating the statistics."""
+        if not self.rewards:
+            return rewards
+        return (rewards / np.sqrt(self.return_moments.var + self.EPSILON)).astype(np.float32)
+
     def since(self, before: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the moments of the samples since `state` returned `before`, for `merge`."""
         found = {}

@@ -49,8 +49,16 @@ _ON_POLICY = (
     "rlox.collectors.whole_sequences",
     "rlox.nn.batch",
 )
-_VALUES = ("rlox.nn.actors", "rlox.nn.value_losses")
+_VALUES = (
+    "rlox.nn.actors",
+    "rlox.nn.critics.ensemble",
+    "rlox.nn.critics.heads",
+    "rlox.nn.critics.losses",
+    "rlox.nn.critics.norms",
+    "rlox.nn.value_losses",
+)
 _OFF_POLICY = (*_LEARNER, *_VALUES, "rlox.training.off_policy", "rlox.nn.batch")
+_ACTOR_CRITIC = (*_OFF_POLICY, "rlox.algorithms.actor_critic")
 _OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline")
 
 # The source files by algorithm. ``acting``: those of a policy that PyTorch trains and a kernel lets act; ``rounds``:
@@ -72,8 +80,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "a2c": (*_ON_POLICY, "rlox.algorithms.a2c"),
     "mappo": (*_ON_POLICY, "rlox.multi_agent.players", "rlox.algorithms.mappo"),
     "dqn": (*_OFF_POLICY, "rlox.nn.sequence_losses", "rlox.algorithms.dqn"),
-    "sac": (*_OFF_POLICY, "rlox.algorithms.sac"),
-    "td3": (*_OFF_POLICY, "rlox.algorithms.td3"),
+    "sac": (*_ACTOR_CRITIC, "rlox.algorithms.sac"),
+    "td3": (*_ACTOR_CRITIC, "rlox.algorithms.td3"),
     "bc": (*_OFFLINE, "rlox.algorithms.bc"),
     "td3_bc": (*_OFFLINE, "rlox.algorithms.td3_bc"),
     "iql": (*_OFFLINE, "rlox.algorithms.iql"),
@@ -84,8 +92,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
     "explained_variance", "draw_order", "_make_critics", "_make_one", "_make_optimizer", "_branch",
-    "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due", "_policy_arguments",
-    "_step_by_step", "_weight",
+    "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
+    "_moves_policy", "_policy_arguments", "_step_by_step", "_weight",
 )  # fmt: skip
 _ROUND = (
     "sample", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",
@@ -94,7 +102,7 @@ _ROUND = (
 _BY_KERNEL = ("update_native", "_rounds")  # these call the kernel, so that a replaced one is used
 # Files that contain much else: only functions of these names count as replaced there.
 _PARTLY = (
-    "rlox.collectors.rollout", "rlox.envs.spec", "rlox.training.backend",
+    "rlox.collectors.rollout", "rlox.envs.spec", "rlox.algorithms.actor_critic", "rlox.training.backend",
     "rlox.training.off_policy", "rlox.training.offline", "rlox.training.on_policy",
     "rlox.training.replay",
 )  # fmt: skip

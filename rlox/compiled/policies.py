@@ -437,7 +437,7 @@ class NativeAdam:
 
         self.flat = flatten_(list(parameters))
         self.block = block
-        self.learning_rate = learning_rate
+        self.learning_rate = self.initial_rate = learning_rate
 
     def descend(self, *arguments: Any) -> torch.Tensor:
         raise RuntimeError("update: it must be called with backend torch, got native; call update_native instead")

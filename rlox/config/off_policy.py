@@ -25,6 +25,7 @@ from rlox.config.base import (
     operational,
     searched,
 )
+from rlox.config.critics import CriticConfig
 
 
 @dataclass
@@ -32,6 +33,7 @@ class BatchConfig(Config):
     """Settings shared by all algorithms that learn from samples of stored transitions."""
 
     largest = LARGEST_COUNT
+    schedules: ClassVar[tuple[str, ...]] = SCHEDULES
 
     learning_rate: float = searched(1e-4, LEARNING_RATES)  # step size of the optimiser at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
@@ -45,8 +47,8 @@ class BatchConfig(Config):
         yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
         yield (
             "learning_rate_schedule",
-            self.learning_rate_schedule in SCHEDULES,
-            f"be one of {', '.join(SCHEDULES)}",
+            self.learning_rate_schedule in self.schedules,
+            f"be one of {', '.join(self.schedules)}",
         )
         yield "batch_size", self.batch_size >= 1, "be >= 1"
         yield "batch_size", self.batch_size <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
@@ -154,17 +156,20 @@ class DQNConfig(OffPolicyConfig):
 
 
 @dataclass
-class TwinCriticConfig(OffPolicyConfig):
+class TwinCriticConfig(CriticConfig, OffPolicyConfig):
     """Settings shared by SAC and TD3."""
 
     uses_dataset = "may"
+    schedules = (*SCHEDULES, "cosine")
 
+    learning_rate_schedule: str = "constant"  # constant, or linear or cosine: to learning_rate_end at total_timesteps
     batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
     learning_starts: int = 100  # environment steps of random actions, stored in the memory, before the first update
     max_grad_norm: float | None = None  # gradient norms of policy and critics are clipped to this; null: off
     tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks mixed into the targets per update
     exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
     noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
+    normalize_rewards: bool = False  # learn from rewards divided by the standard deviation of their discounted sum
     dataset_share: float = 0.5  # with dataset=: part of each batch drawn from it, the rest from the replay memory
 
     def rules(self):
@@ -214,6 +219,16 @@ class SACConfig(EntropyConfig, TwinCriticConfig):
     """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
 
     learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
+    policy_delay: int = 1  # critic updates per update of policy and temperature
+    entropy_per_action: float = -1.0  # nats per component of an action, of target_entropy=null
+
+    def rules(self):
+        yield from super().rules()
+        yield "policy_delay", self.policy_delay >= 1, "be >= 1"
+        yield "entropy_per_action", math.isfinite(self.entropy_per_action), "be finite"
+
+    def find_torch_option(self):
+        return super().find_torch_option() or (None if self.policy_delay == 1 else f"policy_delay={self.policy_delay}")
 
 
 @dataclass

@@ -1,10 +1,42 @@
-"""Tuned settings by algorithm and environment."""
+"""Settings that ship with rlox: presets of algorithms, and tuned settings by algorithm and environment."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rlox.config.packages import import_package
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return the hyper-parameters of a preset that ships with rlox, an algorithm with other settings.
+
+    Parameters
+    ----------
+    name : str
+        As after ``algo=``: ``crossq``, ``xqc``, ``droq``, ``redq`` and ``tqc`` of SAC, and others; ``rlox ls algos``
+        lists them with their algorithms.
+
+    Returns
+    -------
+    dict
+        For the algorithm's class: ``SAC(env, **preset("crossq"))``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such preset; the message names the nearest.
+    """
+    from importlib.resources import files
+
+    import yaml
+
+    from rlox.config.base import choice
+
+    root = files("rlox_cli.conf") / "algo"
+    texts = {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in root.iterdir()}
+    # The first default of a preset is the schema of another algorithm.
+    presets = sorted(one for one, text in texts.items() if f"{one}_schema@" not in text)
+    return yaml.safe_load(texts[choice("preset", "name", name, presets)])["algo"]
 
 
 def tuned(algo: str, env: str) -> dict[str, Any]:

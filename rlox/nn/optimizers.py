@@ -11,6 +11,8 @@ from torch import nn
 
 from rlox.config import OPTIMIZERS, nearest
 
+BETAS = (0.9, 0.999)
+
 
 def keeps_denormals() -> bool:
     """Return whether PyTorch keeps denormal numbers; it cannot be asked, and the user may already flush them."""
@@ -34,6 +36,8 @@ class FlatOptimizer:
     weight_decay : float
         For Adam: each step also subtracts this fraction of each parameter, times the learning rate (Loshchilov and
         Hutter 2019, arXiv:1711.05101).
+    betas : (float, float)
+        For Adam: the decays of the means of gradients and of their squares.
     kind : str
         ``adam``, or ``rmsprop`` (decay 0.99), as defined in `torch.optim`.
 
@@ -59,6 +63,7 @@ class FlatOptimizer:
         eps: float = 1e-5,
         kind: str = "adam",
         weight_decay: float = 0.0,
+        betas: tuple[float, float] = BETAS,
     ):
         if kind not in OPTIMIZERS:
             raise ValueError(f"FlatOptimizer: kind must be known, got {kind!r}; {nearest(kind, OPTIMIZERS)}")
@@ -79,9 +84,10 @@ class FlatOptimizer:
         parts = zip(self.parameters, self.flat.split(self._sizes), self.grad.split(self._sizes), strict=True)
         for p, values, grad in parts:
             p.data, p.grad = values.view_as(p), grad.view_as(p)
-        self.learning_rate = learning_rate
+        self.learning_rate = self.initial_rate = learning_rate
         self.eps = eps
         self.weight_decay = weight_decay
+        self.betas = betas
         names = ("exp_avg", "exp_avg_sq") if kind == "adam" else ("square_avg",)
         self._moments = {name: torch.zeros_like(self.flat) for name in names}
         self._steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
@@ -117,9 +123,8 @@ class FlatOptimizer:
         grad = self.grad
         if "exp_avg" in self._moments:
             first, second = ([moment] for moment in self._moments.values())
-            adam_(
-                [self.flat], [grad], first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess
-            )
+            settings = (self.learning_rate, self.eps, self.weight_decay, excess, self.betas)
+            adam_([self.flat], [grad], first, second, self._steps, *settings)
             return
         if excess is not None:
             grad /= excess
@@ -169,6 +174,7 @@ def adam_(
     eps: float,
     weight_decay: float,
     excess: torch.Tensor | None,
+    betas: tuple[float, float] = BETAS,
 ) -> None:
     """Take one step of Adam, or with `weight_decay` of AdamW, along gradients divided by `excess`; update the moments.
 
@@ -180,8 +186,8 @@ def adam_(
     # torch.optim.Adam(fused=True) calls the same kernel, but spends as much time again in Python.
     step = torch._fused_adamw_ if weight_decay else torch._fused_adam_
     step(
-        parameters, grads, first, second, [], [steps] * len(parameters), lr=learning_rate, beta1=0.9, beta2=0.999,
-        weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, grad_scale=excess,
+        parameters, grads, first, second, [], [steps] * len(parameters), lr=learning_rate, beta1=betas[0],
+        beta2=betas[1], weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, grad_scale=excess,
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         DeterministicPolicy,
         SquashedGaussianPolicy,
         TanhMeanPolicy,
-        TwinQNetwork,
     )
     from rlox.nn.batch import TransitionBatch
+    from rlox.nn.critics.ensemble import CriticEnsemble, TwinQNetwork
     from rlox.nn.memory import Sequences
 
 
@@ -89,6 +89,16 @@ def twin_q_loss(
 
 
 @torch.no_grad()
+def smoothed_actions(
+    target_policy: DeterministicPolicy, obs: torch.Tensor, noise: torch.Tensor, target_noise: float, noise_clip: float
+) -> torch.Tensor:
+    """Return the target policy's actions (B, A) with clipped noise (Fujimoto et al. 2018, arXiv:1802.09477, eq. 14);
+    `noise` (B, A) is standard normal."""
+    noise = (noise * target_noise).clamp_(-noise_clip, noise_clip)
+    return (target_policy.unit_mode(obs) + noise).clamp_(-1.0, 1.0)
+
+
+@torch.no_grad()
 def smoothed_targets(
     target_policy: DeterministicPolicy,
     target: TwinQNetwork,
@@ -97,29 +107,36 @@ def smoothed_targets(
     target_noise: float,
     noise_clip: float,
 ) -> torch.Tensor:
-    """Return ``r + discount * min(Q1', Q2')`` (B,) at the target policy's smoothed action (Fujimoto et al. 2018,
-    arXiv:1802.09477, eq. 14); `noise` (B, A) is standard normal."""
-    noise = (noise * target_noise).clamp_(-noise_clip, noise_clip)
-    actions = (target_policy.unit_mode(batch.next_obs) + noise).clamp_(-1.0, 1.0)
+    """Return ``r + discount * min(Q1', Q2')`` (B,) at the actions of `smoothed_actions`."""
+    actions = smoothed_actions(target_policy, batch.next_obs, noise, target_noise, noise_clip)
     return torch.addcmul(batch.rewards, batch.discounts, target(batch.next_obs, actions).amin(0))
 
 
 def soft_policy_loss(
-    policy: SquashedGaussianPolicy, critics: TwinQNetwork, obs: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor
+    policy: SquashedGaussianPolicy,
+    critics: CriticEnsemble,
+    obs: torch.Tensor,
+    noise: torch.Tensor,
+    alpha: torch.Tensor,
+    mean: bool = False,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return ``alpha * log pi - min(Q1, Q2)`` of actions sampled with `noise` (B, A) (Haarnoja et al. 2018,
-    arXiv:1812.05905, eq. 9); metrics ``policy_loss`` and ``entropy`` in nats."""
+    """Return ``alpha * log pi - min Q`` of actions sampled with `noise` (B, A) (Haarnoja et al. 2018, arXiv:1812.05905,
+    eq. 9), or the `mean` of all critics' values in place of the minimum; metrics ``policy_loss`` and ``entropy`` in
+    nats."""
     actions, log_probs = policy.unit_sample(obs, noise)
-    loss = (alpha * log_probs - torch.minimum(*critics(obs, actions))).mean()
+    values = critics.values(obs, actions)
+    value = values.mean(0) if mean else torch.minimum(*values) if len(values) == 2 else values.amin(0)
+    loss = (alpha * log_probs - value).mean()
     return loss, {"policy_loss": loss.detach(), "entropy": -log_probs.detach().mean()}
 
 
 def deterministic_policy_loss(
-    policy: DeterministicPolicy, critics: TwinQNetwork, obs: torch.Tensor
+    policy: DeterministicPolicy, critics: CriticEnsemble, obs: torch.Tensor, mean: bool = False
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return ``-Q1`` of the policy's actions (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1); metric
-    ``policy_loss``."""
-    loss = -critics.first(obs, policy.unit_mode(obs)).mean()
+    """Return ``-Q1`` of the policy's actions (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1), or minus the `mean`
+    of all critics' values; metric ``policy_loss``."""
+    actions = policy.unit_mode(obs)
+    loss = -(critics.values(obs, actions) if mean else critics.first(obs, actions)).mean()
     return loss, {"policy_loss": loss.detach()}
 
 

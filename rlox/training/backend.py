@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rlox.distributed.ranks import Ranks
     from rlox.gpu.capture import CapturedUpdate
-    from rlox.nn.actors import TwinQNetwork
+    from rlox.nn.critics.ensemble import TwinQNetwork
     from rlox.nn.optimizers import FlatOptimizer
 
 # Below this many parameters, a GPU's launch latency costs more than its arithmetic saves.
@@ -209,7 +209,7 @@ class SeparateNetworks:
 
         The target is copied before the optimisers move the online networks' parameters into one block.
         """
-        from rlox.nn.actors import TwinQNetwork
+        from rlox.nn.critics.ensemble import TwinQNetwork
         from rlox.nn.modules import flat_copy
 
         c, spec = self.config, self.spec

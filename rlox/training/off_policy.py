@@ -47,7 +47,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
     """Base class of algorithms that learn from a replay memory of transitions of any policy.
 
     ``update(batch)`` receives a `rlox.nn.batch.TransitionBatch`, with normalised observations if the configuration asks
-    for it; rewards are never normalised. ``update_native``, if defined, runs the same as a kernel.
+    for it; rewards only with `normalize_rewards`. ``update_native``, if defined, runs the same as a kernel.
 
     The default policy is a `Policy` of bounded actions; algorithms with other policies override `make_policy`. The
     memory stores actions in the environment's units, as they were taken; a bounded policy and its critics see them in
@@ -109,7 +109,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
                 "PPO, which learns from images, or flatten small ones (env_wrappers=['FlattenObservation'])"
             )
         if policy is None:
-            policy = kind(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng=rng)
+            policy = kind(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng=rng, net=self._make_net(rng))
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"{where}: policy must be a torch.nn.Module, got {type(policy).__name__}")
         elif not isinstance(policy, kind):
@@ -120,6 +120,10 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         self._policy = policy
         if self.backend == "native":
             self.native = NativeBoundedPolicy(policy)
+
+    def _make_net(self, rng: Rng) -> nn.Module | None:
+        """Return a network for the default policy; None for a plain perceptron."""
+        return None
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
         """Raise ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
@@ -220,12 +224,13 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         return TransitionBatch.from_rows(self._host_rows(), self.config.gamma, self.spec, self.device)
 
     def _host_rows(self) -> Mapping[str, Any]:
-        """Return the rows of the next update, with normalised observations if there is a normaliser."""
+        """Return the rows of the next update, with normalised observations and rewards if there is a normaliser."""
         rows = self._rows(self._n_rows)
         if self.normalizer is None:
             return rows
-        # The memory stores unnormalised observations, so old transitions are normalised with current statistics.
-        return {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
+        # The memory stores what the environments returned, so old transitions are normalised with current statistics.
+        changed = {name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}
+        return {**rows, **changed, "rewards": self.normalizer.scale_rewards(rows["rewards"])}
 
     def _rows(self, n: int) -> Mapping[str, np.ndarray]:
         """Return `n` transitions, in the format of `rlox.buffers.Buffer.sample`."""
@@ -304,7 +309,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if self._dataset is not None:
             return "a dataset is mixed into the batches"
         if self.normalizer is not None:
-            return "observations are normalised"
+            return "observations or rewards are normalised"
         if self.collector.action_noise is not None:
             return "Python adds the exploration noise"
         config = self._memory.config
@@ -404,7 +409,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if activation != self.config.activation:
             raise ValueError(f"{where}: activation must be the checkpoint's, {one_line(activation)}")
         super()._start_from(checkpoint, where)
-        for name in ("critics", "target"):
+        for name in {"critics", "target"} & self._parts.keys():
             load_weights_(self._parts[name], critics, f"{where}: {name}")
 
     def _fitted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -113,6 +113,7 @@ def estimate(family: Any, algorithm: Any, config: RunConfig, seen: Seen, start: 
         memory=memory,
         disk=2 * checkpoint.stat().st_size + own + saved,
         workers=workers,
+        step=float(each[0]) if config.algo.replays == "transitions" else None,
         update=None if update is None else float(update[0]),
     )
 

@@ -46,6 +46,7 @@ class Estimate:
     memory: int  # bytes of the process at its peak
     disk: int  # bytes of its files
     workers: int  # processes that evaluate in parallel with training
+    step: float | None = None  # CPU seconds of an environment step with its updates, if a replay memory is learned from
     update: float | None = None  # CPU seconds of an update, if a replay ratio sets the number of updates
 
 

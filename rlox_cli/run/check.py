@@ -192,6 +192,8 @@ def _generators_restored() -> Iterator[None]:
 def _time(config: RunConfig, estimate: Estimate, limit: int | None) -> str:
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in estimate.cpu.items() if seconds >= 0.05)
     text = f"{_duration(estimate.wall)}, {sum(estimate.cpu.values()):.1f} s of CPU ({parts})"
+    if estimate.step is not None:
+        text += f"; {1000 * estimate.step:.3g} ms of CPU per step"
     if estimate.update is not None:
         text += f"; {estimate.update:.3g} s of CPU per update"
     if estimate.workers:

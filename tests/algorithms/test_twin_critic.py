@@ -19,7 +19,8 @@ from torch import nn
 import rlox
 from rlox.algorithms import SAC, TD3
 from rlox.kernels.rng import Rng
-from rlox.nn.actors import DeterministicPolicy, QNetwork, SquashedGaussianPolicy, TwinQNetwork
+from rlox.nn.actors import DeterministicPolicy, QNetwork, SquashedGaussianPolicy
+from rlox.nn.critics.ensemble import TwinQNetwork
 from rlox.nn.value_losses import twin_q_loss
 from rlox.offline.collect import Behaviour, collect
 

@@ -1,0 +1,149 @@
+"""What SAC and TD3 share: critics, their targets and their optimisers, by the options of `CriticConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rlox.checkpoint.counters import scheduled
+from rlox.checkpoint.streams import Stream
+from rlox.compiled import NativeAdam
+from rlox.kernels.rng import Rng
+from rlox.training.off_policy import OffPolicyAlgorithm
+
+# PyTorch is imported where it is used, because native runs do not need it.
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rlox.nn.critics.ensemble import CriticEnsemble
+    from rlox.nn.critics.heads import Head
+    from rlox.nn.optimizers import FlatOptimizer
+
+
+class ActorCriticAlgorithm(OffPolicyAlgorithm):
+    """Base class of SAC and TD3.
+
+    Attributes
+    ----------
+    critics, target : CriticEnsemble
+        Online and target network. The target's parameters are views of one flat tensor, as the online parameters are
+        views of their optimiser's. Without a target network, `target` is `critics`.
+    """
+
+    critics: CriticEnsemble
+    target: CriticEnsemble
+    critic_optimizer: FlatOptimizer | NativeAdam
+    _target_block: torch.Tensor | None  # None: there is no target network
+
+    # ---- networks and optimisers
+
+    def _make_net(self, rng: Rng) -> nn.Module | None:
+        c, spec, kind = self.config, self.spec, self.Policy
+        if c.actor_norm == "none" or kind is None:
+            return None
+        from rlox.nn.critics.norms import normed_mlp
+
+        sizes = [spec.obs_dim, *c.hidden_sizes, kind.outputs_per_action * spec.act_dim]
+        return normed_mlp(sizes, c.activation, c.actor_norm, c.norm_after, rng)
+
+    def _make_critics(self, rng: Rng) -> None:
+        """Create critics and, unless it is switched off, their target network; checkpoints store both.
+
+        The target is copied before the optimisers move the online networks' parameters into one block.
+        """
+        from rlox.nn.critics.ensemble import CriticEnsemble, Dropout
+        from rlox.nn.critics.norms import scale_units_
+        from rlox.nn.modules import flat_copy
+
+        c, spec = self.config, self.spec
+        if self.ranks.joined and c.uses_batch_statistics:
+            raise ValueError(
+                f"{type(self).__name__}: critic_norm and actor_norm must be none or layer with distributed=ddp, since "
+                "each rank would have the statistics of its own part of a batch"
+            )
+        dropout = Dropout(c.dropout, Rng(self.seed, Stream.DROPOUT)) if c.dropout else None
+        networks = CriticEnsemble(
+            spec.obs_dim, spec.act_dim, self._critic_widths, c.activation, rng,
+            c.n_critics, self._make_head(), c.critic_norm, c.norm_after, dropout,
+        )  # fmt: skip
+        self.critics = self.keep("critics", networks.to(self.device))
+        if c.unit_norm:
+            self.critics.scale_units_()
+            scale_units_(self.policy)
+        self.target, self._target_block = self.critics, None
+        if c.target_network:
+            self.target, self._target_block = flat_copy(self.critics)
+            self.keep("target", self.target)
+        if dropout is not None:
+            self.target.dropout = self.keep("dropout", dropout)  # one generator for both networks
+
+    @property
+    def _critic_widths(self) -> list[int]:
+        c = self.config
+        return c.hidden_sizes if c.critic_hidden_sizes is None else c.critic_hidden_sizes
+
+    def _make_head(self) -> Head:
+        from rlox.nn.critics.heads import CategoricalHead, MeanHead, QuantileHead
+
+        c = self.config
+        if c.critic_head == "categorical":
+            return CategoricalHead(c.n_bins, c.v_min, c.v_max)
+        return QuantileHead(c.n_quantiles, c.drop_quantiles) if c.critic_head == "quantile" else MeanHead()
+
+    def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
+        if self.backend == "native":
+            return super().adam(block, parameters)
+        from rlox.nn.optimizers import FlatOptimizer
+
+        c, options = self.config, {}
+        own = {"policy": c.actor_learning_rate, "critics": c.critic_learning_rate}
+        if block in own:
+            options = {"betas": (c.adam_beta1, c.adam_beta2), "weight_decay": c.weight_decay}
+        rate = c.learning_rate if own.get(block) is None else own[block]
+        made = FlatOptimizer(parameters, rate, eps=1e-8, **options)
+        self._optimizers.append(made)
+        return made
+
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        values, c = super().schedule_values(progress), self.config
+        for name in ("learning_rate", "actor_learning_rate", "critic_learning_rate"):
+            if (rate := getattr(c, name)) is not None:
+                values[name] = scheduled(rate, c.learning_rate_schedule, progress, c.learning_rate_end)
+        return values
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        """Return why the kernel cannot compute these networks and this update exactly; None if it can."""
+        option = self.config.find_torch_option()
+        return super()._kernel_obstacle(policy) if option is None else f"only PyTorch computes {option}"
+
+    def _network_sizes(self) -> tuple[int, int]:
+        policy, critics = super()._network_sizes()
+        if self.config.find_torch_option() is None:
+            return policy, critics
+        widths = [self.spec.obs_dim + self.spec.act_dim, *self._critic_widths, self._make_head().n_outputs]
+        return policy, self.config.n_critics * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
+
+    # ---- parts of an update
+
+    @property
+    def _moves_policy(self) -> bool:
+        """Whether the next update is one of those, every `policy_delay`-th, that move the policy."""
+        return (self.counters.updates + 1) % self.config.policy_delay == 0
+
+    @property
+    def _renormalizes(self) -> bool:
+        """Whether the next update renormalises batches instead of only normalising them."""
+        c = self.config
+        return "batch_renorm" in (c.critic_norm, c.actor_norm) and self.counters.updates >= c.renorm_warmup
+
+    def _branch(self) -> tuple[bool, ...]:
+        return self._moves_policy, self._renormalizes
+
+    def _capture_obstacle(self) -> str | None:
+        if self.config.dropout:
+            return "the host draws what dropout drops"
+        chosen = self.config.n_target_critics not in (None, self.config.n_critics)
+        return "the host draws the critics of the targets" if chosen else super()._capture_obstacle()
