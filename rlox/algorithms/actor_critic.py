@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlox.checkpoint.counters import scheduled
+import numpy as np
+
+from rlox.checkpoint.counters import follow_schedule, scheduled
 from rlox.checkpoint.streams import Stream
 from rlox.compiled import NativeAdam
+from rlox.kernels.nn.twin_critics import METRICS
 from rlox.kernels.rng import Rng
 from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.replay import Rounds
 
 # PyTorch is imported where it is used, because native runs do not need it.
 
@@ -147,3 +151,22 @@ class ActorCriticAlgorithm(OffPolicyAlgorithm):
             return "the host draws what dropout drops"
         chosen = self.config.n_target_critics not in (None, self.config.n_critics)
         return "the host draws the critics of the targets" if chosen else super()._capture_obstacle()
+
+    # ---- whole rounds in a kernel
+
+    def _actor_critic_rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
+        """Run `_rounds` as a kernel call of an algorithm with twin critics, with its additional hyper-parameters
+        `names` and `arguments`."""
+        counters, delay = self.counters, getattr(self.config, "policy_delay", 1)
+        first = counters.updates + 1
+        taken, table, update_s, returns, lengths = self._kernel_rounds(
+            n_steps, ("tau", "max_grad_norm", *names), **arguments
+        )
+        counters.env_steps += taken
+        counters.in_round = self._round_steps()
+        counters.updates += len(table)
+        follow_schedule(self._optimizers, self.config, counters.progress)
+        # A delayed policy reports metrics only for the updates in which it is updated.
+        own = (first + np.arange(len(table))) % delay == 0
+        columns = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
+        return Rounds(taken, returns, lengths, {name: x for name, x in columns.items() if len(x)}, update_s)

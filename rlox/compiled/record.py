@@ -5,7 +5,7 @@ Written by ``python tests/record_kernels.py``; see `rlox.compiled.guard`.
 
 COMPARED: dict[str, str] = {
     "rlox.algorithms.a2c": "4ae7c63c8a7c6dd2 ef4af244e3f1c05b",
-    "rlox.algorithms.actor_critic": "7654eb7676487aea 64490338fb9de127",
+    "rlox.algorithms.actor_critic": "8f24ffaba36a029d 31a2477c69af682d",
     "rlox.algorithms.appo": "f666619af2ac6ba7 e5ac2e2abb4c2462",
     "rlox.algorithms.bc": "03df1a06f4acfc4c 4bb57babccb076f7",
     "rlox.algorithms.cql": "4744c2586a064279 2ad6287de689ebde",
@@ -38,7 +38,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.sequence_losses": "b95c718cbbc1f735 13f85a99b6c1505c",
     "rlox.nn.value_losses": "efcd3694465d5239 86d51ba1123e42d6",
     "rlox.training.backend": "51c64ca479112ab0 6152074a6d0edd52",
-    "rlox.training.off_policy": "dc614b13bc979b32 5602fb80e73806a7",
+    "rlox.training.off_policy": "5869956afdf48c01 417d595a6ef459db",
     "rlox.training.offline": "450735ac7d29603b 7c668fc3cf478a2b",
     "rlox.training.on_policy": "f2964f7410fae8c3 9e019226008a43d1",
     "rlox.training.replay": "caacf914bf15ef7f a6f0b5a14b07ecd4",

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlox.buffers import buffer_class
 from rlox.checkpoint import Checkpoint, one_line
-from rlox.checkpoint.counters import follow_schedule, interpolate
+from rlox.checkpoint.counters import interpolate
 from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeActor, NativeBoundedPolicy
@@ -21,7 +21,7 @@ from rlox.gpu.acting import FollowingPolicy, choose_actor
 from rlox.gpu.memories import place_memory
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.core import MAX_HIDDEN
-from rlox.kernels.nn.twin_critics import METRICS, n_parameters
+from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
@@ -361,23 +361,6 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         )
         collector.remember_buffer(buffer)
         return result
-
-    def _actor_critic_rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
-        """Run `_rounds` as a kernel call of an algorithm with twin critics, with its additional hyper-parameters
-        `names` and `arguments`."""
-        counters, delay = self.counters, getattr(self.config, "policy_delay", 1)
-        first = counters.updates + 1
-        taken, table, update_s, returns, lengths = self._kernel_rounds(
-            n_steps, ("tau", "max_grad_norm", *names), **arguments
-        )
-        counters.env_steps += taken
-        counters.in_round = self._round_steps()
-        counters.updates += len(table)
-        follow_schedule(self._optimizers, self.config, counters.progress)
-        # A delayed policy reports metrics only for the updates in which it is updated.
-        own = (first + np.arange(len(table))) % delay == 0
-        columns = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
-        return Rounds(taken, returns, lengths, {name: x for name, x in columns.items() if len(x)}, update_s)
 
     # ---- exploration
 
