@@ -17,6 +17,8 @@ gamma 0.4. The others are ours: nobody has published settings for as few steps.
 Two things differ. sb3-contrib's LSTM reads the observations and its perceptron the LSTM's output; rlox's perceptron
 reads the observations and its LSTM the perceptron's output. A minibatch of sb3-contrib is any stretch of successive
 steps, one of rlox consists of sequences of equal length, which `sequence_length` gives; both have `batch_size` steps.
+Pendulum was first run with sequences of 32 steps: seeds 100 to 104 were 24.1 [0.5, 51.6] below sb3-contrib's. On seeds
+0 to 4, 128 steps (the length of sb3-contrib's stretches) had -204 and 32 had -232, so all ten seeds ran with 128.
 """
 
 import json
@@ -46,7 +48,7 @@ CELLS = {
     },
     "PendulumNoVel-v1": {
         "n_envs": 4, "steps": 100_000, "n_steps": 1024, "batch_size": 128, "n_epochs": 10, "learning_rate": 1e-3,
-        "gamma": 0.9, "gae_lambda": 0.95, **ZOO, "sequence_length": 32,
+        "gamma": 0.9, "gae_lambda": 0.95, **ZOO, "sequence_length": 128,
     },
     "MountainCarContinuousNoVel-v0": {
         "n_envs": 8, "steps": 300_000, "n_steps": 1024, "batch_size": 256, "n_epochs": 10, "learning_rate": 7.77e-5,

@@ -57,6 +57,14 @@ class BatchNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(shape, device="cpu"))
         self.register_buffer("mean", torch.zeros(shape, device="cpu"))
         self.register_buffer("var", torch.ones(shape, device="cpu"))
+        self.leave_batch()
+
+    def use_batch(self, renormalize: bool, learn: bool) -> None:
+        """Normalise by the statistics of each batch from now on, and `learn` them as running ones."""
+        self._uses_batch, self._renormalizes, self._learns = True, renormalize, learn
+
+    def leave_batch(self) -> None:
+        """Normalise by running statistics from now on."""
         self._uses_batch, self._renormalizes, self._learns = False, False, False
 
     def forward(self, x: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
@@ -138,12 +146,12 @@ def batch_statistics(network: nn.Module, renormalize: bool = False, learn: bool 
     """Let the `BatchNorm` layers of `network` use the statistics of their batch, and `learn` them as running ones."""
     layers = [part for part in network.modules() if isinstance(part, BatchNorm)]
     for layer in layers:
-        layer._uses_batch, layer._renormalizes, layer._learns = True, renormalize, learn
+        layer.use_batch(renormalize, learn)
     try:
         yield
     finally:
         for layer in layers:
-            layer._uses_batch = False
+            layer.leave_batch()
 
 
 def normed_mlp(sizes: Sequence[int], activation: str, norm: str, norm_after: bool, rng: Rng) -> nn.Sequential:
