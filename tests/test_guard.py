@@ -25,6 +25,7 @@ from rlox.collectors.candle import CandleCollector
 from rlox.compiled import NativePolicy, guard
 from rlox.compiled.record import COMPARED
 from rlox.nn import losses, modules, value_losses
+from rlox.nn.critics import losses as critics_losses
 from rlox.nn.policies import DiscretePolicy
 
 ROOT = Path(__file__).parents[1]
@@ -133,6 +134,7 @@ def test_methods_called_by_an_update_are_listed(cls):
 # ---- code that was replaced at run time
 
 normalized, twin_q_loss, flat_copy = losses.normalized, value_losses.twin_q_loss, modules.flat_copy
+critic_loss = critics_losses.critic_loss
 
 
 def doubled(advantages, total=None):
@@ -158,7 +160,7 @@ PATCHES = {
     "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
     "a loss within a loss": ("rlox.nn.losses.ppo_clip", other, (PPO,)),
     "a loss replaced by another": ("rlox.nn.losses.value_loss", value_losses.expectile_loss, (PPO, A2C)),
-    "a decorated function": ("rlox.nn.value_losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
+    "a decorated function": ("rlox.nn.value_losses.smoothed_actions", torch.no_grad()(other), (TD3, TD3BC)),
     "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
@@ -170,7 +172,7 @@ PATCHES = {
     "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
     "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
     "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
-    "critics": ("rlox.nn.critics.CriticEnsemble.forward", other, (SAC, TD3, TD3BC, IQL, CQL)),
+    "critics": ("rlox.nn.critics.ensemble.CriticEnsemble.forward", other, (SAC, TD3, TD3BC, IQL, CQL)),
     "minibatches": ("rlox.collectors.rollout.Rollout.sample_minibatches", other, (PPO,)),
     "a builtin": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
@@ -257,7 +259,7 @@ def test_replacing_code_in_a_callback_is_an_error(make):
     ("kind", "path", "value"),
     [
         (PPO, "rlox.nn.losses.normalized", doubled),
-        (SAC, "rlox.algorithms.sac.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
+        (SAC, "rlox.algorithms.sac.critic_loss", lambda *arguments: critic_loss(*arguments)),
         (TD3BC, "rlox.algorithms.td3_bc.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
     ],
 )

@@ -55,7 +55,9 @@ _VALUES = (
     "rlox.nn.critics.heads",
     "rlox.nn.critics.losses",
     "rlox.nn.critics.norms",
+    "rlox.nn.value_distributions",
     "rlox.nn.value_losses",
+    "rlox.nn.value_networks",
 )
 _OFF_POLICY = (*_LEARNER, *_VALUES, "rlox.training.off_policy", "rlox.nn.batch")
 _ACTOR_CRITIC = (*_OFF_POLICY, "rlox.algorithms.actor_critic")
@@ -91,8 +93,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
 # The methods that a kernel replaces, or that create what it computes on. Any other method may be overridden.
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
-    "explained_variance", "draw_order", "_make_critics", "_make_one", "_make_optimizer", "_branch",
-    "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
+    "explained_variance", "draw_order", "_make_critics", "_make_head", "_make_net", "_make_one", "_make_optimizer",
+    "_branch", "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
     "_moves_policy", "_policy_arguments", "_step_by_step", "_weight",
 )  # fmt: skip
 _ROUND = (
