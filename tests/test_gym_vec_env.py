@@ -650,6 +650,8 @@ def test_errors_of_rendering():
         evaluate(still, "CartPole-v1", 1, render=True, frames=print)
     with pytest.raises(TypeError, match="render_mode"):
         evaluate(still, Scripted, 1, frames=print)
+    with pytest.raises(ValueError, match="rlox/MaskedBandit-v0 draws nothing: it does not take a render_mode"):
+        evaluate(still, "rlox/MaskedBandit-v0", 1, frames=print)
     with pytest.raises(ValueError, match="Blind must support the render mode rgb_array, it has none"):
         evaluate(
             still, type("Blind", (Scripted,), {"__init__": lambda self, **_: Scripted.__init__(self)}), 1, frames=print

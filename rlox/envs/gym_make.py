@@ -182,6 +182,8 @@ def _from_id(env: str, kwargs: dict[str, Any]):
             raise ValueError(f"make_gym_env: env must be a registered id, got {env!r}; {nearest_id(env)}") from e
         raise ValueError(f"make_gym_env: {env} cannot be created: {e}") from e
     except TypeError as e:
+        if "render_mode" in kwargs and "unexpected keyword argument 'render_mode'" in str(e):
+            raise ValueError(f"make_gym_env: {env} draws nothing: it does not take a render_mode") from e
         raise ValueError(f"make_gym_env: {env} does not take kwargs {kwargs!r}: {e}") from e
 
 
