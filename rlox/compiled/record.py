@@ -28,7 +28,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.batch": "6360800db327a770 81d3a2e3bfaac9c8",
     "rlox.nn.critics.ensemble": "7ac960ce30bbb880 c842e350e5886502",
     "rlox.nn.critics.heads": "2ce4c4d33cec9171 a86d6479d9776271",
-    "rlox.nn.critics.losses": "fa28601fb4d3044e 79c642502d1ce2d6",
+    "rlox.nn.critics.losses": "f36fbaffc0b10418 74f8d7428700cb59",
     "rlox.nn.critics.norms": "5a8389b7f41485b6 4fce87464eed0c3d",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",
     "rlox.nn.memory": "ef755ada92f1443e e5a73dc87a7a7119",

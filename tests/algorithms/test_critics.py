@@ -5,11 +5,14 @@ import pytest
 import torch
 
 from rlox import SAC, TD3, preset
+from rlox.checkpoint.counters import scheduled
 from rlox.kernels.rng import Rng
 from rlox.nn.critics.ensemble import CriticEnsemble, draw_critics, follow_critics_
 from rlox.nn.critics.losses import critic_loss
 from rlox.nn.critics.norms import EPSILON
 from rlox.nn.modules import flat_copy
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.value_losses import soft_policy_loss
 
 D, A, B = 3, 2, 7
 
@@ -295,3 +298,40 @@ def test_rewards_are_scaled_by_the_running_deviation_of_returns():
     scaled = agent._host_rows()["rewards"] * np.sqrt(var)
     assert all(np.isclose(rewards, value, rtol=1e-4).any() for value in scaled)
     assert agent.counters.mean_reward != agent.counters.mean_reward  # no episode has ended
+
+
+def test_the_policy_climbs_the_minimum_or_the_mean_and_learns_its_own_statistics():
+    agent = SAC("Pendulum-v1", **SMALL, n_critics=3, actor_norm="batch", critic_norm="batch")
+    agent.train(24)
+    batch = agent.sample()
+    obs, noise, alpha = batch.obs, torch.ones(16, 1), torch.tensor(0.5)
+    for mean in (False, True):
+        actions, log_probs = agent.policy.unit_sample(obs, noise)
+        values = agent.critics(obs, actions)
+        expected = (0.5 * log_probs - (values.sum(0) / 3 if mean else values.min(0).values)).mean()
+        assert torch.allclose(soft_policy_loss(agent.policy, agent.critics, obs, noise, alpha, mean)[0], expected)
+    first, running = agent.policy.net[0], agent.policy.net[0].mean.clone()
+    agent.update(batch)
+    assert torch.allclose(first.mean, 0.99 * running + 0.01 * obs.mean(0))
+
+
+def test_steps_are_those_of_adamw():
+    ours = [torch.nn.Parameter(torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)) for _ in range(2)]
+    optimizer = FlatOptimizer([ours[0]], 1e-2, eps=1e-8, weight_decay=0.1, betas=(0.5, 0.9))
+    theirs = torch.optim.AdamW([ours[1]], 1e-2, betas=(0.5, 0.9), eps=1e-8, weight_decay=0.1)
+    for step in range(4):
+        grad = torch.cos(torch.arange(6, dtype=torch.float64) + step)
+        optimizer.descend([grad])
+        ours[1].grad = grad.clone()
+        theirs.step()
+    np.testing.assert_allclose(ours[0].detach(), ours[1].detach(), rtol=1e-9)
+
+
+def test_schedules_end_where_they_should():
+    for schedule, middle in (("linear", 0.55), ("cosine", 0.1 + 0.9 * 0.5)):
+        values = [scheduled(2.0, schedule, at, 0.1) for at in (0.0, 0.5, 1.0)]
+        np.testing.assert_allclose(values, [2.0, 2.0 * middle, 0.2], rtol=1e-12)
+    quarter = 0.1 + 0.9 * (1.0 + np.cos(np.pi / 4)) / 2
+    assert scheduled(2.0, "cosine", 0.25, 0.1) == pytest.approx(2.0 * quarter)
+    assert scheduled(2.0, "cosine", torch.tensor(0.25), 0.1).item() == pytest.approx(2.0 * quarter)
+    assert scheduled(2.0, "constant", 0.25, 0.1) == 2.0

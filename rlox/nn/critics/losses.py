@@ -49,7 +49,7 @@ def critic_loss(
         pairs = (obs, actions, next_obs, next_actions)
         outputs, ahead = critics.joint(*pairs, renormalize)
         with torch.no_grad():
-            ahead = ahead.detach() if target is critics else target.joint(*pairs, renormalize, learn=False)[1]
+            ahead = ahead if target is critics else target.joint(*pairs, renormalize, learn=False)[1]
             ahead = ahead if chosen is None else ahead[chosen]
             targets = critics.head.targets(ahead, rewards, discounts, penalties)
     else:
