@@ -192,8 +192,10 @@ def test_pickles_and_contexts_compute_the_same(name):
     copy = pickle.loads(pickle.dumps(policy))
     torch.manual_seed(0)
     again = copy.act(Inputs(obs), noise)[0], copy.mode(Inputs(obs))[0]
+    # In a context, a memory's weights are packed, and its products are summed in another order.
+    rounding = 1e-6 if "lstm" in name or "gru" in name else 0.0
     for one, other, third in zip(expected, found, again, strict=True):
-        np.testing.assert_array_equal(other, one)
+        np.testing.assert_allclose(other, one, rtol=0, atol=rounding)
         np.testing.assert_array_equal(third, one)
     assert not torch.is_inference_mode_enabled()
 

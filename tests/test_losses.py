@@ -180,6 +180,8 @@ class Critics(nn.Module):
     def forward(self, obs, actions):
         return torch.cat([obs, actions], -1).matmul(self.w.T).movedim(-1, 0)
 
+    values = forward
+
     def first(self, obs, actions):
         return self(obs, actions)[0]
 

@@ -478,7 +478,7 @@ class Point:
     ],
 )
 def test_invalid_entry_points_are_errors(monkeypatch, loaded, error, message):
-    monkeypatch.setattr("rlox.envs.registry.entry_points", lambda group: [Point("Odd-v0", loaded)])
+    monkeypatch.setattr("rlox.config.offers.entry_points", lambda group: [Point("Odd-v0", loaded)])
     registry.offers.cache_clear()
     try:
         with pytest.raises(error, match=message):

@@ -40,7 +40,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.value_losses": "efcd3694465d5239 86d51ba1123e42d6",
     "rlox.nn.value_networks": "6200431ad7647757 a706da3c5e575e48",
     "rlox.training.backend": "51c64ca479112ab0 6152074a6d0edd52",
-    "rlox.training.off_policy": "5869956afdf48c01 417d595a6ef459db",
+    "rlox.training.off_policy": "913e11289d6d3755 2993add37da8987b",
     "rlox.training.offline": "450735ac7d29603b 7c668fc3cf478a2b",
     "rlox.training.on_policy": "f2964f7410fae8c3 9e019226008a43d1",
     "rlox.training.replay": "caacf914bf15ef7f a6f0b5a14b07ecd4",

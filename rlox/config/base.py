@@ -40,6 +40,7 @@ SAMPLERS = ("vllm", "vllm-local", "sglang", "tgi")
 WANDB_MODES = ("online", "offline", "disabled")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool", "tensor")
 LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: no training would finish with more
+LARGEST_RETURN = 1_000_000_000  # beyond, float32 could not tell neighbouring returns apart
 MOST_STEPS = 2**62 - 1  # of a training; kernels add to them in 64 bits
 MOST_AT_ONCE = 1_000_000  # rows of one batch, steps or updates of one round, units of one layer
 MOST_PROCESSES = 4096  # of one run
@@ -367,6 +368,14 @@ def _width_rules(widths: list[int]) -> Iterable[tuple[str, bool, str]]:
     yield "hidden_sizes", all(width <= MOST_AT_ONCE for width in widths), f"contain widths of at most {MOST_AT_ONCE:,}"
     few = all(one * other <= 2**30 for one, other in pairwise(widths))
     yield "hidden_sizes", few, "need at most 2**30 weights between two layers"
+
+
+def bounds_rules(config: Any) -> Iterable[tuple[str, bool, str]]:
+    """Yield the rules of `v_min` and `v_max`, the bounds of a distribution of returns."""
+    low, high = config.v_min, config.v_max
+    for name, bound in (("v_min", low), ("v_max", high)):
+        yield name, abs(bound) <= LARGEST_RETURN, f"be in [-{LARGEST_RETURN:,}, {LARGEST_RETURN:,}]"
+    yield "v_max", low < high, f"be above v_min ({low:g})"
 
 
 def memory_rules(config: Any) -> Iterable[tuple[str, bool, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from rlox.config.base import LARGEST_COUNT, Config, _width_rules
+from rlox.config.base import LARGEST_COUNT, Config, _width_rules, bounds_rules
 
 NORMS = ("none", "layer", "batch", "batch_renorm")
 HEADS = ("mean", "categorical", "quantile")
@@ -56,7 +56,7 @@ class CriticConfig(Config):
         yield "renorm_warmup", 0 <= self.renorm_warmup <= LARGEST_COUNT, "be >= 0"
         yield "critic_head", self.critic_head in HEADS, f"be one of {', '.join(HEADS)}"
         yield "n_bins", 2 <= self.n_bins <= MOST_OUTPUTS, f"be in [2, {MOST_OUTPUTS}]"
-        yield "v_max", self.v_min < self.v_max, f"be above v_min ({self.v_min:g})"
+        yield from bounds_rules(self)
         quantiles = self.n_quantiles
         yield "n_quantiles", 2 <= quantiles <= MOST_OUTPUTS, f"be in [2, {MOST_OUTPUTS}]"
         yield "drop_quantiles", 0 <= self.drop_quantiles < quantiles, f"be in [0, n_quantiles ({quantiles}))"

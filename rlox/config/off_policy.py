@@ -21,6 +21,7 @@ from rlox.config.base import (
     WEIGHT_NORMS,
     Config,
     _width_rules,
+    bounds_rules,
     memory_rules,
     operational,
     searched,
@@ -146,8 +147,7 @@ class DQNConfig(OffPolicyConfig):
         yield "distribution", learns_mean or plain, f"be none with memory={self.memory}"
         yield "loss", self.loss == "huber" or learns_mean, f"be huber with distribution={self.distribution}"
         yield "n_atoms", 2 <= self.n_atoms <= MOST_ATOMS, f"be in [2, {MOST_ATOMS:,}]"
-        yield "v_min", math.isfinite(self.v_min), "be finite"
-        yield "v_max", self.v_min < self.v_max < math.inf, f"be above v_min ({self.v_min:g}) and finite"
+        yield from bounds_rules(self)
         yield "huber_kappa", 0 < self.huber_kappa < math.inf, "be > 0 and finite"
         yield "noisy", not self.noisy or plain, f"be false with memory={self.memory}"
         yield "noisy_sigma", 0 <= self.noisy_sigma <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"

@@ -309,7 +309,7 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         if self._dataset is not None:
             return "a dataset is mixed into the batches"
         if self.normalizer is not None:
-            return "observations or rewards are normalised"
+            return "observations are normalised" if self.config.normalize_obs else "rewards are normalised"
         if self.collector.action_noise is not None:
             return "Python adds the exploration noise"
         config = self._memory.config
