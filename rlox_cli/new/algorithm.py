@@ -10,13 +10,14 @@ from typing import Any
 
 from rlox import __version__
 from rlox.algorithms import ALGORITHMS, entry_of, resolve
+from rlox.algorithms.actor_critic import ActorCriticAlgorithm
 from rlox.config import nearest
 from rlox.training import OfflineAlgorithm, OffPolicyAlgorithm, OnPolicyAlgorithm
 from rlox_cli.new.copying import copy_update
 from rlox_cli.new.files import check_name, class_name, pyproject, write_package
 from rlox_cli.terminal.errors import UsageError
 
-_BASES = (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm)
+_BASES = (OnPolicyAlgorithm, OffPolicyAlgorithm, ActorCriticAlgorithm, OfflineAlgorithm)
 
 _MODULE = '''"""{title}: {base} with a loss of its own.
 

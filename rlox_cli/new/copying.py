@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 # The modules whose functions are mathematics of one algorithm or a few: they are copied. Others are imported.
-_LOSSES = ("rlox.nn.losses", "rlox.nn.value_losses")
+_LOSSES = ("rlox.nn.losses", "rlox.nn.value_losses", "rlox.nn.critics.losses")
 _SHARED = {"normalized"}  # functions in them that nobody changes
 
 
