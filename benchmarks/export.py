@@ -1,12 +1,12 @@
 """Time one action of an exported policy: C, ONNX Runtime, TorchScript and `predict`, on one thread.
 
-Run ``python benchmarks/export.py``. It builds PPO's default policy of CartPole with 64 and with 256 units, and prints a
-table of microseconds: the best of many short rounds, since other programs
-only make a round longer.
+It builds PPO's default policy of CartPole with 64 and with 256 units, and prints a table of microseconds: the best of
+many short rounds, since other programs only make a round longer.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import tempfile
 import time
@@ -72,9 +72,8 @@ def measure_all(units: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     agent, obs = rlox.PPO("CartPole-v1", n_envs=1, hidden_sizes=[units, units]), np.zeros((1, 4), np.float32)
-    predict_us = measure(
-        lambda: agent.predict(obs[0])
-    )  # before PyTorch's module exists, whose changes it would look for
+    # Before PyTorch's module exists, for whose changes `predict` would look.
+    predict_us = measure(lambda: agent.predict(obs[0]))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for suffix in (".c", ".onnx", ".pt"):
@@ -98,6 +97,7 @@ def measure_all(units: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     columns = {units: measure_all(units) for units in (64, 256)}
     print("| | 64-64 units | 256-256 units |\n|---|---:|---:|")
     for row in columns[64]:
