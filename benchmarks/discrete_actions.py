@@ -1,4 +1,4 @@
-"""QR-DQN and discrete SAC beside sb3-contrib's QR-DQN and Stable-Baselines3's DQN, with the same protocol.
+"""QR-DQN beside sb3-contrib's, with the same settings and the same protocol.
 
 usage: discrete_actions.py peer CELL SEED FOLDER     one training with the peer (needs nothing of rlox)
        discrete_actions.py rlox CELL [OPTION...]     `rlox bench learn` of the same cell, against those trainings
@@ -10,9 +10,7 @@ A cell is an algorithm and an environment; the folder discrete_actions contains 
 is that of ``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at ten points
 and at the end; ``cpu_s`` are CPU seconds of training alone, on one thread.
 
-QR-DQN has rl-zoo3's tuned settings on both sides. Nobody has published settings of discrete SAC for these tasks, and
-neither Stable-Baselines3 nor sb3-contrib has the algorithm: it stands beside Stable-Baselines3's DQN with the tuned
-settings of rl-zoo3, for the same number of steps.
+Both sides have rl-zoo3's tuned settings.
 """
 
 import json
@@ -45,8 +43,6 @@ CELLS = {
     "qr_dqn-CartPole-v1": {"peer": "QRDQN", "steps": 50_000, "kw": CARTPOLE, "n_quantiles": 10},
     "qr_dqn-Acrobot-v1": {"peer": "QRDQN", "steps": 100_000, "kw": ACROBOT, "n_quantiles": 25},
     "qr_dqn-LunarLander-v3": {"peer": "QRDQN", "steps": 100_000, "kw": LANDER, "n_quantiles": 170},
-    "sac-CartPole-v1": {"peer": "DQN", "steps": 50_000, "kw": CARTPOLE},
-    "sac-LunarLander-v3": {"peer": "DQN", "steps": 100_000, "kw": ACROBOT},
 }
 SHORT = 12_000  # steps of a training whose speed is measured
 
@@ -54,9 +50,7 @@ SHORT = 12_000  # steps of a training whose speed is measured
 def their_settings(cell):
     """Return a cell's settings as benchmarks/peers/trainings.py takes them."""
     c = CELLS[cell]
-    policy = {"activation_fn": "relu", "net_arch": [256, 256]}
-    if "n_quantiles" in c:
-        policy["n_quantiles"] = c["n_quantiles"]
+    policy = {"activation_fn": "relu", "net_arch": [256, 256], "n_quantiles": c["n_quantiles"]}
     return {
         "algo": c["peer"],
         "env": cell.split("-", 1)[1],
