@@ -28,9 +28,10 @@ def write_c(graph: Graph, path: Path) -> list[Path]:
         If PyTorch modules are among the operations.
     """
     if graph.foreign_modules:
+        modules = ", ".join(dict.fromkeys(graph.foreign_modules))
         raise ValueError(
-            f"export: {', '.join(graph.foreign_modules)} cannot be written as C, which knows perceptrons, convolutions "
-            "and memories of rlox's layers; onnx and torchscript can hold other modules"
+            f"export: {modules} cannot be written as C, which knows perceptrons, convolutions and memories of rlox's "
+            "layers; onnx and torchscript can hold other modules"
         )
     source = _Source(graph, c_name(path.stem))
     header = path.with_suffix(".h")
