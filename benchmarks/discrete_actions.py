@@ -15,7 +15,6 @@ Both sides have rl-zoo3's tuned settings.
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -110,22 +109,6 @@ def time_peer(cell):
     return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
 
 
-def compare_speed(peer, rounds, chosen):
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-    cells = {}
-    for cell in chosen:
-        seconds = {"rlox": [], "peer": []}
-        for _ in range(rounds):
-            for side, python in (("rlox", sys.executable), ("peer", peer)):
-                words = [python, __file__, "one", side, cell]
-                done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet)
-                seconds[side].append(float(done.stdout.splitlines()[-1]))
-        ours, theirs = (statistics.median(seconds[side]) for side in ("rlox", "peer"))
-        cells[cell] = {"steps": SHORT, **seconds, "ratio": ours / theirs}
-        print(f"{cell}: rlox {ours:.2f} s CPU, {CELLS[cell]['peer']} {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
-    return cells
-
-
 def main(command, *words):
     sys.path.insert(0, str(HERE / "peers"))
     if command == "peer":
@@ -140,8 +123,11 @@ def main(command, *words):
         side, cell = words
         print((time_rlox if side == "rlox" else time_peer)(cell))
     elif command == "speed":
-        peer, rounds, *chosen = words
-        print(json.dumps(compare_speed(peer, int(rounds), chosen or CELLS)))
+        from alternate import compare_speed
+
+        python, rounds, *chosen = words
+        steps = dict.fromkeys(chosen or CELLS, SHORT)
+        print(json.dumps(compare_speed(__file__, "peer", python, int(rounds), steps)))
     elif command == "list":
         for cell in CELLS:
             print("rlox train", *our_words(cell))

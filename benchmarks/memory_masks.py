@@ -23,7 +23,6 @@ Pendulum was first run with sequences of 32 steps: seeds 100 to 104 were 24.1 [0
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -152,22 +151,6 @@ def time_contrib(env_id):
     return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
 
 
-def compare_speed(peer, rounds, chosen):
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-    cells = {}
-    for env_id in chosen:
-        seconds = {"rlox": [], "contrib": []}
-        for _ in range(rounds):
-            for side, python in (("rlox", sys.executable), ("contrib", peer)):
-                words = [python, __file__, "one", side, env_id]
-                done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet)
-                seconds[side].append(float(done.stdout.splitlines()[-1]))
-        ours, theirs = (statistics.median(seconds[side]) for side in ("rlox", "contrib"))
-        cells[env_id] = {"steps": count_whole_rollouts(env_id, 4000), **seconds, "ratio": ours / theirs}
-        print(f"{env_id}: rlox {ours:.2f} s CPU, sb3-contrib {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
-    return cells
-
-
 def main(command, *words):
     sys.path.insert(0, str(HERE / "peers"))
     if command == "contrib":
@@ -182,8 +165,11 @@ def main(command, *words):
         side, env_id = words
         print((time_rlox if side == "rlox" else time_contrib)(env_id))
     elif command == "speed":
-        peer, rounds, *chosen = words
-        print(json.dumps(compare_speed(peer, int(rounds), chosen or CELLS)))
+        from alternate import compare_speed
+
+        python, rounds, *chosen = words
+        steps = {env_id: count_whole_rollouts(env_id, 4000) for env_id in chosen or CELLS}
+        print(json.dumps(compare_speed(__file__, "contrib", python, int(rounds), steps)))
     elif command == "list":
         for env_id in CELLS:
             print(f"rlox train --import {MODULE}", *our_words(env_id))

@@ -106,7 +106,7 @@ def export(
     path = Path(path)
     to = _format(path, to)
     n = integer("export", "observations", observations, 0, 10_000_000)
-    tell = progress or (lambda text: None)
+    report = progress or (lambda text: None)
     policies = export_graphs(agent)
     several = len(policies) > 1
     ends = [f"_{policy.player.name}" if several else "" for policy in policies]
@@ -114,7 +114,7 @@ def export(
     inputs: list[dict[str, np.ndarray]] = []
     source = ""
     if n:
-        tell(f"collecting {n:,} observations")
+        report(f"collecting {n:,} observations")
         inputs, source = record(agent, policies, n, integer("export", "seed", seed, 0))
     path.parent.mkdir(parents=True, exist_ok=True)
     results = []
@@ -122,11 +122,11 @@ def export(
     with tempfile.TemporaryDirectory(prefix=".rlox-export-", dir=path.parent) as folder:
         for i, (policy, file) in enumerate(zip(policies, paths, strict=True)):
             graph, check = policy.graph, None
-            tell(f"writing {file.name}")
+            report(f"writing {file.name}")
             new = Path(folder) / file.name
             written = _WRITERS[to](graph, new) or [new]
             if n:
-                tell(f"checking {file.name}")
+                report(f"checking {file.name}")
                 run, runtime = _LOADERS[to](graph, new)
                 check = compare(agent, policy, run, runtime, inputs[i], source)
                 _require_equal(file, check)

@@ -75,7 +75,7 @@ def enjoy(path: Path, typed: Evaluation) -> None:
 
 
 def _has_display() -> bool:
-    """Return whether windows can be opened; only Linux tells without trying."""
+    """Return whether windows can be opened; without trying, only Linux says so."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in _DISPLAYS)
 
 

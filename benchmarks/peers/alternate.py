@@ -1,0 +1,42 @@
+"""CPU seconds of short trainings, alternately with rlox and with a peer, each in a process of its own."""
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+
+def compare_speed(script, peer_side, peer_python, rounds, steps):
+    """Run ``script one SIDE CELL``, which prints CPU seconds, for both sides of each cell, `rounds` times.
+
+    Parameters
+    ----------
+    script : str
+        Path of the benchmark.
+    peer_side, peer_python : str
+        The peer's name in `script`, and the Python interpreter that has it.
+    rounds : int
+        How often each side trains; the median counts.
+    steps : dict
+        Environment steps of the training of each cell.
+
+    Returns
+    -------
+    dict
+        For each cell its steps, the seconds of both sides, and the ratio of rlox's median to the peer's.
+    """
+    root = Path(__file__).resolve().parents[2]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    cells = {}
+    for cell, n_steps in steps.items():
+        seconds = {"rlox": [], peer_side: []}
+        for _ in range(rounds):
+            for side, python in (("rlox", sys.executable), (peer_side, peer_python)):
+                words = [python, script, "one", side, cell]
+                done = subprocess.run(words, check=True, capture_output=True, text=True, env=quiet)
+                seconds[side].append(float(done.stdout.splitlines()[-1]))
+        ours, theirs = (statistics.median(seconds[side]) for side in ("rlox", peer_side))
+        cells[cell] = {"steps": n_steps, **seconds, "ratio": ours / theirs}
+        print(f"{cell}: rlox {ours:.2f} s CPU, {peer_side} {theirs:.2f} s: {ours / theirs:.2f}", flush=True)
+    return cells
