@@ -20,7 +20,7 @@ from gymnasium import spaces
 from masked_envs import Legal
 from pseudo_terminal import on_a_terminal, too_wide
 from shaped_envs import Shaped
-from small_algorithms import ON_POLICY, SEQUENCES, learner, make, recorded
+from small_algorithms import OFF_POLICY, ON_POLICY, SEQUENCES, learner, make, recorded
 from zoo_probes import MaskedZoo, Zoo
 
 import rlox
@@ -31,6 +31,8 @@ from rlox.exporting.module import GraphModule
 from rlox.exporting.observations import record
 from rlox.exporting.policies import export_graphs
 from rlox.exporting.write import SUFFIXES
+from rlox.nn.critics.norms import BatchNorm
+from rlox_cli.config.presets import read_presets
 
 ROOT = Path(__file__).parents[1]
 FORMATS = list(SUFFIXES)
@@ -93,6 +95,8 @@ CASES = {
     "dqn-memory": lambda: rlox.DQN("CartPole-v1", n_envs=2, dueling=True, **MEMORY),
     "sac": lambda: make("sac"),
     "td3": lambda: make("td3", env(VECTOR, spaces.Box(np.float32([0, -3]), np.float32([0.1, 30])))),
+    "td3-layer-norm": lambda: make("td3", off={"actor_norm": "layer", "norm_after": True}),
+    "sac-layer-norm": lambda: make("sac", normalize_obs=True, off={"actor_norm": "layer"}),
     "dreamer": lambda: world_model(VECTOR, spaces.MultiDiscrete([3, 2])),
     "dreamer-image": lambda: world_model(IMAGE, spaces.Box(np.float32([0, -3]), np.float32([0.1, 30]))),
     "dreamer-camera": lambda: rlox.DreamerV3(CameraWorld, n_envs=2, **SEQUENCES),
@@ -128,6 +132,43 @@ def test_files_compute_what_the_agent_does(name, tmp_path):
                 assert check.n_ties <= 1
     finally:
         agent.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", read_presets())
+def test_files_of_presets_compute_what_the_agent_does(name, tmp_path):
+    """After updates, which give batch normalisation its statistics and noisy layers their noise."""
+    settings = {**rlox.preset(name), **OFF_POLICY}
+    if "critic_hidden_sizes" in settings:
+        settings["critic_hidden_sizes"] = [16]
+    discrete = read_presets()[name] == "dqn"
+    agent = (rlox.DQN if discrete else rlox.SAC)("CartPole-v1" if discrete else "Pendulum-v1", **settings)
+    agent.train(200)
+    stir(agent)
+    for to in FORMATS:
+        (exported,) = rlox.export(agent, tmp_path / f"p{SUFFIXES[to]}", to)
+        assert exported.check.n == 1000
+        assert exported.check.differences.keys() == ({"action", "scores"} if discrete else {"action"})
+        assert max(exported.check.differences.values()) <= 1e-5
+
+
+@pytest.mark.parametrize("norm_after", [False, True])
+def test_batch_normalisation_of_observations_far_from_zero_keeps_its_precision(norm_after, tmp_path):
+    far = spaces.Box(np.float32([1e3, -4e4, 0]), np.float32([1e3 + 1, -3e4, 1e-3]))
+    options = {"actor_norm": "batch", "critic_norm": "batch", "norm_after": norm_after}
+    agent = make("sac", env(far, spaces.Box(-1, 1, (2,))), off=options)
+    norms = [layer for layer in agent.policy.modules() if isinstance(layer, BatchNorm)]
+    rows = np.random.default_rng(0).uniform(far.low, far.high, (500, 3))
+    with torch.no_grad():
+        norms[0].mean.copy_(torch.from_numpy(rows.mean(0)))
+        norms[0].var.copy_(torch.from_numpy(rows.var(0)))
+        for layer in norms[1:]:
+            layer.mean.uniform_(-1.0, 1.0)
+            layer.var.uniform_(0.01, 4.0)
+    assert len(norms) == 3
+    for to in FORMATS:
+        (exported,) = rlox.export(stir(agent), tmp_path / f"p{SUFFIXES[to]}", to, observations=200)
+        assert exported.check.differences["action"] <= 1e-5
 
 
 def load(to, policy, path):

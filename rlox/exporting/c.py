@@ -300,6 +300,10 @@ class _Source:
         out = self._reuse(op, inputs)
         self._body.append(f"for (i = 0; i < {n}; i++) {out}[i] = {first} {sign} {second};")
 
+    def _write_affine(self, op: Operation, x: str) -> None:
+        tables = self._table(op, "scale", op.arrays["scale"]), self._table(op, "shift", op.arrays["shift"])
+        self._call("affine", self._reuse(op, [x]), x, *tables, op.output.size)
+
     def _write_clip(self, op: Operation, x: str) -> None:
         bounds: list[Any] = []
         for name in ("low", "high"):

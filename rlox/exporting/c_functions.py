@@ -191,6 +191,17 @@ static void layer_norm(float *y, const float *x, const float *scale, const float
 }
 """,
     ),
+    "affine": (
+        (),
+        """\
+/* x * scale + shift, rounded once: a product of two floats is exact as a double. */
+static void affine(float *y, const float *x, const float *scale, const float *shift, int n)
+{
+    int i;
+    for (i = 0; i < n; i++) y[i] = (float)((double)x[i] * scale[i] + shift[i]);
+}
+""",
+    ),
     "expectation": (
         (),
         """\

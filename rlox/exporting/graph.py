@@ -137,6 +137,10 @@ class Graph:
             return self._add(name, [a, b], a.shape if a.size >= b.size else b.shape)
         return self._add(name, [a], a.shape, arrays={"b": np.asarray(b, np.float32)})
 
+    def affine(self, x: Value, scale: np.ndarray, shift: np.ndarray) -> Value:
+        """Return x * scale + shift, rounded once, as PyTorch's ``addcmul`` does."""
+        return self._add("affine", [x], x.shape, arrays={"scale": scale, "shift": shift})
+
     def clip(self, x: Value, low: np.ndarray | float, high: np.ndarray | float) -> Value:
         """Return numbers between bounds, which are single numbers or of the shape of `x`."""
         arrays = {"low": np.asarray(low, np.float32), "high": np.asarray(high, np.float32)}

@@ -86,6 +86,10 @@ class GraphModule(nn.Module):
         return logits.reshape(-1, op.output.size, numbers.shape[0]).softmax(-1) @ numbers
 
     @staticmethod
+    def _affine(op: Operation, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return torch.addcmul(shift, x, scale)
+
+    @staticmethod
     def _clip(op: Operation, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(x, low), high)
 

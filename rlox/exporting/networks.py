@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rlox.exporting.graph import Graph, Value
+from rlox.nn.critics import norms
 from rlox.nn.memory import Memory, MemoryNetwork
 from rlox.nn.modules import copy_module, to_array
 from rlox.nn.value_networks import ValueNetwork
@@ -42,12 +43,30 @@ def add_network(graph: Graph, network: nn.Module, x: Value) -> Value:
         weight, bias = arrays_of(network)
         assert bias is not None
         return graph.layer_norm(x, weight, bias, network.eps)
+    if kind is norms.LayerNorm and network.scale.dim() == 2:
+        scale, shift = (to_array(part).astype(np.float32)[0] for part in (network.scale, network.shift))
+        return graph.layer_norm(x, scale, shift, 1e-5)
+    if kind is norms.BatchNorm and network.scale.dim() == 2:
+        return _add_batch_norm(graph, network, x)
     if kind is nn.Conv2d and _is_plain(network):
         weight, bias = arrays_of(network)
         down, right = network.padding
         bias = np.zeros(len(weight), np.float32) if bias is None else bias
         return graph.conv(x, weight, bias, tuple(network.stride), (down, right, down, right))
     return add_module(graph, network, x)
+
+
+def _add_batch_norm(graph: Graph, layer: norms.BatchNorm, x: Value) -> Value:
+    """Add a batch normalisation by running statistics, with the numbers of the layer.
+
+    It is not folded into the linear layers beside it: for features whose deviation is far below their mean, products in
+    another order differ by more than rounding.
+    """
+    with torch.no_grad():
+        slope = layer.scale * (layer.var + norms.EPSILON).rsqrt()
+        offset = torch.addcmul(layer.shift, layer.mean, slope, value=-1.0)
+    slope, offset = (to_array(part)[0] for part in (slope, offset))
+    return graph.affine(x, slope, offset)
 
 
 def add_value_network(graph: Graph, network: ValueNetwork, x: Value) -> Value:

@@ -170,6 +170,14 @@ class _Writer:
         log = self._node("Log", [self._node("Add", [size, one], f"{out}_above")], f"{out}_log")
         self._node("Mul", [self._node("Sign", [x], f"{out}_sign"), log], out)
 
+    def _write_affine(self, op: Operation, out: str, x: str, scale: str, shift: str) -> None:
+        # ONNX has no multiplication with addition; a product of two float32 is exact in float64.
+        proto = self._onnx.TensorProto
+        for name, array in ((scale, op.arrays["scale"]), (shift, op.arrays["shift"])):
+            self._constant(name, array, np.float64)
+        product = self._node("Mul", [self._node("Cast", [x], f"{out}_wide", to=proto.DOUBLE), scale], f"{out}_product")
+        self._node("Cast", [self._node("Add", [product, shift], f"{out}_sum")], out, to=proto.FLOAT)
+
     def _write_clip(self, op: Operation, out: str, x: str, low: str, high: str) -> None:
         self._node("Min", [self._node("Max", [x, low], f"{out}_above"), high], out)
 
