@@ -20,10 +20,11 @@ from gymnasium import spaces
 from masked_envs import Legal
 from pseudo_terminal import on_a_terminal, too_wide
 from shaped_envs import Shaped
-from small_algorithms import OFF_POLICY, ON_POLICY, SEQUENCES, learner, make, recorded
+from small_algorithms import LANGUAGE, OFF_POLICY, ON_POLICY, SEQUENCES, learner, make, recorded
 from zoo_probes import MaskedZoo, Zoo
 
 import rlox
+from rlox.algorithms import ALGORITHMS
 from rlox.exporting import runtimes
 from rlox.exporting.check import compare
 from rlox.exporting.graph import Graph
@@ -77,12 +78,16 @@ CASES = {
     "ppo-dict": lambda: on_policy("ppo", env(spaces.Dict(a=VECTOR, b=spaces.Discrete(4)), spaces.Discrete(2))),
     "a2c-normalized": lambda: on_policy("a2c", "Pendulum-v1", normalize_obs=True),
     "impala": lambda: make("impala"),
+    "impala-memory": lambda: make("impala", on={**MEMORY, "memory": "gru"}),
     "appo": lambda: make("appo", "Pendulum-v1"),
+    "appo-image": lambda: make("appo", env(IMAGE, spaces.Discrete(3))),
+    "a2c-masks-and-memory": lambda: on_policy("a2c", Legal, **MEMORY),
     "mappo-one": lambda: make("mappo"),
     "mappo": lambda: make("mappo", "GridPursuit-v0"),
     "mappo-ids": lambda: make("mappo", "GridPursuit-v0", on={"agent_id": True, "backend": "torch"}),
     "mappo-groups": lambda: rlox.MAPPO("zoo", env_fn=Zoo, n_envs=2, n_steps=16, agent_id=True, **MEMORY),
     "mappo-masks": lambda: rlox.MAPPO("zoo", env_fn=MaskedZoo, n_envs=2, share_parameters=False, **ON_POLICY),
+    "mappo-masks-and-memory": lambda: rlox.MAPPO("zoo", env_fn=MaskedZoo, n_envs=2, n_steps=16, **MEMORY),
     "dqn": lambda: make("dqn"),
     "dqn-dueling": lambda: make("dqn", off={"dueling": True, "hidden_sizes": [16, 8]}),
     "dqn-image": lambda: make("dqn", env(IMAGE, spaces.Discrete(3)), off={"dueling": True}),
@@ -93,6 +98,8 @@ CASES = {
     ),
     "noisy-image": lambda: make("dqn", env(IMAGE, spaces.Discrete(3)), off={"noisy": True, "dueling": True}),
     "dqn-memory": lambda: rlox.DQN("CartPole-v1", n_envs=2, dueling=True, **MEMORY),
+    "dqn-image-and-memory": lambda: rlox.DQN(env(IMAGE, spaces.Discrete(3)), n_envs=2, **MEMORY),
+    "dqn-masks-and-memory": lambda: rlox.DQN("rlox/MaskedTMaze-v0", n_envs=2, **MEMORY),
     "sac": lambda: make("sac"),
     "td3": lambda: make("td3", env(VECTOR, spaces.Box(np.float32([0, -3]), np.float32([0.1, 30])))),
     "td3-layer-norm": lambda: make("td3", off={"actor_norm": "layer", "norm_after": True}),
@@ -132,6 +139,10 @@ def test_files_compute_what_the_agent_does(name, tmp_path):
                 assert check.n_ties <= 1
     finally:
         agent.close()
+
+
+def test_every_algorithm_that_acts_is_among_the_cases():
+    assert {name.partition("-")[0] for name in CASES} >= {*ALGORITHMS} - {*LANGUAGE}
 
 
 @pytest.mark.slow
@@ -450,7 +461,7 @@ def test_the_command_prints_json_and_explains_errors(run_folder, command, monkey
     for words, message in (
         (["run", "--out", "p.txt"], "--out must end in .onnx, .pt, .c if --to is left out, got p.txt"),
         (["absent"], "absent"),
-        (["run", "--to", "c", "--out", "p.onnx"], "path must end in .c"),
+        (["run", "--to", "c", "--out", "p.onnx"], "rlox export: path must end in .c"),
     ):
         code, _, error = command("export", *words)
         assert code == 2

@@ -237,8 +237,11 @@ def test_other_commands_check_arguments_before_they_start(command, tmp_path, mon
             ["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"],
             "--out must be a file, but there is",
         ),
-        (["collect", "run", "--steps", "10" + 15 * "0", "--out", "a.arrow"], "collect: n_steps must fit on the disk"),
-        (["collect", "run", "--steps", "10000000", "--n-envs", "10000000"], "collect: n_envs must be at most"),
+        (
+            ["collect", "run", "--steps", "10" + 15 * "0", "--out", "a.arrow"],
+            "rlox collect: n_steps must fit",
+        ),
+        (["collect", "run", "--steps", "10000000", "--n-envs", "10000000"], "rlox collect: n_envs must be at most"),
         (["collect", "=run", "--steps", "10"], "CHECKPOINT must have a name before its ="),
     ):
         code, _, err = command(*words)

@@ -16,7 +16,7 @@ import rlox
 from rlox.callbacks import Callback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import nearest
-from rlox_cli.terminal.account import account, exit_code
+from rlox_cli.terminal.account import account, exit_code, format_failure
 
 HERE = Path(failing_user_code.__file__)
 SMALL = ["logger=none", "total_timesteps=600", "algo.n_steps=32", "env.n_envs=4", "eval.n_episodes=1"]
@@ -223,6 +223,15 @@ def test_a_bug_of_rlox_keeps_its_traceback_and_asks_to_be_reported():
         rlox.PPO("CartPole-v1", n_envs=0)
     assert exit_code(refused.value) == 2
     assert re.fullmatch(r".*n_envs must be .*, got 0", account(refused.value))
+
+
+def test_a_command_is_not_named_twice():
+    with pytest.raises(ValueError, match="export: path must end") as error:
+        rlox.export(rlox.PPO("CartPole-v1", n_envs=1), "policy")
+    assert format_failure("export", error.value).startswith("rlox export: path must end in .onnx")
+    with pytest.raises(FileNotFoundError) as error:
+        load_checkpoint("absent")
+    assert format_failure("train", error.value, rank=2) == "rlox train: rank 2: no file absent"
 
 
 @pytest.mark.slow

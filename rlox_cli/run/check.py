@@ -28,7 +28,7 @@ from rlox_cli.families import limits
 from rlox_cli.families.estimate import loggers
 from rlox_cli.families.family import Estimate, Start, family_of
 from rlox_cli.run.session import Resumption, build, replan, restore, training_warnings
-from rlox_cli.terminal.account import account, headline, is_explained
+from rlox_cli.terminal.account import format_failure, headline, is_explained
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import find_existing_parent, shown
@@ -75,7 +75,7 @@ def check(jobs: list[Job], multirun: bool, console: Console) -> None:
     if failures:
         *others, last = failures
         for other in others:
-            print_text(f"rlox train: {account(other)}", stderr=True)
+            print_text(format_failure("train", other), stderr=True)
         raise last
     if multirun:
         console.print(_sum(reports))

@@ -37,7 +37,7 @@ from rlox_cli.config.schema import to_run_config, with_env
 from rlox_cli.families.imports import import_modules
 from rlox_cli.run.mirrors import finish_mirrors, require_trackers
 from rlox_cli.run.session import Outcome, resume, run
-from rlox_cli.terminal.account import account
+from rlox_cli.terminal.account import format_failure
 from rlox_cli.terminal.console import TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown, with_home
@@ -165,7 +165,7 @@ def _run_with_hydra(flags: list[str], overrides: list[str], multirun: bool, cons
     if jobs.failures:
         *before, last = jobs.failures
         for e in before:
-            print_text(f"rlox train: {account(e)}", stderr=True)
+            print_text(format_failure("train", e), stderr=True)
         raise last
 
 

@@ -56,6 +56,8 @@ _LIBRARIES = {
         "urllib3",
     ),
 }
+# Functions of the library whose messages begin with their names, which say nothing to whoever typed a command.
+_FUNCTIONS = ("collect", "evaluate", "export", "load_checkpoint", "train")
 _MOST_FRAMES = 3
 _LONGEST = 2000  # characters of a message, or of a line of a traceback, that are printed or recorded
 
@@ -97,6 +99,14 @@ def summary(e: BaseException) -> str:
     """Return `headline` and the last line of the user's code that was reached, for a table or a row of a file."""
     frames = _user_frames(e)
     return headline(e) + (f" ({frames[-1].file}, line {frames[-1].line})" if frames else "")
+
+
+def format_failure(verb: str, e: BaseException, rank: int = 0) -> str:
+    """Return what ``rlox VERB`` prints for `e`: its name, that of a process other than the first one, and `account`."""
+    text = account(e)
+    where, colon, rest = text.partition(": ")
+    who = f"rank {rank}: " if rank else ""
+    return f"rlox {verb}: {who}{rest if colon and where in _FUNCTIONS else text}"
 
 
 def account(e: BaseException) -> str:

@@ -114,7 +114,7 @@ def open_streams() -> None:
 
 @contextmanager
 def report_exceptions(verb: str) -> Iterator[None]:
-    """Print an exception as `account` formats it, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
+    """Print an exception as `format_failure` does, and exit with its code. RLOX_TRACEBACK=1 lets it propagate.
 
     The first Ctrl-C or SIGTERM stops the command, except in parts that handle signals themselves, such as a training.
     """
@@ -129,7 +129,8 @@ def report_exceptions(verb: str) -> Iterator[None]:
         print(f"rlox {verb}: interrupted", file=sys.stderr)
         raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
     except BaseException as e:
-        from rlox_cli.terminal.account import account, exit_code, is_of_user  # imports NumPy, which --help does without
+        # Imports NumPy, which --help does without.
+        from rlox_cli.terminal.account import exit_code, format_failure, is_of_user
         from rlox_cli.terminal.console import print_text
 
         # Hydra and its plugins may end the process themselves; an environment must not.
@@ -139,5 +140,5 @@ def report_exceptions(verb: str) -> Iterator[None]:
         lost = type(e).__name__ == "RankLost"
         # A rank that only lost another rank has nothing to add to what rank 0 prints, unless rank 0 was killed.
         if not rank or not lost or getattr(e, "unreported", False):
-            print_text(f"rlox {verb}: {f'rank {rank}: ' if rank and not lost else ''}{account(e)}", stderr=True)
+            print_text(format_failure(verb, e, 0 if lost else rank), stderr=True)
         raise typer.Exit(exit_code(e)) from None
