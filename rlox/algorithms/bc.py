@@ -116,8 +116,8 @@ class BC(OfflineAlgorithm):
 
     @torch.no_grad()
     def _compare_with_data(self) -> dict[str, torch.Tensor]:
-        sampler = self._sampler
-        if sampler is None and not getattr(self.dataset, "masked", False):
+        sampler, ordered = self._sampler, hasattr(self.dataset, "get_state")
+        if sampler is None and not (ordered and getattr(self.dataset, "masked", False)):
             return super()._compare_with_data()
         if self._compared_sequences is None:
             sampler = sampler or SequenceSampler(self.dataset, 1, 0, type(self).__name__)

@@ -7,7 +7,7 @@ COMPARED: dict[str, str] = {
     "rlox.algorithms.a2c": "4ae7c63c8a7c6dd2 ef4af244e3f1c05b",
     "rlox.algorithms.actor_critic": "8f24ffaba36a029d 31a2477c69af682d",
     "rlox.algorithms.appo": "f666619af2ac6ba7 e5ac2e2abb4c2462",
-    "rlox.algorithms.bc": "03df1a06f4acfc4c 4bb57babccb076f7",
+    "rlox.algorithms.bc": "f219d3d4f9f9ea4c f2fa5441ad6bb379",
     "rlox.algorithms.cql": "4744c2586a064279 2ad6287de689ebde",
     "rlox.algorithms.dqn": "b473e947851b2723 4493bd31855022f1",
     "rlox.algorithms.impala": "295d5a3c5ff62ec1 9761dff5ef0ff6fd",
@@ -42,6 +42,6 @@ COMPARED: dict[str, str] = {
     "rlox.training.backend": "51c64ca479112ab0 6152074a6d0edd52",
     "rlox.training.off_policy": "913e11289d6d3755 2993add37da8987b",
     "rlox.training.offline": "450735ac7d29603b 7c668fc3cf478a2b",
-    "rlox.training.on_policy": "f2964f7410fae8c3 9e019226008a43d1",
+    "rlox.training.on_policy": "8f11734541b78620 fa658c5234789f69",
     "rlox.training.replay": "caacf914bf15ef7f a6f0b5a14b07ecd4",
 }

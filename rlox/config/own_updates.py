@@ -19,7 +19,8 @@ def require_reads(algorithm: Any) -> None:
     """
     where, memory = type(algorithm).__name__, algorithm.config.memory if algorithm.config.recurrent else None
     if algorithm.spec.masked and (reason := _find_undeclared(algorithm, "masks")) is not None:
-        raise ValueError(f"{where}: the environment must not have action masks: {reason}")
+        what = "dataset" if algorithm.config.uses_dataset == "must" else "environment"
+        raise ValueError(f"{where}: the {what} must not have action masks: {reason}")
     if memory is not None and (reason := _find_undeclared(algorithm, "sequences")) is not None:
         raise ValueError(f"{where}: memory must be none, got {memory}: {reason}")
 

@@ -71,6 +71,31 @@ def choose_actions(
     return actions
 
 
+def choose_rows(
+    policy: Any,
+    player: Player,
+    memory: ColumnMemory | None,
+    inputs: Inputs,
+    step: MultiAgentStep,
+    deterministic: bool,
+    rng: Rng,
+) -> np.ndarray:
+    """Return the actions (M, …) of a player's policy, not clipped: its modes if `deterministic`, otherwise samples.
+
+    `step` is the result of the last step; `inputs` are what the policy sees of it. The `memory` is kept up to date.
+    """
+
+    def act(inputs: Inputs) -> Any:
+        if deterministic:
+            return policy.mode(inputs)
+        return policy.act(inputs, draw_noise(policy, len(inputs.obs), rng))
+
+    if memory is None:
+        return act(inputs)[0]
+    memory.end(player, step)
+    return memory.act(act, inputs, player.pick_rows(step.alive))
+
+
 class Actors:
     """The policies of all players, each an `rlox.nn.acting.ActingPolicy`."""
 
@@ -91,17 +116,7 @@ class Actors:
         """
 
         def choose(p: int, inputs: Inputs) -> np.ndarray:
-            policy, memory, player = self.policies[p], memories[p], self.players[p]
-
-            def act(inputs: Inputs) -> Any:
-                if deterministic:
-                    return policy.mode(inputs)
-                return policy.act(inputs, draw_noise(policy, len(inputs.obs), rng))
-
-            if memory is None:
-                return act(inputs)[0]
-            memory.end(player, step)
-            return memory.act(act, inputs, player.pick_rows(step.alive))
+            return choose_rows(self.policies[p], self.players[p], memories[p], inputs, step, deterministic, rng)
 
         return choose_actions(self.players, step, choose)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,10 @@ import numpy as np
 from rlox.envs import EnvSpec
 from rlox.evaluation.agents import AgentsEvaluation, evaluate_agents
 from rlox.kernels.rng import Rng
+from rlox.multi_agent.acting import ColumnMemory, choose_rows
+from rlox.multi_agent.players import Player
 from rlox.multi_agent.spec import Group, MultiAgentSpec, MultiAgentStep
-from rlox.nn.acting import Inputs, acting_policy, draw_noise
+from rlox.nn.acting import Inputs, acting_policy
 
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
@@ -54,8 +56,9 @@ class RandomPolicy:
 class SharedPolicy:
     """One policy for all agents with the observations and actions of the policy; other agents act at random.
 
-    Masks of legal actions are respected. `own` describes the policy's observations, (D,) f32, and actions, and `spec`
-    the environment's agents; `transform` is applied to observations (B, D) before the policy sees them.
+    Masks of legal actions are respected, and a policy with a memory remembers the life of each agent. `own` describes
+    the policy's observations, (D,) f32, and actions, and `spec` the environment's agents; `transform` is applied to
+    observations (B, D) before the policy sees them.
 
     Attributes
     ----------
@@ -90,6 +93,10 @@ class SharedPolicy:
             if group not in self.groups:
                 _require_bounds(group, where)
         self._policy, self._own, self._spec, self._transform = acting_policy(policy, device), own, spec, transform
+        self._players = [
+            Player(group.name, g, tuple(range(len(group.agents))), group.slots, group.agents, group.spec, 0, None)
+            for g, group in enumerate(spec.groups)
+        ]
 
     @property
     def slots(self) -> list[int]:
@@ -101,37 +108,44 @@ class SharedPolicy:
         """The agents that act at random."""
         return [agent for group in self._spec.groups if group not in self.groups for agent in group.agents]
 
-    def begin(self, n: int) -> None:
-        """Remember nothing in `n` environments."""
+    def begin(self, n: int) -> list[ColumnMemory | None]:
+        """Return what the agents of each group remember in `n` environments, for `actions`."""
+        states = [
+            self._policy.initial(n * len(group.agents)) if group in self.groups else None for group in self._spec.groups
+        ]
+        return [None if state is None else ColumnMemory(state) for state in states]
 
-    def actions(self, step: MultiAgentStep, memories: None, deterministic: bool, rng: Rng) -> list[np.ndarray]:
-        """Return clipped actions by group (N, A_g, …) for the inputs in `step`."""
+    def actions(
+        self, step: MultiAgentStep, memories: Sequence[ColumnMemory | None], deterministic: bool, rng: Rng
+    ) -> list[np.ndarray]:
+        """Return clipped actions by group (N, A_g, …) for the inputs in `step`, the result of the last step.
+
+        Call it once for each step, with the `memories` that `begin` returned.
+        """
         return [
-            self._play(rows, mask, deterministic, rng)
+            self._play(player, memory, step, deterministic, rng)
             if group in self.groups
             else random_actions(group.spec, rows, mask, rng)
-            for group, rows, mask in zip(self._spec.groups, step.obs, step.masks, strict=True)
+            for group, player, memory, rows, mask in zip(
+                self._spec.groups, self._players, memories, step.obs, step.masks, strict=True
+            )
         ]
 
-    def _play(self, rows: np.ndarray, mask: np.ndarray | None, deterministic: bool, rng: Rng) -> np.ndarray:
-        n, n_agents = rows.shape[:2]
-        flat = rows.reshape(n * n_agents, -1)
-        seen = np.ascontiguousarray(flat if self._transform is None else self._transform(flat), np.float32)
-        inputs = Inputs(seen, None if mask is None else mask.reshape(len(seen), -1))
-        if deterministic:
-            taken = self._policy.mode(inputs)[0]
-        else:
-            taken = self._policy.act(inputs, draw_noise(self._policy, len(seen), rng))[0]
-        return self._own.clip(taken).reshape(n, n_agents, *self._own.action_shape)
+    def _play(
+        self, player: Player, memory: ColumnMemory | None, step: MultiAgentStep, deterministic: bool, rng: Rng
+    ) -> np.ndarray:
+        rows = player.pick_rows(step.obs)
+        seen = np.ascontiguousarray(rows if self._transform is None else self._transform(rows), np.float32)
+        inputs = Inputs(seen, player.pick_rows(step.masks))
+        taken = choose_rows(self._policy, player, memory, inputs, step, deterministic, rng)
+        return self._own.clip(taken).reshape(-1, len(player.members), *self._own.action_shape)
 
 
 def share_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:
     """Return the policy of an offline algorithm as a shared policy for the agents of an environment.
 
-    Raises ValueError as `SharedPolicy`, and if the policy has a memory, since no state is kept for each agent.
+    Raises ValueError as `SharedPolicy`.
     """
-    if algorithm.config.recurrent:
-        raise ValueError(f"{where}: memory must be none for a policy that acts for several agents")
     return SharedPolicy(algorithm.policy, algorithm.spec, spec, algorithm.device, algorithm.normalizer.normalize, where)
 
 

@@ -220,11 +220,6 @@ class OnPolicyAlgorithm(Agent):
         return n_parameters(spec.obs_dim, spec.model_width, self.config.hidden_sizes, spec.continuous), 0
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
-        if policy is not None and (getattr(policy, "state_dim", 0) > 0) != self.config.recurrent:
-            raise ValueError(
-                f"{type(self).__name__}: policy must have a memory (state_dim > 0) if memory is lstm or gru, and none "
-                f"otherwise, got {type(policy).__name__} and memory={self.config.memory}"
-            )
         made = self._make_one(self.spec, rng, policy)
         if self.backend == "native":
             self.native = made
@@ -237,6 +232,11 @@ class OnPolicyAlgorithm(Agent):
         With `state_dim`, its critic reads as many numbers of its own.
         """
         c = self.config
+        if policy is not None and (getattr(policy, "state_dim", 0) > 0) != c.recurrent:
+            raise ValueError(
+                f"{type(self).__name__}: policy must have a memory (state_dim > 0) if memory is lstm or gru, and none "
+                f"otherwise, got {type(policy).__name__} and memory={c.memory}"
+            )
         if self.backend == "native":
             return NativePolicy.make(spec, c, rng, state_dim) if policy is None else NativePolicy.adopt(policy, spec, c)
         from rlox.nn.policies import check_policy, make_policy
