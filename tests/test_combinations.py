@@ -1,5 +1,5 @@
 """Every algorithm with a memory, with masks of legal actions, and with both, together with every other choice: it
-trains, or is refused before the run with the reason."""
+trains, or is refused before the run with the reason. So do several agents, and what learns from a dataset."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import masked_envs
 import numpy as np
 import pytest
 import torch
+import zoo_probes
 from gymnasium import spaces
-from masked_envs import Legal
-from small_algorithms import LANGUAGE, OFF_POLICY, ONLINE, SEQUENCES, of_sequences, off_policy
+from masked_envs import Legal, record
+from small_algorithms import LANGUAGE, OFF_POLICY, OFFLINE, ONLINE, SEQUENCES, of_sequences, off_policy
 from torch import nn
 
+import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import BufferConfig
 from rlox.nn.actors import DiscreteQNetwork, RecurrentQNetwork
 from rlox.nn.policies import DiscretePolicy
 
-for module in (masked_envs, sys.modules[__name__]):
+for module in (masked_envs, zoo_probes, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
 # What each algorithm of the table can do. A new one has to be put here.
@@ -109,6 +111,7 @@ class Choice(NamedTuple):
     arguments: dict[str, Any]
     names: tuple[str, ...] = tuple(ONLINE)
     with_memory: str | None = None  # why it is refused with a memory
+    without_memory: str | None = None  # why it is refused without one
     with_masks: str | None = None  # why it is refused with masks
     alone: str | None = None  # why it is always refused
 
@@ -116,17 +119,20 @@ class Choice(NamedTuple):
 ON_POLICY = ("a2c", "appo", "impala", "mappo", "ppo")
 ACTORS = ("appo", "impala")
 UNKNOWN = "unknown hyper-parameter 'memory'"
+ALONE = "sequence_length must be null without a memory"
+NOT_NATIVE = "backend must be auto or torch"
+NOT_COMPILED = "compile must be false with memory"
 ON_HOST = "env_backend must be auto.* got 'tensor'"
 
 CHOICES = {
     "nothing": Choice({}),
     "torch": Choice({"backend": "torch"}, tuple(sorted({*REMEMBER, *CONTINUOUS} & {*ONLINE}))),
-    "native": Choice({"backend": "native"}, (*ON_POLICY, "dqn"), with_memory="backend must be auto or torch"),
+    "native": Choice({"backend": "native"}, (*ON_POLICY, "dqn"), with_memory=NOT_NATIVE),
     "frame stack": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 3}}]}, (*ON_POLICY, "dqn")),
     "pictures": Choice({"env_wrappers": [{"FrameStackObservation": {"stack_size": 4}}]}, (*ON_POLICY, "dqn")),
     "normalisation": Choice({"normalize_obs": True, "normalize_rewards": True}, ON_POLICY),
     "normalised observations": Choice({"normalize_obs": True}, ("dqn",)),
-    "compile": Choice({"compile": True}, (*ON_POLICY, "dqn"), with_memory="compile must be false with memory"),
+    "compile": Choice({"compile": True}, (*ON_POLICY, "dqn"), with_memory=NOT_COMPILED),
     "policy": Choice({"policy": extend}, (*ON_POLICY, "dqn")),
     "foreign policy": Choice(
         {"policy": Foreign},
@@ -146,7 +152,7 @@ CHOICES = {
     ),
     "workers": Choice({"env_workers": 2}),
     "reward_fn": Choice({"reward_fn": lambda obs, actions, rewards: rewards}),
-    "sequence length": Choice({"sequence_length": 8}, ("appo", "mappo", "ppo")),
+    "sequence length": Choice({"sequence_length": 8}, ("appo", "mappo", "ppo"), without_memory=ALONE),
     "processes": Choice({"actors": "processes"}, ACTORS),
     "replay": Choice({"replay_rollouts": 1}, ACTORS),
     "prioritised replay": Choice({"buffer": "prioritized"}, ("dqn",), with_memory="buffer must be uniform"),
@@ -157,9 +163,10 @@ CHOICES = {
 }  # fmt: skip
 KINDS = {"lstm": ("lstm", False), "gru": ("gru", False), "masks": (None, True), "both": ("lstm", True)}
 # By default each algorithm and each choice runs with both at once, or with what it supports.
+EXHAUSTIVE = pytest.mark.exhaustive
 OFTEN = {("both", "nothing"), ("gru", "nothing"), ("masks", "nothing")}
 CELLS = [
-    pytest.param(name, kind, choice, marks=() if often else pytest.mark.exhaustive)
+    pytest.param(name, kind, choice, marks=() if often else EXHAUSTIVE)
     for choice, (_, names, *_) in CHOICES.items()
     for name in names
     for kind in KINDS
@@ -171,7 +178,7 @@ def find_reasons(name, choice, memory, masked):
     """The reasons for which the combination is refused; none if it is not."""
     device = choice.arguments.get("env_backend") == "tensor"
     if memory and name not in REMEMBER:
-        yield "unknown hyper-parameter 'memory'"
+        yield UNKNOWN
     if masked and name in CONTINUOUS:
         yield "the environment's actions must be continuous, got 4 discrete actions"
     elif masked and name not in FOLLOW_MASKS:
@@ -180,6 +187,8 @@ def find_reasons(name, choice, memory, masked):
         yield "environments on a device are for PPO and A2C"
     if memory and choice.with_memory:
         yield choice.with_memory
+    if not memory and choice.without_memory:
+        yield choice.without_memory
     if masked and choice.with_masks and (choice.arguments.get("policy") is not Foreign or name != "dqn"):
         yield choice.with_masks
     if choice.alone:
@@ -216,12 +225,158 @@ def test_it_trains_or_is_refused_before_the_run(name, kind, choice, monkeypatch)
             build(name, CHOICES[choice], memory, masked)
         return
     algorithm = build(name, CHOICES[choice], memory, masked)
+    require_trained(algorithm, 160)
+    assert algorithm.spec.masked is masked
+    assert remembers(algorithm.policy, memory)
+
+
+def require_trained(algorithm, n):
+    """Train for `n` steps or updates, and evaluate."""
     try:
-        metrics = algorithm.train(160)
+        metrics = algorithm.train(n)
         assert algorithm.counters.updates > 1
         assert np.isfinite([value for key, value in metrics.items() if "loss" in key]).all()
-        assert algorithm.spec.masked is masked
-        assert (getattr(algorithm.policy, "state_dim", 0) > 0) is (memory is not None)
         assert len(algorithm.evaluate(2).returns) == 2
     finally:
         algorithm.close()
+
+
+def remembers(policy, memory):
+    return (getattr(policy, "state_dim", 0) > 0) is (memory is not None)
+
+
+# ---- several agents, of which some have masks, die early, or take turns
+
+TURNS, PURSUIT = "pettingzoo:pettingzoo.classic.tictactoe_v3", "GridPursuit-v0"
+SEVERAL = {
+    "nothing": Choice({}),
+    "torch": Choice({"backend": "torch"}),
+    "native": Choice({"backend": "native"}, with_memory=NOT_NATIVE),
+    "local critic": Choice({"critic": "local"}),
+    "indices": Choice({"agent_id": True}),
+    "own parameters": Choice({"share_parameters": False}),
+    "self-play": Choice({"share_parameters": False, "self_play": True, "self_play_every": 1}),
+    "value norm": Choice({"value_norm": True, "value_loss": "huber"}),
+    "sequence length": Choice({"sequence_length": 8}, without_memory=ALONE),
+    "workers": Choice({"env_workers": 2}),
+    "by id": Choice({"env_fn": None}),
+    "compile": Choice({"compile": True}, with_memory=NOT_COMPILED),
+    "update": Choice(
+        {"class": with_update},
+        with_memory="the update of Own does not declare that it reads batch.sequences",
+        with_masks="the update of Own does not declare that it reads batch.masks",
+    ),
+    "update that reads": Choice({"class": lambda base: with_update(base, "masks", "sequences")}),
+    "policy": Choice({"policy": Foreign}, alone="policy must be None with several agents"),
+    "reward_fn": CHOICES["reward_fn"]._replace(alone="reward_fn must be None with several agents"),
+    "normalisation": CHOICES["normalisation"]._replace(alone="normalize_obs must be false with several agents"),
+    "frame stack": CHOICES["frame stack"]._replace(alone="env_wrappers must be empty with several agents"),
+    "tensors": Choice({"env_backend": "tensor"}, alone="environments on a device are for PPO and A2C"),
+}
+
+
+def cells(choices, *names):
+    """The cells of a table of choices for some algorithms, of which most are left out by default."""
+    return [
+        pytest.param(name, kind, choice, marks=() if (kind, choice) in OFTEN or kind == "both" else EXHAUSTIVE)
+        for choice in choices
+        for name in names
+        for kind in KINDS
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind", "choice"), cells(SEVERAL, "mappo"))
+def test_several_agents_train_or_are_refused_before_the_run(name, kind, choice, monkeypatch):
+    memory, masked = KINDS[kind]
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    arguments, make = dict(SEVERAL[choice].arguments), resolve(ALGORITHMS[name].cls)
+    if "class" in arguments:
+        make = arguments.pop("class")(make)
+    if isinstance(arguments.get("policy"), type):
+        arguments["policy"] = arguments["policy"]()
+    arguments |= {"memory": memory, "memory_size": 4} if memory else {}
+    env, by_id = (zoo_probes.MaskedZoo, TURNS) if masked else (zoo_probes.Zoo, PURSUIT)
+    arguments = {"env_fn": env, "n_envs": 2, "n_steps": 16, "hidden_sizes": [8], "seed": 1, **arguments}
+    reasons = list(find_reasons(name, SEVERAL[choice], memory, masked))
+    if reasons:
+        with pytest.raises((TypeError, ValueError), match="|".join(reasons)):
+            make(by_id, **arguments)
+        return
+    algorithm = make(by_id, **arguments)
+    require_trained(algorithm, 160)
+    assert any(player.spec.masked for player in algorithm.players) is masked
+    assert all(remembers(learner.policy, memory) for learner in algorithm.learners)
+
+
+# ---- datasets
+
+
+class OnlySamples:
+    """A dataset of a user, which has no order."""
+
+    def __init__(self, dataset):
+        self.dataset, self.masked = dataset, getattr(dataset, "masked", False)
+
+    def sample(self, n, seed):
+        return self.dataset.sample(n, seed)
+
+
+DATA = {
+    "nothing": Choice({}),
+    "torch": Choice({"backend": "torch"}),
+    "native": Choice({"backend": "native"}, with_memory=NOT_NATIVE, with_masks=NOT_NATIVE),
+    "normalisation": Choice({"normalize_obs": True}),
+    "normalised data": Choice({"normalize": True}),
+    "schedule": Choice({"learning_rate_schedule": "linear"}),
+    "sequence length": Choice({"sequence_length": 8, "burn_in": 2}, without_memory=ALONE),
+    "masks of observations": Choice({"without": ("next_action_masks",)}),
+    "samples": Choice({"data": OnlySamples}, with_memory="memory must be none for a dataset without get_state"),
+    "update": SEVERAL["update"],
+    "update that reads": SEVERAL["update that reads"],
+}
+# Only cloning learns discrete actions, and with a memory.
+DATA_CELLS = [*cells(DATA, "bc"), *cells(["nothing"], *(name for name in OFFLINE if name != "bc"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind", "choice"), DATA_CELLS)
+def test_what_learns_from_data_trains_or_is_refused_before_the_run(name, kind, choice):
+    memory, masked = KINDS[kind]
+    arguments, make = dict(DATA[choice].arguments), resolve(ALGORITHMS[name].cls)
+    if "class" in arguments:
+        make = arguments.pop("class")(make)
+    columns = record(40, masked, 4)
+    for column in arguments.pop("without", ()):
+        columns.pop(column, None)
+    data = rlox.OfflineDatasetBuffer(**columns, normalize=arguments.pop("normalize", False))
+    data = arguments.pop("data", lambda data: data)(data)
+    arguments |= {"memory": memory, "memory_size": 4} if memory else {}
+    arguments |= {"hidden_sizes": [8], "batch_size": 16, "seed": 1, "continuous": False}
+    arguments["env_id"] = lambda: Strict("info" if masked else "")
+    reasons = list(find_reasons(name, DATA[choice], memory, masked))
+    if name in CONTINUOUS:
+        reasons.append("actions must be continuous, got discrete actions; BC can learn them")
+    if reasons:
+        with pytest.raises((TypeError, ValueError), match="|".join(reasons)):
+            make(data, 2, 4, **arguments)
+        return
+    algorithm = make(data, 2, 4, **arguments)
+    require_trained(algorithm, 6)
+    assert algorithm.spec.masked is masked
+    assert remembers(algorithm.policy, memory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS, "nothing"])
+def test_data_of_several_agents_are_cloned(kind):
+    memory, masked = KINDS.get(kind, (None, False))
+    make = zoo_probes.MaskedRecall if masked else zoo_probes.Recall
+    arguments = {"memory": memory, "memory_size": 16, "sequence_length": 8} if memory else {}
+    data = rlox.OfflineDatasetBuffer(**zoo_probes.record_recall(make(), 40))
+    env = f"pettingzoo:zoo_probes:{make.__name__}"
+    bc = rlox.BC(data, 2, 2, continuous=False, seed=1, learning_rate=1e-2, hidden=16, env_id=env, **arguments)
+    bc.train(200)
+    assert bc.spec.masked is masked
+    returns = bc.evaluate(40).returns
+    assert returns.mean() == 2.0 if memory else returns.mean() < 1.5

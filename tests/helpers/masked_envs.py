@@ -70,3 +70,19 @@ class Legal(gymnasium.Env):
 
     def set_state(self, state):
         self.start, self.t = state
+
+
+def record(n_episodes, masked=True, n_actions=4):
+    """The columns of a dataset of episodes of `Legal` with random legal actions, with masks if `masked`."""
+    env, rng, rows = Legal("info", (n_actions,)), np.random.default_rng(0), []
+    for episode in range(n_episodes):
+        (obs, info), over = env.reset(seed=episode), False
+        while not over:
+            before, mask = obs, env.mask()
+            action = rng.choice(np.flatnonzero(mask))
+            obs, reward, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+            masks = (mask, info.get("action_mask", mask)) if masked else ()
+            rows.append((before, obs, action, reward, terminated, truncated, *masks))
+    names = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated", "action_masks", "next_action_masks")
+    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=False)}

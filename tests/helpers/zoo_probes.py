@@ -171,6 +171,38 @@ class Recall(_Env):
         return self.t == 4 and actions[agent] == self.cues[self.possible_agents.index(agent)]
 
 
+class MaskedRecall(Recall):
+    """The same, where before the last step only action 0 is legal, and the other forbidden."""
+
+    def infos(self):
+        mask = np.array([True, self.t >= 3])
+        return {agent: {"action_mask": mask} for agent in self.agents}
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed, options)[0], self.infos()
+
+    def step(self, actions):
+        assert self.t >= 3 or not any(actions.values())
+        return *super().step(actions)[:4], self.infos()
+
+
+def record_recall(env, n_episodes):
+    """The columns of a dataset of both agents of a `Recall`, who wait and then answer with their cues."""
+    lives = [{agent: [] for agent in env.possible_agents} for _ in range(n_episodes)]
+    for episode, life in enumerate(lives):
+        obs, infos = env.reset(seed=episode)
+        while env.agents:
+            actions = {agent: int(env.cues[i]) if env.t == 3 else 0 for i, agent in enumerate(env.agents)}
+            before, masks = obs, [[infos[agent]["action_mask"]] if infos[agent] else [] for agent in env.agents]
+            obs, rewards, terminated, truncated, infos = env.step(actions)
+            for agent, mask in zip(life, masks, strict=True):
+                row = (before[agent], obs[agent], actions[agent], rewards[agent], terminated[agent], truncated[agent])
+                life[agent].append((*row, *mask))
+    rows = [row for life in lives for own in life.values() for row in own]
+    names = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated", "action_masks")
+    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=False)}
+
+
 class Masked(_Env):
     """Only one of three actions is legal, which the observation does not show; any other action is an error."""
 
