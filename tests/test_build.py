@@ -103,3 +103,13 @@ def test_only_the_level_of_the_machine_and_the_compiler_is_built(project, tmp_pa
     assert found() == [2]
     build(project, **options)
     assert found() == [cpu_level()]
+
+
+@pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="an sdist, which says nothing about itself")
+def test_an_sdist_contains_every_file_of_the_project(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+    listed = {*(tmp_path / "rlox_cli.egg-info/SOURCES.txt").read_text().splitlines()}
+    files = subprocess.run(["git", "ls-files"], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    assert {*files.splitlines()} <= listed
+    assert not [name for name in listed if name.endswith((".so", ".c", ".pyc"))]
