@@ -314,7 +314,16 @@ def test_algorithms_inherit_from_a_family_and_write_out_their_update():
     names = ("OnPolicy", "OffPolicy", "Sequence", "Offline", "LLM")
     families = [ActorCriticAlgorithm, *(getattr(training, f"{name}Algorithm") for name in names)]
     # Objects and functions of the algorithm, not steps of its mathematics, such as passes over a language model.
-    allowed = {"_draw_noise", "cast", "compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
+    allowed = {
+        "_draw_noise",
+        "_draw_uniform",
+        "cast",
+        "compiled",
+        "score",
+        "log_probs",
+        "follow_schedule",
+        "follow_reference",
+    }
     for name, entry in algorithms.ALGORITHMS.items():
         cls = algorithms.resolve(entry.cls)
         assert cls.__bases__ in [(family,) for family in families], name

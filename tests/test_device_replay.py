@@ -7,8 +7,10 @@ from board_games import Corridor
 
 import rlox
 from rlox.buffers.device import DeviceReplayBuffer, PrioritizedDeviceReplayBuffer
+from rlox.buffers.device_dataset import DeviceDataset
 from rlox.gpu import acting
 from rlox.gpu.ahead import NumbersAhead
+from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.kernels.buffers.prioritized import PrioritizedReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
@@ -123,7 +125,7 @@ def test_row_without_priority_is_never_drawn():
 @pytest.mark.parametrize(("n_words", "others"), [(70, 0), (0, 1)])
 def test_numbers_ahead_are_those_of_the_host(n_words, others):
     ours, host, shape = Rng(3, 6), Rng(3, 6), (2, 7, 3)
-    numbers = NumbersAhead(ours, "cpu", n_words, 0x5245504C, shape, others)
+    numbers = NumbersAhead(ours, "cpu", n_words, 0x5245504C, shape, (5, 3), others)
     memory = ReplayBuffer(100, 1, 1)
     column = np.arange(100, dtype=np.float32)
     memory.push_batch(column, column, column, column, column < 0, column < 0)
@@ -134,14 +136,29 @@ def test_numbers_ahead_are_those_of_the_host(n_words, others):
         if i == 5:  # somebody else draws, too
             host.skip(2)
             ours.skip(2)
-        expected = host.normal(shape)
+        expected, uniform = host.normal(shape), host.uniform((5, 3))
         k = numbers.advance()
         assert ours.position == host.position
         if i != 5 or others:
             np.testing.assert_allclose(numbers.normals[k], expected, atol=1e-6)
+            np.testing.assert_array_equal(numbers.uniforms[k], uniform)
         if n_words and i != 5:
             rows = (numbers.words[k] * 100 >> 32).float()
             assert np.array_equal(memory.sample(70, seed)["rewards"], rows)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_dataset_on_a_device_gives_the_rows_of_the_host(normalize):
+    rng = np.random.default_rng(0)
+    obs, next_obs, actions = (rng.normal(3.0, 2.0, (100, d)).astype(np.float32) for d in (3, 3, 2))
+    flags = rng.random((2, 100)) < 0.2
+    host = OfflineDatasetBuffer(obs, next_obs, actions, obs[:, 0], *flags, normalize=normalize)
+    device = DeviceDataset(host, host.normalize if normalize else lambda x: x, "cpu")
+    n = 70
+    numbers = NumbersAhead(Rng(3), "cpu", n * device.words_per_row, device.domain)
+    expected, rows = host.sample(n, Rng(3).integers(2**63)), device.draw(numbers.words[numbers.advance()])
+    for name, column in expected.items():
+        np.testing.assert_allclose(rows[name], column, rtol=1e-6, atol=1e-6)
 
 
 def test_packing_keeps_types_shapes_and_values():

@@ -79,19 +79,24 @@ class CQL(OfflineAlgorithm):
         self.keep(f"log_{name}", nn.ParameterDict({"log": log}), switch)
         return log, optimizer
 
+    def _noise_shape(self, n: int) -> tuple[int, ...]:
+        return 2 + self.config.n_random_actions, n, self.spec.act_dim
+
+    def _uniform_shape(self, n: int) -> tuple[int, ...]:
+        return self.config.n_random_actions, n, self.spec.act_dim
+
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of critics, policy, temperature and penalty weight. Returns metrics as scalar tensors."""
         c, actions, n = self.config, self.policy.to_unit(batch.actions), self.config.n_random_actions
         follow_schedule(self.optimizers, c, self.counters.progress)
-        normal = torch.from_numpy(self.rng.normal((2 + n, len(batch), self.spec.act_dim))).to(self.device)
-        noise, ahead, own = normal.split([1, 1, n])
+        noise, ahead, own = self._draw_noise(len(batch)).split([1, 1, n])
         alpha, cql_alpha = self.log_alpha.detach().exp(), self.log_cql_alpha.detach().exp()
 
         with torch.no_grad():
             next_actions, _ = self.policy.unit_sample(batch.next_obs, ahead[0])
             targets = torch.addcmul(batch.rewards, batch.discounts, self.target(batch.next_obs, next_actions).amin(0))
             own_actions, own_log_probs = self.policy.unit_sample(batch.obs, own)
-            uniform = torch.from_numpy(self.rng.uniform(own_actions.shape)).to(self.device).mul_(2.0).sub_(1.0)
+            uniform = 2.0 * self._draw_uniform(len(batch)) - 1.0
             # Densities relative to the density of uniform actions, 2^-A.
             log_ratios = own_log_probs + self.spec.act_dim * math.log(2.0)
             log_ratios = torch.cat([torch.zeros_like(log_ratios), log_ratios])
@@ -129,10 +134,10 @@ class CQL(OfflineAlgorithm):
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """Run `update` as a single kernel call. Returns the same metrics."""
-        c, shape = self.config, (len(batch), self.spec.act_dim)
+        c, n = self.config, len(batch)
         follow_schedule(self.optimizers, c, self.counters.progress)
-        noise = self.rng.normal((2 + c.n_random_actions, *shape))
-        uniform = 2.0 * self.rng.uniform((c.n_random_actions, *shape)) - 1.0
+        noise = self.rng.normal(self._noise_shape(n))
+        uniform = 2.0 * self.rng.uniform(self._uniform_shape(n)) - 1.0
         metrics, _ = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),

@@ -8,12 +8,10 @@ insensitive.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
-from rlox.checkpoint.counters import follow_schedule
+from rlox.checkpoint.counters import follow_schedule, scheduled
 from rlox.config import IQLConfig
 from rlox.kernels.nn.iql import NativeIQL
 from rlox.kernels.rng import Rng
@@ -23,11 +21,6 @@ from rlox.nn.critics.ensemble import TwinQNetwork
 from rlox.nn.policies import mlp
 from rlox.nn.value_losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.training.offline import OfflineAlgorithm
-
-
-def _cosine(progress: float) -> float:
-    """Return the factor of the policy's learning rate, which falls from 1 to 0."""
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class IQL(OfflineAlgorithm):
@@ -66,14 +59,13 @@ class IQL(OfflineAlgorithm):
         found = super().schedule_values(progress)
         if self.config.policy_schedule == "constant":
             return found
-        return {**found, "policy_learning_rate": found["learning_rate"] * _cosine(progress)}
+        return {**found, "policy_learning_rate": scheduled(found["learning_rate"], "cosine", progress)}
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of V, the critics, the policy and the target. Returns metrics as scalar tensors."""
         c, actions, progress = self.config, self.policy.to_unit(batch.actions), self.counters.progress
         follow_schedule(self.optimizers, c, progress)
-        if c.policy_schedule == "cosine":
-            self.optimizer.learning_rate *= _cosine(progress)
+        self.optimizer.learning_rate = scheduled(self.optimizer.learning_rate, c.policy_schedule, progress)
 
         with torch.no_grad():
             ahead = self.value(batch.next_obs).squeeze(-1)
@@ -104,8 +96,7 @@ class IQL(OfflineAlgorithm):
         """Run `update` as a single kernel call. Returns the same metrics."""
         c, progress = self.config, self.counters.progress
         follow_schedule(self.optimizers, c, progress)
-        if c.policy_schedule == "cosine":
-            self.optimizer.learning_rate *= _cosine(progress)
+        self.optimizer.learning_rate = scheduled(self.optimizer.learning_rate, c.policy_schedule, progress)
         metrics, _ = self._net.update(
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),

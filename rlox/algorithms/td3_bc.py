@@ -51,18 +51,29 @@ class TD3BC(OfflineAlgorithm):
                             target=self._target_block,
                             target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
+    def _noise_shape(self, n: int) -> tuple[int, ...]:
+        return n, self.spec.act_dim
+
+    @property
+    def _moves_policy(self) -> bool:
+        """Whether the next update is one of those, every `policy_delay`-th, that move the policy."""
+        return (self.counters.updates + 1) % self.config.policy_delay == 0
+
+    def _branch(self) -> tuple[bool, ...]:
+        return (self._moves_policy,)
+
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """Take one step of the critics and, in every `policy_delay`-th update, of the policy and all targets. Returns
         metrics as scalar tensors."""
         c, actions = self.config, self.policy.to_unit(batch.actions)
         follow_schedule(self.optimizers, c, self.counters.progress)
-        noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
+        noise = self._draw_noise(len(batch))
 
         targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
         loss, metrics = twin_q_loss(self.critics, batch.obs, actions, targets, None)
         metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
         metrics["td_error"] = metrics.pop("td_errors").mean()
-        if (self.counters.updates + 1) % c.policy_delay:
+        if not self._moves_policy:
             return metrics
 
         loss, policy_metrics = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
@@ -80,8 +91,8 @@ class TD3BC(OfflineAlgorithm):
             batch.array("obs"),
             self.spec.to_unit(batch.array("actions")),
             *map(batch.array, ("rewards", "next_obs", "discounts")),
-            self.rng.normal((len(batch), self.spec.act_dim)),
-            move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
+            self.rng.normal(self._noise_shape(len(batch))),
+            move_policy=self._moves_policy,
             learning_rate=self.optimizer.learning_rate,
             tau=c.tau,
             target_noise=c.target_noise,

@@ -94,8 +94,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
 _UPDATE = (
     "update", "setup", "make_policy", "adam", "compiled", "progress", "clip", "sample_minibatches", "minibatches",
     "explained_variance", "draw_order", "_make_critics", "_make_head", "_make_net", "_make_one", "_make_optimizer",
-    "_branch", "_draw_noise", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
-    "_moves_policy", "_policy_arguments", "_step_by_step", "_weight",
+    "_branch", "_draw_noise", "_draw_uniform", "_loss", "_noise_shape", "_move_target", "_move_target_when_due",
+    "_moves_policy", "_policy_arguments", "_step_by_step", "_uniform_shape", "_weight",
 )  # fmt: skip
 _ROUND = (
     "sample", "off_policy", "clip", "random_actions", "step", "observe", "_act", "_advance", "_beta",

@@ -10,10 +10,10 @@ import torch
 from rlox.envs.tensor.philox import as_signed, make_multipliers, make_round_keys, philox
 from rlox.kernels.rng import Rng
 from rlox.nn.graphs import Graphed
-from rlox.nn.random import DeviceRng
+from rlox.nn.random import DeviceRng, to_normal, to_uniform
 from rlox.nn.transfers import Packing, stage
 
-_PER_BLOCK = 4  # words of a block, and standard normal numbers
+_PER_BLOCK = 4  # words of a block, and numbers
 _MOST_UPDATES = 128
 _MOST_NUMBERS = 1 << 20  # of all updates that are drawn for at once, to bound memory
 
@@ -21,10 +21,10 @@ _MOST_NUMBERS = 1 << 20  # of all updates that are drawn for at once, to bound m
 class NumbersAhead:
     """What the next updates would draw from the host's generator, one after the other, drawn on the device at once.
 
-    An update draws a seed, whose generator decides which rows it sees, and then standard normal numbers. A block of
-    random numbers takes about a hundred small kernels; drawn for many updates at once, they cost next to nothing. The
-    host's generator advances with every update as if it had drawn them itself. So checkpoints store its state as ever,
-    and a training on the CPU draws the same numbers, but for the rounding of logarithm, sine and cosine.
+    An update draws a seed, whose generator decides which rows it sees, then standard normal numbers, then uniform ones.
+    A block of random numbers takes about a hundred small kernels; drawn for many updates at once, they cost next to
+    nothing. The host's generator advances with every update as if it had drawn them itself. So checkpoints store its
+    state as ever, and a training on the CPU draws the same numbers, but for the rounding of logarithm, sine and cosine.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class NumbersAhead:
         Words that an update draws with its seed; 0: it draws no seed.
     domain : int
         Domain of these words.
-    shape : tuple of int
-        Shape of its normal numbers; () for none.
+    normal_shape, uniform_shape : tuple of int
+        Shapes of its normal and of its uniform numbers; () for none.
     others : int
         Blocks that the host itself draws for an update, before these numbers.
 
@@ -45,8 +45,8 @@ class NumbersAhead:
     ----------
     words : Tensor (K, n_words) int64
         Of K updates, in [0, 2**32).
-    normals : Tensor (K, *shape) f32
-        Likewise.
+    normals, uniforms : Tensor (K, *shape) f32
+        Likewise; uniform numbers are in [0, 1).
     """
 
     def __init__(
@@ -55,19 +55,23 @@ class NumbersAhead:
         device: str | torch.device,
         n_words: int,
         domain: int,
-        shape: tuple[int, ...],
+        normal_shape: tuple[int, ...] = (),
+        uniform_shape: tuple[int, ...] = (),
         others: int = 0,
     ):
         self._rng, self._domain, self._others = rng, domain, others
         self._seeded = int(n_words > 0)
-        n = math.prod(shape) if shape else 0
-        self.shape = shape
-        self._n_blocks = self._seeded + -(-n // _PER_BLOCK)  # of an update's numbers, from the host's generator
+        numbers = [math.prod(shape) if shape else 0 for shape in (normal_shape, uniform_shape)]
+        self._n_of_kind = [-(-n // _PER_BLOCK) for n in numbers]  # blocks
+        self._n_blocks = self._seeded + sum(self._n_of_kind)  # of an update's numbers, from the host's generator
         self._n_word_blocks = -(-n_words // _PER_BLOCK)
-        self.n_ahead = max(1, min(_MOST_UPDATES, _MOST_NUMBERS // max(n, n_words, 1)))
+        self.n_ahead = max(1, min(_MOST_UPDATES, _MOST_NUMBERS // max(sum(numbers), n_words, 1)))
         k = self.n_ahead
         self.words = torch.zeros((k, n_words), dtype=torch.int64, device=device)
-        self.normals = torch.zeros((k, *shape) if shape else (k, 0), dtype=torch.float32, device=device)
+        self.normals, self.uniforms = (
+            torch.zeros((k, *(shape or (0,))), dtype=torch.float32, device=device)
+            for shape in (normal_shape, uniform_shape)
+        )
         self._generator = DeviceRng(0, device=device)
         self._generator.set_state({"key": rng.key, "position": 0})
         self._key = rng.key
@@ -112,13 +116,18 @@ class NumbersAhead:
         self._used = 0
 
     def _fill(self) -> None:
-        k, n = self.n_ahead, math.prod(self.normals.shape[1:])
-        if n:
+        k = self.n_ahead
+        if any(self._n_of_kind):
             self._generator.position.copy_(self._inputs["position"][0])
             # The first block of an update is that of its seed; the host's own are those of the next update.
-            numbers = self._generator.normal((k, _PER_BLOCK * (self._n_blocks + self._others)))
-            first = _PER_BLOCK * self._seeded
-            self.normals.view(k, n).copy_(numbers[:, first : first + n])
+            all_words = self._generator.words(k * _PER_BLOCK * (self._n_blocks + self._others)).view(k, -1)
+            at = _PER_BLOCK * self._seeded
+            kinds = ((self.normals, to_normal), (self.uniforms, to_uniform))
+            for (numbers, convert), n_blocks in zip(kinds, self._n_of_kind, strict=True):
+                if n_blocks:
+                    own = convert(all_words[:, at : at + _PER_BLOCK * n_blocks])
+                    numbers.view(k, -1).copy_(own[:, : numbers[0].numel()])
+                at += _PER_BLOCK * n_blocks
         if self._seeded:
             blocks = self._n_word_blocks
             counters = torch.arange(blocks, device=self.words.device).repeat(k)

@@ -1,4 +1,4 @@
-"""Whose memory a replay memory takes: the host's or the GPU's."""
+"""Whose memory a replay memory or a dataset takes: the host's or the GPU's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from rlox.buffers.table import ON_DEVICE
 from rlox.config import BufferConfig
+from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 
 
 def place_memory(algorithm: Any, where: str) -> None:
@@ -45,14 +46,37 @@ def _find_obstacle(algorithm: Any, config: BufferConfig) -> str | None:
         return f"{config.name} has no counterpart on a GPU"
     if spec.image:
         return "observations are images, of which the host stores each frame once"
-    import torch
 
     from rlox.buffers.device import MOST_ROWS
 
     if config.size > MOST_ROWS:
         return f"it has more than {MOST_ROWS:,} transitions"
     mask_words = -(-sum(spec.choices) // 4) if spec.masked else 0
-    n_bytes = 4 * config.size * (2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + 4)
+    return _find_lack(4 * config.size * (2 * spec.obs_dim + mask_words + math.prod(spec.action_shape) + 4))
+
+
+def _find_lack(n_bytes: int) -> str | None:
+    import torch
+
     if n_bytes > torch.cuda.mem_get_info()[0] // 2:
         return f"it takes {n_bytes / 2**30:.1f} GiB, more than half of the GPU's free memory"
     return None
+
+
+def dataset_fits(algorithm: Any) -> bool:
+    """Return whether an offline algorithm's dataset can be copied to the GPU; the backend's reason then says so, or why
+    not."""
+    why = _find_dataset_obstacle(algorithm.dataset)
+    place = "on the GPU" if why is None else f"on the host: {why}"
+    algorithm.backend.reason += f"; the dataset is {place}"
+    return why is None
+
+
+def _find_dataset_obstacle(dataset: Any) -> str | None:
+    from rlox.buffers.device_dataset import width
+
+    if getattr(type(dataset), "sample", None) is not OfflineDatasetBuffer.sample:
+        return f"{type(dataset).__name__} has its own samples"
+    if dataset.masked:
+        return "it has masks of legal actions"
+    return _find_lack(4 * len(dataset) * width(dataset))

@@ -94,7 +94,7 @@ class DeviceRng:
         shape, dtype = self._check(size, out, dtype, "uniform")
         n = math.prod(shape)
         single = dtype == torch.float32
-        numbers = (self._words(n) >> 8).to(torch.float32) * _TO_UNIT_F32 if single else self._units(n)
+        numbers = to_uniform(self.words(n)) if single else self._units(n)
         return self._give(numbers, n, shape, out)
 
     def normal(
@@ -107,19 +107,16 @@ class DeviceRng:
         shape, dtype = self._check(size, out, dtype, "normal")
         n = math.prod(shape)
         if dtype == torch.float32:
-            first, second = open_unit(self._words(n)).view(-1, 2).unbind(1)
-        else:
-            first, second = self._units(n).view(-1, 2).unbind(1)
-            first = 1.0 - first  # in (0, 1], so that the logarithm stays finite
-        radius, angle = (-2.0 * first.log()).sqrt(), 2.0 * math.pi * second
-        numbers = torch.stack([radius * angle.cos(), radius * angle.sin()], 1).view(-1)
-        return self._give(numbers.to(dtype), n, shape, out)
+            return self._give(to_normal(self.words(n)), n, shape, out)
+        first, second = self._units(n).view(-1, 2).unbind(1)
+        # 1 - first is in (0, 1], so that the logarithm stays finite.
+        return self._give(_normal_pairs(1.0 - first, second), n, shape, out)
 
     def gumbel(self, size: int | tuple[int, ...] | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Draw standard Gumbel numbers -log(-log u) as float32, always finite; arguments as for `uniform`."""
         shape, _ = self._check(size, out, torch.float32, "gumbel")
         n = math.prod(shape)
-        numbers = -(-open_unit(self._words(n)).log()).log()
+        numbers = -(-open_unit(self.words(n)).log()).log()
         return self._give(numbers.to(torch.float32), n, shape, out)
 
     def integers(
@@ -134,7 +131,7 @@ class DeviceRng:
             raise ValueError(f"DeviceRng.integers: high must be at least 1 and at most 2**63, got {high}")
         shape, _ = self._check(size, out, torch.int64, "integers")
         n = math.prod(shape)
-        low, top = self._words(n, per_block=2).view(-1, 2)[:n].unbind(1)
+        low, top = self.words(n, per_block=2).view(-1, 2)[:n].unbind(1)
         # The high half of the 128-bit product with `high`, in 32-bit words.
         high_low, high_top = high & WORD, high >> 32
         middle = top * high_low + ((low * high_low >> 32) & WORD)
@@ -148,10 +145,10 @@ class DeviceRng:
         Two keys are equal with a probability of n**2 / 2**65; their elements then keep their order.
         """
         shape, _ = self._check(n, out, torch.int64, "permutation")
-        low, top = self._words(n, per_block=2).view(-1, 2)[:n].unbind(1)
+        low, top = self.words(n, per_block=2).view(-1, 2)[:n].unbind(1)
         return self._give(torch.argsort((top << 32) | low, stable=True), n, shape, out)
 
-    def _words(self, n: int, per_block: int = 4) -> torch.Tensor:
+    def words(self, n: int, per_block: int = 4) -> torch.Tensor:
         """Draw the words of whole blocks for `n` numbers, int64 (4 * blocks,) in the order of a block, and advance."""
         blocks = -(-n // per_block)
         counters = torch.arange(blocks, device=self.device) + self.position
@@ -161,7 +158,7 @@ class DeviceRng:
 
     def _units(self, n: int) -> torch.Tensor:
         """Draw float64 numbers in [0, 1), two per block."""
-        low, top = self._words(n, per_block=2).view(-1, 2).unbind(1)
+        low, top = self.words(n, per_block=2).view(-1, 2).unbind(1)
         return ((((top << 32) | low) >> 11) & ((1 << 53) - 1)).to(torch.float64) * _TO_UNIT_F64
 
     def _check(
@@ -189,3 +186,20 @@ class DeviceRng:
         """Return the first `n` numbers in `shape`, in `out` if there is one."""
         numbers = numbers[:n].view(shape)
         return numbers if out is None else out.copy_(numbers)
+
+
+def to_uniform(words: torch.Tensor) -> torch.Tensor:
+    """Return the uniform numbers f32 in [0, 1) that `DeviceRng.uniform` makes of `words`, one of each."""
+    return (words >> 8).to(torch.float32) * _TO_UNIT_F32
+
+
+def to_normal(words: torch.Tensor) -> torch.Tensor:
+    """Return the standard normal numbers f32 that `DeviceRng.normal` makes of `words` (..., 2 n), one of each."""
+    first, second = open_unit(words).unflatten(-1, (-1, 2)).unbind(-1)
+    return _normal_pairs(first, second).to(torch.float32)
+
+
+def _normal_pairs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return standard normal numbers (..., 2 n) f64 of uniform ones (..., n) f64; the first of a pair is not 0."""
+    radius, angle = (-2.0 * first.log()).sqrt(), 2.0 * math.pi * second
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(-2)

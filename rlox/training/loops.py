@@ -27,7 +27,8 @@ def offline(algorithm) -> dict[str, float]:
     """
     c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
     hooks = ranks if ranks.joined else callbacks  # ranks call hooks, and learn their answers, together
-    update = choose_update(algorithm)
+    captured = algorithm._make_updates() if algorithm.backend.captures else None
+    update = choose_update(algorithm) if captured is None else captured
     report_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = hooks.call_hook("on_training_start", algorithm=algorithm)
@@ -38,6 +39,10 @@ def offline(algorithm) -> dict[str, float]:
         started, drawing_s, c.in_round = clock(), 0.0, 0
         n = min(report_every - (c.updates - c.horizon_start) % report_every, c.end - c.updates)
         for _ in range(n):
+            if captured is not None:  # a sample and an update at once
+                captured()
+                c.updates += 1
+                continue
             drawing = clock()
             try:
                 batch = algorithm.sample()
@@ -52,7 +57,7 @@ def offline(algorithm) -> dict[str, float]:
             history.append(update(batch))
             c.updates += 1
         c.in_round = 1  # the last update
-        losses = average_metrics(history)
+        losses = average_metrics(history) if captured is None else captured.average()
         if ranks.joined:
             losses = ranks.metrics(losses)
         update_s = clock() - started - drawing_s

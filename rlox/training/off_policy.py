@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,14 +27,12 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, join_batches
-from rlox.training.backend import SeparateNetworks
+from rlox.training.backend import SampledUpdates, SeparateNetworks
 from rlox.training.replay import ReplayAgent, Rounds
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from rlox.gpu.replay import CapturedReplay
     from rlox.nn.actors import BoundedPolicy
     from rlox.nn.graphed_acting import GraphedPolicy
 
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 _AT_ONCE = ("_explore", "sample", "update", "update_native")
 
 
-class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
+class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
     """Base class of algorithms that learn from a replay memory of transitions of any policy.
 
     ``update(batch)`` receives a `rlox.nn.batch.TransitionBatch`, with normalised observations if the configuration asks
@@ -84,11 +82,9 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
 
     _follower: FollowingPolicy | None = None  # acts on the CPU for a policy on a GPU
     _graphed_policy: GraphedPolicy | None = None  # acts on a GPU
-    _captured: CapturedReplay | None = None
     Policy: ClassVar[type[BoundedPolicy] | None] = None  # the class of policy that `make_policy` creates
     _outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages
     _usual_memory = "uniform"
-    _draws_on_device = False  # they are those of the host's generator, see `rlox.gpu.ahead`
 
     def _make_collector(self, n: int, reward_fn: RewardFn | None) -> ReplayCollector:
         envs = self.env_options.make(self.env_id, n, self.seed, self.ranks.size)
@@ -257,40 +253,10 @@ class OffPolicyAlgorithm(ReplayAgent, SeparateNetworks):
         c = self.config
         return n_steps if c.gradient_steps == -1 else c.gradient_steps
 
-    # ---- whole updates as graphs of a GPU
+    def _make_source(self) -> Any:
+        from rlox.gpu.sources import source_of_memory
 
-    def _capture_obstacle(self) -> str | None:
-        definer = next(cls for cls in type(self).__mro__ if "sample" in vars(cls))
-        if "sample" in vars(self) or not definer.__module__.startswith("rlox."):
-            return f"the sample of {definer.__name__} is not rlox's own"
-        return None
-
-    def _noise_shape(self, n: int) -> tuple[int, ...]:
-        """Return the shape of the normal numbers that an update from `n` rows draws; () for none."""
-        return ()
-
-    def _draw_noise(self, n: int) -> torch.Tensor:
-        """Return the normal numbers of an update from `n` rows, f32, on the learner's device."""
-        import torch
-
-        if self._captured is not None and self._captured.running:
-            return self._captured.noise()
-        return torch.from_numpy(self.rng.normal(self._noise_shape(n))).to(self.device)
-
-    def _branch(self) -> tuple[Hashable, ...]:
-        """Return what decides on the host which operations the next `update` runs; there is a graph for each value."""
-        return ()
-
-    def _follow_replay(self) -> None:
-        """Change the state on the host as `update` does, after a graph has run instead of it."""
-
-    def _make_updates(self) -> Any:
-        """Return what a training on a GPU, which captures its updates, uses instead of `Updates`."""
-        if self._captured is None:
-            from rlox.gpu.replay import CapturedReplay
-
-            self._captured = CapturedReplay(self)
-        return self._captured
+        return source_of_memory(self)
 
     # ---- whole rounds in a kernel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -23,6 +23,7 @@ from rlox.compiled import NativeAdam
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
 from rlox.envs.make import EnvOptions
+from rlox.gpu.memories import dataset_fits
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
@@ -36,7 +37,7 @@ from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
 from rlox.training.agent import Agent
 from rlox.training.algorithm import Algorithm, load_part
-from rlox.training.backend import SeparateNetworks
+from rlox.training.backend import SampledUpdates, SeparateNetworks
 
 N_COMPARED = 500  # rows of the dataset with which policy and values are compared
 
@@ -51,7 +52,7 @@ class _Compared(NamedTuple):
     last_obs: torch.Tensor  # (M, D) observation after the last step
 
 
-class OfflineAlgorithm(SeparateNetworks, Agent):
+class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
     """Base class of algorithms that learn from a dataset and never act during training.
 
     Training is counted in updates: `train` takes their number, and callbacks receive it as ``step``.
@@ -119,6 +120,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
     policy: Actor
     optimizer: FlatOptimizer | NativeAdam
     normalizer: DatasetStatistics
+    _on_device = False  # whether a captured update draws from a copy of the dataset on the GPU
 
     def __init__(
         self,
@@ -169,6 +171,8 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         self._agents: MultiAgentSpec | None = None  # the environment's, after the first evaluation
         self.normalizer = self._statistics_of(dataset)
         self._create_networks(None, backend, device)
+        if self.backend.captures and dataset is not None:
+            self._on_device = dataset_fits(self)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         if self.config.recurrent:
@@ -247,11 +251,33 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
 
     def sample(self) -> TransitionBatch:
         """Return the transitions of the next update, normalised if observations are."""
-        rows = self.dataset.sample(self.config.batch_size, self.rng.integers(2**63))
+        return TransitionBatch.from_rows(self._host_rows(), self._gamma, self.spec, self.device)
+
+    @property
+    def _n_rows(self) -> int:
+        return self.config.batch_size
+
+    @property
+    def _gamma(self) -> float:
+        """The discount; behavioural cloning has none, and ignores rewards."""
+        return getattr(self.config, "gamma", 1.0)
+
+    def _host_rows(self) -> Mapping[str, Any]:
+        """Return the rows of the next update, normalised if observations are."""
+        rows = self.dataset.sample(self._n_rows, self.rng.integers(2**63))
         if self.normalizer.mean is not None and not getattr(self.dataset, "normalized", False):
             rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
-        # Behavioural cloning has no discount and ignores rewards.
-        return TransitionBatch.from_rows(rows, getattr(self.config, "gamma", 1.0), self.spec, self.device)
+        return rows
+
+    def _make_source(self) -> Any:
+        from rlox.gpu.sources import DatasetSource, HostSource
+
+        if not self._on_device:
+            return HostSource(self, self._gamma, 1)
+        from rlox.buffers.device_dataset import DeviceDataset
+
+        rows = DeviceDataset(self.dataset, self.normalizer.normalize, self.device)
+        return DatasetSource(rows, self._n_rows, self._gamma, self.spec)
 
     def _prepare_training(self) -> None:
         if self.dataset is None:
@@ -355,8 +381,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         rewards, terminated, truncated = (np.asarray(state[k]) for k in ("rewards", "terminated", "truncated"))
         n, spec = len(rewards), self.spec
         rows = np.linspace(0, n - 1, min(n, N_COMPARED)).astype(np.int64)
-        gamma = getattr(self.config, "gamma", 1.0)
-        returns, rest, last = returns_to_go(rewards, terminated, truncated, rows, gamma)
+        returns, rest, last = returns_to_go(rewards, terminated, truncated, rows, self._gamma)
         actions = torch.from_numpy(
             np.asarray(state["actions"][rows], spec.action_dtype).reshape(-1, *spec.action_shape)
         )
@@ -466,6 +491,7 @@ class OfflineAlgorithm(SeparateNetworks, Agent):
         """Load the policy's weights, and those of each other network that both have, such as critics."""
         tensors = checkpoint.tensors
         self.normalizer.set_state(tensors["normalization"])
+        self._captured = None  # its dataset was normalised before
         self._load_weights(tensors["policy"], where)
         for name, part in self._parts.items():
             if isinstance(part, nn.Module) and name in tensors:

@@ -135,7 +135,7 @@ def repeat_the_noise(monkeypatch):
 
         return words
 
-    wrapped(monkeypatch, random.DeviceRng, "_words", counted)
+    wrapped(monkeypatch, random.DeviceRng, "words", counted)
 
 
 def read_the_first_batch_again(monkeypatch):
@@ -185,12 +185,20 @@ def read_the_noise_of_the_first_update_again(monkeypatch):
     wrapped(monkeypatch, replay.CapturedReplay, "noise", baked)
 
 
+def read_the_uniform_numbers_of_the_first_update_again(monkeypatch):
+    def baked(uniform):
+        return lambda self: self._numbers.uniforms[self._numbers._used - 1]
+
+    wrapped(monkeypatch, replay.CapturedReplay, "uniform", baked)
+
+
 IN_GRAPHS = {
     bake_the_schedule: "ppo",
     repeat_the_noise: "ppo",
     read_the_first_batch_again: "ppo",
     reuse_memory_that_is_still_being_copied: "dqn",
     read_the_noise_of_the_first_update_again: "sac",
+    read_the_uniform_numbers_of_the_first_update_again: "cql",
 }
 
 

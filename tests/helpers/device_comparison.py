@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from small_algorithms import make, off_policy
+from small_algorithms import OFFLINE, learner, make, off_policy
 
 from rlox.nn import graphs
 
@@ -50,6 +50,10 @@ CAPTURED = {
     "dqn": {"double_dqn": False},
     "td3": {"policy_delay": 2},
     "sac": {"prioritized": True},
+    "bc": {},
+    "cql": {"auto_alpha": True},
+    "iql": {"policy_schedule": "cosine"},
+    "td3_bc": {"policy_delay": 2},
 }
 
 
@@ -59,9 +63,10 @@ def require_same_with_and_without_graphs(name, monkeypatch, **settings):
     trained, metrics = [], []
     for n_eager in (graphs.N_EAGER, 1_000_000):
         monkeypatch.setattr(graphs, "N_EAGER", n_eager)
-        algorithm = make(name, device="cuda", **settings)
+        algorithm = (learner if name in OFFLINE else make)(name, device="cuda", **settings)
         assert algorithm.backend.captures
-        metrics.append(algorithm.train(168 if off_policy(name) else 10 * 64))
+        length = 16 if name in OFFLINE else 168 if off_policy(name) else 10 * 64
+        metrics.append(algorithm.train(length))
         trained.append(weights(algorithm))
     require_close(*metrics, rel=1e-4, abs=1e-5)
     for key, array in trained[1].items():
