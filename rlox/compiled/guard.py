@@ -59,9 +59,9 @@ _VALUES = (
     "rlox.nn.value_losses",
     "rlox.nn.value_networks",
 )
-_OFF_POLICY = (*_LEARNER, *_VALUES, "rlox.training.off_policy", "rlox.nn.batch")
+_OFF_POLICY = (*_LEARNER, *_VALUES, "rlox.training.off_policy", "rlox.gpu.sampled", "rlox.nn.batch")
 _ACTOR_CRITIC = (*_OFF_POLICY, "rlox.algorithms.actor_critic")
-_OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline")
+_OFFLINE = (*_LEARNER, *_VALUES, "rlox.training.offline", "rlox.gpu.sampled")
 
 # The source files by algorithm. ``acting``: those of a policy that PyTorch trains and a kernel lets act; ``rounds``:
 # those of whole off-policy rounds.

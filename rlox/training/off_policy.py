@@ -19,6 +19,7 @@ from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.compiled.guard import find_difference, find_update_difference
 from rlox.gpu.acting import FollowingPolicy, choose_actor
 from rlox.gpu.memories import place_memory
+from rlox.gpu.sampled import SampledUpdates
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.kernels.nn.twin_critics import n_parameters
@@ -27,7 +28,7 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.modes import evaluating
 from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, join_batches
-from rlox.training.backend import SampledUpdates, SeparateNetworks
+from rlox.training.backend import SeparateNetworks
 from rlox.training.replay import ReplayAgent, Rounds
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
 from rlox.envs.make import EnvOptions
 from rlox.gpu.memories import dataset_fits
+from rlox.gpu.sampled import SampledUpdates
 from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.kernels.nn.twin_critics import n_parameters
 from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
@@ -37,7 +38,7 @@ from rlox.offline.statistics import DatasetStatistics
 from rlox.training import loops, restoring
 from rlox.training.agent import Agent
 from rlox.training.algorithm import Algorithm, load_part
-from rlox.training.backend import SampledUpdates, SeparateNetworks
+from rlox.training.backend import SeparateNetworks
 
 N_COMPARED = 500  # rows of the dataset with which policy and values are compared
 
