@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,10 +133,13 @@ class MultiAgentCollector(Collector):
                 )
             return actions
 
-        for _ in range(n_steps):
-            steps.append(self.env.step_all(choose_actions(self.players, steps[-1], choose)))
+        with ExitStack() as contexts:
             for sampler in samplers:
-                sampler.end(steps[-1])
+                contexts.enter_context(sampler.policy.context())
+            for _ in range(n_steps):
+                steps.append(self.env.step_all(choose_actions(self.players, steps[-1], choose)))
+                for sampler in samplers:
+                    sampler.end(steps[-1])
         return steps
 
     def _make_rollout(self, sampler: PlayerSampler, steps: Sequence[MultiAgentStep]) -> Rollout | None:

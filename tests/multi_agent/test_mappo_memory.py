@@ -13,6 +13,7 @@ from torch import nn
 import rlox
 from rlox.multi_agent.turns import estimate_turns
 from rlox.nn.acting import Inputs
+from rlox.nn.memory import MemoryNetwork
 
 pytest.importorskip("pettingzoo")
 
@@ -209,6 +210,33 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, options):
     assert equal(one, other)
     assert any(name.startswith("step_memory") for name in one)
     assert np.array_equal(whole.evaluate(2).agent_returns, resumed.evaluate(2).agent_returns)
+
+
+@pytest.mark.parametrize("n_envs", [2, 8])
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_steps_of_a_rollout_are_those_of_packed_weights(memory, n_envs, monkeypatch):
+    """With more rows than eight a single step computes the same bits, with fewer it sums in another order."""
+    follow, calls = MemoryNetwork.follow, []
+
+    def collect():
+        settings = {**SMALL, "n_envs": n_envs, "memory": memory}
+        algorithm = rlox.MAPPO("recall", env_fn=zoo_probes.Recall, seed=5, **settings)
+        algorithm.train(2 * 8 * n_envs)  # the weights are no longer those of the first rollout
+        calls.clear()
+        (rollout,) = algorithm.collector.collect(algorithm.actor, 8).players
+        return rollout, len(calls)
+
+    monkeypatch.setattr(MemoryNetwork, "follow", lambda *inputs: calls.append(inputs) or follow(*inputs))
+    packed, n_packed = collect()
+    monkeypatch.setattr(MemoryNetwork, "pack", lambda net, kernel: None)
+    alone, n_alone = collect()
+    assert n_packed == n_alone - 2 * 8  # actor and critic in each step
+    for name in ("actions", "log_probs", "values", "memories", "advantages"):
+        columns = [np.asarray(getattr(one, name)) for one in (packed, alone)]
+        if 2 * n_envs > 8:
+            np.testing.assert_array_equal(*columns)
+        else:
+            np.testing.assert_allclose(*columns, rtol=1e-4, atol=1e-5)
 
 
 def test_predictions_take_and_return_states():
