@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rlox.kernels.nn import batch_norm as kernel
 from rlox.kernels.rng import Rng
 from rlox.nn.critics import norms
 from rlox.nn.critics.norms import BatchNorm, LayerNorm, batch_statistics, normed_mlp, scale_units_
@@ -125,3 +126,66 @@ def test_units_have_the_norm_one():
     np.testing.assert_allclose(whole.norm(dim=1), np.ones(2), rtol=1e-6)
     ratio = last.weight.detach() / before
     np.testing.assert_allclose(ratio, ratio[:, :1].expand(-1, 4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("shape", [(2, 65, 130), (3, 64, 64), (1, 1, 1), (2, 200, 63), (90, 70)])
+def test_the_kernel_computes_the_same_as_pytorch_does_in_float64(shape, renormalize):
+    rng = np.random.default_rng(4)
+    n_networks, width = (None if len(shape) == 2 else shape[0]), shape[-1]
+    exact = BatchNorm(width, n_networks).double()
+    with torch.no_grad():
+        for part, low in ((exact.scale, 0.5), (exact.shift, -1.0), (exact.mean, 2.0), (exact.var, 0.1)):
+            part.copy_(torch.from_numpy(rng.uniform(low, low + 1.0, part.shape)))
+        exact.var.view(-1)[0] *= 1e4  # r at its bound
+        exact.mean.view(-1)[-1] += 100.0  # d at its bound
+    quick = BatchNorm(width, n_networks)
+    quick.load_state_dict(exact.state_dict())
+    x = torch.from_numpy(rng.normal(3.0, 2.0, shape).astype(np.float32)).transpose(0, -1).clone().transpose(0, -1)
+    slopes = torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+    answers = []
+    for layer in (quick, exact):
+        given = x.to(layer.scale.dtype).requires_grad_()
+        with batch_statistics(layer, renormalize):
+            y = layer(given)
+        gradients = torch.autograd.grad((y * slopes).sum(), [given, layer.scale, layer.shift])
+        answers.append([y, *gradients, layer.mean, layer.var])
+    assert all(one.dtype == torch.float32 for one in answers[0])
+    for ours, theirs in zip(*answers, strict=True):
+        np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=2e-4, atol=2e-5)
+
+
+def test_the_kernel_gives_no_gradient_of_an_input_that_needs_none():
+    layer, x = BatchNorm(5), torch.randn(6, 5)
+    with batch_statistics(layer):
+        y = layer(x)
+    (d_scale,) = torch.autograd.grad(y.sum(), [layer.scale])
+    np.testing.assert_allclose(d_scale, np.zeros((1, 5)), atol=1e-5)
+
+
+def test_the_kernel_keeps_nan_in_its_feature():
+    x = torch.randn(2, 9, 70)
+    x[1, 3, 66] = torch.nan
+    layer = BatchNorm(70, 2)
+    with batch_statistics(layer, renormalize=True):
+        y = layer(x)
+    lost = y.isnan().all(1)
+    assert lost[1, 66]
+    assert lost.sum() == 1
+    assert y.isnan().sum() == 9
+    assert layer.mean.isnan().sum() == layer.var.isnan().sum() == 1
+
+
+def test_the_kernel_refuses_other_arrays():
+    x, features = np.zeros((2, 4, 3), np.float32), np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"x must be \(N, B, F\) with B >= 1"):
+        kernel.normalize(x[:, :0], features, features, None, None, 1e-3, 3.0, 5.0)
+    with pytest.raises(TypeError, match="scale must have dtype float32"):
+        kernel.normalize(x, features.astype(float), features, None, None, 1e-3, 3.0, 5.0)
+    with pytest.raises(ValueError, match=r"shift must have shape \(2, 3\)"):
+        kernel.normalize(x, features, features[:1], None, None, 1e-3, 3.0, 5.0)
+    with pytest.raises(ValueError, match="most_stretch must be"):
+        kernel.normalize(x, features, features, None, None, 1e-3, 0.5, 5.0)
+    _, parts = kernel.normalize(x, features, features, None, None, 1e-3, 3.0, 5.0)
+    with pytest.raises(ValueError, match=r"d_y must have shape \(2, 4, 3\)"):
+        kernel.gradient(x[:, :2], x, parts, True)

@@ -160,17 +160,7 @@ class CriticEnsemble(nn.Module):
 
 
 class TwinQNetwork(CriticEnsemble):
-    """Two plain critics, ``(B, D), (B, A) -> (2, B)``; parameters as in `CriticEnsemble`."""
-
-    def __init__(
-        self,
-        obs_dim: int,
-        act_dim: int,
-        hidden: int | Sequence[int] = 256,
-        activation: str = "relu",
-        rng: Rng | None = None,
-    ):
-        super().__init__(obs_dim, act_dim, hidden, activation, rng)
+    """Two critics of expected returns, ``(B, D), (B, A) -> (2, B)``; parameters as in `CriticEnsemble`."""
 
 
 def draw_critics(config: Any, rng: Rng, device: str) -> torch.Tensor | None:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rlox.kernels.nn import batch_norm as kernel
 from rlox.kernels.rng import Rng
 from rlox.nn.modules import mlp_weights
 from rlox.nn.policies import _NONLINEARITIES
@@ -74,15 +76,59 @@ class BatchNorm(nn.Module):
             slope = scale * (var + EPSILON).rsqrt()
             return torch.addcmul(torch.addcmul(shift, mean, slope, value=-1.0), x, slope)
         running = (self.mean, self.var) if self._renormalizes else (None, None)
-        y, mean, var = _Normalize.apply(x, self.scale, self.shift, *running)
+        y, mean, var = normalize(x, self.scale, self.shift, *running)
         if self._learns:
             self.mean.lerp_(mean, MOMENTUM)
             self.var.lerp_(var, MOMENTUM)
         return y
 
 
+def normalize(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `x` ([N,] B, F) normalised by its own statistics, its mean and its biased variance ([N,] 1, F).
+
+    `scale`, `shift` and the running statistics, which are given for renormalisation, are ([N,] 1, F). On the CPU in
+    float32 a kernel computes it: 0.39 ms with the gradient for 2 x 512 x 512 on one thread of an AMD EPYC, 2.1 by the
+    operations of `_Normalize`.
+    """
+    on_cpu = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    return (_NormalizeByKernel if on_cpu else _Normalize).apply(x, scale, shift, running_mean, running_var)
+
+
+class _NormalizeByKernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale, shift, running_mean, running_var):
+        batches = x.detach().contiguous().view(-1, *x.shape[-2:])
+        features = (None if one is None else _by_network(one) for one in (scale, shift, running_mean, running_var))
+        y, parts = kernel.normalize(batches.numpy(), *features, EPSILON, MOST_STRETCH, MOST_SHIFT)
+        kept = torch.from_numpy(parts)
+        ctx.save_for_backward(batches, kept)
+        mean, var = (one.reshape(scale.shape) for one in kept[:2])
+        ctx.mark_non_differentiable(mean, var)
+        return torch.from_numpy(y).view_as(x), mean, var
+
+    @staticmethod
+    def backward(ctx, d, _mean, _var):
+        batches, parts = ctx.saved_tensors
+        d_y = d.contiguous().view_as(batches).numpy()
+        d_x, *d_features = kernel.gradient(d_y, batches.numpy(), parts.numpy(), ctx.needs_input_grad[0])
+        shape = (*d.shape[:-2], 1, d.shape[-1])
+        d_scale, d_shift = (torch.from_numpy(one).view(shape) for one in d_features)
+        return None if d_x is None else torch.from_numpy(d_x).view_as(d), d_scale, d_shift, None, None
+
+
+def _by_network(features: torch.Tensor) -> np.ndarray:
+    """Return features ([N,] 1, F) as (N, F)."""
+    return features.detach().contiguous().view(-1, features.shape[-1]).numpy()
+
+
 class _Normalize(torch.autograd.Function):
-    """Normalisation by the statistics of a batch, its backward pass in four sweeps over the features.
+    """The same by operations of PyTorch, for a GPU and float64, the backward pass in four sweeps over the features.
 
     PyTorch's own takes three times as long for a batch of 512 rows and 512 features on one core, and two thirds of that
     in the backward pass.
