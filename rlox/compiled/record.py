@@ -30,7 +30,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.critics.ensemble": "9d8ddcba1ff3f9b5 d346a3845189205e",
     "rlox.nn.critics.heads": "c1a5b3e8a23747ea 95e311a461caa410",
     "rlox.nn.critics.losses": "f36fbaffc0b10418 74f8d7428700cb59",
-    "rlox.nn.critics.norms": "7877ea400b323575 82007da8bfd252d7",
+    "rlox.nn.critics.norms": "7ba86a9415df45cd 2ad88e53947dc209",
     "rlox.nn.losses": "f92040f47f540273 a1101daad75cda14",
     "rlox.nn.memory": "ef755ada92f1443e e5a73dc87a7a7119",
     "rlox.nn.modules": "faeaca5d4c50ea9a 4277f5f2f015993a",

@@ -110,7 +110,7 @@ class _NormalizeByKernel(torch.autograd.Function):
         ctx.save_for_backward(batches, kept)
         mean, var = (one.reshape(scale.shape) for one in kept[:2])
         ctx.mark_non_differentiable(mean, var)
-        return torch.from_numpy(y).view_as(x), mean, var
+        return torch.from_numpy(y.reshape(x.shape)), mean, var
 
     @staticmethod
     def backward(ctx, d, _mean, _var):
