@@ -246,7 +246,7 @@ class SB3:
     def curve(self, settings, seed, eval_seed):
         """Return the evaluations of a training, each in a fresh environment, with the CPU seconds of training.
 
-        The algorithm is one of Stable-Baselines3, or RecurrentPPO, MaskablePPO or QRDQN of sb3-contrib.
+        The algorithm is one of Stable-Baselines3 or sb3-contrib.
         ``settings["module"]`` registers the environment.
         """
         import importlib
@@ -263,7 +263,7 @@ class SB3:
         torch.set_num_threads(1)
         algo = settings["algo"]
         has_memory, has_masks = algo == "RecurrentPPO", algo == "MaskablePPO"
-        library = importlib.import_module("sb3_contrib") if has_memory or has_masks or algo == "QRDQN" else sb3
+        library = sb3 if hasattr(sb3, algo) else importlib.import_module("sb3_contrib")
         if "module" in settings:
             importlib.import_module(settings["module"])
         env_kwargs = settings["env_kwargs"]

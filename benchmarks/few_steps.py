@@ -1,0 +1,215 @@
+"""Presets of SAC for few environment steps on MuJoCo, beside SAC and beside the peers' versions.
+
+usage: few_steps.py peer CELL SEED FOLDER         one training with the peer (needs nothing of rlox)
+       few_steps.py rlox CELL [OPTION...]         `rlox bench learn` of the same cell; without recorded trainings of the
+                                                  peer the score alone
+       few_steps.py list                          the cells, and rlox's settings for each
+       few_steps.py figure OUT.png LEARN.json...  return over environment steps and over CPU seconds, and the ratios of
+                                                  the presets' scores to SAC's
+       few_steps.py speed PYTHON ROUNDS [CELL...] CPU seconds of short trainings, alternately with rlox and with the
+                                                  peer, which PYTHON has
+
+A cell is a preset and an environment. All have 100,000 steps, of which the first 5,000 are random (as in the papers),
+and otherwise the preset's settings, the same for all environments. The peer of sac is Stable-Baselines3's SAC, those of
+crossq and tqc are sb3-contrib's, with critics of the same width as ours; the others have no peer. Evaluation is that of
+``rlox bench learn``: 20 deterministic episodes of one fresh environment seeded 10,000 + seed, at ten points and at the
+end; ``cpu_s`` are CPU seconds of training alone, on one thread.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ENVS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+PRESETS = ("sac", "crossq", "xqc", "droq", "redq", "tqc")
+STEPS, RANDOM_STEPS, SHORT = 100_000, 5000, 6000
+CELLS = [f"{preset}-{env_id}" for preset in PRESETS for env_id in ENVS]
+# Peers' settings by their names.
+COMMON = {"learning_starts": RANDOM_STEPS, "buffer_size": STEPS, "batch_size": 256, "gamma": 0.99}
+PEERS = {
+    "sac": {"algo": "SAC", "kw": {"learning_rate": 3e-4, "tau": 0.005}, "policy": {"net_arch": [256, 256]}},
+    "crossq": {
+        "algo": "CrossQ", "kw": {"learning_rate": 1e-3, "policy_delay": 3},
+        "policy": {"net_arch": {"pi": [256, 256], "qf": [512, 512]}},
+    },
+    "tqc": {
+        "algo": "TQC", "kw": {"learning_rate": 3e-4, "tau": 0.005, "top_quantiles_to_drop_per_net": 2},
+        "policy": {"net_arch": [256, 256], "n_quantiles": 25, "n_critics": 2},
+    },
+}  # fmt: skip
+
+
+def their_settings(cell):
+    """Return a cell's settings as benchmarks/peers/trainings.py takes them."""
+    preset, env_id = cell.split("-", 1)
+    peer = PEERS[preset]
+    return {
+        "algo": peer["algo"],
+        "env": env_id,
+        "env_kwargs": {},
+        "n_envs": 1,
+        "steps": STEPS,
+        "normalize": None,
+        "kw": {**COMMON, **peer["kw"], "policy_kwargs": {"activation_fn": "relu", **peer["policy"]}},
+        "n_points": 10,
+        "n_episodes": 20,
+    }
+
+
+def our_words(cell):
+    """Return a cell's settings as words of rlox's command line."""
+    preset, env_id = cell.split("-", 1)
+    settings = {"total_timesteps": STEPS, "algo.learning_starts": RANDOM_STEPS, "buffer.size": STEPS, "tuned": "off"}
+    return [f"algo={preset}", f"env={env_id}", *(f"{name}={value}" for name, value in settings.items())]
+
+
+def train_peer(cell, seed, folder):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from trainings import SB3
+
+    path = Path(folder) / f"{cell}-s{seed}.json"
+    if path.is_file():
+        return
+    settings = their_settings(cell)
+    answer = SB3().curve(settings, seed, 10_000 + seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cell": cell, "seed": seed, "settings": settings, **answer}) + "\n")
+    print(cell, seed, answer["evaluations"][-1], flush=True)
+
+
+def learn(cell, options):
+    """Run `rlox bench learn` of a cell, against the recorded trainings where there are some; return the exit code."""
+    reference = HERE / "few_steps"
+    against = ["--against", "sb3", "--reference", str(reference)] if any(reference.glob(f"{cell}-s*.json")) else []
+    words = [sys.executable, "-m", "rlox", "bench", "learn", *our_words(cell), "--score-only", *against, *options]
+    return subprocess.run(words, cwd=HERE.parent).returncode
+
+
+def time_rlox(cell):
+    """Return the CPU seconds of a short training."""
+    import torch
+
+    import rlox
+
+    torch.set_num_threads(1)
+    preset, env_id = cell.split("-", 1)
+    settings = {} if preset == "sac" else rlox.preset(preset)
+    agent = rlox.SAC(env_id, seed=0, **settings, learning_starts=RANDOM_STEPS)
+    began = time.process_time()
+    agent.train(SHORT)
+    return time.process_time() - began
+
+
+def time_peer(cell):
+    """Return the CPU seconds of a short training."""
+    from trainings import SB3
+
+    settings = {**their_settings(cell), "steps": SHORT, "n_points": 1, "n_episodes": 1}
+    return SB3().curve(settings, 0, 0)["evaluations"][-1]["cpu_s"]
+
+
+def read_cells(paths):
+    """Return the cells of files of `rlox bench learn`, by preset and environment.
+
+    The curves of a cell, {seed: [{step, mean, cpu_s}, ...]}, stand under ``rlox`` and, where it has some, ``peer``.
+    """
+    cells = {}
+    for path in paths:
+        for label, cell in json.loads(Path(path).read_text())["cells"].items():
+            cells[label.split("-", 1)[0], cell["env"]] = {"rlox": cell["curves"], "peer": cell.get("curves_sb3", {})}
+    return cells
+
+
+def score(curves):
+    """Return the interquartile mean of the last evaluations."""
+    import numpy as np
+    from scipy.stats import trim_mean
+
+    return float(trim_mean(np.array([curve[-1]["mean"] for curve in curves.values()]), 0.25))
+
+
+def compare(cells):
+    """Return the ratios of each preset's scores to those of rlox's SAC, by environment, and their geometric mean."""
+    table = {}
+    for preset in sorted({preset for preset, _ in cells} - {"sac"}):
+        both = [env_id for env_id in ENVS if (preset, env_id) in cells and ("sac", env_id) in cells]
+        ratios = {e: score(cells[preset, e]["rlox"]) / score(cells["sac", e]["rlox"]) for e in both}
+        if ratios:
+            logs = [math.log(max(ratio, 1e-9)) for ratio in ratios.values()]
+            table[preset] = {**ratios, "geometric mean": math.exp(sum(logs) / len(logs))}
+    return table
+
+
+def draw(out, cells):
+    """Draw the mean return over steps (upper row) and over CPU seconds (lower row), a column for each environment."""
+    import matplotlib as mpl
+    import numpy as np
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    env_ids = [env_id for env_id in ENVS if any(env_id == other for _, other in cells)]
+    figure, axes = plt.subplots(2, len(env_ids), figsize=(4.2 * len(env_ids), 7), squeeze=False)
+    colors = {preset: f"C{i}" for i, preset in enumerate(PRESETS)}
+    for (preset, env_id), sides in cells.items():
+        for side, style in (("rlox", "-"), ("peer", "--")):
+            if not sides[side]:
+                continue
+            curves = list(sides[side].values())
+            n = min(map(len, curves))
+            returns = np.array([[row["mean"] for row in curve[:n]] for curve in curves])
+            label = preset if side == "rlox" else f"{preset}, {PEERS[preset]['algo']} of the peer"
+            for axis, key in ((0, "step"), (1, "cpu_s")):
+                along = np.mean([[row[key] for row in curve[:n]] for curve in curves], 0)
+                ax = axes[axis, env_ids.index(env_id)]
+                ax.plot(along, returns.mean(0), style, color=colors[preset], label=label)
+                ax.fill_between(along, returns.min(0), returns.max(0), color=colors[preset], alpha=0.12, lw=0)
+    for i, env_id in enumerate(env_ids):
+        axes[0, i].set(title=env_id, xlabel="environment steps")
+        axes[1, i].set(xlabel="CPU seconds of training")
+    axes[0, 0].set_ylabel("return: mean of seeds, and range")
+    axes[1, 0].set_ylabel("return")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
+
+
+def main(command, *words):
+    sys.path.insert(0, str(HERE / "peers"))
+    if command == "peer":
+        cell, seed, folder = words
+        train_peer(cell, int(seed), folder)
+    elif command == "rlox":
+        cell, *options = words
+        raise SystemExit(learn(cell, options))
+    elif command == "figure":
+        out, *paths = words
+        cells = read_cells(paths)
+        draw(out, cells)
+        print(json.dumps(compare(cells), indent=1))
+    elif command == "one":
+        side, cell = words
+        print((time_rlox if side == "rlox" else time_peer)(cell))
+    elif command == "speed":
+        from alternate import compare_speed
+
+        python, rounds, *chosen = words
+        steps = dict.fromkeys(chosen or [cell for cell in CELLS if cell.split("-")[0] in PEERS], SHORT)
+        print(json.dumps(compare_speed(__file__, "peer", python, int(rounds), steps)))
+    elif command == "list":
+        for cell in CELLS:
+            print("rlox train", *our_words(cell))
+    elif command == "--help":
+        print(__doc__[__doc__.index("usage:") :])
+        raise SystemExit
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or [""]))

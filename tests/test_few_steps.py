@@ -1,0 +1,57 @@
+"""The cells and the figure of benchmarks/few_steps.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import few_steps
+from rlox_cli.config.compose import compose_jobs
+
+NAMES = {"n_critics": "n_critics", "top_quantiles_to_drop_per_net": "drop_quantiles", "net_arch": "hidden_sizes"}
+
+
+@pytest.mark.parametrize("cell", [cell for cell in few_steps.CELLS if cell.split("-")[0] in few_steps.PEERS])
+def test_both_sides_have_the_same_settings(cell):
+    (job,) = compose_jobs([], few_steps.our_words(cell))
+    theirs, c = few_steps.their_settings(cell), job.config.algo
+    assert (theirs["env"], theirs["steps"], theirs["n_envs"]) == (job.config.env.id, job.config.total_timesteps, 1)
+    arguments = dict(theirs["kw"])
+    assert arguments.pop("buffer_size") == job.config.buffer.size
+    policy = arguments.pop("policy_kwargs")
+    widths = policy.pop("net_arch")
+    actor, critic = (widths["pi"], widths["qf"]) if isinstance(widths, dict) else (widths, widths)
+    assert (actor, critic) == (c.hidden_sizes, c.critic_hidden_sizes or c.hidden_sizes)
+    assert policy.pop("activation_fn") == c.activation
+    for name, value in {**arguments, **policy}.items():
+        assert value == getattr(c, NAMES.get(name, name)), name
+
+
+def learned(folder, label, finals):
+    """Write the file of `rlox bench learn` of a cell whose seeds end with the returns `finals`; return its path."""
+    rows = {
+        str(100 + i): [
+            {"step": step, "mean": final * step / 1e5, "std": 0.0, "cpu_s": step / 1e3} for step in (5e4, 1e5)
+        ]
+        for i, final in enumerate(finals)
+    }
+    path = folder / f"{label}.json"
+    path.write_text(json.dumps({"cells": {label: {"env": label.split("-", 1)[1], "curves": rows}}}))
+    return path
+
+
+def test_the_figure_and_the_ratios_to_sac(tmp_path, capsys):
+    paths = [
+        learned(tmp_path, "sac-Hopper-v5", [0.0, 100.0, 100.0, 100.0, 900.0]),
+        learned(tmp_path, "crossq-Hopper-v5", [200.0] * 5),
+        learned(tmp_path, "sac-Ant-v5", [100.0] * 5),
+        learned(tmp_path, "crossq-Ant-v5", [800.0] * 5),
+        learned(tmp_path, "xqc-Walker2d-v5", [1.0]),
+    ]
+    few_steps.main("figure", str(tmp_path / "all.png"), *map(str, paths))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"crossq": pytest.approx({"Hopper-v5": 2.0, "Ant-v5": 8.0, "geometric mean": 4.0})}
+    assert (tmp_path / "all.png").read_bytes()[:4] == b"\x89PNG"
