@@ -150,13 +150,14 @@ def test_an_update_for_a_graph_is_the_update(cls, settings):
         assert ours == pytest.approx(theirs, abs=1e-5, nan_ok=True)
 
 
-def test_a_batch_of_another_shape_is_learned_from_without_a_graph():
+def test_there_is_a_graph_for_each_of_a_few_shapes_of_batches():
     one = A2C("CartPole-v1", 2, 0, backend="torch", n_steps=8, hidden_sizes=[8])
     one.plan(64)
     update = CapturedUpdate(one)
-    kept = [to_floats(update(one.collector.collect(one.actor, n))) for n in (8, 6, 8)]
-    assert len(update._batch) == 16
-    assert len({metrics["value_loss"] for metrics in kept}) == 3
+    sizes = (8, 6, 8, 5, 4, 3, 6)
+    metrics = [to_floats(update(one.collector.collect(one.actor, n))) for n in sizes]
+    assert [len(batch) for batch, _ in update.graphs.values()] == [16, 12, 10, 8]
+    assert len({one["value_loss"] for one in metrics}) == len(sizes)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,11 @@ class APPO(OnPolicyAlgorithm):
             **self.env_options.for_actors(),
         )  # fmt: skip
 
+    def _capture_obstacle(self) -> str | None:
+        if self.config.target_kl is not None:
+            return "target_kl looks at the divergence after each minibatch"
+        return None
+
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Run `n_epochs` passes over the batch in minibatches. Returns means over minibatches as scalar tensors."""
         import torch
@@ -67,7 +72,7 @@ class APPO(OnPolicyAlgorithm):
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         if self.backend.compiles and c.clip_eps_schedule != "constant":
             # Each new Python number would recompile.
-            clip_eps = torch.tensor(clip_eps, dtype=torch.float32, device=self.device)
+            clip_eps = torch.as_tensor(clip_eps, dtype=torch.float32, device=self.device)
         loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.backend.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 

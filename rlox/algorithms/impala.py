@@ -84,6 +84,9 @@ class IMPALA(OnPolicyAlgorithm):
             **self.env_options.for_actors(),
         )  # fmt: skip
 
+    def _capture_obstacle(self) -> str | None:
+        return None
+
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """Take one gradient step on the batch. Returns metrics as scalar tensors."""
         from rlox.nn.losses import a2c_loss, normalized

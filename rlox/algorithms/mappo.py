@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,7 +185,14 @@ class MAPPO(OnPolicyAlgorithm):
 
     def setup(self, rng: Rng) -> None:
         c, names = self.config, [player.name for player in self.players]
-        norms = self.keep("value_norm", ValueNorms(names)).by_name if c.value_norm else {}
+        norms: dict[str, ValueNorm] = {}
+        if c.value_norm and self.device == "cpu":
+            norms = self.keep("value_norm", ValueNorms(names)).by_name
+        elif c.value_norm:
+            from rlox.gpu.value_norm import DeviceValueNorm
+
+            norms = self.keep("value_norm", ValueNorms(names, partial(DeviceValueNorm, self.device))).by_name
+            self._norms = list(norms.values())
         if self.several:
             self.collector.norms = norms
             self.keep("returns", self.collector.returns)
@@ -192,6 +200,10 @@ class MAPPO(OnPolicyAlgorithm):
             optimizers: list[Any] = [self._make_optimizer(policy) for policy in policies]
             self._optimizers, self.optimizer = optimizers, Optimizers(optimizers)
             acting = [acting_policy(policy, self.device) for policy in policies]
+            if self.device != "cpu":
+                parts = zip(policies, optimizers, self.players, strict=True)
+                self._follow([(policy, by.flat, who.network_spec, who.state_dim) for policy, by, who in parts])
+                acting = (self._follower and self._follower.after(None)) or acting
             self._actors = Actors(self.players, acting)
         else:
             super().setup(rng)
@@ -209,9 +221,14 @@ class MAPPO(OnPolicyAlgorithm):
     @property
     def actor(self) -> Any:
         """The actor of collection and evaluation."""
-        return self._actors if self.several else super().actor
+        return super().actor and self._actors if self.several else super().actor
 
     # ---- learning
+
+    def _capture_obstacle(self) -> str | None:
+        if self.config.target_kl is not None:
+            return "target_kl looks at the divergence after each minibatch"
+        return None
 
     def update(self, batch: MultiAgentBatch) -> dict[str, torch.Tensor]:
         """Run, for each policy, `n_epochs` passes over its agents' steps in minibatches.
@@ -227,7 +244,7 @@ class MAPPO(OnPolicyAlgorithm):
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         if self.backend.compiles and c.clip_eps_schedule != "constant":
             # Each new Python number would recompile.
-            clip_eps = torch.tensor(clip_eps, dtype=torch.float32, device=self.device)
+            clip_eps = torch.as_tensor(clip_eps, dtype=torch.float32, device=self.device)
         delta = c.huber_delta if c.value_loss == "huber" else None
         loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
         compute = self.backend.compiled(PPOLoss.__call__)
@@ -244,9 +261,7 @@ class MAPPO(OnPolicyAlgorithm):
                     advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
                     returns = mb.returns
                     if norm is not None:
-                        wide = returns.double()
-                        norm.update(wide.mean().item(), wide.square().mean().item())
-                        returns = (returns - norm.mean) / norm.deviation
+                        returns = norm.follow(returns)
                     loss, metrics = compute(
                         loss_fn, learner.policy, mb.obs, mb.actions, mb.log_probs, advantages, returns, mb.values,
                         mb.states, mb.masks, mb.sequences,
@@ -318,7 +333,7 @@ class MAPPO(OnPolicyAlgorithm):
         self.backend.require_unchanged("predict")
         require(where, "deterministic", deterministic, bool)
         rows, single = read_observations(where, player.spec, obs)
-        policy, n = self._actors.policies[at], len(rows)
+        policy, n = self.actor.policies[at], len(rows)
         seen = player.identify(rows, np.full(n, player.slots.index(index)))
         inputs = Inputs(seen, read_mask(where, player.spec, mask, n))
         if state is not None:

@@ -3,59 +3,79 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.compiled.guard import find_update_difference
-from rlox.compiled.policies import NativeActor, NativeBoundedPolicy
+from rlox.compiled.guard import ModuleWatch, find_difference, find_update_difference
+from rlox.compiled.policies import NativeBoundedPolicy, NativePolicy
 
 if TYPE_CHECKING:
     import torch
 
+    from rlox.config import OnPolicyConfig
+    from rlox.envs import EnvSpec
     from rlox.nn.graphed_acting import GraphedPolicy
 
 # Up to so many parameters times environments, a kernel on the CPU acts sooner than a GPU with its launches and copies.
 MOST_WORK = 500_000
 
 
-class FollowingPolicy:
-    """A kernel's policy with a copy of the parameters of one on a GPU.
+class Follower:
+    """What acts on the host for networks on a GPU, with a copy of their parameters.
 
     Parameters
     ----------
-    flat : Tensor (P,) f32
-        All parameters of the policy on the GPU.
+    tensors : sequence of Tensor (n,)
+        What the host needs of the GPU, such as all parameters of a policy (P,) f32.
     make : callable
-        Returns the kernel's policy, given the block (P,) f32 of its parameters.
+        Returns what acts, such as a kernel's policy, given the memory of the host's copies (n,), which stays the same.
     """
 
-    def __init__(self, flat: torch.Tensor, make: Callable[[np.ndarray], NativeActor]):
+    def __init__(self, tensors: Sequence[torch.Tensor], make: Callable[..., Any]):
         import torch
 
-        from rlox.nn.transfers import stage
+        from rlox.nn.transfers import Packing, stage
 
-        self._flat = flat
-        self._block = stage(4 * flat.numel(), flat.device).view(torch.float32)
-        self._policy = make(self._block.numpy())
-        self._n_updates: int | None = None  # after which the parameters were copied
+        self._tensors = [tensor.detach() for tensor in tensors]
+        device = self._tensors[0].device
+        kinds = [torch.empty(0, dtype=x.dtype, device="cpu").numpy().dtype for x in tensors]
+        packing = Packing(
+            {str(i): np.empty(len(x), kind) for i, (x, kind) in enumerate(zip(tensors, kinds, strict=True))}
+        )
+        self._block = stage(packing.n_bytes, device)
+        # Several tensors are joined on the GPU, so that there is one transfer.
+        self._joined = torch.empty(packing.n_bytes, dtype=torch.uint8, device=device) if len(tensors) > 1 else None
+        self._parts = [] if self._joined is None else list(packing.views(self._joined).values())
+        own = list(packing.views(self._block).values())
+        self._only = own[0]
+        self._actor = make(*(view.numpy() for view in own))
+        self._n_updates: int | None = None  # after which the copy was made
 
-    def after(self, n_updates: int | None) -> NativeActor:
-        """Return the kernel's policy with the parameters after so many updates; None: copy them in any case."""
+    def after(self, n_updates: int | None) -> Any:
+        """Return what acts, with the parameters after so many updates; None: copy them in any case."""
         if n_updates is None or n_updates != self._n_updates:
-            self._block.copy_(self._flat.detach())  # one transfer, after all that the GPU has been given to do
+            # One transfer, after all that the GPU has been given to do.
+            if self._joined is None:
+                self._only.copy_(self._tensors[0])
+            else:
+                import torch
+
+                torch._foreach_copy_(self._parts, self._tensors)
+                self._block.copy_(self._joined)
             self._n_updates = n_updates
-        return self._policy
+        return self._actor
 
 
-def choose_actor(algorithm: Any) -> tuple[FollowingPolicy | None, GraphedPolicy | None]:
+def choose_actor(algorithm: Any) -> tuple[Follower | None, GraphedPolicy | None]:
     """Return what acts for an off-policy algorithm on a GPU: a kernel on the CPU for a small policy, or a graph on the
     GPU; neither for a custom policy, or one with a memory or noisy layers. The backend's reason says which."""
     why = _find_obstacle(algorithm)
     if why is None:
         algorithm.backend.reason += "; a kernel on the CPU acts"
-        return FollowingPolicy(algorithm.optimizer.flat, algorithm._make_follower), None
+        return Follower([algorithm.optimizer.flat], algorithm._make_follower), None
     algorithm.backend.reason += f"; the GPU acts: {why}"
     if algorithm._own_policy or any(getattr(algorithm.policy, name, 0) for name in ("state_dim", "n_noise")):
         return None, None
@@ -68,12 +88,69 @@ def _find_obstacle(algorithm: Any) -> str | None:
     """Return why a kernel on the CPU cannot or should not act; None if it should."""
     if algorithm._own_policy:
         return "the policy is custom"
-    work = algorithm.optimizer.flat.numel() * algorithm.collector.n_envs
+    return _find_excess(algorithm.optimizer.flat.numel() * algorithm.collector.n_envs) or (
+        algorithm._kernel_obstacle(None) or find_update_difference(algorithm, algorithm.collector, algorithm.counters)
+    )
+
+
+def _find_excess(work: int) -> str | None:
     if work > MOST_WORK:
         return f"the policy's parameters times environments are {work:,}, more than {MOST_WORK:,}"
-    return algorithm._kernel_obstacle(None) or find_update_difference(
-        algorithm, algorithm.collector, algorithm.counters
+    return None
+
+
+@dataclass(frozen=True)
+class ActorCriticOnGpu:
+    """A policy that a GPU trains from rollouts."""
+
+    module: Any
+    flat: torch.Tensor  # (P,) f32, its parameters
+    spec: EnvSpec  # with the observations that it sees
+    state_dim: int | None = None  # numbers that its critic reads; None: the observations
+
+
+def follow_rollouts(algorithm: Any, policies: Sequence[ActorCriticOnGpu], norms: Sequence[Any] = ()) -> Follower | None:
+    """Return what collects rollouts on the host with `policies`, a list of kernels, or [] if the GPU must act; None if
+    the host needs nothing for it. The backend's reason says which.
+
+    Moments of the `norms`, `rlox.gpu.value_norm.DeviceValueNorm`, come with the parameters.
+    """
+    why = _find_rollout_obstacle(algorithm, policies)
+    algorithm.backend.reason += "; a kernel on the CPU collects" if why is None else f"; the GPU acts: {why}"
+    followed = [] if why is not None else list(policies)
+
+    def make(*arrays: np.ndarray) -> list[NativePolicy]:
+        for norm, moments in zip(norms, arrays[len(followed) :], strict=True):
+            norm.moments = moments
+        return [
+            follow_actor_critic(one, block, algorithm.config)
+            for one, block in zip(followed, arrays[: len(followed)], strict=True)
+        ]
+
+    tensors = [*(one.flat for one in followed), *(norm.on_device for norm in norms)]
+    return Follower(tensors, make) if tensors else None
+
+
+def _find_rollout_obstacle(algorithm: Any, policies: Sequence[ActorCriticOnGpu]) -> str | None:
+    """Return why kernels on the CPU cannot or should not collect rollouts; None if they should."""
+    if algorithm._own_policy:
+        return "the policy is custom"
+    return _find_excess(sum(one.flat.numel() for one in policies) * algorithm.collector.n_envs) or (
+        algorithm._kernel_obstacle(None) or find_difference("acting", algorithm.collector)
     )
+
+
+def follow_actor_critic(one: ActorCriticOnGpu, block: np.ndarray, config: OnPolicyConfig) -> NativePolicy:
+    """Return a policy that acts as `one` with the parameters in `block`, (P,) f32."""
+    spec = one.spec
+    n_outputs = spec.n_actions if spec.discrete else spec.act_dim
+    sizes = (spec.obs_dim, n_outputs, config.hidden_sizes, spec.continuous, config.activation)
+    policy = NativePolicy(*sizes, block=block, state_dim=one.state_dim)
+    shapes = [(name, tuple(p.shape)) for name, p in one.module.named_parameters()]
+    if shapes != [(name, array.shape) for name, array in policy.parameters.items()]:
+        raise ValueError(f"the kernel's parameters must be those of the module, in its order, {shapes}")
+    policy._watched.append(ModuleWatch("policy", one.module))
+    return policy
 
 
 def follow_bounded(algorithm: Any, block: np.ndarray, kernel: type, **lengths: int) -> NativeBoundedPolicy:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,27 @@ class MultiAgentBatch:
     n_taken: int  # environment steps, T * N
     episode_returns: np.ndarray  # (E,) f64, undiscounted, over all agents
     episode_lengths: np.ndarray  # (E,) int64, steps
+
+    reused: bool = False  # whether the next batch overwrites the memory of its columns
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of all players' rollouts, by ``player.column``."""
+        return {
+            f"{p}.{name}": column
+            for p, rollout in enumerate(self.players)
+            if rollout is not None
+            for name, column in rollout.columns().items()
+        }
+
+    def with_columns(self, columns: Mapping[str, Any], reused: bool = False) -> MultiAgentBatch:
+        """Return a copy of this batch with other columns, by the names of `columns`."""
+        players = [
+            None
+            if rollout is None
+            else rollout.with_columns({name: columns[f"{p}.{name}"] for name in rollout.columns()})
+            for p, rollout in enumerate(self.players)
+        ]
+        return replace(self, players=players, reused=reused)
 
     def __len__(self) -> int:
         """Number of agent steps over all policies."""

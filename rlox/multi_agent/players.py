@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from rlox.config import MAPPOConfig
 from rlox.envs.spec import EnvSpec
 from rlox.multi_agent.spec import MultiAgentSpec
 
-_DECAY = 0.99999  # of the running moments, per minibatch
-_LEAST_VARIANCE = 1e-2
-_LEAST_WEIGHT = 1e-5
+DECAY = 0.99999  # of the running moments, per minibatch
+LEAST_VARIANCE = 1e-2
+LEAST_WEIGHT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,31 @@ class ValueNorm:
 
     @property
     def mean(self) -> float:
-        return float(self.moments[0] / max(self.moments[2], _LEAST_WEIGHT))
+        return float(self.moments[0] / max(self.moments[2], LEAST_WEIGHT))
 
     @property
     def deviation(self) -> float:
-        square = self.moments[1] / max(self.moments[2], _LEAST_WEIGHT)
-        return math.sqrt(max(float(square) - self.mean**2, _LEAST_VARIANCE))
+        square = self.moments[1] / max(self.moments[2], LEAST_WEIGHT)
+        return math.sqrt(max(float(square) - self.mean**2, LEAST_VARIANCE))
 
     def update(self, mean: float, square: float) -> None:
         """Update the averages with a minibatch of returns, given by its mean and its mean square."""
-        self.moments *= _DECAY
-        self.moments += (1.0 - _DECAY) * np.array([mean, square, 1.0])
+        self.moments *= DECAY
+        self.moments += (1.0 - DECAY) * np.array([mean, square, 1.0])
+
+    def follow(self, returns: Any) -> Any:
+        """Update the averages with a minibatch of returns, a tensor (B,) f32. Returns them normalised."""
+        wide = returns.double()
+        self.update(wide.mean().item(), wide.square().mean().item())
+        return (returns - self.mean) / self.deviation
+
+    def state(self) -> np.ndarray:
+        """Return a copy of `moments`, for a checkpoint."""
+        return self.moments.copy()
+
+    def set_state(self, moments: np.ndarray) -> None:
+        """Restore the result of `state`."""
+        self.moments[:] = moments
 
     def denormalized(self, values: np.ndarray) -> np.ndarray:
         """Convert a critic's outputs (…) f32 to units of returns."""
@@ -145,20 +159,20 @@ class ValueNorm:
 
 
 class ValueNorms:
-    """The `ValueNorm` of each player, as a part of a checkpoint."""
+    """The `ValueNorm` of each player, which `make` creates, as a part of a checkpoint."""
 
-    def __init__(self, names: Iterable[str]):
-        self.by_name = {name: ValueNorm() for name in names}
+    def __init__(self, names: Iterable[str], make: Callable[[], ValueNorm] = ValueNorm):
+        self.by_name = {name: make() for name in names}
 
     def state(self) -> dict[str, np.ndarray]:
-        return {name: norm.moments.copy() for name, norm in self.by_name.items()}
+        return {name: norm.state() for name, norm in self.by_name.items()}
 
     def set_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Restore the result of `state`; raise a ValueError if it belongs to other players."""
         if set(arrays) != set(self.by_name) or any(array.shape != (3,) for array in arrays.values()):
             raise ValueError(f"it must have three moments for each of {', '.join(self.by_name)}, got {sorted(arrays)}")
         for name, norm in self.by_name.items():
-            norm.moments[:] = arrays[name]
+            norm.set_state(arrays[name])
 
 
 class AgentReturns:

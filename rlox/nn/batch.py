@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +92,12 @@ class Columns:
         """Return the columns that this batch has, by name: tensors, or `FrameStacks`."""
         names = [name for name, item in vars(type(self)).items() if isinstance(item, Column)]
         return {name: column for name in names if (column := getattr(self, name)) is not None}
+
+    def with_columns(self, columns: Mapping[str, Any], reused: bool = False) -> Any:
+        """Return a copy of this batch with other columns, by name."""
+        other = replace(self, **columns)  # type: ignore[type-var]  # batches are dataclasses
+        other.reused = reused
+        return other
 
     def array(self, name: str) -> np.ndarray | None:
         """Return a column as a NumPy array, which shares its memory if it is on the CPU."""

@@ -17,7 +17,7 @@ from rlox.collectors import ReplayCollector, RewardFn
 from rlox.collectors.exploration import ActionNoise
 from rlox.compiled import NativeActor, NativeBoundedPolicy
 from rlox.compiled.guard import find_difference, find_update_difference
-from rlox.gpu.acting import FollowingPolicy, choose_actor
+from rlox.gpu.acting import Follower, choose_actor
 from rlox.gpu.memories import place_memory
 from rlox.gpu.sampled import SampledUpdates
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -81,7 +81,7 @@ class OffPolicyAlgorithm(SampledUpdates, ReplayAgent, SeparateNetworks):
         As `OnPolicyAlgorithm`; also for an unknown buffer, or a buffer that is smaller than a batch.
     """
 
-    _follower: FollowingPolicy | None = None  # acts on the CPU for a policy on a GPU
+    _follower: Follower | None = None  # acts on the CPU for a policy on a GPU
     _graphed_policy: GraphedPolicy | None = None  # acts on a GPU
     Policy: ClassVar[type[BoundedPolicy] | None] = None  # the class of policy that `make_policy` creates
     _outputs: ClassVar[str] = ""  # description of the outputs of this policy's network, for messages

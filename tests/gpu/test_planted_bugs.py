@@ -1,6 +1,7 @@
 """Bugs of the kind that only a GPU shows, planted one at a time into rlox: each makes a training fail or differ."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from small_algorithms import make, of_sequences
 
 from rlox.algorithms import dreamer, ppo
 from rlox.checkpoint import counters
-from rlox.gpu import capture, replay
+from rlox.gpu import replay, rollouts, value_norm
 from rlox.nn import acting, compiling, optimizers, random
 from rlox.training import agent
 
@@ -141,11 +142,16 @@ def repeat_the_noise(monkeypatch):
 def read_the_first_batch_again(monkeypatch):
     """The graph reads the columns of the batch of its capture, into which later ones are not copied."""
 
-    def take(self, batch):
-        self._batch = batch
-        return True
+    def find(place):
+        first = []
 
-    monkeypatch.setattr(capture.CapturedUpdate, "_take", take)
+        def again(self, batch):
+            first.append(place(self, batch))
+            return replace(first[0], episode_returns=batch.episode_returns, episode_lengths=batch.episode_lengths)
+
+        return again
+
+    wrapped(monkeypatch, rollouts.Uploads, "place", find)
 
 
 BUGS = {
@@ -192,6 +198,15 @@ def read_the_uniform_numbers_of_the_first_update_again(monkeypatch):
     wrapped(monkeypatch, replay.CapturedReplay, "uniform", baked)
 
 
+def normalize_returns_by_numbers_of_the_host(monkeypatch):
+    """The moments of the last collection, which are constants of the graph."""
+
+    def baked(follow):
+        return lambda self, returns: (follow(self, returns), (returns - self.mean) / self.deviation)[1]
+
+    wrapped(monkeypatch, value_norm.DeviceValueNorm, "follow", baked)
+
+
 IN_GRAPHS = {
     bake_the_schedule: "ppo",
     repeat_the_noise: "ppo",
@@ -199,6 +214,7 @@ IN_GRAPHS = {
     reuse_memory_that_is_still_being_copied: "dqn",
     read_the_noise_of_the_first_update_again: "sac",
     read_the_uniform_numbers_of_the_first_update_again: "cql",
+    normalize_returns_by_numbers_of_the_host: "mappo",
 }
 
 

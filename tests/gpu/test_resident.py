@@ -76,7 +76,7 @@ def test_a_rollout_and_an_update_are_one_launch_each(pretended):
     assert work["launch"] <= 10 * 5
     assert work["sync"] <= 10 * 2
     assert work["h2d"] == 0
-    assert one.backend.captured(one)._graphed.obstacle is None
+    assert [graphed.obstacle for _, graphed in one.backend.captured(one).graphs.values()] == [None]
     assert one.collector._graphed.obstacle is None
 
 
