@@ -26,6 +26,7 @@ from rlox.config.arguments import refuse_policy_name
 from rlox.envs.registry import is_multi_agent
 from rlox.envs.spec import read_mask, read_observations, split_mask, write_actions
 from rlox.evaluation.agents import evaluate_agents
+from rlox.gpu.collection import GpuPolicy, HostCollection
 from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.acting import Actors
@@ -192,7 +193,6 @@ class MAPPO(OnPolicyAlgorithm):
             from rlox.gpu.value_norm import DeviceValueNorm
 
             norms = self.keep("value_norm", ValueNorms(names, partial(DeviceValueNorm, self.device))).by_name
-            self._norms = list(norms.values())
         if self.several:
             self.collector.norms = norms
             self.keep("returns", self.collector.returns)
@@ -202,12 +202,13 @@ class MAPPO(OnPolicyAlgorithm):
             acting = [acting_policy(policy, self.device) for policy in policies]
             if self.device != "cpu":
                 parts = zip(policies, optimizers, self.players, strict=True)
-                self._follow([(policy, by.flat, who.network_spec, who.state_dim) for policy, by, who in parts])
-                acting = (self._follower and self._follower.after(None)) or acting
+                trained = [GpuPolicy(one, by.flat, who.network_spec, who.state_dim) for one, by, who in parts]
+                self._host = HostCollection(self, trained)
+                acting = self._host.kernels or acting
             self._actors = Actors(self.players, acting)
         else:
-            super().setup(rng)
             self.collector.value_norm = norms.get("agent")
+            super().setup(rng)
             policies, optimizers = [self.native or self._policy], [self.optimizer]
         self.learners = [
             Learner(name, policy, optimizer, norms.get(name))
@@ -221,7 +222,11 @@ class MAPPO(OnPolicyAlgorithm):
     @property
     def actor(self) -> Any:
         """The actor of collection and evaluation."""
-        return super().actor and self._actors if self.several else super().actor
+        if not self.several:
+            return super().actor
+        if self._host is not None:
+            self._host.refresh()
+        return self._actors
 
     # ---- learning
 

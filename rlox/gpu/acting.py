@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.compiled.guard import ModuleWatch, find_difference, find_update_difference
-from rlox.compiled.policies import NativeBoundedPolicy, NativePolicy
+from rlox.compiled.guard import find_update_difference
+from rlox.compiled.policies import NativeBoundedPolicy
 
 if TYPE_CHECKING:
     import torch
 
-    from rlox.config import OnPolicyConfig
-    from rlox.envs import EnvSpec
     from rlox.nn.graphed_acting import GraphedPolicy
 
 # Up to so many parameters times environments, a kernel on the CPU acts sooner than a GPU with its launches and copies.
@@ -88,69 +85,16 @@ def _find_obstacle(algorithm: Any) -> str | None:
     """Return why a kernel on the CPU cannot or should not act; None if it should."""
     if algorithm._own_policy:
         return "the policy is custom"
-    return _find_excess(algorithm.optimizer.flat.numel() * algorithm.collector.n_envs) or (
+    return find_excess(algorithm.optimizer.flat.numel() * algorithm.collector.n_envs) or (
         algorithm._kernel_obstacle(None) or find_update_difference(algorithm, algorithm.collector, algorithm.counters)
     )
 
 
-def _find_excess(work: int) -> str | None:
+def find_excess(work: int) -> str | None:
+    """Return that a policy's parameters times environments are too many for a kernel, if they are."""
     if work > MOST_WORK:
         return f"the policy's parameters times environments are {work:,}, more than {MOST_WORK:,}"
     return None
-
-
-@dataclass(frozen=True)
-class ActorCriticOnGpu:
-    """A policy that a GPU trains from rollouts."""
-
-    module: Any
-    flat: torch.Tensor  # (P,) f32, its parameters
-    spec: EnvSpec  # with the observations that it sees
-    state_dim: int | None = None  # numbers that its critic reads; None: the observations
-
-
-def follow_rollouts(algorithm: Any, policies: Sequence[ActorCriticOnGpu], norms: Sequence[Any] = ()) -> Follower | None:
-    """Return what collects rollouts on the host with `policies`, a list of kernels, or [] if the GPU must act; None if
-    the host needs nothing for it. The backend's reason says which.
-
-    Moments of the `norms`, `rlox.gpu.value_norm.DeviceValueNorm`, come with the parameters.
-    """
-    why = _find_rollout_obstacle(algorithm, policies)
-    algorithm.backend.reason += "; a kernel on the CPU collects" if why is None else f"; the GPU acts: {why}"
-    followed = [] if why is not None else list(policies)
-
-    def make(*arrays: np.ndarray) -> list[NativePolicy]:
-        for norm, moments in zip(norms, arrays[len(followed) :], strict=True):
-            norm.moments = moments
-        return [
-            follow_actor_critic(one, block, algorithm.config)
-            for one, block in zip(followed, arrays[: len(followed)], strict=True)
-        ]
-
-    tensors = [*(one.flat for one in followed), *(norm.on_device for norm in norms)]
-    return Follower(tensors, make) if tensors else None
-
-
-def _find_rollout_obstacle(algorithm: Any, policies: Sequence[ActorCriticOnGpu]) -> str | None:
-    """Return why kernels on the CPU cannot or should not collect rollouts; None if they should."""
-    if algorithm._own_policy:
-        return "the policy is custom"
-    return _find_excess(sum(one.flat.numel() for one in policies) * algorithm.collector.n_envs) or (
-        algorithm._kernel_obstacle(None) or find_difference("acting", algorithm.collector)
-    )
-
-
-def follow_actor_critic(one: ActorCriticOnGpu, block: np.ndarray, config: OnPolicyConfig) -> NativePolicy:
-    """Return a policy that acts as `one` with the parameters in `block`, (P,) f32."""
-    spec = one.spec
-    n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-    sizes = (spec.obs_dim, n_outputs, config.hidden_sizes, spec.continuous, config.activation)
-    policy = NativePolicy(*sizes, block=block, state_dim=one.state_dim)
-    shapes = [(name, tuple(p.shape)) for name, p in one.module.named_parameters()]
-    if shapes != [(name, array.shape) for name, array in policy.parameters.items()]:
-        raise ValueError(f"the kernel's parameters must be those of the module, in its order, {shapes}")
-    policy._watched.append(ModuleWatch("policy", one.module))
-    return policy
 
 
 def follow_bounded(algorithm: Any, block: np.ndarray, kernel: type, **lengths: int) -> NativeBoundedPolicy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlox.checkpoint.streams import Stream
@@ -11,7 +10,7 @@ from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.compiled import NativeOptimizer, NativePolicy, obstacle
 from rlox.compiled.guard import find_difference
-from rlox.gpu.acting import ActorCriticOnGpu, Follower, follow_rollouts
+from rlox.gpu.collection import GpuPolicy, HostCollection
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.modules import may_have_gpu
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from rlox.collectors.rollout import RolloutBatch
     from rlox.envs import EnvSpec
-    from rlox.gpu.rollouts import Uploads
     from rlox.nn.optimizers import FlatOptimizer
 
 
@@ -49,8 +47,8 @@ def on_policy(algorithm) -> dict[str, float]:
         started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
         try:
             batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
-            if algorithm._uploads is not None:
-                batch = algorithm._uploads.place(batch)
+            if algorithm._host is not None:
+                batch = algorithm._host.place(batch)
         except Diverged:
             raise
         except Exception as e:
@@ -168,9 +166,7 @@ class OnPolicyAlgorithm(Agent):
     _masks = True
     _resident: ClassVar[bool] = False  # whether it collects in environments on a device (`rlox.envs.tensor`)
     _acting: NativePolicy | None = None  # acts for the policy that PyTorch trains, if a kernel can
-    _follower: Follower | None = None  # acts on the host for a policy on a GPU
-    _uploads: Uploads | None = None  # sends rollouts to the GPU
-    _norms: Sequence[Any] = ()  # value norms on the GPU
+    _host: HostCollection | None = None  # collects on the host for a GPU
 
     collector: RolloutCollector
     normalizer: VecNormalize | None = None
@@ -208,15 +204,13 @@ class OnPolicyAlgorithm(Agent):
     @property
     def actor(self) -> nn.Module | NativePolicy:
         """The actor of collection and evaluation."""
-        acting = self._acting
-        if self._follower is not None:  # which gets the parameters of a GPU in one transfer for each update
-            acting = next(iter(self._follower.after(self.counters.updates if self._trains else None)), None)
+        acting = self._acting if self._host is None else self._host.find_kernel()
         return acting if acting is not None and acting.altered() is None else super().actor
 
     def _prepare_training(self) -> None:
         super()._prepare_training()
-        if self._follower is not None:
-            self._follower.after(None)
+        if self._host is not None:
+            self._host.refresh(always=True)
         if self._acting is not None and find_difference("acting", self.collector, files=False) is not None:
             self._acting = None
 
@@ -280,20 +274,10 @@ class OnPolicyAlgorithm(Agent):
         if self.native is not None:
             return
         if self.device != "cpu" and self.env_options.device is None:
-            self._follow([(self._policy, self.optimizer.flat, self.spec)])
+            self._host = HostCollection(self, [GpuPolicy(self._policy, self.optimizer.flat, self.spec)])
         exact = (
             self.device == "cpu" and self.env_options.device is None and obstacle(self.spec, c, self._policy) is None
         )
         if exact and find_difference("acting", self.collector) is None:
             self._acting = NativePolicy.adopt(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend.reason += "; a kernel collects"
-
-    def _follow(self, policies: Iterable[tuple[Any, ...]]) -> None:
-        """Let kernels collect for the `policies` of a GPU, if they can, and send rollouts to it in one copy.
-
-        Each is given by the fields of a `rlox.gpu.acting.ActorCriticOnGpu`.
-        """
-        from rlox.gpu.rollouts import Uploads
-
-        self._follower = follow_rollouts(self, [ActorCriticOnGpu(*one) for one in policies], self._norms)
-        self._uploads = Uploads(self.device)

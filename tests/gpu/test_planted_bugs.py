@@ -12,7 +12,7 @@ from small_algorithms import make, of_sequences
 
 from rlox.algorithms import dreamer, ppo
 from rlox.checkpoint import counters
-from rlox.gpu import replay, rollouts, value_norm
+from rlox.gpu import collection, replay, value_norm
 from rlox.nn import acting, compiling, optimizers, random
 from rlox.training import agent
 
@@ -151,7 +151,7 @@ def read_the_first_batch_again(monkeypatch):
 
         return again
 
-    wrapped(monkeypatch, rollouts.Uploads, "place", find)
+    wrapped(monkeypatch, collection.Uploads, "place", find)
 
 
 BUGS = {
