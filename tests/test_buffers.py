@@ -21,6 +21,7 @@ from rlox.buffers import (
     register_buffer,
 )
 from rlox.config import BufferConfig, MmapBufferConfig, OutsideBufferConfig, PrioritizedBufferConfig
+from rlox.config.offers import offers
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.terminal.errors import UsageError
 
@@ -189,19 +190,23 @@ def test_errors_of_registration(registered):
         _ = DQN("CartPole-v1", buffer="half").buffer
 
 
-def test_an_installed_package_is_imported_when_its_buffer_is_used(tmp_path, monkeypatch):
+def test_an_installed_package_is_imported_when_its_buffer_is_used(tmp_path, monkeypatch, request):
     (tmp_path / "their_buffers.py").write_text("from outside_buffer import NewestBuffer as Theirs\n")
     info = tmp_path / "their_buffers-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-buffers\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[rlox.buffers]\ntheirs = their_buffers:Theirs\n")
+    (info / "entry_points.txt").write_text("[rlox.buffers]\ntheirs = their_buffers:Theirs\nbroken = their_buffers:No\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert buffer_names() == [*BUFFERS, "theirs"]
+    offers.cache_clear()
+    request.addfinalizer(offers.cache_clear)
+    assert buffer_names() == [*BUFFERS, "broken", "theirs"]
     assert "their_buffers" not in sys.modules
     (job,) = compose_jobs([], ["algo=dqn", "buffer=theirs", "buffer.size=200", "++buffer.kwargs.window=9"])
     dqn = DQN("CartPole-v1", buffer=job.config.buffer, **SMALL)
     assert (dqn.buffer.window, dqn.buffer.capacity) == (9, 200)
     assert type(dqn.buffer) is outside_buffer.NewestBuffer
+    with pytest.raises(ImportError, match=r"rlox.buffers: broken \(their_buffers:No\) failed with AttributeError"):
+        DQN("CartPole-v1", buffer="broken")
 
 
 # The command line

@@ -88,6 +88,8 @@ def test_a_run_is_pushed_pulled_evaluated_and_trained_on(rlox_with, hub, trained
     }
     score = json.loads(rlox_with("eval", "run", "--json").stdout)
     assert json.loads(rlox_with("eval", "me/cartpole", "--json", cwd=tmp_path).stdout) == score
+    assert not rlox_with("export", "me/cartpole", "--to", "c", "--observations", "9", cwd=tmp_path).returncode
+    assert (tmp_path / "export/policy.c").is_file()
 
     words = ["algo=ppo", "env=CartPole-v1", "total_timesteps=256", "logger=csv", "output_dir=next"]
     done = rlox_with("train", *words, "init_from=me/cartpole", cwd=tmp_path)

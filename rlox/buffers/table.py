@@ -14,12 +14,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from importlib import metadata
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from rlox.buffers.protocols import Buffer
 from rlox.config import BufferConfig, OutsideBufferConfig, SequenceBufferConfig, nearest, shown
+from rlox.config.offers import load, offers
 from rlox.envs import EnvSpec
 
 ENTRY_POINTS = "rlox.buffers"
@@ -82,18 +82,15 @@ def register_buffer(name: str, cls: type | str, config: type[BufferConfig] | str
     BUFFERS[name] = entry
 
 
-def _from_outside() -> dict[str, Entry]:
-    """Return the buffers that installed packages declare, without importing them."""
-    return {point.name: Entry(point.value, None) for point in metadata.entry_points(group=ENTRY_POINTS)}
-
-
 def buffer_names() -> list[str]:
     """Return all names that ``buffer=`` accepts, including those of installed packages."""
-    return [*BUFFERS, *sorted(set(_from_outside()) - set(BUFFERS))]
+    return list(dict.fromkeys([*BUFFERS, *offers(ENTRY_POINTS)]))
 
 
 def _entry(name: str) -> Entry:
-    entry = BUFFERS.get(name) or _from_outside().get(name)
+    entry = BUFFERS.get(name)
+    if entry is None and name in offers(ENTRY_POINTS):
+        entry = Entry(load(ENTRY_POINTS, name), None)
     if entry is None:
         raise ValueError(
             f"buffer: name must be known, got {shown(name)}; {nearest(shown(name), buffer_names())}, or register_buffer"

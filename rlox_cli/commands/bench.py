@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlox_cli.config.completion import complete
-from rlox_cli.terminal.options import PASS_ON, Imports
+from rlox_cli.terminal.options import PASS_ON, Imports, Json
 from rlox_cli.terminal.process import report_exceptions
 
 bench = typer.Typer(help="Measure rlox against its peers on this machine.", no_args_is_help=True)
@@ -154,7 +154,7 @@ def learn(
         typer.Option(min=0.0, help="How much better the others may be; by default a tenth of their score."),
     ] = None,
     score_only: Annotated[bool, typer.Option("--score-only", help="Skip the fingerprint.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write learn.json and learn.png to this folder.")
     ] = None,

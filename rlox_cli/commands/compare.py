@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rlox_cli.terminal.options import Json
 from rlox_cli.terminal.process import report_exceptions
 
 
@@ -20,7 +21,7 @@ def compare(
     threshold: Annotated[
         float | None, typer.Option(help="Count the steps to this score; by default the tuned settings' reference.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Compare two runs, or two groups of runs: settings, versions, scores, and whether B differs from A.
 

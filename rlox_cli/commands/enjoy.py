@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.options import Imports
+from rlox_cli.terminal.options import Checkpoint, EvaluationSeed, Imports, MaxSteps, Stochastic
 from rlox_cli.terminal.process import report_exceptions
 
 
 def enjoy(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (for its best one).")],
+    checkpoint: Checkpoint,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 3,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the environment; by default the evaluation seed of the training.")
-    ] = None,
-    stochastic: Annotated[
-        bool,
-        typer.Option("--stochastic", help="Sample actions, with training's noise, instead of taking the most likely."),
-    ] = False,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps after which an episode is cut off; by default as in training.")
-    ] = None,
+    seed: EvaluationSeed = None,
+    stochastic: Stochastic = False,
+    max_steps: MaxSteps = None,
     imports: Imports = None,
 ) -> None:
     """Watch a trained agent in a window. Ctrl-C closes it.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from rlox_cli.terminal.options import Json
 from rlox_cli.terminal.process import report_exceptions
 
 
-def env(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def env(json: Json = False) -> None:
     """Print what a bug report needs: versions, processor, GPU, threads, compiler and packages.
 
     The output contains no paths and no names of machine or user, and of the

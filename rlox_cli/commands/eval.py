@@ -7,23 +7,18 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.options import Imports
+from rlox_cli.terminal.options import Checkpoint, EvaluationSeed, Imports, Json, MaxSteps, Stochastic
 from rlox_cli.terminal.process import report_exceptions
 
 
 def eval_(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (for its best one).")],
+    checkpoint: Checkpoint,
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Number of episodes, or of rows; by default as in training.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the environment; by default the evaluation seed of the training.")
-    ] = None,
-    stochastic: Annotated[
-        bool,
-        typer.Option("--stochastic", help="Sample actions, with training's noise, instead of taking the most likely."),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    seed: EvaluationSeed = None,
+    stochastic: Stochastic = False,
+    json: Json = False,
     video: Annotated[Path | None, typer.Option(metavar="FILE", help="Record an episode as an .mp4 or .gif.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Show an episode in a window.")] = False,
     predictions: Annotated[
@@ -34,9 +29,7 @@ def eval_(
             "plot (.png, .svg, .pdf) of vectors.",
         ),
     ] = None,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps after which an episode is cut off; by default as in training.")
-    ] = None,
+    max_steps: MaxSteps = None,
     samples: Annotated[
         int | None,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.options import Imports
+from rlox_cli.terminal.options import Checkpoint, Imports
 from rlox_cli.terminal.process import report_exceptions
 
 
@@ -21,7 +21,7 @@ class Format(str, Enum):
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (for its best one).")],
+    checkpoint: Checkpoint,
     to: Annotated[
         Format | None, typer.Option("--to", help="What to write; by default what the ending of --out says, or ONNX.")
     ] = None,

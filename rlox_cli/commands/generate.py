@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.options import Imports
+from rlox_cli.terminal.options import Checkpoint, Imports
 from rlox_cli.terminal.process import report_exceptions
 
 
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (for its best one).")],
+    checkpoint: Checkpoint,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROMPT", help="Texts to complete; by default the lines of standard input."),

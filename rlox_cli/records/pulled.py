@@ -42,18 +42,20 @@ def find_pulled(name: str) -> Path | None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the path, or the best checkpoint of the pulled run that it names.
+    """Return the checkpoint that a command is given: the file itself, or the best one of a run folder or a pulled run.
 
     Raises
     ------
     FileNotFoundError
         If there is nothing here, but `path` may be a name on the hub.
+    ValueError
+        If a folder is no run, or has no checkpoint.
     """
     if (folder := find_pulled(str(path))) is not None:
         return best_of(folder)
     if is_name(str(path)) and not os.path.lexists(path):
         raise FileNotFoundError(f"{path} must be a checkpoint or a run folder, got nothing there{hint(path)}")
-    return path
+    return best_of(path) if path.is_dir() else path
 
 
 def hint(path: str | Path) -> str:

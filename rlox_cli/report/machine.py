@@ -15,6 +15,7 @@ import textwrap
 from importlib import metadata
 from typing import Any
 
+from rlox.config.offers import offers
 from rlox_cli.terminal.console import TextConsole
 
 _DISTRIBUTION = "rlox-cli"
@@ -63,9 +64,9 @@ def describe() -> dict[str, Any]:
         },
         **_packages(),
         "extensions": {
-            group: {entry.name: entry.value for entry in sorted(entries, key=lambda entry: entry.name)}
+            group: {name: entry.value for name, entry in entries.items()}
             for group in _GROUPS
-            if (entries := metadata.entry_points(group=f"rlox.{group}"))
+            if (entries := offers(f"rlox.{group}"))
         },
     }
 

@@ -26,7 +26,8 @@ from rlox.offline.sources import ARROW_SUFFIXES
 from rlox_cli.families.environment import check_env_id
 from rlox_cli.families.evaluation import restore_to_act
 from rlox_cli.families.imports import import_modules, list_needed_modules, require_typed
-from rlox_cli.records.checkpoints import best_of, read_known_header
+from rlox_cli.records.checkpoints import read_known_header
+from rlox_cli.records.pulled import find_checkpoint
 from rlox_cli.terminal.console import TextConsole
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, with_home
@@ -148,8 +149,7 @@ def _load(words: list[str], shares: dict[str, float], imports: list[str]) -> dic
         raise UsageError(f"--mix must name every checkpoint, got no share for {', '.join(left)}")
     loaded = {}
     for name, text in paths.items():
-        path = Path(with_home("CHECKPOINT", text))
-        path = best_of(path) if path.is_dir() else path
+        path = find_checkpoint(Path(with_home("CHECKPOINT", text)))
         loaded[name] = (path, read_known_header(path))
     return loaded
 

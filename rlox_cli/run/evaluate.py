@@ -18,7 +18,7 @@ from rlox.llm.templates import COLUMNS
 from rlox_cli.config.saved import configuration
 from rlox_cli.families.family import NO_SAMPLER, Evaluation, family_of_checkpoint
 from rlox_cli.families.imports import import_modules, require_typed
-from rlox_cli.records.checkpoints import best_of, read_known_header
+from rlox_cli.records.checkpoints import read_known_header
 from rlox_cli.records.pulled import find_checkpoint
 from rlox_cli.terminal.console import print_text
 from rlox_cli.terminal.errors import UsageError
@@ -44,9 +44,8 @@ def main(path: Path, typed: Evaluation) -> None:
         raise ValueError(
             "--render must have a display, but DISPLAY is not set; --video FILE records an episode instead"
         )
-    path = find_checkpoint(path)
-    if path.is_dir():
-        path = best_of(path)
+    given, path = path, find_checkpoint(path)
+    if path != given:
         print_text(f"evaluating {path}", stderr=True)
     header = read_known_header(path)
     read_config = partial(_read_config, path, header, list(typed.imports))
@@ -67,8 +66,8 @@ def enjoy(path: Path, typed: Evaluation) -> None:
             "--video episode.mp4"
         )
     import_modules(typed.imports)
-    if path.is_dir():
-        path = best_of(path)
+    given, path = path, find_checkpoint(path)
+    if path != given:
         print_text(f"showing {path}", stderr=True)
     header = read_known_header(path)
     family_of_checkpoint(header).show(path, header, typed)
@@ -92,7 +91,6 @@ def generate(
     """Complete `prompts`, or the lines of standard input, and print the completions. With `chat`, prompts are JSON."""
     import_modules(imports)
     path = find_checkpoint(path)
-    path = best_of(path) if path.is_dir() else path
     header = read_known_header(path)
     family: Any = family_of_checkpoint(header)
     if not family.completes_prompts:

@@ -14,7 +14,8 @@ from rlox.exporting.write import SUFFIXES, Exported, export
 from rlox_cli.families.evaluation import restore_to_act
 from rlox_cli.families.family import family_of_checkpoint
 from rlox_cli.families.imports import import_modules
-from rlox_cli.records.checkpoints import best_of, read_known_header
+from rlox_cli.records.checkpoints import read_known_header
+from rlox_cli.records.pulled import find_checkpoint, find_pulled
 from rlox_cli.terminal.console import TextConsole, make_table, print_table, print_text
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import output_path, shown
@@ -26,11 +27,13 @@ _KINDS_OF_C = {"float": "float", "byte": "unsigned char", "bool": "unsigned char
 def main(path: Path, to: str | None, out: Path | None, observations: int, as_json: bool, imports: list[str]) -> None:
     """Write the files, and print what they take and return, and how they compare with the agent."""
     import_modules(imports)
-    folder = path
-    if path.is_dir():
-        path = best_of(path)
+    if find_pulled(str(path)) is not None:
+        folder = Path()  # what is pulled stays as it was verified
+    elif path.is_dir():
+        folder = path
     else:
         folder = path.parent.parent if path.parent.name == run_files.CHECKPOINTS else path.parent
+    path = find_checkpoint(path)
     header = read_known_header(path)
     if family_of_checkpoint(header).completes_prompts:
         raise UsageError(
