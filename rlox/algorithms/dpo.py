@@ -15,6 +15,7 @@ from rlox.llm.encoded import Encoded, Pairs, pairs_of
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.models.reference import ReferenceCache
 from rlox.llm.tokens import in_parts
+from rlox.nn.transfers import send
 from rlox.training.algorithm import to_floats
 from rlox.training.post_training import LLMAlgorithm
 
@@ -79,10 +80,10 @@ class DPO(LLMAlgorithm):
         c, n, total = self.config, len(rows), len(batch)
         sequences, _ = batch.sequences.take(np.concatenate([rows, rows + total]))
         log_probs = self.score(sequences).log_probs
-        sums = sequence_sums(log_probs, sequences.owner.to(self.device), 2 * n)
-        index = torch.from_numpy(rows).to(self.device)
+        sums = sequence_sums(log_probs, send(sequences.owner, self.device), 2 * n)
+        index = send(rows, self.device)
         gains = sums.view(2, n) - reference[:, index]  # log policy - log reference, of chosen and rejected
-        lengths = torch.from_numpy(sequences.n_scored).to(self.device).clamp(min=1).view(2, n)
+        lengths = send(sequences.n_scored, self.device).clamp(min=1).view(2, n)
         means = gains / lengths
         losses = preference_loss(gains[0] - gains[1], means[0] - means[1], c.beta, c.loss_type, c.label_smoothing)
         loss = losses.sum() / total
@@ -111,11 +112,11 @@ class DPO(LLMAlgorithm):
         found = self._known.get(batch.numbers) if known else None
         if found is None:
             log_probs = self.log_probs(batch.sequences, reference=True)
-            owner = batch.sequences.owner.to(self.device)
+            owner = send(batch.sequences.owner, self.device)
             found = sequence_sums(log_probs, owner, 2 * len(batch)).view(2, -1).cpu().numpy()
             if known and keep:
                 found = self._known.put(batch.numbers, found)
-        return torch.from_numpy(found).to(self.device)
+        return send(found, self.device)
 
     def compute_loss(self, prompt: Any, chosen: Any, rejected: Any) -> tuple[torch.Tensor, dict[str, float]]:
         """Return the differentiable loss of pairs of token ids, and its metrics.
@@ -142,7 +143,7 @@ class DPO(LLMAlgorithm):
         for part in np.array_split(numbers, -(-len(numbers) // self.config.batch_size)):
             batch = self.batch(rows, part)
             log_probs = self.log_probs(batch.sequences)
-            sums = sequence_sums(log_probs, batch.sequences.owner.to(self.device), 2 * len(batch)).view(2, -1)
+            sums = sequence_sums(log_probs, send(batch.sequences.owner, self.device), 2 * len(batch)).view(2, -1)
             # Nothing is cached, so that an evaluation cannot change what is learned, not even in the last bits.
             gains = (sums - self._reference_sums(batch, rows is self.rows, keep=False)).cpu().numpy()
             right.append(gains[0] > gains[1])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,6 +26,7 @@ from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
 from rlox.nn.modules import flat_copy
+from rlox.nn.transfers import upload
 from rlox.training.backend import autocast
 from rlox.training.off_policy import require_bounds
 from rlox.training.sequences import SequenceAlgorithm
@@ -52,10 +54,13 @@ class Returns(nn.Module):
         super().__init__()
         self.register_buffer("low", torch.zeros((), dtype=torch.float32, device="cpu"))
         self.register_buffer("high", torch.zeros((), dtype=torch.float32, device="cpu"))
+        # A tensor that moves with the module: made from Python numbers, it would be a copy from the host each time.
+        shares = torch.tensor([0.05, 0.95], dtype=torch.float32, device="cpu")
+        self.register_buffer("shares", shares, persistent=False)
 
     def scale(self, returns: Tensor, rate: float) -> Tensor:
         """Update the percentiles with a batch's returns, and return the scale, (), at least 1."""
-        low, high = torch.quantile(returns, returns.new_tensor([0.05, 0.95]))
+        low, high = torch.quantile(returns, self.shares)
         self.low.lerp_(low, rate)
         self.high.lerp_(high, rate)
         return (self.high - self.low).clamp(min=1.0)
@@ -165,12 +170,9 @@ class DreamerV3(SequenceAlgorithm):
         columns = (batch.obs, batch.actions, batch.rewards, batch.is_first, batch.terminated, batch.truncated)
         obs, actions, *marks = (x.transpose(0, 1) for x in columns)
         policy.encoder.see(obs)
-        (n_steps, n), n_latents, n_imagined = marks[0].shape, policy.rssm.stoch, c.imagination_horizon
-        draws = self.uniform(n_steps, n, n_latents), self.uniform(n_imagined, n_steps * n, n_latents)
-        noise = policy.actor.fill_noise(self.rng, (n_imagined, n_steps * n)).to(self.device)
         with autocast(self.config.precision, self.device):
             loss, metrics = self.backend.compiled(self.loss)(
-                obs, actions, *marks, *policy.unpack(batch.state), *draws, noise
+                obs, actions, *marks, *policy.unpack(batch.state), *self.draw_numbers()
             )
         metrics["grad_norm"] = self.optimizer.step(loss, None)
         self.slow_block.lerp_(self.critic_block, c.slow_rate)
@@ -282,6 +284,17 @@ class DreamerV3(SequenceAlgorithm):
             feats.append(state.feat)
         return torch.stack(feats), torch.stack(taken)
 
-    def uniform(self, *shape: int) -> Tensor:
-        """Draw numbers in (0, 1) from this run's generator, on its device."""
-        return torch.from_numpy(self.rng.uniform(shape)).to(self.device)
+    def _host_numbers(self) -> dict[str, np.ndarray]:
+        c, rng, n_latents = self.config, self.rng, self.policy.rssm.stoch
+        imagined = c.imagination_horizon, c.seq_len * c.batch_size
+        return {
+            "draws": rng.uniform((c.seq_len, c.batch_size, n_latents)),
+            "imagined_draws": rng.uniform((*imagined, n_latents)),
+            "noise": self.policy.actor.fill_noise(rng, imagined).numpy(),
+        }
+
+    def draw_numbers(self) -> list[Tensor]:
+        """Return the random numbers of an update, as `loss` takes them, from this run's generator, on its device."""
+        if self._captured is not None and self._captured.running:
+            return [self._captured.inputs[name] for name in ("draws", "imagined_draws", "noise")]
+        return list(upload(self._host_numbers(), self.device).values())

@@ -33,6 +33,7 @@ from rlox.llm.rewards.scoring import Scored, completions_of, scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings, unique_numbers
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
+from rlox.nn.transfers import send, send_numbers
 from rlox.training.post_training import LLMAlgorithm
 
 
@@ -233,8 +234,8 @@ class GRPO(LLMAlgorithm):
         self.follow_schedule()
         rewards = self.ranks.all_rows(batch.rewards)
         advantages = self.ranks.own_rows(group_advantages(rewards, c.group_size, c.scale_rewards, c.baseline))
-        advantages = torch.from_numpy(advantages).float().to(self.device)
-        sampled = torch.from_numpy(batch.sampler_log_probs).to(self.device)
+        advantages = send(advantages.astype(np.float32), self.device)
+        sampled = send(batch.sampler_log_probs, self.device)
         # With a single step, the policy is still the one that sampled, and the first pass gives its log-probabilities.
         before = self.log_probs(whole, c.temperature) if n_steps > 1 else None
         reference = self.log_probs(whole, c.temperature, reference=True) if c.kl_coef > 0 else None
@@ -243,7 +244,7 @@ class GRPO(LLMAlgorithm):
         for rows in self._minibatches(len(batch)):
             learned = rows[batch.ended[rows]] if c.mask_truncated else rows
             sequences, tokens = whole.take(learned)
-            owner = sequences.owner.to(self.device)
+            owner = send(sequences.owner, self.device)
             weights = token_weights(c.loss_type, owner, len(rows), c.max_new_tokens)
             if c.loss_type == "dapo" and self.ranks.joined:
                 # Gradients are averaged over ranks; this makes it the mean over the tokens of all ranks.
@@ -254,20 +255,20 @@ class GRPO(LLMAlgorithm):
             pieces = in_parts(len(learned), c.accumulation)
             for piece in pieces:
                 part, inside = sequences.take(piece)
-                at, mine = tokens[inside].to(self.device), part.owner.to(self.device)
+                at, mine = send(tokens[inside], self.device), send(part.owner, self.device)
                 scores = self.score(part, c.temperature, entropy=True, entropy_gradient=c.ent_coef > 0)
                 log_probs, entropies = scores.log_probs, scores.entropies
                 old = log_probs.detach() if before is None else before[at]
 
                 ratios = policy_ratios(log_probs, old, mine, c.importance_sampling_level, len(part))
-                gains = advantages[torch.from_numpy(learned[piece]).to(self.device)][mine]
+                gains = advantages[send(learned[piece], self.device)][mine]
                 high = c.clip_eps if c.clip_eps_high is None else c.clip_eps_high
                 losses, clipped = clipped_loss(ratios, gains, c.clip_eps, high, c.delta)
                 if c.sampler_correction != "none":
                     losses = losses * sampler_weights(
                         old, sampled[at], mine, len(part), c.sampler_correction, c.sampler_cap
                     )
-                share = weights[inside.to(self.device)]
+                share = weights[send(inside, self.device)]
                 if c.loss_type == "bnpo":
                     share = token_weights("bnpo", mine, len(part), c.max_new_tokens) / len(pieces)
                 found = {"clip_fraction": clipped.float(), "entropy": entropies, "ratio": ratios}
@@ -314,7 +315,7 @@ class GRPO(LLMAlgorithm):
         if len(batch.scores) > 1:
             applies = {name: values[~np.isnan(values)] for name, values in batch.scores.items()}
             found |= {f"reward/{name}": values.mean() for name, values in applies.items() if len(values)}
-        return {name: torch.tensor(float(value), device=self.device) for name, value in found.items()}
+        return send_numbers(found, self.device)
 
 
 def _mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

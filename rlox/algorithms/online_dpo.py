@@ -20,6 +20,7 @@ from rlox.llm.rewards.preferences import Preferences
 from rlox.llm.rewards.scoring import Scored, completions_of, texts_of
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.modes import torch_threads
+from rlox.nn.transfers import send, send_numbers
 from rlox.training.post_training import LLMAlgorithm
 
 _METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # means over the pairs, in addition to the loss
@@ -142,10 +143,10 @@ class OnlineDPO(LLMAlgorithm):
             reference = self.log_probs(batch.sequences, reference=True)
             for rows in in_parts(n_pairs, c.accumulation):
                 sequences, tokens = batch.sequences.take(np.concatenate([rows, rows + n_pairs]))
-                owner, n = sequences.owner.to(self.device), len(rows)
-                gaps = self.score(sequences).log_probs - reference[tokens.to(self.device)]
+                owner, n = send(sequences.owner, self.device), len(rows)
+                gaps = self.score(sequences).log_probs - reference[send(tokens, self.device)]
                 gains = sequence_sums(gaps, owner, 2 * n).view(2, n)  # log policy - log reference; row 0 is preferred
-                lengths = torch.from_numpy(sequences.n_scored).to(self.device).clamp(min=1).view(2, n)
+                lengths = send(sequences.n_scored, self.device).clamp(min=1).view(2, n)
                 means = gains / lengths
                 losses = preference_loss(
                     gains[0] - gains[1], means[0] - means[1], c.beta, c.loss_type, c.label_smoothing
@@ -171,7 +172,7 @@ class OnlineDPO(LLMAlgorithm):
             "truncated": 1.0 - batch.ended.mean(),
             **({} if batch.rewards is None else {"mean_reward": batch.rewards.mean()}),
         }
-        return {**{name: torch.tensor(float(x), device=self.device) for name, x in sampled.items()}, **metrics}
+        return {**send_numbers(sampled, self.device), **metrics}
 
     def train_step(self, prompts: Any) -> dict[str, float]:
         """Take one update on completions of `prompts`, (B, P) token ids or as for `train`. Returns its metrics."""

@@ -17,6 +17,7 @@ from rlox.llm.models.heads import RewardHead
 from rlox.llm.rewards.functions import pair_excerpt
 from rlox.llm.tokens import Sequences, in_parts, unique_rows
 from rlox.nn.modes import torch_threads
+from rlox.nn.transfers import send
 from rlox.training.post_training import LLMAlgorithm
 
 
@@ -57,7 +58,7 @@ class RewardModel(LLMAlgorithm):
         for rows in in_parts(total, c.accumulation):
             part, _ = batch.sequences.take(np.concatenate([rows, rows + total]))
             chosen, rejected = self.rewards(part).view(2, -1)
-            margin = None if batch.margins is None else torch.from_numpy(batch.margins[rows]).to(self.device)
+            margin = None if batch.margins is None else send(batch.margins[rows], self.device)
             loss = bradley_terry_loss(chosen, rejected, margin, c.center).sum() / total
             loss.backward()
             apart = (chosen - rejected).detach()

@@ -11,6 +11,7 @@ from rlox.config import SFTConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import sequence_sums
 from rlox.llm.tokens import Sequences, in_parts
+from rlox.nn.transfers import send
 from rlox.training.post_training import LLMAlgorithm
 
 
@@ -62,7 +63,7 @@ class SFT(LLMAlgorithm):
         means, lengths = [], []
         for part in np.array_split(numbers, -(-len(numbers) // self.config.batch_size)):
             batch = self.batch(rows, part)
-            sums = sequence_sums(self.log_probs(batch), batch.owner.to(self.device), len(batch)).cpu().numpy()
+            sums = sequence_sums(self.log_probs(batch), send(batch.owner, self.device), len(batch)).cpu().numpy()
             means.append(sums / np.maximum(batch.n_scored, 1))
             lengths.append(batch.n_scored)
         return np.concatenate(means).astype(float), np.concatenate(lengths)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 # PyTorch is imported where it is used, because native runs do not need it.
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from rlox.gpu.replay import CapturedReplay
@@ -48,6 +49,10 @@ class SampledUpdates:
         if self._captured is not None and self._captured.running:
             return self._captured.uniform()
         return torch.from_numpy(self.rng.uniform(self._uniform_shape(n))).to(self.device)
+
+    def _host_numbers(self) -> dict[str, np.ndarray]:
+        """Draw the numbers that an update takes from the host in any case, by name."""
+        return {}
 
     def _branch(self) -> tuple[Hashable, ...]:
         """Return what decides on the host which operations the next `update` runs; there is a graph for each value."""

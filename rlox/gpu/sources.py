@@ -14,7 +14,7 @@ import torch
 from rlox.buffers.device import DeviceReplayBuffer, PrioritizedDeviceReplayBuffer
 from rlox.buffers.device_dataset import DeviceDataset
 from rlox.envs import EnvSpec
-from rlox.nn.batch import TransitionBatch
+from rlox.nn.batch import SequenceBatch, TransitionBatch
 
 # Rows of a round that are sent together with the numbers of an update; more of them go on their own.
 _MOST_SENT = 64
@@ -69,8 +69,8 @@ class MemorySource:
             memory.absorb(inputs["rows"], inputs["slots"])
         return TransitionBatch.from_tensors(memory.draw(words, inputs["beta"][0]), a.config.gamma, a.spec)
 
-    def take_errors(self, td_errors: torch.Tensor | None) -> None:
-        """Receive the TD errors of an update after it has run."""
+    def finish(self, result: torch.Tensor | None) -> None:
+        """Receive what the batch kept for the host, as ``for_host``, after an update has run."""
 
 
 class DatasetSource:
@@ -89,8 +89,8 @@ class DatasetSource:
     def make_batch(self, inputs: dict[str, torch.Tensor], words: torch.Tensor, n_new: int) -> TransitionBatch:
         return TransitionBatch.from_tensors(self._dataset.draw(words), self._gamma, self._spec)
 
-    def take_errors(self, td_errors: torch.Tensor | None) -> None:
-        """Ignore them: all transitions are equally likely."""
+    def finish(self, result: torch.Tensor | None) -> None:
+        """Do nothing: all transitions are equally likely."""
 
 
 class HostSource:
@@ -113,22 +113,61 @@ class HostSource:
             self._batch = _StaticBatch(**{name: x for name, x in inputs.items() if name not in ("progress", "index")})
         return self._batch
 
-    def take_errors(self, td_errors: torch.Tensor | None) -> None:
-        if self._indices is not None and td_errors is not None:
+    def finish(self, result: torch.Tensor | None) -> None:
+        if self._indices is not None and result is not None:
             self._batch.indices = self._indices
-            TransitionBatch.update_priorities(self._batch, self._algorithm.buffer, td_errors)
+            TransitionBatch.update_priorities(self._batch, self._algorithm.buffer, result)
 
 
 class _StaticBatch(TransitionBatch):
     """A batch whose columns stay where they are, and whose priorities the host updates after a replay."""
 
-    td_errors: torch.Tensor | None = None
+    for_host: torch.Tensor | None = None  # TD errors (B,)
 
     def update_priorities(self, buffer: Any, td_errors: Any) -> None:
-        self.td_errors = td_errors
+        self.for_host = td_errors
 
 
-Source = MemorySource | DatasetSource | HostSource
+class SequenceSource:
+    """Sequences, and the numbers that their update draws, of the host; attributes and methods as `MemorySource`."""
+
+    n_words = domain = 0
+    n_seeds = 1
+
+    def __init__(self, algorithm: Any):
+        self._algorithm = algorithm
+        self._batch: Any = None
+        self._columns: list[str] = []
+
+    def next_inputs(self) -> tuple[int, dict[str, np.ndarray]]:
+        a = self._algorithm
+        rows = a._host_rows()
+        self._indices = rows["indices"]
+        columns = SequenceBatch.columns_of(rows, a.spec)
+        self._columns = list(columns)
+        return 0, {**columns, **a._host_numbers()}
+
+    def make_batch(self, inputs: dict[str, torch.Tensor], words: torch.Tensor, n_new: int) -> SequenceBatch:
+        if self._batch is None:
+            self._batch = _StaticSequences(**{name: inputs[name] for name in self._columns})
+        return self._batch
+
+    def finish(self, result: torch.Tensor | None) -> None:
+        if result is not None:
+            self._batch.indices = self._indices
+            SequenceBatch.update_states(self._batch, self._algorithm.buffer, result)
+
+
+class _StaticSequences(SequenceBatch):
+    """Sequences whose columns stay where they are, and whose states the host updates after a replay."""
+
+    for_host: torch.Tensor | None = None  # states (B, T, S)
+
+    def update_states(self, buffer: Any, states: Any) -> None:
+        self.for_host = states
+
+
+Source = MemorySource | DatasetSource | HostSource | SequenceSource
 
 
 def source_of_memory(algorithm: Any) -> Source:

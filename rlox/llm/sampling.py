@@ -18,7 +18,9 @@ from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.data import inner_ids
 from rlox.llm.models.language import LanguageModel
+from rlox.llm.models.masks import mask_prompts, mask_step, takes_final_masks
 from rlox.llm.tokens import Sequences, pad_left
+from rlox.nn.transfers import send
 from rlox.processes.failures import Diverged
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 # Share of the batch that must be finished before its rows are removed: a removal copies the cache of all other rows.
 _DONE = 0.25
+# Tokens after which a GPU is asked which completions have ended.
+_LOOK_EVERY = 8
 # Least number of new tokens for which the cache grows in place: copying a short cache costs less than preparing it.
 _LONG = 16
 
@@ -208,8 +212,11 @@ def sample(
     """
     model.evaluation_mode()
     numbers = range(len(prompts)) if numbers is None else numbers
-    noise = torch.from_numpy(completion_noise(seed, step, numbers, n, settings.max_new_tokens)).to(model.device)
-    ends = torch.tensor(sorted({*model.eos, *settings.stop}), dtype=torch.int64, device=model.device)
+    noise = send(completion_noise(seed, step, numbers, n, settings.max_new_tokens), model.device)
+    last_ids = np.array(sorted({*model.eos, *settings.stop}), np.int64)
+    ends = send(last_ids, model.device)
+    # A GPU is asked now and then whether all have ended: it has tokens to compute while the host waits for an answer.
+    look_every = 1 if model.device.type == "cpu" else _LOOK_EVERY
     if model.cached is None:
         model.cached = model.hugging_face and _samples_with_cache(model)
     decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.cached else _FullRows(model, prompts, n)
@@ -225,6 +232,8 @@ def sample(
         ids[active, t] = torch.where(going, tokens, -1)
         if len(ends):
             going = going & ~torch.isin(tokens, ends)
+            if (t + 1) % look_every:
+                continue
             n_going = int(going.sum())
             if n_going == 0:
                 break
@@ -232,7 +241,8 @@ def sample(
                 kept = going.nonzero()[:, 0]
                 decode.keep(kept)
                 active, tokens, going = active[kept], tokens[kept], going[kept]
-    drawn, drawn_log_probs = ids.cpu().numpy(), log_probs.cpu().numpy()
+    both = torch.stack([ids.double(), log_probs.double()]).cpu().numpy()  # one transfer
+    drawn, drawn_log_probs = both[0].astype(np.int64), both[1].astype(np.float32)
     lengths = (drawn >= 0).sum(1)
     if not np.isfinite(drawn_log_probs).all():
         raise Diverged(
@@ -243,7 +253,7 @@ def sample(
     return Completions(
         [row[:length].copy() for row, length in zip(drawn, lengths, strict=True)],
         [row[:length].copy() for row, length in zip(drawn_log_probs, lengths, strict=True)],
-        np.isin(last, ends.cpu().numpy()),
+        np.isin(last, last_ids),
     )
 
 
@@ -284,7 +294,7 @@ class _Cached:
     def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int, room: int) -> None:
         self.model, self.n, self.room = model, n, room
         ids, mask = pad_left(prompts, model.pad)
-        self.ids, self.mask = ids.to(model.device), None if mask is None else mask.to(model.device)
+        self.ids, self.mask = send(ids, model.device), None if mask is None else send(mask, model.device)
         self.cache: Any = None
         self.position: torch.Tensor | None = None
         self.native: Native | None = None
@@ -318,7 +328,7 @@ class _Cached:
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
         output = self.model.module(
             input_ids=ids,
-            attention_mask=self.mask,
+            attention_mask=self._attention_mask(),
             position_ids=self.position,
             use_cache=True,
             logits_to_keep=1,
@@ -328,6 +338,12 @@ class _Cached:
         if self.position is not None:
             self.position = self.position[:, -1:] + 1
         return output.logits[:, -1].float()
+
+    def _attention_mask(self) -> torch.Tensor | None:
+        """Return the mask as the model takes it."""
+        if self.mask is None or not takes_final_masks(self.model):
+            return self.mask
+        return mask_prompts(self.mask) if self.cache is None else mask_step(self.mask)
 
     def keep(self, rows: torch.Tensor) -> None:
         if self.native is not None:
@@ -343,8 +359,8 @@ class _FullRows:
     def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
         self.model = model
         ids, lengths = Sequences(prompts, [()] * len(prompts)).padded_rows()
-        self.length = torch.from_numpy(lengths).to(model.device).repeat_interleave(n)
-        self.ids = torch.from_numpy(ids).to(model.device).repeat_interleave(n, 0)
+        self.length = send(lengths, model.device).repeat_interleave(n)
+        self.ids = send(ids, model.device).repeat_interleave(n, 0)
 
     def next(self, tokens: torch.Tensor | None) -> torch.Tensor:
         row = torch.arange(len(self.ids), device=self.ids.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rlox.kernels.llm.packing import pack_sequences
+from rlox.nn.transfers import upload
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,12 @@ class Layout:
     first_column: int  # the smallest of `column`
 
     def to(self, device: str | torch.device) -> Layout:
-        positions = None if self.positions is None else self.positions.to(device)
-        row, column, targets = (x.to(device) for x in (self.row, self.column, self.targets))
-        return Layout(self.ids.to(device), positions, row, column, targets, self.first_column)
+        """Return the layout on `device`, after one copy that the host does not wait for."""
+        if torch.device(device).type == "cpu":
+            return self
+        tensors = {item.name: getattr(self, item.name) for item in fields(self)}
+        arrays = {name: x.numpy() for name, x in tensors.items() if isinstance(x, torch.Tensor)}
+        return replace(self, **upload(arrays, device))
 
 
 class Sequences:

@@ -140,18 +140,25 @@ class SequenceBatch(Columns):
     def from_rows(cls, rows: Mapping[str, np.ndarray], spec: EnvSpec, device: str) -> SequenceBatch:
         """Create a batch from the result of `rlox.SequenceReplayBuffer.sample`, in the shapes of `spec`.
 
-        Where actions have more than their `EnvSpec.model_width` numbers, the rest are the flags of legal actions.
+        Where actions have more than their `EnvSpec.model_width` numbers, the rest are the flags of legal actions. The
+        columns go to `device` in one copy.
         """
+        columns: dict[str, Any] = cls.columns_of(rows, spec)
+        if device != "cpu":
+            from rlox.nn.transfers import upload
+
+            columns = upload(columns, device)
+        return cls(**columns, indices=rows["indices"])
+
+    @staticmethod
+    def columns_of(rows: Mapping[str, np.ndarray], spec: EnvSpec) -> dict[str, np.ndarray]:
+        """Return the columns of a batch as arrays, from the result of `rlox.SequenceReplayBuffer.sample`."""
         columns = {name: rows[name] for name in _SEQUENCE_COLUMNS if name in rows}
         actions, width = columns["actions"], spec.model_width
         if actions.shape[-1] > width:
             columns |= {"actions": actions[..., :width], "masks": actions[..., width:] != 0}
         columns["obs"] = columns["obs"].reshape(*columns["rewards"].shape, *spec.obs_shape)
-        if device != "cpu":
-            import torch
-
-            columns = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
-        return cls(**columns, indices=rows["indices"])
+        return columns
 
 
 _SEQUENCE_COLUMNS = [name for name, item in vars(SequenceBatch).items() if isinstance(item, Column)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,3 +71,18 @@ def upload(arrays: Mapping[str, np.ndarray], device: str | torch.device) -> dict
     packing = Packing(arrays)
     block = packing.write(arrays, stage(packing.n_bytes, place))
     return packing.views(block.to(place, non_blocking=True))
+
+
+def send(values: np.ndarray | torch.Tensor, device: str | torch.device) -> torch.Tensor:
+    """Return an array, or a tensor of the host, on `device`, after a copy that the host does not wait for."""
+    tensor, place = torch.as_tensor(values), torch.device(device)
+    if place.type == "cpu" or tensor.device.type != "cpu":
+        return tensor.to(place)
+    block = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor)
+    return block.to(place, non_blocking=True)
+
+
+def send_numbers(numbers: Mapping[str, Any], device: str | torch.device) -> dict[str, torch.Tensor]:
+    """Return numbers of the host as tensors () f32 on `device`, after one copy that the host does not wait for."""
+    values = send(np.array([float(number) for number in numbers.values()], np.float32), device)
+    return dict(zip(numbers, values.unbind(), strict=True))

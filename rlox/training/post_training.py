@@ -37,6 +37,7 @@ from rlox.nn.modes import torch_threads
 from rlox.nn.modules import generator_states
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.sharding import ShardedAdam
+from rlox.nn.transfers import send
 from rlox.training import loops
 from rlox.training.algorithm import Algorithm, require_finite, to_floats
 from rlox.training.backend import Backend, autocast, choose_device, device_for, precision_of
@@ -306,7 +307,7 @@ class LLMAlgorithm(Algorithm):
             layout = reader.layout(part, self._row_length(part))
             with self.cast():
                 score = self.reference.score if reference else self.model.score  # type: ignore[union-attr]
-                log_probs[tokens.to(self.device)] = score(layout, temperature).log_probs
+                log_probs[send(tokens, self.device)] = score(layout, temperature).log_probs
         return log_probs
 
     # ---- completions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import numpy as np
 from rlox.checkpoint import Checkpoint
 from rlox.collectors import RewardFn
 from rlox.collectors.sequences import SequenceCollector
+from rlox.gpu.sampled import SampledUpdates
 from rlox.nn.batch import SequenceBatch
 from rlox.training.replay import ReplayAgent
 from rlox.world_models.pretraining import fill
 from rlox.world_models.pretraining import n_rows as dataset_rows
 
 
-class SequenceAlgorithm(ReplayAgent):
+class SequenceAlgorithm(SampledUpdates, ReplayAgent):
     """Base class of algorithms whose agent has a memory of its own and learns from sequences of steps.
 
     ``update(batch)`` receives a `rlox.nn.batch.SequenceBatch`. The replay memory contains every step, with the agent's
@@ -40,15 +42,26 @@ class SequenceAlgorithm(ReplayAgent):
         ValueError
             If the memory is empty, or no environment has ``seq_len`` steps in it.
         """
+        return SequenceBatch.from_rows(self._host_rows(), self.spec, self.device)
+
+    def _host_rows(self) -> Mapping[str, np.ndarray]:
         c, memory = self.config, self._memory.config
-        rows = self.buffer.sample(
+        return self.buffer.sample(
             c.batch_size,
             c.seq_len,
             self.rng.integers(2**63),
             online=memory is None or memory.online,
             with_indices=True,
         )
-        return SequenceBatch.from_rows(rows, self.spec, self.device)
+
+    @property
+    def _n_rows(self) -> int:
+        return self.config.batch_size
+
+    def _make_source(self) -> Any:
+        from rlox.gpu.sources import SequenceSource
+
+        return SequenceSource(self)
 
     @property
     def _state_dim(self) -> int:  # type: ignore[override]  # a number that its networks determine

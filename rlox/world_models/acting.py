@@ -13,6 +13,7 @@ from rlox.config.world_models import DreamerConfig
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.acting import ActingPolicy, Inputs
+from rlox.nn.graphed_acting import GraphedCalls
 from rlox.nn.modules import copy_module
 from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
 
@@ -118,6 +119,7 @@ class WorldModelActor(ActingPolicy):
     def __init__(self, policy: DreamerPolicy, decoder: Decoder, device: str = "cpu"):
         self.policy, self.decoder, self.device = policy, decoder, device
         self.state_dim, self.n_state_noise = policy.n_carried, policy.rssm.stoch
+        self._calls = GraphedCalls(device, "WorldModelActor.act") if device != "cpu" else None
 
     def __reduce__(self) -> Any:
         # Copies: parameters may be views of one block, which a pickle would contain once per view.
@@ -148,30 +150,41 @@ class WorldModelActor(ActingPolicy):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return actions (N, …) and the next states (N, S), whose last numbers are these actions in the model's form.
 
-        Without `state_noise` or `noise`, latents or actions are the most likely ones.
+        Without `state_noise` or `noise`, latents or actions are the most likely ones. On a GPU it is one graph.
         """
         policy = self.policy
-        rssm = policy.rssm
         if inputs.mask is not None:
             self._require_logits()
         carry = self.initial(len(inputs.obs)) if inputs.state is None else inputs.state
         if inputs.is_first is not None:
             carry = np.where(inputs.is_first[:, None], np.float32(0), carry)
-        state, before = policy.unpack(torch.from_numpy(carry).to(self.device))
-        obs = np.ascontiguousarray(inputs.obs, policy.spec.obs_dtype)
-        tokens = policy.encoder(torch.from_numpy(obs).to(self.device))
+        arrays = {"obs": np.ascontiguousarray(inputs.obs, policy.spec.obs_dtype), "carry": carry}
+        drawn = {"state_noise": state_noise, "noise": noise}
+        arrays |= {name: np.ascontiguousarray(numbers) for name, numbers in drawn.items() if numbers is not None}
+        key = " ".join(arrays)
+
+        def advance(*tensors: Tensor) -> Tensor:
+            return self._advance(**dict(zip(arrays, tensors, strict=True)))
+
+        if self._calls is not None and type(policy) is DreamerPolicy:
+            after = self._calls(key, advance, arrays)
+        else:
+            after = advance(*(torch.from_numpy(x).to(self.device) for x in arrays.values())).cpu().numpy()
+        return policy.spec.from_model(after[:, -policy.actor.width :]), after
+
+    def _advance(
+        self, obs: Tensor, carry: Tensor, state_noise: Tensor | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        """Return the states (N, S) after those in `carry`, given the observations that followed."""
+        policy, rssm = self.policy, self.policy.rssm
+        state, before = policy.unpack(carry)
         deter = rssm.step(state, rssm.embed(before))
-        logits = rssm.posterior(deter, F.linear(tokens, rssm.post_tokens))
-        if state_noise is None:
-            stoch = rssm.mode(logits)
-        else:
-            stoch = rssm.draw(logits, torch.from_numpy(np.ascontiguousarray(state_noise)).to(self.device))
+        logits = rssm.posterior(deter, F.linear(policy.encoder(obs), rssm.post_tokens))
+        stoch = rssm.mode(logits) if state_noise is None else rssm.draw(logits, state_noise)
         state = Latents(deter, stoch)
-        if noise is None:
-            taken = policy.actor.mode(state.feat)
-        else:
-            taken = policy.actor.sample(state.feat, torch.from_numpy(np.ascontiguousarray(noise)).to(self.device))
-        return policy.spec.from_model(taken.cpu().numpy()), policy.packed(state, taken).cpu().numpy()
+        actor = policy.actor
+        taken = actor.mode(state.feat) if noise is None else actor.sample(state.feat, noise)
+        return policy.packed(state, taken)
 
     @torch.inference_mode()
     def open_loop(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -161,7 +161,9 @@ class Encoder(nn.Module):
         if self.image:
             return
         self.n_batches += 1
-        rate = max(1.0 / float(self.n_batches), self.LEAST_RATE)
+        rate: Any = (1.0 / self.n_batches).clamp(min=self.LEAST_RATE)
+        if not obs.is_cuda:  # where the host need not wait for it
+            rate = max(1.0 / float(self.n_batches), self.LEAST_RATE)
         rows = obs.flatten(0, -2)
         self.mean.lerp_(rows.mean(0), rate)
         self.square.lerp_(rows.square().mean(0), rate)
@@ -395,8 +397,9 @@ class RSSM(nn.Module):
         keep = (~is_first).to(tokens.dtype)[..., None]
         embedded = self.embed(actions * keep)
         seen = F.linear(tokens, self.post_tokens)
-        # Compiled code resets every step, since it must not depend on the values of a tensor.
-        resets = [True] * len(is_first) if torch.compiler.is_compiling() else is_first.any(1).tolist()
+        # Compiled code, and a GPU, reset every step, since they must not depend on the values of a tensor.
+        always = torch.compiler.is_compiling() or is_first.is_cuda
+        resets = [True] * len(is_first) if always else is_first.any(1).tolist()
         state, deters, stochs, posteriors = start, [], [], []
         for t, reset in enumerate(resets):
             if reset:

@@ -10,6 +10,8 @@ import toy
 from device_comparison import differing, require_close, weights
 from small_language_models import CLASSES, arguments, make
 
+from rlox.llm.sampling import Settings, sample
+
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_training_equals_that_on_the_cpu(name):
@@ -52,6 +54,26 @@ VARIANTS = [
 def test_variants_train(name, kind, settings):
     metrics = make(name, kind, **settings).train(n_updates=2)
     assert metrics["loss"] == metrics["loss"]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+def test_masks_and_packing_are_those_of_the_cpu(kind):
+    settings = {"precision": "float32", "packing": True, "accumulation": 2}
+    ours, theirs = (make("sft", kind, device=device, **settings) for device in ("cuda", "cpu"))
+    require_close(ours.train(n_updates=2), theirs.train(n_updates=2), rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_completions_are_those_of_the_cpu(kind, pretended):
+    """Prompts of unequal lengths, and completions that end between two looks at them."""
+    prompts = [[1, 2, 3, 4, 5], [6], [2, 3]]
+    drawn = [
+        sample(make("sft", kind, device=device).model, prompts, Settings(20, stop=(3, 4)), n=4, seed=2)
+        for device in ("cuda", "cpu")
+    ]
+    ours, theirs = ([ids.tolist() for ids in one.ids] for one in drawn)
+    assert ours == theirs
+    assert len({len(ids) for ids in ours}) > 3
 
 
 def test_given_token_ids_may_be_on_either_device():

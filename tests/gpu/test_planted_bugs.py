@@ -14,6 +14,7 @@ from rlox.algorithms import dreamer, ppo
 from rlox.checkpoint import counters
 from rlox.gpu import collection, replay, value_norm
 from rlox.nn import acting, compiling, optimizers, random
+from rlox.nn.transfers import upload
 from rlox.training import agent
 
 N_STEPS = {"ppo": 128, "mappo": 128, "dreamer": 40}
@@ -207,6 +208,12 @@ def normalize_returns_by_numbers_of_the_host(monkeypatch):
     wrapped(monkeypatch, value_norm.DeviceValueNorm, "follow", baked)
 
 
+def draw_on_the_host_within_the_graph(monkeypatch):
+    monkeypatch.setattr(
+        dreamer.DreamerV3, "draw_numbers", lambda self: list(upload(self._host_numbers(), self.device).values())
+    )
+
+
 IN_GRAPHS = {
     bake_the_schedule: "ppo",
     repeat_the_noise: "ppo",
@@ -215,6 +222,7 @@ IN_GRAPHS = {
     read_the_noise_of_the_first_update_again: "sac",
     read_the_uniform_numbers_of_the_first_update_again: "cql",
     normalize_returns_by_numbers_of_the_host: "mappo",
+    draw_on_the_host_within_the_graph: "dreamer",
 }
 
 

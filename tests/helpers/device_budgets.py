@@ -76,7 +76,7 @@ def spent_on_replay(name):
                 off = {"learning_starts": 32, "replay_ratio": 4.0 * n}
             kind = {"precision": "float32"} if of_sequences(name) else {}
             algorithm = make(name, device="cuda", n_envs=N_ENVS, off=off, callbacks=[laps], **kind)
-            algorithm.train(6_000 if of_sequences(name) else 10_000)  # until the first report, after one in a hundred
+            algorithm.train(10_000)  # until the first report, after one in a hundred
         # A lap is an update and the collection after it; TD3 updates its policy in every second one.
         ends = laps.laps["collected"][-N_AVERAGED - 1 : -1]
         rounds.append({kind: statistics.fmean(lap[kind] for lap in ends) for kind in KINDS})

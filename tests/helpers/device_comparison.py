@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from small_algorithms import OFFLINE, learner, make, off_policy
+from small_algorithms import OFFLINE, learner, make, of_sequences, off_policy
 
 from rlox.nn import graphs
 
@@ -53,6 +53,7 @@ CAPTURED = {
     "appo": {"n_epochs": 2, "batch_size": 16, "clip_eps_schedule": "linear"},
     "impala": {"replay_rollouts": 1},
     "mappo": {"n_epochs": 2, "batch_size": 16, "value_norm": True},
+    "dreamer": {"precision": "float32"},
     "bc": {},
     "cql": {"auto_alpha": True},
     "iql": {"policy_schedule": "cosine"},
@@ -68,7 +69,7 @@ def require_same_with_and_without_graphs(name, monkeypatch, **settings):
         monkeypatch.setattr(graphs, "N_EAGER", n_eager)
         algorithm = (learner if name in OFFLINE else make)(name, device="cuda", **settings)
         assert algorithm.backend.captures
-        length = 16 if name in OFFLINE else 168 if off_policy(name) else 10 * 64
+        length = 16 if name in OFFLINE else 72 if of_sequences(name) else 168 if off_policy(name) else 10 * 64
         metrics.append(algorithm.train(length))
         trained.append(weights(algorithm))
     require_close(*metrics, rel=1e-4, abs=1e-5)

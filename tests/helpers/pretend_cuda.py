@@ -342,14 +342,14 @@ def _copy_between(name: str, args: Any, kwargs: dict[str, Any], on_cuda: bool) -
         options = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
         inner = source.inner if isinstance(source, DeviceTensor) else source
         if capture is None and not (pinned and without_wait):
-            _wait_for_copy(kind, pinned)
+            _wait_for_copy(kind, pinned, source.numel())
             copied = torch.ops.aten._to_copy.default(inner, **options)
             return DeviceTensor(copied) if to_device else copied
         copied = torch.empty_like(inner, dtype=options.get("dtype"), memory_format=torch.preserve_format)
         result = DeviceTensor(copied) if to_device else copied
     ends = [x.inner if isinstance(x, DeviceTensor) else x for x in (result, source)]
     if not (pinned and without_wait):
-        _wait_for_copy(kind, pinned)
+        _wait_for_copy(kind, pinned, source.numel())
         ends[0].copy_(ends[1])
     elif capture is not None:
         capture.transfer(*ends, to_device)
@@ -359,7 +359,9 @@ def _copy_between(name: str, args: Any, kwargs: dict[str, Any], on_cuda: bool) -
     return result
 
 
-def _wait_for_copy(kind: str, pinned: bool) -> None:
+def _wait_for_copy(kind: str, pinned: bool, n: int) -> None:
+    if not n:  # nothing is copied
+        return
     if kind == "h2d" and not pinned:
         _copy_from_pageable()
         return

@@ -60,7 +60,7 @@ class RoomyLayer(DynamicLayer):
 
     def __init__(self, layer: DynamicLayer, room: int) -> None:
         super().__init__()
-        self.lazy_initialization(layer.keys, layer.values)
+        self.device, self.is_initialized = layer.keys.device, True
         length = layer.keys.shape[-2]
         self._buffers = []
         for x in (layer.keys, layer.values):

@@ -11,7 +11,9 @@ from torch import nn
 
 from rlox.kernels.rng import Rng
 from rlox.llm.models.language import LanguageModel
+from rlox.llm.models.masks import without_masks
 from rlox.llm.tokens import Sequences
+from rlox.nn.transfers import send
 
 
 class RewardHead(nn.Module):
@@ -46,11 +48,12 @@ class RewardHead(nn.Module):
         """Return rewards (B,) f32; raises a TypeError or ValueError if a custom module returns anything else."""
         self._model.evaluation_mode()
         ids, lengths = sequences.padded_rows()
-        last = torch.from_numpy(lengths - 1).to(self._model.device)
-        padded = torch.from_numpy(ids).to(self._model.device)
+        last = send(lengths - 1, self._model.device)
+        padded = send(ids, self._model.device)
         if self.head is not None:
             inside: Any = self._model.base.base_model
-            hidden = inside(input_ids=padded, use_cache=False).last_hidden_state
+            with without_masks(self._model):
+                hidden = inside(input_ids=padded, use_cache=False).last_hidden_state
             # Autocast would compute in bfloat16 in spite of float32 inputs, and many rewards would be equal. Weights
             # that are gathered from several ranks may be bfloat16.
             with torch.autocast(hidden.device.type, enabled=False):

@@ -15,6 +15,7 @@ from torch import nn
 
 from rlox.config import shown
 from rlox.llm.models.fused import fuse_parts
+from rlox.llm.models.masks import mask_packed, takes_final_masks, without_masks
 from rlox.llm.models.token_scores import kernels_take, token_scores
 from rlox.llm.tokens import Layout, Sequences
 
@@ -231,10 +232,17 @@ class LanguageModel:
             # A mask, or an unnecessary cache, would let sequences in the same row attend to each other.
             width, first = layout.ids.shape[1], layout.first_column
             # Activations are recomputed later, outside `fused`, and must then be computed by the same functions.
-            with contextlib.nullcontext() if self.checkpointed else fuse_parts(self.module, self.config):
-                cache = self._beginnings(layout)
+            with contextlib.ExitStack() as stack:
+                if not self.checkpointed:
+                    stack.enter_context(fuse_parts(self.module, self.config))
+                cache, mask = self._beginnings(layout), None
+                if layout.positions is not None and takes_final_masks(self):
+                    mask = mask_packed(layout.positions)
+                elif cache is None:
+                    stack.enter_context(without_masks(self))
                 whole = self.module(
                     input_ids=layout.ids if cache is None else layout.ids[:, first:],
+                    attention_mask=mask,
                     position_ids=layout.positions,
                     use_cache=cache is not None,
                     logits_to_keep=width - first,

@@ -1,0 +1,68 @@
+"""Attention masks in their final form, for models on a GPU.
+
+Hugging Face looks at the values of masks and positions in every forward pass, to leave out masks that hide nothing. On
+a GPU the host waits for these values, and the GPU then for the host. Here what they hide is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from rlox.llm.models.language import LanguageModel
+
+_UNMASKED = "rlox_causal"  # PyTorch's attention, for which Hugging Face makes no masks
+
+
+def takes_final_masks(model: LanguageModel) -> bool:
+    """Return whether a Hugging Face model on a GPU takes masks (R, 1, Q, T) bool: all its layers have PyTorch's
+    attention over all tokens."""
+    if model.device.type == "cpu" or not model.hugging_face or model.attention != "sdpa":
+        return False
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr]
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return set(kinds) == {"full_attention"}
+    return getattr(config, "sliding_window", None) is None
+
+
+def mask_packed(positions: torch.Tensor) -> torch.Tensor:
+    """Return which tokens of packed rows see which, (R, 1, T, T) bool, given their positions (R, T) in sequences."""
+    sequence = (positions == 0).cumsum(-1)
+    return (sequence[:, :, None] == sequence[:, None, :]).tril()[:, None]
+
+
+def mask_prompts(mask: torch.Tensor) -> torch.Tensor:
+    """Return which tokens of prompts see which, (R, 1, T, T) bool, given which of them (R, T) are no padding.
+
+    Padding sees itself, so that its values, which nobody reads, stay finite.
+    """
+    itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+    return (mask[:, None].bool().expand(-1, mask.shape[1], -1).tril() | itself)[:, None]
+
+
+def mask_step(mask: torch.Tensor) -> torch.Tensor:
+    """Return what one more token of each row sees, (R, 1, 1, T) bool, given which tokens (R, T) are no padding."""
+    return mask[:, None, None].bool()
+
+
+@contextlib.contextmanager
+def without_masks(model: LanguageModel) -> Iterator[None]:
+    """Let rows from their first token on, without padding before it, go through `model` without masks."""
+    config: Any = None if model.config is None else model.config.get_text_config()
+    if not takes_final_masks(model) or not hasattr(config, "_attn_implementation_internal"):
+        yield
+        return
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, sdpa_attention_forward)
+    config._attn_implementation_internal = _UNMASKED
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = "sdpa"
