@@ -22,7 +22,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.rollout": "25762d1e1e968a98 b45e3be7c735e23a",
     "rlox.collectors.whole_sequences": "2b646f632dc25e1e c0c90851db313d63",
     "rlox.envs.spec": "dcdf3f63a06785b0 73e0d41d72c2fd28",
-    "rlox.gpu.sampled": "9fcc6e4ce3ecf37f 5d50473365dbbb98",
+    "rlox.gpu.sampled": "310c718cc1d78a77 05b8dd85468d377a",
     "rlox.multi_agent.players": "6d399bdf0ab91b65 a2c0ebaf6a8d9bbd",
     "rlox.nn.acting": "3624f981f804fa99 637a56718b814edf",
     "rlox.nn.actors": "ea3e536e79ea84dd 4c9074e751120018",
@@ -42,7 +42,7 @@ COMPARED: dict[str, str] = {
     "rlox.nn.value_networks": "6200431ad7647757 a706da3c5e575e48",
     "rlox.training.backend": "51c64ca479112ab0 6152074a6d0edd52",
     "rlox.training.off_policy": "04ad96f6f29e3d46 b54dbc2079a9006e",
-    "rlox.training.offline": "811d3450839e20fd 7f4cd4227f3293b1",
+    "rlox.training.offline": "d4994fd5f138a525 8d1b07b05b635c33",
     "rlox.training.on_policy": "557276bdf54711d2 20524116bbc943de",
     "rlox.training.replay": "caacf914bf15ef7f a6f0b5a14b07ecd4",
 }

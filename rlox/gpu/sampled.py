@@ -20,6 +20,11 @@ class SampledUpdates:
     _captured: CapturedReplay | None = None
     _draws_on_device = False  # they are the host generator's numbers, see `rlox.gpu.ahead`
 
+    @property
+    def _n_rows(self: Any) -> int:
+        """Rows of a batch, or its sequences."""
+        return self.config.batch_size
+
     def _capture_obstacle(self) -> str | None:
         definer = next(cls for cls in type(self).__mro__ if "sample" in vars(cls))
         if "sample" in vars(self) or not definer.__module__.startswith("rlox."):

@@ -255,10 +255,6 @@ class OfflineAlgorithm(SampledUpdates, SeparateNetworks, Agent):
         return TransitionBatch.from_rows(self._host_rows(), self._gamma, self.spec, self.device)
 
     @property
-    def _n_rows(self) -> int:
-        return self.config.batch_size
-
-    @property
     def _gamma(self) -> float:
         """The discount; behavioural cloning has none, and ignores rewards."""
         return getattr(self.config, "gamma", 1.0)

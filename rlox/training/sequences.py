@@ -54,10 +54,6 @@ class SequenceAlgorithm(SampledUpdates, ReplayAgent):
             with_indices=True,
         )
 
-    @property
-    def _n_rows(self) -> int:
-        return self.config.batch_size
-
     def _make_source(self) -> Any:
         from rlox.gpu.sources import SequenceSource
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from rlox.llm.models.language import LanguageModel
 
 _UNMASKED = "rlox_causal"  # PyTorch's attention, for which Hugging Face makes no masks
 
 
-def takes_final_masks(model: LanguageModel) -> bool:
-    """Return whether a Hugging Face model on a GPU takes masks (R, 1, Q, T) bool: all its layers have PyTorch's
-    attention over all tokens."""
+def takes_final_masks(model: Any) -> bool:
+    """Return whether a `LanguageModel` is one of Hugging Face on a GPU that takes masks (R, 1, Q, T) bool: all its
+    layers have PyTorch's attention over all tokens."""
     if model.device.type == "cpu" or not model.hugging_face or model.attention != "sdpa":
         return False
-    config: Any = model.config.get_text_config()  # type: ignore[union-attr]
+    config: Any = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return set(kinds) == {"full_attention"}
@@ -51,7 +48,7 @@ def mask_step(mask: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def without_masks(model: LanguageModel) -> Iterator[None]:
+def without_masks(model: Any) -> Iterator[None]:
     """Let rows from their first token on, without padding before it, go through `model` without masks."""
     config: Any = None if model.config is None else model.config.get_text_config()
     if not takes_final_masks(model) or not hasattr(config, "_attn_implementation_internal"):
