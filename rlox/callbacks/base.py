@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, partialmethod
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ _Answer = TypeVar("_Answer")
 
 SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; the rest is "other"
 _STOPPING = ("on_training_start", "on_step")  # hooks whose answer False stops the training
+_AT_ONCE = 100  # rows of a history that are put into its columns together
 MOST_ROWS = 10_000  # of a history; from this many on, every second row without an evaluation is left out
 _COUNTED = ("on_step", "on_training_error", "on_training_end")  # hooks up to whose end `CallbackList.training_s` counts
 
@@ -289,19 +291,24 @@ class History(Mapping[str, np.ndarray]):
     def __init__(self) -> None:
         self._steps = array("q")
         self._columns: dict[str, array[float]] = {}
+        self._waiting: list[tuple[int, dict[str, float]]] = []  # rows that are not in the columns yet
 
     def __getitem__(self, name: str) -> np.ndarray:
+        self._fill_columns()
         if name == "step":
             return np.array(self._steps, np.int64)
         return np.array(self._columns[name])
 
     def __iter__(self) -> Iterator[str]:
+        self._fill_columns()
         return iter(["step", *self._columns] if self._steps else [])
 
     def __len__(self) -> int:
+        self._fill_columns()
         return len(self._columns) + 1 if self._steps else 0
 
     def __repr__(self) -> str:
+        self._fill_columns()
         if not self._steps:
             return "History(empty)"
         return f"History({len(self._steps):,} rows, steps {self._steps[0]:,} to {self._steps[-1]:,}: {', '.join(self)})"
@@ -310,6 +317,7 @@ class History(Mapping[str, np.ndarray]):
         """Return the curve of the returns, and the last value of each metric, for notebooks."""
         from rlox.evaluation.html import Line, draw_curves, write_table
 
+        self._fill_columns()
         if not self._steps:
             return "no metrics yet"
         shown = {"mean_reward": "training", "eval/mean_return": "evaluation"}
@@ -322,6 +330,43 @@ class History(Mapping[str, np.ndarray]):
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add `metrics` to the row of `step`, which is new or, for an evaluation, may be an earlier one."""
+        # An A2C round takes 100 us, of which filling the columns row by row would take 3.
+        self._waiting.append((step, dict(metrics)))
+        if len(self._waiting) == _AT_ONCE:
+            self._fill_columns()
+
+    def _fill_columns(self) -> None:
+        """Move the rows that wait into the columns."""
+        rows, self._waiting = self._waiting, []
+        while rows:
+            part = rows[: max(1, MOST_ROWS - len(self._steps))]
+            rows = rows[len(part) :]
+            steps = [*self._steps[-1:], *(step for step, _ in part)]
+            if all(before < after for before, after in pairwise(steps)):
+                self._append([step for step, _ in part], [metrics for _, metrics in part])
+            else:
+                for step, metrics in part:
+                    self._insert(step, metrics)
+            if len(self._steps) >= MOST_ROWS:
+                self._thin_out()
+
+    def _append(self, steps: list[int], rows: list[dict[str, float]]) -> None:
+        names = list(rows[0])
+        if all(list(row) == names for row in rows):
+            columns: Any = zip(names, zip(*map(dict.values, rows), strict=True), strict=True)
+        else:
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            columns = ((name, [row.get(name, math.nan) for row in rows]) for name in names)
+        unknown = array("d", [math.nan])
+        for name, values in columns:
+            if name not in self._columns:
+                self._columns[name] = unknown * len(self._steps)
+            self._columns[name] += array("d", values)
+        for name in self._columns.keys() - set(names):
+            self._columns[name] += unknown * len(rows)
+        self._steps.extend(steps)
+
+    def _insert(self, step: int, metrics: dict[str, float]) -> None:
         at = bisect_left(self._steps, step)
         if at == len(self._steps) or self._steps[at] != step:
             self._steps.insert(at, step)
@@ -331,8 +376,6 @@ class History(Mapping[str, np.ndarray]):
             if name not in self._columns:
                 self._columns[name] = array("d", [math.nan]) * len(self._steps)
             self._columns[name][at] = value
-        if len(self._steps) >= MOST_ROWS:
-            self._thin_out()
 
     def _thin_out(self) -> None:
         kept = np.arange(len(self._steps)) % 2 == 0

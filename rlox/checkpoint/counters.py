@@ -61,7 +61,8 @@ class Counters:
         """
         if self.captured_progress is not None:
             return self.captured_progress
-        return min(1.0, (self.steps - self.in_round - self.horizon_start) / max(1, self.schedule_steps))
+        done = getattr(self, self.clock) - self.in_round - self.horizon_start
+        return min(1.0, done / max(1, self.schedule_steps))
 
     @property
     def end(self) -> int:

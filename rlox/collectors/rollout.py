@@ -459,7 +459,7 @@ class RolloutCollector(Collector):
         self.env_steps += n_steps * n
         ended = terminated | truncated
         some = b"\1" in ended.tobytes()  # fast check: in most short rollouts no episode ends
-        return Steps(
+        steps = Steps(
             sampler,
             obs,
             frames,
@@ -473,13 +473,12 @@ class RolloutCollector(Collector):
             episode_return[ended] if some else np.empty(0),
             episode_length[ended] if some else np.empty(0, np.int64),
             None if masks is None else masks[:-1],
-            *(() if sampler.memory is None else self._keep_memory(sampler, limit_memories)),
         )
-
-    def _keep_memory(self, sampler: _Sampler, limit_memories: np.ndarray | None) -> tuple[Any, ...]:
-        """Keep the state of a memory for the next rollout. Return what `Steps` has of it."""
-        self._memory, self._is_first = sampler.memory, sampler.is_first
-        return np.stack(sampler.memories), np.stack(sampler.firsts), sampler.memory, limit_memories
+        if sampler.memory is not None:
+            self._memory, self._is_first = sampler.memory, sampler.is_first  # for the next rollout
+            steps.memories, steps.is_first = np.stack(sampler.memories), np.stack(sampler.firsts)
+            steps.last_memory, steps.limit_memories = sampler.memory, limit_memories
+        return steps
 
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
         """Raise if numbers of a rollout are not finite: observations, those `reached` at time limits, or rewards."""

@@ -512,7 +512,7 @@ def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
     TypeError
         If `metrics` is not a mapping, or a metric is neither a number nor a tensor of shape ().
     """
-    if type(metrics) is dict and all(isinstance(value, float) for value in metrics.values()):
+    if type(metrics) is dict and {float}.issuperset(map(type, metrics.values())):
         return metrics
     if not isinstance(metrics, Mapping):
         raise _refuse_metrics(metrics)
@@ -538,6 +538,8 @@ def _refuse_metrics(value: Any, name: str | None = None) -> TypeError:
 
 def require_finite(losses: dict[str, float], algorithm) -> None:
     """Raise FloatingPointError if a metric of an update is not finite."""
+    if math.isfinite(sum(losses.values())):  # so is each of them
+        return
     c = algorithm.counters
     for name, value in losses.items():
         # Explained variance is undefined (NaN) if all returns are equal; every other metric must be finite.

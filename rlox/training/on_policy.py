@@ -65,7 +65,7 @@ def on_policy(algorithm) -> dict[str, float]:
         c.in_round = batch.n_taken * ranks.size
         c.env_steps += c.in_round
         c.ended(returns, lengths)
-        callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
+        callbacks.call_hook("on_rollout_end", algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
         losses = to_floats(update(batch))
         if ranks.joined:
