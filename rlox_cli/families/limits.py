@@ -52,14 +52,14 @@ def free_disk(folder: Path) -> int:
 def cpu_seconds() -> float:
     """Return the CPU time of this process and all that it has started, on Linux including those still alive."""
     own = os.times()
-    total, tick = own.user + own.system + own.children_user + own.children_system, os.sysconf("SC_CLK_TCK")
+    total = own.user + own.system + own.children_user + own.children_system
     for listed in Path("/proc/self/task").glob("*/children"):
         for child in listed.read_text().split():
             try:
                 stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # the process has just ended
-            total += sum(map(int, stat[11:15])) / tick
+            total += sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
