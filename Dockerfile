@@ -10,6 +10,7 @@
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
@@ -42,6 +43,7 @@ USER 1000
 
 FROM base AS cuda
 # PyTorch's package brings its CUDA libraries; the driver comes from the host. torch.compile needs a compiler.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
