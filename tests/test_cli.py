@@ -264,6 +264,7 @@ BAD_INPUT = [
     (["--import"], "--import must be followed by a module's name, got nothing"),
     (["--import", "absent_package"], "--import absent_package: there is no such module in "),
     (["--import", "./mine.py"], "--import must be a module's dotted name, got './mine.py'; try --import mine"),
+    (["--import", "bare"], "/bare is a folder without __init__.py"),
     (["imports=[absent_package]"], "--import absent_package: there is no such module in "),
     (["env=absent_package:Mine-v0"], "--import absent_package: there is no such module in "),
     (["logger.wandb.mode=offline"], "the logger wandb is not chosen; add logger=wandb"),
@@ -282,6 +283,7 @@ BAD_INPUT = [
 def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, monkeypatch, capsys):
     """Runs in this process: starting Python for each case would take a minute."""
     (tmp_path / "blocked").touch()
+    (tmp_path / "bare").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     code = app(["train", *args], prog_name="rlox", standalone_mode=False)

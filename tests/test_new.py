@@ -19,6 +19,10 @@ CASES = {
         ["experiment", "my_study", "--algo", "dqn", "--env", "CartPole-v1"],
         ["-cd", "conf", "experiment=my_study", "algo.learning_starts=100"],
     ),
+    "preset": (
+        ["experiment", "my_study", "--algo", "tqc", "--env", "Pendulum-v1"],
+        ["-cd", "conf", "experiment=my_study", "algo.learning_starts=400"],
+    ),
     "ppo": (["algorithm", "my_ppo"], ["--import", "my_ppo", "algo=my_ppo", "env=CartPole-v1"]),
     "sac": (
         ["algorithm", "my_sac", "--like", "sac"],
@@ -102,6 +106,7 @@ def test_one_line_changes_a_loss(tmp_path):
         (["algorithm", "mine", "--like", "sca"], "did you mean 'sac'?"),
         (["algorithm", "mine", "--like", "grpo"], "--like must be one of"),
         (["experiment", "mine", "--algo", "bc"], "which learns from a dataset"),
+        (["experiment", "mine", "--algo", "croq"], "did you mean 'crossq'?"),
         (["env", "there"], "must not exist yet"),
     ],
 )

@@ -61,7 +61,7 @@ def algorithm(
 @new.command()
 def experiment(
     name: Name,
-    algo: Annotated[str, typer.Option(metavar="ALGO", help="The algorithm.")] = "ppo",
+    algo: Annotated[str, typer.Option(metavar="ALGO", help="The algorithm, or a shipped preset.")] = "ppo",
     env: Annotated[str, typer.Option(metavar="ID", help="The environment.")] = "CartPole-v1",
     folder: Folder = None,
 ) -> None:

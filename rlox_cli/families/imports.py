@@ -38,7 +38,7 @@ def import_modules(names: Iterable[str]) -> None:
                 f"--import must be a module's dotted name, got {name!r}; try --import {hint or 'my_package'}"
             )
         try:
-            import_module(name)
+            module = import_module(name)
         except ModuleNotFoundError as e:
             if e.name is None or not f"{name}.".startswith(f"{e.name}."):
                 raise UsageError(f"--import {name}: it needs the module {e.name}, which is not installed") from e
@@ -48,6 +48,12 @@ def import_modules(names: Iterable[str]) -> None:
             ) from e
         except Exception as e:  # the user's own code
             raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
+        if getattr(module, "__file__", "") is None:
+            folder = next(iter(module.__path__))
+            raise UsageError(
+                f"--import {name}: {folder} is a folder without __init__.py, which has no code; if the module is in it, "
+                "run rlox from there"
+            )
         if name not in worker_imports:
             worker_imports.append(name)
 

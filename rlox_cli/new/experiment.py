@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.config import nearest, tuned, tuned_pairs
+from rlox_cli.config.presets import choice_names, config_of
 from rlox_cli.config.shipped import SCHEMA_FOLDER, read_schema
 from rlox_cli.new.files import check_name, write_package
 from rlox_cli.terminal.errors import UsageError
@@ -73,12 +73,13 @@ def make_experiment(name: str, algo: str, env: str, folder: Path | None) -> None
     Raises
     ------
     UsageError
-        If there is no such algorithm, or it needs a dataset or a language model.
+        If there is no such algorithm or preset, or it needs a dataset or a language model.
     """
     check_name(name)
-    if entry_of(algo) is None:
-        raise UsageError(f"--algo={algo} does not exist; {nearest(algo, algorithm_names())}")
-    if resolve(entry_of(algo).config).uses_dataset in ("must", "text"):
+    config = config_of(algo)
+    if config is None:
+        raise UsageError(f"--algo={algo} does not exist; {nearest(algo, choice_names())}")
+    if config.uses_dataset in ("must", "text"):
         raise UsageError(
             f"--algo must learn in an environment, got {algo}, which learns from a dataset; `rlox cp "
             "experiment/grpo-copy` copies a preset with one"
@@ -98,7 +99,7 @@ def texts_of(name: str, algo: str, env: str) -> dict[str, str]:
     known = (algo, env) in tuned_pairs()
     settings: dict[str, Any] = tuned(algo, env) if known else {"total_timesteps": 100_000}
     settings.pop("reference", None)
-    learning = "learning_starts" in settings.get("algo", {})
+    learning = hasattr(config_of(algo), "learning_starts")
     small = ', "algo.learning_starts=100"' if learning else ""
     preset = yaml.safe_dump(settings, sort_keys=False, default_flow_style=False)
     values = {
