@@ -62,10 +62,11 @@ def test_a_replayed_update_learns_from_rollouts_of_the_host(monkeypatch):
     require_same_with_and_without_graphs("ppo", monkeypatch, env_backend="gymnasium")
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac"])
+@pytest.mark.parametrize("name", ["ppo", "mappo", "sac", "dreamer"])
 def test_a_resumed_training_captures_anew_and_continues_exactly(name, tmp_path):
-    n = 8 * 64 if name == "ppo" else 104
-    straight = make(name, device="cuda", learning_rate_schedule="linear")
+    n = 60 if of_sequences(name) else 104 if off_policy(name) else 8 * 64
+    settings = {"learning_rate_schedule": "linear", **CAPTURED[name]}
+    straight = make(name, device="cuda", **settings)
     straight.train(n, schedule_timesteps=2 * n)
     straight.save(tmp_path / "a.safetensors")
     loaded = type(straight).from_checkpoint(tmp_path / "a.safetensors", device="cuda")

@@ -12,6 +12,7 @@ from small_algorithms import make, of_sequences
 
 from rlox.algorithms import dreamer, ppo
 from rlox.checkpoint import counters
+from rlox.gpu import acting as host_acting
 from rlox.gpu import collection, replay, value_norm
 from rlox.nn import acting, compiling, optimizers, random
 from rlox.nn.transfers import upload
@@ -53,6 +54,7 @@ def wrapped(monkeypatch, owner, name, wrap):
 
 
 def forget_cpu(monkeypatch):
+    monkeypatch.setattr(host_acting, "MOST_WORK", 0)  # the GPU acts
     monkeypatch.setattr(acting, "to_array", lambda tensor: tensor.detach().numpy())
 
 
@@ -159,7 +161,7 @@ BUGS = {
     forget_cpu: lambda folder: train_on_both("ppo", env_backend="gymnasium"),
     leave_a_buffer_behind: lambda folder: train_on_both("dreamer"),
     report_a_tensor_of_the_host: lambda folder: train_on_both("ppo"),
-    keep_graph_outputs: lambda folder: train_on_both("mappo", compile=True, batch_size=16),
+    keep_graph_outputs: lambda folder: train_on_both("mappo", compile=True, batch_size=16, target_kl=100.0),
     count_steps_on_the_host: lambda folder: train_on_both("ppo"),
     restore_into_a_copy: train_twice,
     save_the_generator_of_the_host_only: lambda folder: train_twice(folder, custom=True),
