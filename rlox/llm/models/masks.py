@@ -7,6 +7,7 @@ a GPU the host waits for these values, and the GPU then for the host. Here what 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,13 +48,19 @@ def mask_step(mask: torch.Tensor) -> torch.Tensor:
     return mask[:, None, None].bool()
 
 
+@functools.cache
+def _finds_attention_by_name(kind: Any) -> bool:
+    """Return whether a class of models looks up its attention in each pass, by the name in its configuration."""
+    return bool(getattr(kind, "_can_set_attn_implementation", lambda: False)())
+
+
 @contextlib.contextmanager
 def without_masks(model: Any) -> Iterator[None]:
     """Let rows from their first token on, without padding before it, go through `model` without masks."""
-    config: Any = None if model.config is None else model.config.get_text_config()
-    if not takes_final_masks(model) or not hasattr(config, "_attn_implementation_internal"):
+    if not takes_final_masks(model) or not _finds_attention_by_name(type(model.base)):
         yield
         return
+    config = model.config.get_text_config()
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
