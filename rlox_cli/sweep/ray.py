@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def execute(shared: dict[str, Any], number: int, overrides: list[str]) -> JobRet
     ledger = Path(config.hydra.sweep.dir, FILE)
     if not ledger.is_file():
         raise UsageError(
-            f"{ledger} must be on a file system that all nodes of the Ray cluster share, but {os.uname().nodename} "
+            f"{ledger} must be on a file system that all nodes of the Ray cluster share, but {platform.node()} "
             "has no such file; choose another hydra.sweep.dir"
         )
     os.chdir(shared["cwd"])
