@@ -51,8 +51,8 @@ def import_modules(names: Iterable[str]) -> None:
         if getattr(module, "__file__", "") is None:
             folder = next(iter(module.__path__))
             raise UsageError(
-                f"--import {name}: {folder} is a folder without __init__.py, which has no code; if the module is in it, "
-                "run rlox from there"
+                f"--import {name}: {folder} is a folder without __init__.py, which has no code; if the module is in "
+                "it, run rlox from there"
             )
         if name not in worker_imports:
             worker_imports.append(name)
