@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ def _finds_attention_by_name(kind: Any) -> bool:
 @contextlib.contextmanager
 def without_masks(model: Any) -> Iterator[None]:
     """Let rows from their first token on, without padding before it, go through `model` without masks."""
-    if not takes_final_masks(model) or not _finds_attention_by_name(type(model.base)):
+    kind: Hashable = type(model.base)
+    if not takes_final_masks(model) or not _finds_attention_by_name(kind):
         yield
         return
     config = model.config.get_text_config()
