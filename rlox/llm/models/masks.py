@@ -7,8 +7,7 @@ a GPU the host waits for these values, and the GPU then for the host. Here what 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,17 +47,12 @@ def mask_step(mask: torch.Tensor) -> torch.Tensor:
     return mask[:, None, None].bool()
 
 
-@functools.cache
-def _finds_attention_by_name(kind: Any) -> bool:
-    """Return whether a class of models looks up its attention in each pass, by the name in its configuration."""
-    return bool(getattr(kind, "_can_set_attn_implementation", lambda: False)())
-
-
 @contextlib.contextmanager
 def without_masks(model: Any) -> Iterator[None]:
     """Let rows from their first token on, without padding before it, go through `model` without masks."""
-    kind: Hashable = type(model.base)
-    if not takes_final_masks(model) or not _finds_attention_by_name(kind):
+    # Whether the model looks up its attention in each pass, by the name in its configuration.
+    by_name = getattr(model.base, "_can_set_attn_implementation", lambda: False)
+    if not takes_final_masks(model) or not by_name():
         yield
         return
     config = model.config.get_text_config()
