@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
 import pytest
 import torch
 import zoo_probes
+from recorded_agents import Recorded, are_equal, copy_weights, remove_bounds
 
 import rlox
 from rlox.checkpoint import save_checkpoint
@@ -16,14 +18,6 @@ from rlox.multi_agent.players import ValueNorm
 pytest.importorskip("pettingzoo")
 
 SMALL = {"n_steps": 8, "hidden_sizes": [8, 8], "n_envs": 2, "batch_size": 64, "backend": "torch"}
-
-
-def weights(algorithm):
-    return {name: value.detach().numpy().copy() for name, value in algorithm.policy.state_dict().items()}
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 # ---- one agent
@@ -39,7 +33,7 @@ def test_one_agent_equals_ppo_bit_for_bit(env, backend):
     ppo, mappo = rlox.PPO(env, **settings), rlox.MAPPO(env, n_agents=1, **settings)
     theirs, ours = ppo.train(2048), mappo.train(2048)
     assert mappo.backend == backend
-    assert equal(weights(ppo), weights(mappo))
+    assert are_equal(copy_weights(ppo), copy_weights(mappo))
     timed = {name for name in theirs if name.startswith("time/")}
     assert {k: theirs[k] for k in theirs.keys() - timed} == {k: ours[k] for k in ours.keys() - timed}
     assert np.array_equal(ppo.evaluate(3).returns, mappo.evaluate(3).returns)
@@ -134,26 +128,6 @@ def test_illegal_actions_are_never_taken():
 # ---- one update against an independent computation
 
 
-class Recorded:
-    """Wraps the environments of an algorithm and records their steps."""
-
-    def __init__(self, algorithm):
-        self.env, self.steps, self.actions = algorithm.collector.env, [], []
-        algorithm.collector.env = self
-
-    def __getattr__(self, name):
-        return getattr(self.env, name)
-
-    def reset_all(self):
-        self.steps.append(self.env.reset_all())
-        return self.steps[-1]
-
-    def step_all(self, actions):
-        self.actions.append([array.copy() for array in actions])
-        self.steps.append(self.env.step_all(actions))
-        return self.steps[-1]
-
-
 def perceptron(x, module):
     """The network `module` in float64, with a copy of its weights that has gradients."""
     linear = [layer for layer in module if isinstance(layer, torch.nn.Linear)]
@@ -246,28 +220,13 @@ def independent(algorithm, recorded, before):
 ])  # fmt: skip
 def test_the_gradient_of_an_update_equals_an_independent_computation(options):
     settings = {**SMALL, "n_steps": 16, "n_epochs": 1, "batch_size": 10_000, "max_grad_norm": None, "gamma": 0.9}
-    algorithm = rlox.MAPPO("zoo", env_fn=lambda: _unclipped(zoo_probes.Zoo()), seed=5, **settings, **options)
+    algorithm = rlox.MAPPO("zoo", env_fn=lambda: remove_bounds(zoo_probes.Zoo()), seed=5, **settings, **options)
     recorded = Recorded(algorithm)
-    before = [_copied(learner.policy) for learner in algorithm.learners]
+    before = [copy.deepcopy(learner.policy) for learner in algorithm.learners]
     algorithm.train(32)
     known = independent(algorithm, recorded, before)
     for learner in algorithm.learners:
         np.testing.assert_allclose(learner.optimizer.grad.numpy(), known[learner.name], atol=2e-5, rtol=2e-4)
-
-
-def _unclipped(env):
-    """Remove the bounds, so that the environment receives the sampled actions unchanged."""
-    from gymnasium import spaces
-
-    flyer, walker = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
-    env.action_space = lambda agent: flyer if agent == "flyer" else walker
-    return env
-
-
-def _copied(policy):
-    import copy
-
-    return copy.deepcopy(policy)
 
 
 def test_batches_contain_no_rows_of_dead_agents():
@@ -304,7 +263,7 @@ def test_the_kernel_learns_what_pytorch_does(env, options):
         for name, value in torchs.items():
             if not name.startswith("time/"):
                 assert natives[name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
-    for name, value in weights(by["torch"]).items():
+    for name, value in copy_weights(by["torch"]).items():
         np.testing.assert_allclose(by["native"].native.weights()[name], value, atol=5e-4)
     for i, learner in enumerate(by["torch"].learners):
         if learner.norm is not None:
@@ -391,7 +350,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, options):
     resumed = rlox.MAPPO.from_checkpoint(tmp_path / "part.safetensors", env_fn=zoo_probes.Zoo)
     resumed.train(64)
     assert resumed.collector.restore_note() is None
-    assert equal(weights(whole), weights(resumed))
+    assert are_equal(copy_weights(whole), copy_weights(resumed))
     assert whole.collector.metrics() == resumed.collector.metrics()
     assert np.array_equal(whole.evaluate(2).agent_returns, resumed.evaluate(2).agent_returns)
 
@@ -451,9 +410,9 @@ def test_self_play_learns_against_earlier_policies(backend):
     algorithm = rlox.MAPPO("pennies", env_fn=zoo_probes.Pennies, seed=5, **settings)
     game, moved = algorithm.collector.self_play, []
     for _ in range(10):
-        before = weights(algorithm)
+        before = copy_weights(algorithm)
         algorithm.train(16)
-        after = weights(algorithm)
+        after = copy_weights(algorithm)
         moved.append({name.split(".")[1] for name in after if not np.array_equal(before[name], after[name])})
     assert moved == [{"0"}, {"0"}, {"1"}, {"1"}] * 2 + [{"0"}, {"0"}]
     assert [len(pool) for pool in game.pools] == [3, 3]
@@ -482,7 +441,7 @@ def test_self_play_resumes_bit_for_bit(tmp_path):
     part.save(tmp_path / "part.safetensors")
     resumed = rlox.MAPPO.from_checkpoint(tmp_path / "part.safetensors", env_fn=zoo_probes.Pennies)
     resumed.train(16 * 4)
-    assert equal(weights(whole), weights(resumed))
+    assert are_equal(copy_weights(whole), copy_weights(resumed))
     assert whole.collector.metrics() == resumed.collector.metrics()
 
 

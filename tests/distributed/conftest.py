@@ -108,6 +108,26 @@ def serving():
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def servers():
+    """Two workers in this process that play CartPole-v1, with actors."""
+    from rlox.distributed.grpc_actors import ActorSessions
+    from rlox.envs.remote.server import Server
+    from rlox.envs.remote.session import EnvSessions
+
+    envs = EnvSessions("CartPole-v1")
+    servers = [Server({"env": envs, "actor": ActorSessions(envs)}).start() for _ in range(2)]
+    yield servers
+    for server in servers:
+        server.stop(0.1)
+
+
+@pytest.fixture(scope="module")
+def workers(servers):
+    """Addresses of the two workers."""
+    return [f"127.0.0.1:{server.port}" for server in servers]
+
+
 @pytest.fixture
 def process():
     """Starts a worker in another process, without the command line; returns the process and its port."""

@@ -12,19 +12,18 @@ import time
 from pathlib import Path
 
 import cloudpickle
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from actor_runs import Answer, Ends, flatten, train
 
 import rlox
 from rlox.compiled import NativePolicy
 from rlox.config import IMPALAConfig
-from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed import Actor, ActorCollector, ActorLost, ActorPlan, Weights
 from rlox.distributed.collector import make_pool
-from rlox.distributed.grpc_actors import ActorSessions, _check_rollout
-from rlox.envs.remote.codec import Message, ProtocolError
+from rlox.distributed.grpc_actors import ActorSessions
+from rlox.envs.remote.codec import Message
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
 from rlox.kernels.rng import Rng
@@ -34,23 +33,6 @@ from rlox.nn.acting import acting_policy
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SMALL = {"n_actors": 2, "n_envs": 4, "n_steps": 8, "hidden_sizes": [16], "seed": 3}
-
-
-class Ends(gymnasium.Env):
-    """Terminations and time limits at random, sometimes both at once."""
-
-    observation_space = spaces.Box(-5, 5, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def observe(self):
-        return self.np_random.uniform(-5, 5, 3).astype(np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observe(), {}
-
-    def step(self, action):
-        return self.observe(), self.np_random.normal(), self.np_random.random() < 0.1, self.np_random.random() < 0.2, {}
 
 
 class Hangs(Ends):
@@ -77,15 +59,8 @@ def impala(kind="threads", **settings):
     return rlox.IMPALA("CartPole-v1", **{**SMALL, "actors": kind, **settings})
 
 
-def weights_of(algorithm):
-    return np.concatenate([p.detach().numpy().ravel() for p in algorithm.policy.parameters()])
-
-
 def trained(steps=400, **settings):
-    algorithm = impala(**settings)
-    metrics = algorithm.train(steps)
-    algorithm.close()
-    return weights_of(algorithm), metrics
+    return train(impala(**settings), steps)
 
 
 def oracle(policy, rollouts, c, weighted=True):
@@ -189,7 +164,7 @@ def test_without_lag_and_clipping_an_update_equals_a2cs():
     theirs = rlox.A2C("CartPole-v1", **common)
     for algorithm in (ours, theirs):
         algorithm.train(320)
-    np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=0, atol=5e-6)
+    np.testing.assert_allclose(flatten(ours.policy), flatten(theirs.policy), rtol=0, atol=5e-6)
 
 
 @pytest.mark.slow
@@ -333,7 +308,7 @@ def test_a_pause_after_saving_or_loading_loses_no_actor(kind, ahead, monkeypatch
         metrics = algorithm.train(96)
         algorithm.close()
         assert metrics["actors/restarts"] == 0
-        np.testing.assert_array_equal(weights_of(algorithm), whole)
+        np.testing.assert_array_equal(flatten(algorithm.policy), whole)
 
 
 def test_actors_have_time_to_answer_after_their_process_was_suspended(monkeypatch):
@@ -442,22 +417,6 @@ def test_actors_end_with_an_algorithm_that_is_dropped_without_close(kind, reques
 # ---- on workers
 
 
-@pytest.fixture(scope="module")
-def servers():
-    """Two workers that play CartPole-v1."""
-    envs = EnvSessions("CartPole-v1")
-    servers = [Server({"env": envs, "actor": ActorSessions(envs)}).start() for _ in range(2)]
-    yield servers
-    for server in servers:
-        server.stop(0.1)
-
-
-@pytest.fixture(scope="module")
-def workers(servers):
-    """Addresses of the two workers."""
-    return [f"127.0.0.1:{server.port}" for server in servers]
-
-
 def test_a_reconnection_ends_with_a_pool_that_is_dropped_without_close(servers, workers, eventually):
     algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, **SMALL)
     algorithm.train(64)
@@ -500,7 +459,7 @@ def test_in_a_fixed_order_workers_give_the_same_run_as_threads(workers):
     algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, actor_order="fixed", **SMALL)
     algorithm.train(400)
     algorithm.close()
-    np.testing.assert_array_equal(weights_of(algorithm), first)
+    np.testing.assert_array_equal(flatten(algorithm.policy), first)
 
 
 def test_a_lost_worker_is_replaced_by_another(workers):
@@ -547,13 +506,6 @@ def test_a_worker_limits_the_size_of_networks():
         sessions(Message("hello", {**fields, "config": {"code": "print(1)"}}))
 
 
-def answer():
-    plan = ActorPlan("CartPole-v1", 2, 5, 0, NativePolicy(4, 2, [8], False), IMPALAConfig(hidden_sizes=[8]))
-    actor = Actor(plan, 0)
-    rollout = actor.rollout(Weights(7, acting_policy(NativePolicy(4, 2, [8], False)).weights()))
-    return plan, rollout.arrays(), actor.collector.spec
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -570,13 +522,8 @@ def answer():
     ],
 )
 def test_answers_of_a_worker_are_validated(name, change, message):
-    plan, arrays, spec = answer()
-    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), plan, spec, 7), Trajectory)
-    arrays[name] = change(arrays.get(name))
-    if arrays[name] is None:
-        del arrays[name]
-    with pytest.raises(ProtocolError, match=message):
-        _check_rollout(Message("trajectory", {}, arrays), plan, spec, 7)
+    plan = ActorPlan("CartPole-v1", 2, 5, 0, NativePolicy(4, 2, [8], False), IMPALAConfig(hidden_sizes=[8]))
+    Answer(plan).require_refused(name, change, message)
 
 
 def test_settings_are_checked():

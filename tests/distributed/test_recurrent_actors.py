@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 
+import actor_runs
 import cloudpickle
-import gymnasium
 import numpy as np
 import pytest
 import torch
+from actor_runs import Answer, train
 from gymnasium import spaces
 from torch import nn
 
@@ -17,10 +18,10 @@ import rlox
 from rlox.compiled import NativePolicy
 from rlox.config import IMPALAConfig, OnPolicyConfig, RemoteConfig
 from rlox.distributed import Actor, ActorCollector, ActorPlan, Trajectory, Weights
-from rlox.distributed.grpc_actors import ActorSessions, _check_rollout
+from rlox.distributed.grpc_actors import ActorSessions
 from rlox.envs.remote import codec
 from rlox.envs.remote.client import Connection, WorkerLost
-from rlox.envs.remote.codec import Message, ProtocolError
+from rlox.envs.remote.codec import Message
 from rlox.envs.remote.server import Server
 from rlox.envs.remote.session import EnvSessions
 from rlox.kernels.rng import Rng
@@ -35,31 +36,9 @@ SMALL = {"n_actors": 2, "n_envs": 3, "n_steps": 8, "seed": 3, **MEMORY}
 KINDS = pytest.mark.parametrize("memory", ["lstm", "gru"])
 
 
-class Ends(gymnasium.Env):
-    """Terminations and time limits at random, sometimes both at once."""
-
-    observation_space = spaces.Box(-5, 5, (D,), np.float32)
+class Ends(actor_runs.Ends):
     action_space = spaces.Discrete(ACTIONS)
-
-    def observe(self):
-        return self.np_random.uniform(-1, 1, D).astype(np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observe(), {}
-
-    def step(self, action):
-        return self.observe(), self.np_random.normal(), self.np_random.random() < 0.1, self.np_random.random() < 0.2, {}
-
-
-def train(algorithm, steps):
-    metrics = algorithm.train(steps)
-    algorithm.close()
-    return flatten(algorithm.policy), metrics
-
-
-def flatten(policy):
-    return np.concatenate([p.detach().numpy().ravel() for p in policy.parameters()])
+    largest = 1
 
 
 # ---- exact computations, for one environment
@@ -447,13 +426,9 @@ def test_masks_come_from_workers():
 def test_illegal_actions_of_a_worker_are_errors():
     policy = rlox.DiscretePolicy(2, 4, [6])
     plan = ActorPlan("rlox/MaskedTMaze-v0", 2, 12, 0, policy, OnPolicyConfig(hidden_sizes=[6]))
-    actor = Actor(plan, 0)
-    arrays, spec = actor.rollout(Weights(7, plan.policy.weights())).arrays(), actor.collector.spec
-    actor.close()
-    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), plan, spec, 7), Trajectory)
-    arrays["masks"] = np.eye(4, dtype=np.bool_)[(arrays["actions"] + 1) % 4]
-    with pytest.raises(ProtocolError, match="actions must be legal by the masks"):
-        _check_rollout(Message("trajectory", {}, arrays), plan, spec, 7)
+    answer = Answer(plan)
+    illegal = np.eye(4, dtype=np.bool_)[(answer.arrays["actions"] + 1) % 4]
+    answer.require_refused("masks", lambda masks: illegal, "actions must be legal by the masks")
 
 
 def test_a_saved_run_with_masks_and_memory_continues(tmp_path):
@@ -465,16 +440,6 @@ def test_a_saved_run_with_masks_and_memory_continues(tmp_path):
     half.close()
     rest = rlox.IMPALA.from_checkpoint(tmp_path / "half.safetensors")
     np.testing.assert_array_equal(train(rest, 240)[0], whole)
-
-
-@pytest.fixture(scope="module")
-def workers():
-    """Addresses of two workers that play CartPole-v1."""
-    envs = EnvSessions("CartPole-v1")
-    servers = [Server({"env": envs, "actor": ActorSessions(envs)}).start() for _ in range(2)]
-    yield [f"127.0.0.1:{server.port}" for server in servers]
-    for server in servers:
-        server.stop(0.1)
 
 
 def test_workers_give_the_same_run_as_threads(workers):
@@ -497,14 +462,6 @@ def test_a_worker_limits_memories():
         sessions(Message("hello", {**fields, "sequence_length": 4, "config": {"memory": "gru"}}))
 
 
-def answer(policy=None):
-    plan = ActorPlan(Ends, 2, 6, 0, policy or make_policy(), OnPolicyConfig(**MEMORY), sequence_length=3)
-    actor = Actor(plan, 0)
-    rollout = actor.rollout(Weights(7, plan.policy.weights()))
-    actor.close()
-    return plan, rollout.arrays(), actor.collector.spec
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -517,13 +474,8 @@ def answer(policy=None):
     ],
 )
 def test_answers_of_a_worker_are_validated(name, change, message):
-    plan, arrays, spec = answer()
-    assert isinstance(_check_rollout(Message("trajectory", {}, arrays), plan, spec, 7), Trajectory)
-    arrays[name] = change(arrays.get(name))
-    if arrays[name] is None:
-        del arrays[name]
-    with pytest.raises(ProtocolError, match=message):
-        _check_rollout(Message("trajectory", {}, arrays), plan, spec, 7)
+    plan = ActorPlan(Ends, 2, 6, 0, make_policy(), OnPolicyConfig(**MEMORY), sequence_length=3)
+    Answer(plan).require_refused(name, change, message)
 
 
 def test_a_worker_without_memories_is_told_apart(workers, monkeypatch):

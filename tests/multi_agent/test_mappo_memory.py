@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import zoo_probes
+from recorded_agents import Recorded, are_equal, copy_weights, remove_bounds
 from torch import nn
 
 import rlox
@@ -18,34 +19,6 @@ from rlox.nn.memory import MemoryNetwork
 pytest.importorskip("pettingzoo")
 
 SMALL = {"n_steps": 8, "hidden_sizes": [8], "n_envs": 2, "batch_size": 64, "memory": "lstm", "memory_size": 6}
-
-
-def weights(algorithm):
-    return {name: value.detach().numpy().copy() for name, value in algorithm.policy.state_dict().items()}
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-
-
-class Recorded:
-    """Wraps the environments of an algorithm and records their steps."""
-
-    def __init__(self, algorithm):
-        self.env, self.steps, self.actions = algorithm.collector.env, [], []
-        algorithm.collector.env = self
-
-    def __getattr__(self, name):
-        return getattr(self.env, name)
-
-    def reset_all(self):
-        self.steps.append(self.env.reset_all())
-        return self.steps[-1]
-
-    def step_all(self, actions):
-        self.actions.append([array.copy() for array in actions])
-        self.steps.append(self.env.step_all(actions))
-        return self.steps[-1]
 
 
 # ---- one update against an independent computation
@@ -142,15 +115,6 @@ def differentiate(algorithm, recorded, before, since, length):
     return gradients
 
 
-def unbounded(env):
-    """Remove the bounds, so that the environment receives the sampled actions unchanged."""
-    from gymnasium import spaces
-
-    flyer, walker = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
-    env.action_space = lambda agent: flyer if agent == "flyer" else walker
-    return env
-
-
 @pytest.mark.parametrize("options", [
     {}, {"critic": "local"}, {"memory": "gru", "agent_id": True}, {"share_parameters": False, "sequence_length": 3},
     {"n_steps": 14, "sequence_length": 7, "critic": "local"}, {"n_steps": 7}, {"n_steps": 1}, {"hidden_sizes": []},
@@ -160,7 +124,7 @@ def test_the_gradient_of_an_update_equals_an_independent_computation(options):
     # after six, which is the end of a sequence of three.
     settings = {**SMALL, "n_steps": 6, "n_epochs": 1, "batch_size": 10_000, "max_grad_norm": None, "gamma": 0.9}
     settings |= {"learning_rate": 1e-30, **options}  # the weights stay as they are
-    algorithm = rlox.MAPPO("zoo", env_fn=lambda: unbounded(zoo_probes.MaskedZoo()), seed=5, **settings)
+    algorithm = rlox.MAPPO("zoo", env_fn=lambda: remove_bounds(zoo_probes.MaskedZoo()), seed=5, **settings)
     n, before = settings["n_steps"], [copy.deepcopy(learner.policy) for learner in algorithm.learners]
     recorded = Recorded(algorithm)
     length = settings.get("sequence_length") or n
@@ -205,9 +169,9 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, options):
     resumed = rlox.MAPPO.from_checkpoint(tmp_path / "part.safetensors", env_fn=zoo_probes.MaskedZoo)
     resumed.train(64)
     assert resumed.collector.restore_note() is None
-    assert equal(weights(whole), weights(resumed))
+    assert are_equal(copy_weights(whole), copy_weights(resumed))
     one, other = whole.collector.state(), resumed.collector.state()
-    assert equal(one, other)
+    assert are_equal(one, other)
     assert any(name.startswith("step_memory") for name in one)
     assert np.array_equal(whole.evaluate(2).agent_returns, resumed.evaluate(2).agent_returns)
 
