@@ -228,6 +228,45 @@ cdef class RecurrentNetwork:
                              to + start * self.n_outputs, self.n_outputs)
             start += n
 
+    cdef cnp.ndarray run_layers(self, cnp.ndarray read, Py_ssize_t n_steps, cnp.ndarray state, cnp.ndarray last,
+                                Py_ssize_t first, cnp.ndarray is_first, Trace trace, list arrays, bint few):
+        """Run the layers of the memory over T steps, and return the outputs (B, H) of the last one.
+
+        Their states are those in `state` from column `first` on, and are written to the same columns of `last`. Without
+        `arrays` the weights are those of `pack`; with `few` they are not packed, which needs a single step and no
+        `trace`.
+        """
+        cdef Py_ssize_t n = cnp.PyArray_DIM(state, 0), ld = cnp.PyArray_DIM(state, 1), at
+        cdef cnp.ndarray outputs = read, room = None, packed, w_ih, w_hh, b_ih, b_hh
+        cdef Sequences s
+        cdef Kept kept
+        cdef int layer, k
+        for layer in range(self.n_layers):
+            s = self.sequences(layer, n_steps, n, ld)
+            mark(&s, is_first, None if trace is None else trace.running)
+            outputs = rows_of(n_steps * n, self.size)
+            if room is None or trace is not None:
+                room = room_for(rlox_step_room(&s) if few else kept_size(&s))
+            at = first + layer * self.state_dim // self.n_layers
+            if few:
+                k = 2 * self.trunk.n_layers + 4 * layer
+                w_ih, w_hh, b_ih, b_hh = arrays[k], arrays[k + 1], arrays[k + 2], arrays[k + 3]
+                rlox_recurrent_step(&s, p(read), p(state) + at, p(w_ih), p(w_hh), p(b_ih), p(b_hh), p(room),
+                                    p(outputs), p(last) + at)
+            else:
+                packed = self.packed[layer] if arrays is None else self.packed_layer(&s, arrays, layer)
+                lay_out(&s, &kept, p(room))
+                if n_steps == 1:  # too short to let another thread run, which may then keep this one waiting
+                    rlox_recurrent_forward(&s, p(read), p(state) + at, p(packed), &kept, p(outputs), p(last) + at)
+                else:
+                    with nogil:
+                        rlox_recurrent_forward(&s, p(read), p(state) + at, p(packed), &kept, p(outputs), p(last) + at)
+            if trace is not None:
+                trace.inputs.append(read)
+                trace.kept.append(room)
+            read = outputs
+        return outputs
+
     def forward(self, parameters, x, state, is_first, running=None):
         """Run the network over the T steps of N sequences.
 
@@ -265,11 +304,7 @@ cdef class RecurrentNetwork:
         trace.is_first = given(is_first, cnp.NPY_BOOL, "bool", (rows,), where, "is_first")
         if running is not None:
             trace.running = given(running, cnp.NPY_BOOL, "bool", (rows,), where, "running")
-        cdef cnp.ndarray read = trace.x, outputs, kept_, packed, last = rows_of(n_rows, self.state_dim)
-        cdef Sequences s
-        cdef Kept kept
-        cdef int layer
-        cdef Py_ssize_t at
+        cdef cnp.ndarray read = trace.x, outputs, last = rows_of(n_rows, self.state_dim)
         trace.inputs, trace.kept = [], []
         with self.lock:
             self.load(arrays)
@@ -277,20 +312,9 @@ cdef class RecurrentNetwork:
                 read = rows_of(rows, self.n_read)
                 with nogil:
                     self.climb(p(trace.x), rows, p(read))
-            for layer in range(self.n_layers):
-                s = self.sequences(layer, trace.n_steps, n_rows, self.state_dim)
-                mark(&s, trace.is_first, trace.running)
-                packed = self.packed_layer(&s, arrays, layer)
-                kept_, outputs = room_for(kept_size(&s)), rows_of(rows, self.size)
-                lay_out(&s, &kept, p(kept_))
-                at = layer * self.state_dim // self.n_layers
-                with nogil:
-                    rlox_recurrent_forward(&s, p(read), p(state_) + at, p(packed), &kept, p(outputs), p(last) + at)
-                trace.inputs.append(read)
-                trace.kept.append(kept_)
-                read = outputs
+            outputs = self.run_layers(read, trace.n_steps, state_, last, 0, trace.is_first, trace, arrays, False)
             if self.n_outputs:
-                trace.h = read if running is None else (<object>read)[trace.running]
+                trace.h = outputs if running is None else (<object>outputs)[trace.running]
                 outputs = rows_of(len(trace.h), self.n_outputs)
                 with nogil:
                     self.finish(p(trace.h), cnp.PyArray_DIM(trace.h, 0), p(outputs))
@@ -467,7 +491,7 @@ cdef class RecurrentNetwork:
             (N, n_outputs) float32, or (N, H) without the linear layer.
         """
         cdef str where = "RecurrentNetwork.step"
-        cdef Py_ssize_t n = len_of(x, where, "x"), first = as_index(column, where, "column"), at
+        cdef Py_ssize_t n = len_of(x, where, "x"), first = as_index(column, where, "column")
         cdef cnp.ndarray x_ = numbers(x, (n, self.n_inputs), where, "x")
         cdef Py_ssize_t ld = state.shape[1] if isinstance(state, np.ndarray) and state.ndim == 2 else self.state_dim
         if first < 0 or ld < first + self.state_dim:
@@ -477,14 +501,8 @@ cdef class RecurrentNetwork:
             raise ValueError(f"{where}: after must be contiguous, writeable and another array than state")
         cdef cnp.ndarray first_ = given(is_first, cnp.NPY_BOOL, "bool", (n,), where, "is_first")
         cdef list arrays = None if parameters is None else self.taken(parameters, where)
-        cdef Sequences s = self.sequences(0, 1, n, ld)
         cdef bint few = arrays is not None and n <= FEW
-        cdef cnp.ndarray packed = None, w_ih = None, w_hh = None, b_ih = None, b_hh = None
-        cdef cnp.ndarray room = room_for(max(kept_size(&s), rlox_step_room(&s)))
         cdef cnp.ndarray read = x_, outputs
-        cdef Kept kept
-        cdef int layer, k
-        lay_out(&s, &kept, p(room))
         with self.lock:
             if arrays is not None:
                 self.packed = None  # trunk and head are of these parameters now
@@ -494,20 +512,7 @@ cdef class RecurrentNetwork:
             if self.trunk.n_layers:
                 read = rows_of(n, self.n_read)
                 self.climb(p(x_), n, p(read))
-            for layer in range(self.n_layers):
-                s = self.sequences(layer, 1, n, ld)
-                mark(&s, first_, None)
-                outputs = rows_of(n, self.size)
-                at = first + layer * self.state_dim // self.n_layers
-                if few:
-                    k = 2 * self.trunk.n_layers + 4 * layer
-                    w_ih, w_hh, b_ih, b_hh = arrays[k], arrays[k + 1], arrays[k + 2], arrays[k + 3]
-                    rlox_recurrent_step(&s, p(read), p(state_) + at, p(w_ih), p(w_hh), p(b_ih), p(b_hh), p(room),
-                                        p(outputs), p(after_) + at)
-                else:
-                    packed = self.packed[layer] if arrays is None else self.packed_layer(&s, arrays, layer)
-                    rlox_recurrent_forward(&s, p(read), p(state_) + at, p(packed), &kept, p(outputs), p(after_) + at)
-                read = outputs
+            read = outputs = self.run_layers(read, 1, state_, after_, first, first_, None, arrays, few)
             if self.n_outputs:
                 outputs = rows_of(n, self.n_outputs)
                 self.finish(p(read), n, p(outputs))
